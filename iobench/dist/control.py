@@ -89,11 +89,18 @@ class Control:
         hub = None
         if meeting.server is not None:
             hub = Hub(
-                meeting.server, size=world.size, token=meeting.token, lost_after_s=lost_after_s
+                meeting.server,
+                size=world.size,
+                token=meeting.token,
+                host=world.host,
+                lost_after_s=lost_after_s,
             )
         member = _connected(world, meeting, until_s, lost_after_s)
         control = cls(world, member, hub, meeting.interface)
-        control.barrier("connect", deadline_s=max(1.0, until_s - time.monotonic()))
+        try:
+            control.barrier("connect", deadline_s=max(1.0, until_s - time.monotonic()))
+        finally:
+            meeting.withdraw()
         return control
 
     def sub(self, name: str) -> Control:
@@ -204,8 +211,8 @@ class Control:
 
 def _connected(world: World, meeting: Meeting, until_s: float, lost_after_s: float) -> Member:
     """Connect to the hub, again until it listens. Raises RankError after `until_s`."""
-    host, port = meeting.address
     for _ in _until(until_s):
+        host, port = meeting.address
         connection = None
         try:
             connection = socket.create_connection((host, port), timeout=lost_after_s)
@@ -221,6 +228,8 @@ def _connected(world: World, meeting: Meeting, until_s: float, lost_after_s: flo
             failure = error
             if connection is not None:
                 connection.close()
+            if meeting.again is not None:  # the address was that of an earlier start
+                meeting = meeting.again()
     raise RankError(f"rank 0 cannot be reached at {host}:{port} from {world}: {failure}", ranks=[0])
 
 

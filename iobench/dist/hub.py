@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import os
 import secrets
 import socket
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from iobench.dist.messages import PREFIX, Message, length_of, pack, proof, unpack
+from iobench.dist.messages import MOST_BYTES, PREFIX, Message, length_of, pack, proof, unpack
 from iobench.writers.blocks import interpreter_end
 
 __all__ = ["Hub"]
 
 _GREETING_S = 5.0
+_MOST_HELLO_BYTES = 4096  # nothing is known yet of who sends it
 _ROOM = 1024  # connections that wait for the hub
 
 
@@ -56,13 +59,15 @@ class Hub:
     """
 
     def __init__(
-        self, server: socket.socket, *, size: int, token: str, lost_after_s: float
+        self, server: socket.socket, *, size: int, token: str, host: str, lost_after_s: float
     ) -> None:
         self._size, self._token, self._lost_after_s = size, token, lost_after_s
+        self._host, self._server = host, server
         self._peers: dict[int, _Peer] = {}
         self._rounds: dict[tuple[str, int], _Round] = {}
         self._broken: Message | None = None
-        self._serving: set[asyncio.Task[object]] = set()
+        self._serving: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
+        self._looked_s = time.monotonic()
         server.listen(_ROOM)
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
@@ -70,6 +75,7 @@ class Hub:
             target=self._run, args=(server,), name="iobench-hub", daemon=True
         )
         self._thread.start()
+        _hubs.add(self)
         interpreter_end.at_end(self, Hub._at_end)
 
     def close(self) -> None:
@@ -109,8 +115,14 @@ class Hub:
         for peer in self._peers.values():
             with contextlib.suppress(OSError, RuntimeError):
                 peer.writer.write_eof()
-        if self._serving:
-            await asyncio.wait(self._serving, timeout=_GREETING_S)
+        lost = {self._peers[rank].writer for rank in self._lost() if rank in self._peers}
+        if waited := [task for task, writer in self._serving.items() if writer not in lost]:
+            await asyncio.wait(waited, timeout=_GREETING_S)
+
+    def _lost(self) -> list[int]:
+        """The ranks for which the job is broken. They may be stopped: no answer is awaited."""
+        ranks: list[int] = self._broken["ranks"] if self._broken else []
+        return ranks
 
     def _all_left(self) -> bool:
         return self._broken is not None or all(peer.closed for peer in self._peers.values())
@@ -119,23 +131,23 @@ class Hub:
         rank: int | None = None
         task = asyncio.current_task()
         assert task is not None
-        self._serving.add(task)
+        self._serving[task] = writer
         try:
             rank = await asyncio.wait_for(self._greet(reader, writer), _GREETING_S)
             while True:
                 self._receive(rank, await _read(reader))
-        except (OSError, EOFError, TimeoutError, KeyError, TypeError, ValueError):
+        except (OSError, EOFError, TimeoutError, KeyError, TypeError, ValueError, IndexError):
             if rank is not None and self._peers[rank].writer is writer:
                 self._left(rank)
         finally:
-            self._serving.discard(task)
+            del self._serving[task]
             writer.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
         """Check that a rank of this job is calling, and answer so that it can check the hub."""
         nonce = secrets.token_hex(16)
         writer.write(pack({"type": "nonce", "nonce": nonce}))
-        hello = await _read(reader)
+        hello = await _read(reader, _MOST_HELLO_BYTES)
         rank = int(hello["rank"])
         expected = proof(self._token, nonce, f"rank {rank}")
         if not hmac.compare_digest(str(hello["proof"]), expected):
@@ -145,7 +157,7 @@ class Hub:
             raise ConnectionError("another rank")
         self._peers[rank] = _Peer(host=str(hello["host"]), writer=writer)
         welcome = proof(self._token, str(hello["nonce"]), "hub")
-        self._send(rank, {"type": "welcome", "proof": welcome})
+        self._send(rank, {"type": "welcome", "proof": welcome, "host": self._host})
         if self._broken:
             self._send(rank, self._broken)
         return rank
@@ -164,7 +176,7 @@ class Hub:
                 for call in self._rounds.values():
                     self._check_present(call)
             case "fail":
-                self._break([rank], f"rank {rank} (host {peer.host}) failed: {message['error']}")
+                self._break([rank], f"{self._names([rank])} failed: {message['error']}")
             case "put":
                 peer.phase, peer.phase_since_s = str(message["phase"]), now_s
                 self._put(rank, message, now_s)
@@ -226,6 +238,8 @@ class Hub:
         if self._broken:
             return
         now_s = time.monotonic()
+        self._forgive(now_s - self._looked_s)
+        self._looked_s = now_s
         for rank, peer in self._peers.items():
             if not peer.closed and now_s - peer.seen_s > self._lost_after_s:
                 self._break(
@@ -241,6 +255,18 @@ class Hub:
                     f"{call.deadline_s:g} s",
                 )
                 return
+
+    def _forgive(self, paused_s: float) -> None:
+        """Give all ranks more time if this process did nothing itself for `paused_s`.
+
+        Whoever suspends a job (SIGSTOP of all ranks, a virtual machine that is moved) resumes it
+        later. What the ranks sent meanwhile is not read yet.
+        """
+        if paused_s > self._lost_after_s / 2:
+            for peer in self._peers.values():
+                peer.seen_s += paused_s
+            for call in self._rounds.values():
+                call.until_s += paused_s
 
     def _missing(self, call: _Round) -> list[int]:
         return [rank for rank in range(self._size) if rank not in call.sent]
@@ -287,5 +313,27 @@ def _values(call: _Round, rank: int, sent: Message) -> list[Any]:
     return []
 
 
-async def _read(reader: asyncio.StreamReader) -> Message:
-    return unpack(await reader.readexactly(length_of(await reader.readexactly(PREFIX.size))))
+async def _read(reader: asyncio.StreamReader, most_bytes: int = MOST_BYTES) -> Message:
+    size = length_of(await reader.readexactly(PREFIX.size), most_bytes)
+    return unpack(await reader.readexactly(size))
+
+
+_hubs: weakref.WeakSet[Hub] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close the connections in a forked child, such as a worker of a data loader.
+
+    It may live longer than rank 0, whose end the other ranks would not notice. The descriptors lead
+    nowhere then, and stay open, because asyncio's objects close them again.
+    """
+    for hub in list(_hubs):
+        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        sockets = [writer.get_extra_info("socket") for writer in list(hub._serving.values())]
+        for one in [hub._server, *sockets]:
+            if one.fileno() >= 0:
+                os.dup2(nowhere, one.fileno(), inheritable=False)
+        os.close(nowhere)
+
+
+os.register_at_fork(after_in_child=_close_in_child)

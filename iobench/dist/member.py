@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from typing import Any
 
 from iobench.dist.messages import PREFIX, Message, length_of, pack, proof, unpack
@@ -36,12 +37,14 @@ class Member:
         self._broken: RankError | None = None
         self._closed = False
         self._heard_s = time.monotonic()
-        self._hub = _greet(connection, rank, token, host, lost_after_s)
+        self._phase = "connect"
+        self._hub_host = _greet(connection, rank, token, host, lost_after_s)
         seconds = int(max(1, lost_after_s))
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, 0))
         for name, work in (("receive", self._receive), ("alive", self._beat)):
             threading.Thread(target=work, name=f"iobench-{name}", daemon=True).start()
+        _members.add(self)
 
     def call(self, message: Message, deadline_s: float) -> Message:
         """Send a call and return the hub's answer to it. Raises RankError.
@@ -50,17 +53,21 @@ class Member:
         """
         key = (str(message["sub"]), int(message["number"]))
         self._check()
+        self._phase = str(message.get("phase", self._phase))
         self._send(message)
-        until_s = time.monotonic() + deadline_s + self._lost_after_s
+        now_s = listening_s = time.monotonic()
+        until_s = now_s + deadline_s + self._lost_after_s
         with self._changed:
             while key not in self._answers:
                 self._check()
-                now_s = time.monotonic()
-                if now_s - self._heard_s > self._lost_after_s or now_s > until_s:
-                    self._break(
-                        [0], f"rank 0 ({self._hub}) is silent for {now_s - self._heard_s:.0f} s"
-                    )
+                silent_s = now_s - max(self._heard_s, listening_s)
+                if silent_s > self._lost_after_s or now_s > until_s:
+                    self._break_hub(f"is silent for {silent_s:.0f} s")
+                    continue
                 self._changed.wait(min(1.0, self._lost_after_s / 4))
+                before_s, now_s = now_s, time.monotonic()
+                if now_s - before_s > self._lost_after_s / 2:  # this process was suspended itself
+                    listening_s, until_s = now_s, until_s + now_s - before_s
             return self._answers.pop(key)
 
     def ping(self, number: int) -> tuple[float, float, float]:
@@ -103,7 +110,7 @@ class Member:
         except OSError as error:
             with self._changed:
                 if self._broken is None:
-                    self._break([0], f"rank 0 ({self._hub}) cannot be reached: {error}")
+                    self._break_hub(f"cannot be reached: {error}")
                 self._check()
 
     def _receive(self) -> None:
@@ -115,7 +122,7 @@ class Member:
         except (OSError, EOFError, KeyError, ValueError, TypeError):
             with self._changed:
                 if not self._closed and self._broken is None:
-                    self._broken = RankError(f"rank 0 ({self._hub}) ended", ranks=[0])
+                    self._break_hub("ended")
                 self._changed.notify_all()
             with contextlib.suppress(OSError):  # closed already
                 self._connection.shutdown(socket.SHUT_RDWR)
@@ -143,13 +150,17 @@ class Member:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._broken is not None, pause_s)
 
-    def _break(self, ranks: list[int], message: str) -> None:
-        self._broken = RankError(message, ranks=ranks)
+    def _break_hub(self, what: str) -> None:
+        self._broken = RankError(
+            f"rank 0 (host {self._hub_host}) {what}; "
+            f"rank {self._rank} was in phase {self._phase!r}",
+            ranks=[0],
+        )
         self._changed.notify_all()
 
 
 def _greet(connection: socket.socket, rank: int, token: str, host: str, timeout_s: float) -> str:
-    """Prove to the hub that this is a rank of its job, and check the hub. Returns its address.
+    """Prove to the hub that this is a rank of its job, and check the hub. Returns its host.
 
     Raises ConnectionError for another job, and OSError.
     """
@@ -164,8 +175,7 @@ def _greet(connection: socket.socket, rank: int, token: str, host: str, timeout_
         raise RankError(f"rank {rank} (host {host}): {answer.get('reason')}", ranks=[rank])
     if not hmac.compare_digest(str(answer.get("proof")), proof(token, nonce, "hub")):
         raise ConnectionError("another job answers here")
-    address, port = connection.getpeername()[:2]
-    return f"{address}:{port}"
+    return str(answer.get("host"))
 
 
 def _read(connection: socket.socket) -> Message:
@@ -181,3 +191,16 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
             raise EOFError
         view = view[count:]
     return bytes(data)
+
+
+_members: weakref.WeakSet[Member] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close the connection in a forked child, which may live longer than this rank: the hub would
+    not notice the end of the rank."""
+    for member in list(_members):
+        member._connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

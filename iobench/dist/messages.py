@@ -8,14 +8,15 @@ import json
 import struct
 from typing import Any
 
-__all__ = ["PREFIX", "Message", "length_of", "pack", "proof", "unpack"]
+__all__ = ["MOST_BYTES", "PREFIX", "Message", "length_of", "pack", "proof", "unpack"]
 
 Message = dict[str, Any]
 
 PREFIX = struct.Struct("!I")
 """Bytes of a message, in front of it."""
 
-_MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 30
+"""Of a message of a rank."""
 
 
 def pack(message: Message) -> bytes:
@@ -24,10 +25,10 @@ def pack(message: Message) -> bytes:
     return PREFIX.pack(len(text)) + text
 
 
-def length_of(prefix: bytes) -> int:
+def length_of(prefix: bytes, most_bytes: int = MOST_BYTES) -> int:
     """Return the length that follows. Raises ConnectionError for one that no rank sends."""
     (length,) = PREFIX.unpack(prefix)
-    if length > _MOST_BYTES:
+    if length > most_bytes:
         raise ConnectionError(f"a message of {length} bytes: this is no rank of the job")
     return int(length)
 

@@ -12,6 +12,7 @@ The first of these that applies is used:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -39,13 +40,16 @@ _LOOK_S = 0.05
 class Meeting:
     """Where the hub of a job is, and what proves that a process belongs to it.
 
-    `server` is the listening socket in rank 0; None in the others.
+    `server` is the listening socket in rank 0; None in the others. `again` returns the meeting that
+    is told now; None where the address cannot change. `withdraw` is called when all ranks are there.
     """
 
     address: tuple[str, int]
     token: str
     interface: Interface
     server: socket.socket | None = None
+    again: Callable[[], Meeting] | None = None
+    withdraw: Callable[[], None] = lambda: None
 
 
 def meet(world: World, *, deadline_s: float, environ: Mapping[str, str] | None = None) -> Meeting:
@@ -60,10 +64,10 @@ def meet(world: World, *, deadline_s: float, environ: Mapping[str, str] | None =
         return _fixed(world, wanted, token or _token_of(world), found)
     if wanted:
         told = _Directory(Path(wanted) / f"iobench-{_token_of(world)[:16]}.address")
-        return _told(world, told.publish, told.read, token, deadline_s, found)
+        return _told(world, told, token, deadline_s, found)
     if world.launcher == "torchrun" and found.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = _TorchrunStore(world, found, deadline_s)
-        return _told(world, store.publish, store.read, token, deadline_s, found)
+        return _told(world, store, token, deadline_s, found)
     return _computed(world, token or _token_of(world), found)
 
 
@@ -93,8 +97,7 @@ def _computed(world: World, token: str, found: Mapping[str, str]) -> Meeting:
 
 def _told(
     world: World,
-    publish: Callable[[dict[str, Any]], None],
-    read: Callable[[float], dict[str, Any] | None],
+    told: _Directory | _TorchrunStore,
     token: str | None,
     deadline_s: float,
     found: Mapping[str, str],
@@ -105,25 +108,36 @@ def _told(
         server = _listen(interface.address, 0)
         port: int = server.getsockname()[1]
         token = token or secrets.token_hex(16)
-        publish({"host": interface.address, "port": port, "token": token})
+        address = {"host": interface.address, "port": port, "token": token}
+        told.publish(address)
         return Meeting(
-            address=(interface.address, port), token=token, interface=interface, server=server
+            address=(interface.address, port),
+            token=token,
+            interface=interface,
+            server=server,
+            withdraw=lambda: told.withdraw(address),
         )
-    address = read(deadline_s)
-    if address is None:
-        raise RankError(
-            f"rank 0 did not tell its address within {deadline_s:g} s, {world} waited for it",
-            ranks=[0],
+
+    def read() -> Meeting:
+        address = told.read(deadline_s)
+        if address is None:
+            raise RankError(
+                f"rank 0 did not tell its address within {deadline_s:g} s, {world} waited for it",
+                ranks=[0],
+            )
+        return Meeting(
+            address=(str(address["host"]), int(address["port"])),
+            token=token or str(address["token"]),
+            interface=interface,
+            again=read,
         )
-    return Meeting(
-        address=(str(address["host"]), int(address["port"])),
-        token=token or str(address["token"]),
-        interface=interface,
-    )
+
+    return read()
 
 
 class _Directory:
-    """The address in a file. One that an earlier start left is replaced, and refuses its token."""
+    """The address in a file. A start that was killed may have left one: it is replaced, and ranks
+    that have read it read again."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -135,6 +149,12 @@ class _Directory:
             new.touch(mode=0o600)  # the token in it is for this user only
             new.write_text(json.dumps(address))
             new.rename(self._file)
+
+    def withdraw(self, address: dict[str, Any]) -> None:
+        """Remove the file, unless another job with the same name has replaced it."""
+        with transfer_errors("removing", self._file), contextlib.suppress(FileNotFoundError):
+            if json.loads(self._file.read_text()) == address:
+                self._file.unlink()
 
     def read(self, deadline_s: float) -> dict[str, Any] | None:
         until_s = time.monotonic() + deadline_s
@@ -166,6 +186,9 @@ class _TorchrunStore:
 
     def publish(self, address: dict[str, Any]) -> None:
         self._store.set(self._key, json.dumps(address))
+
+    def withdraw(self, address: dict[str, Any]) -> None:
+        """Keep the key: the store ends with the job."""
 
     def read(self, deadline_s: float) -> dict[str, Any] | None:
         until_s = time.monotonic() + deadline_s

@@ -1,0 +1,212 @@
+"""A rank of a job on several nodes is lost: the others end soon, and name it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from support.nodes import Nodes, Process, open_nodes
+
+_SILENT_S = 2.0
+_DEADLINE_S = 60.0
+_KILLED = -signal.SIGKILL
+_LOST = 3
+"""Exit code of a rank that got a RankError."""
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    preload = ["torch", "torch.distributed", "iobench.dist.control", "asyncio"]
+    with open_nodes(4, directory=tmp_path_factory.mktemp("nodes"), preload=preload) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left(nodes: Nodes) -> Iterator[None]:
+    yield
+    for node in nodes:
+        node.link("up")
+    left = [node.running() for node in nodes]
+    nodes.kill_all()
+    assert not any(left), left
+
+
+def _start(
+    nodes: Nodes,
+    size: int,
+    *,
+    rounds: int = 1000,
+    pause_s: float = 0.01,
+    how: str = "",
+    deadline_s: float = _DEADLINE_S,
+    points: dict[int, Sequence[str]] | None = None,
+) -> list[Process]:
+    """Start ranks on as many nodes, which gather again and again."""
+    return nodes.ranks(
+        "support.rank_scripts:gathers",
+        _SILENT_S,
+        deadline_s,
+        rounds,
+        pause_s,
+        how,
+        order=range(size),
+        points=points,
+    )
+
+
+def _expect_lost(nodes: Nodes, survivors: Sequence[Process], lost: Process, *words: str) -> None:
+    """The survivors end with a RankError that names the lost rank, its host and the phase."""
+    assert nodes.wait(survivors, _DEADLINE_S / 2) == [_LOST] * len(survivors), [
+        rank.stderr() for rank in survivors
+    ]
+    for rank in survivors:
+        last = rank.stdout().splitlines()[-1]
+        found = re.fullmatch(r"lost \[(.*)\] after ([0-9.]+) s: (.*)", last)
+        assert found, last
+        assert found[1] == str(lost.rank), last
+        assert f"rank {lost.rank} (" in found[3], last
+        assert lost.node.host in found[3], last
+        for word in words:
+            assert word in found[3], last
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize(("size", "victim"), [(2, 0), (2, 1), (4, 0), (4, 2)])
+def test_a_rank_is_lost_at_any_time(nodes: Nodes, size: int, victim: int, how: str) -> None:
+    """It is killed or stopped while the ranks gather; rank 0 has the hub."""
+    ranks = _start(nodes, size)
+    for rank in ranks:
+        rank.wait_for("round 3", 30)
+    lost = ranks[victim]
+    lost.kill() if how == "kill" else lost.stop()
+    _expect_lost(nodes, [rank for rank in ranks if rank is not lost], lost, "round")
+    lost.kill()
+    assert lost.wait(30) == _KILLED
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "control.Control.all_gather:before:3:kill",
+        "control.Control.all_gather:after:3:kill",
+        "member.Member._send:before:5:stop",
+        "member.Member._send:after:5:kill",
+    ],
+)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_is_lost_at_a_point(nodes: Nodes, victim: int, point: str) -> None:
+    """Before, in and after a gather."""
+    ranks = _start(nodes, 2, points={victim: [f"iobench.dist.{point}"]})
+    lost = ranks[victim]
+    lost.wait_stopped(30) if point.endswith("stop") else lost.wait(30)
+    _expect_lost(nodes, [rank for rank in ranks if rank is not lost], lost, "round")
+    lost.kill()
+    assert lost.wait(30) == _KILLED
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_partition(nodes: Nodes, victim: int) -> None:
+    """A node is cut off: both sides end, and neither waits for TCP to give up."""
+    ranks = _start(nodes, 4)
+    for rank in ranks:
+        rank.wait_for("round 3", 30)
+    lost = ranks[victim]
+    lost.node.link("down")
+    _expect_lost(nodes, [rank for rank in ranks if rank is not lost], lost, "round")
+    assert lost.wait(30) == _LOST
+    assert "lost [" in lost.stdout()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_children_of_a_lost_rank(nodes: Nodes, victim: int) -> None:
+    """A killed rank is known at once, also if a child that it has forked, such as a worker of a
+    data loader, lives on."""
+    ranks = _start(nodes, 2, how="forked", pause_s=0.1)
+    for rank in ranks:
+        rank.wait_for("round 3", 30)
+    lost, other = ranks[victim], ranks[1 - victim]
+    lost.kill()
+    _expect_lost(nodes, [other], lost, "ended")
+    nodes.kill_all()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("raise", 1, "wrong shape"),
+        ("exit", 0, "ended"),
+        ("late", None, "did not reach phase 'round 2' within 1 s"),
+    ],
+)
+def test_a_rank_misbehaves(
+    nodes: Nodes, victim: int, what: str, code: int | None, said: str
+) -> None:
+    """It raises, ends, or does not come to the next call before its deadline."""
+    deadline_s = 1 if what == "late" else _DEADLINE_S
+    ranks = _start(nodes, 3, how=f"{what}:{victim}:2", deadline_s=deadline_s)
+    lost = ranks[victim]
+    _expect_lost(nodes, [rank for rank in ranks if rank is not lost], lost, said)
+    if code is None:
+        lost.kill()
+    assert lost.wait(30) == (_KILLED if code is None else code)
+
+
+def test_all_are_stopped_and_resumed(nodes: Nodes) -> None:
+    """A job that was suspended for longer than a rank may be silent goes on."""
+    ranks = _start(nodes, 3, rounds=200, pause_s=0.02)
+    for rank in ranks:
+        rank.wait_for("round 3", 30)
+    for rank in ranks:
+        rank.stop()
+    nodes.sleep(1.5 * _SILENT_S)
+    for rank in ranks:
+        rank.resume()
+    assert nodes.wait(ranks, 60) == [0, 0, 0], [rank.stdout() for rank in ranks]
+
+
+def test_two_jobs_at_one_address(nodes: Nodes, tmp_path: Path) -> None:
+    """The ranks of the second job end with a message; the first job goes on."""
+    environ = {"IOBENCH_STORE": f"tcp://{nodes[0].address}:20001"}
+    script = "support.rank_scripts:gathers"
+    first = nodes.ranks(script, _SILENT_S, 20, 300, 0.01, order=[0, 1], environ=environ)
+    for rank in first:
+        rank.wait_for("round 1", 30)
+    second = nodes.ranks(script, _SILENT_S, 2, 3, 0.01, order=[0, 2], environ=environ)
+    assert 0 not in nodes.wait(second, 30), [rank.stdout() for rank in second]
+    assert "cannot listen on" in second[0].stderr()
+    assert "rank 0 cannot be reached" in second[1].stdout()
+    assert nodes.wait(first, 60) == [0, 0], [rank.stdout() for rank in first]
+
+
+def test_address_of_an_earlier_start(nodes: Nodes, tmp_path: Path) -> None:
+    """A killed start leaves its address in the shared directory. A rank of the next start, which
+    has the same name and whose rank 0 is late, reads the new address; no file is left then."""
+
+    def start(point: str) -> list[Process]:
+        return nodes.ranks(
+            "support.rank_scripts:gathers",
+            *(_SILENT_S, 20, 3, 0.01),
+            order=[0, 1],
+            environ={"IOBENCH_STORE": str(tmp_path)},
+            job="same",
+            port=29400,
+            points={0: [f"iobench.dist.{point}"]},
+        )
+
+    assert nodes.wait(start("control.Control.barrier:before:1:kill"), 30) == [_KILLED, _LOST]
+    assert list(tmp_path.iterdir())
+    ranks = start("control.meet:before:1:slow")
+    assert nodes.wait(ranks, 30) == [0, 0], [rank.stdout() + rank.stderr() for rank in ranks]
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_rank_alone(nodes: Nodes) -> None:
+    """A job of one rank needs no network."""
+    nodes[0].link("down")
+    (rank,) = _start(nodes, 1, rounds=3)
+    assert rank.wait(30) == 0
+    assert rank.stdout().endswith("round 2\ndone\n")

@@ -1,0 +1,463 @@
+"""Nodes of a cluster on one machine: Linux namespaces, joined by a bridge. Needs root.
+
+A node has its own network (eth0 with an address), host name, mounts (/dev/shm), and processes.
+
+    with open_nodes(2, preload=["torch"]) as nodes:
+        job = nodes.ranks("support.script:main", per_node=1)
+        job[0].kill()
+        assert job[1].wait(30) == 1
+        assert "rank 0" in job[1].stderr()
+
+No namespace has a name. A node is held by one process that reads a pipe from this process. When
+this process ends, however it ends, the pipe closes; the kernel then kills all processes of the node
+and removes its devices and mounts. Nothing is left to be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+__all__ = ["Node", "Nodes", "Process", "open_nodes"]
+
+_TESTS = Path(__file__).parents[1]
+_HOLD = (
+    # The first word of /proc/self/stat is the pid outside: /proc is still that of the parent.
+    "read -r pid _ < /proc/self/stat && mount -t proc proc /proc && {setup} && echo $pid "
+    "&& read -r _"  # until the pipe is closed; bash reaps the orphans of its namespace
+)
+_UNSHARE = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child"]
+
+
+@contextmanager
+def open_nodes(
+    count: int,
+    *,
+    directory: Path,
+    preload: Sequence[str] = (),
+    limit_s: float = 120,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Nodes]:
+    """Yield `count` nodes. At the end every process in them is killed.
+
+    `preload`: modules that are imported once, before processes are forked. `limit_s`: a process
+    that runs longer prints its stacks and exits with 1. `environ`: more variables of all processes.
+    Output of processes is stored in `directory`. Skips the test where nodes cannot be made.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    for program in ("unshare", "nsenter", "ip", "tc", "bash"):
+        if not shutil.which(program):
+            pytest.skip(f"{program} is not installed (util-linux, iproute2)")
+    with ExitStack() as stack:
+        try:
+            life = stack.enter_context(_pipe())
+            switch = stack.enter_context(_holder(life, "ip link add bridge type bridge"))
+            _ip(switch, "link set bridge up")
+        except OSError as error:
+            pytest.skip(f"no network namespace can be made here: {error}")
+        nodes = Nodes(count, life, switch, directory, stack, environ or {})
+        nodes._serve(preload, limit_s)
+        yield nodes
+
+
+class Nodes(Sequence["Node"]):
+    """The nodes, and the server that forks processes in them."""
+
+    def __init__(
+        self,
+        count: int,
+        life: int,
+        switch: int,
+        directory: Path,
+        stack: ExitStack,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._directory, self._stack, self._environ = directory, stack, dict(environ)
+        self._life, self._hosts = life, directory / "hosts"
+        lines = [f"{_address(i)} node{i}\n" for i in range(count)]
+        self._hosts.write_text("127.0.0.1 localhost\n" + "".join(lines), "utf-8")
+        self._nodes = [Node(self, switch, number) for number in range(count)]
+        self._started = 0
+        self._port = 29500
+        self._processes: dict[int, Process] = {}
+        for node in self._nodes:
+            node.boot()
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._nodes[number]
+
+    def ranks(
+        self,
+        target: str | Sequence[str],
+        *arguments: Any,
+        per_node: int = 1,
+        order: Sequence[int] | None = None,
+        environ: Mapping[str, str] | None = None,
+        points: Mapping[int, Sequence[str]] | None = None,
+        job: str | None = None,
+        port: int | None = None,
+        restart: int = 0,
+    ) -> list[Process]:
+        """Start one process a rank, with torchrun's variables; return them in rank order.
+
+        `order`: the number of the node of each group of `per_node` ranks. `points`: kill points of
+        a rank (see support.kill_points). `target`: "module:function", called with `arguments` in a
+        forked process, or a command. Every job gets its own port and run id.
+        """
+        self._port += 10
+        port = port or self._port
+        order = list(range(len(self))) if order is None else list(order)
+        size = len(order) * per_node
+        common = {
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": per_node,
+            "GROUP_WORLD_SIZE": len(order),
+            "MASTER_ADDR": self[order[0]].address,
+            "MASTER_PORT": port,
+            "TORCHELASTIC_RUN_ID": job or f"job-{port}",
+            "TORCHELASTIC_RESTART_COUNT": restart,
+            "TORCHELASTIC_MAX_RESTARTS": 3,
+        }
+        started = []
+        for rank in range(size):
+            own = {"RANK": rank, "LOCAL_RANK": rank % per_node, "GROUP_RANK": rank // per_node}
+            variables = {name: str(value) for name, value in {**common, **own}.items()}
+            node = self[order[rank // per_node]]
+            process = node.start(
+                target,
+                *arguments,
+                environ={**variables, **(environ or {})},
+                points=(points or {}).get(rank, ()),
+            )
+            process.rank = rank
+            started.append(process)
+        return started
+
+    def wait(self, processes: Sequence[Process], timeout_s: float) -> list[int]:
+        """Wait until all have ended; return their exit codes (-9: killed by SIGKILL).
+
+        Raises TimeoutError with the output of those that still run.
+        """
+        end_s = time.monotonic() + timeout_s
+        while any(process.code is None for process in processes):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                shown = [f"{p}:\n{p.stdout()}{p.stderr()}" for p in processes if p.code is None]
+                raise TimeoutError(f"still running after {timeout_s} s: " + "\n".join(shown))
+            self._receive(left_s)
+        return [process.code for process in processes if process.code is not None]
+
+    def kill_all(self) -> None:
+        """Kill every process of every node, also those that the ranks have left."""
+        for node in self._nodes:
+            for pid in node.running():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.wait(list(self._processes.values()), 60)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait while the processes run; their ends are noticed."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            self._receive(left_s)
+
+    def _serve(self, preload: Sequence[str], limit_s: float) -> None:
+        paths = [str(_TESTS), str(_TESTS.parent), os.environ.get("PYTHONPATH", "")]
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "support.node_server", str(limit_s), *preload],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environ},
+        )
+        self._stack.callback(self._end)
+        assert self._server.stdout is not None
+        os.set_blocking(self._server.stdout.fileno(), False)
+        self._buffer = b""
+        self._answers: list[dict[str, Any]] = []
+
+    def _end(self) -> None:
+        """End the server and wait for it; it kills and reaps what it has started."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait(60)
+        self._server.stdout.close()
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(request).encode() + b"\n")
+        self._server.stdin.flush()
+        while not self._answers:
+            self._receive(60)
+        answer = self._answers.pop()
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return answer
+
+    def _receive(self, timeout_s: float) -> None:
+        """Wait for one chunk of messages of the server: answers, and ends of processes."""
+        assert self._server.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._server.stdout, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                return
+        data = os.read(self._server.stdout.fileno(), 1 << 16)
+        if not data:
+            raise OSError("the server of the nodes has ended; see its stderr")
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for message in map(json.loads, lines):
+            if "ended" in message:
+                self._processes.pop(message["ended"]).code = message["code"]
+            else:
+                self._answers.append(message)
+                if "pid" in message:
+                    self._processes[message["pid"]] = self._starting
+
+    def _start(self, process: Process, request: dict[str, Any]) -> None:
+        self._starting = process  # the process may end before its start is answered
+        process.pid = self._ask(**request)["pid"]
+
+    def _output(self) -> Path:
+        self._started += 1
+        output = self._directory / f"process-{self._started}"
+        for suffix in (".out", ".err"):
+            output.with_suffix(suffix).touch()
+        return output
+
+
+class Node:
+    """One node: its processes, its link, its mounts."""
+
+    def __init__(self, nodes: Nodes, switch: int, number: int) -> None:
+        self._nodes, self._switch, self.number = nodes, switch, number
+        self.host, self.address = f"node{number}", _address(number)
+        self._held = ExitStack()
+        nodes._stack.push(self._held)
+        self.pid = 0
+
+    def boot(self) -> None:
+        """Make the namespaces, with an empty /dev/shm and the link up."""
+        setup = (
+            f"hostname {self.host} && ip link set lo up && mount -t tmpfs shm /dev/shm"
+            f" && mount --bind {self._nodes._hosts} /etc/hosts"
+        )
+        self.pid = self._held.enter_context(_holder(self._nodes._life, setup))
+        port = f"port{self.number}"
+        # The same hardware address after each boot: the other nodes remember it for a minute.
+        address = f"address 02:00:00:00:00:{self.number:02x}"
+        _ip(
+            self._switch,
+            f"link add {port} type veth peer name eth0 {address} netns {self.pid}",
+            f"link set {port} master bridge up",
+        )
+        _ip(self.pid, f"address add {self.address}/24 dev eth0", "link set eth0 up")
+
+    def lose_power(self) -> None:
+        """Kill all processes of the node at once, with its network and /dev/shm."""
+        _ip(self._switch, f"link del port{self.number}")
+        self._held.close()
+        self.pid = 0
+
+    def start(
+        self,
+        target: str | Sequence[str],
+        *arguments: Any,
+        environ: Mapping[str, str] | None = None,
+        points: Sequence[str] = (),
+        cwd: str | Path | None = None,
+    ) -> Process:
+        """Start a process: a function "module:function" with JSON arguments, or a command."""
+        output = self._nodes._output()
+        process = Process(self._nodes, self, output)
+        request = {
+            "do": "start",
+            "node": self.pid,
+            "target": target,
+            "arguments": arguments,
+            "environ": {**self._nodes._environ, **(environ or {})},
+            "points": list(points),
+            "cwd": str(cwd or self._nodes._directory),
+            "output": str(output),
+        }
+        self._nodes._start(process, request)
+        return process
+
+    def run(self, *command: str | Path) -> str:
+        """Run a command in the node; return its stdout. Raises OSError when it fails."""
+        return _run("nsenter", "-t", str(self.pid), "-n", "-u", "-i", "-m", "-p", *command)
+
+    def link(self, state: Literal["up", "down"]) -> None:
+        """Connect the node to the others, or cut it off from them (a partition)."""
+        _ip(self._switch, f"link set port{self.number} {state}")
+
+    def shape(self, bytes_per_s: int) -> None:
+        """Limit the link of the node to a rate in each direction (`tc tbf`)."""
+        burst = max(bytes_per_s // 250, 128 * 1024)
+        limit = f"rate {bytes_per_s * 8}bit burst {burst} limit {max(4 * burst, 1 << 20)}"
+        for pid, device in ((self.pid, "eth0"), (self._switch, f"port{self.number}")):
+            command = f"tc qdisc replace dev {device} root tbf {limit}"
+            _run("nsenter", "-t", str(pid), "-n", *command.split())
+
+    def unshape(self) -> None:
+        """Remove the limits of `shape`."""
+        for pid, device in ((self.pid, "eth0"), (self._switch, f"port{self.number}")):
+            _run("nsenter", "-t", str(pid), "-n", *f"tc qdisc del dev {device} root".split())
+
+    def mount_tmpfs(self, at: Path | str, size_bytes: int) -> None:
+        """Mount an empty file system in memory that only this node sees."""
+        self.run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "node", str(at))
+
+    def unmount(self, at: Path | str) -> None:
+        """Undo `mount_tmpfs`."""
+        self.run("umount", "--lazy", str(at))
+
+    def running(self) -> dict[int, str]:
+        """The pids and command lines of the node's processes, without its holder and zombies."""
+        namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
+        found = {}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if os.readlink(f"/proc/{name}/ns/pid") != namespace or int(name) == self.pid:
+                    continue
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    line = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+            except OSError:  # it has ended
+                continue
+            if line:  # a zombie has none
+                found[int(name)] = line
+        return found
+
+
+class Process:
+    """A process in a node. `code` is its exit code, negative after a signal, None while it runs."""
+
+    def __init__(self, nodes: Nodes, node: Node, output: Path) -> None:
+        self._nodes, self.node, self._output = nodes, node, output
+        self.pid, self.rank = 0, -1
+        self.code: int | None = None
+
+    def __repr__(self) -> str:
+        return f"rank {self.rank} (pid {self.pid}) on {self.node.host}"
+
+    def kill(self) -> None:
+        """Send SIGKILL. A process that has ended is left alone."""
+        self._signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Send SIGSTOP: the process stays, and does nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Send SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        self._nodes._ask(do="signal", pid=self.pid, number=number)
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for the end; return the exit code. Raises TimeoutError with the output."""
+        return self._nodes.wait([self], timeout_s)[0]
+
+    def wait_stopped(self, timeout_s: float) -> None:
+        """Wait until the process is stopped (SIGSTOP), for example at a kill point."""
+        self._wait_until(lambda: _state(self.pid) == "T", "stopped", timeout_s)
+
+    def wait_for(self, text: str, timeout_s: float) -> None:
+        """Wait until stdout contains `text`."""
+        self._wait_until(lambda: text in self.stdout(), f"seen to print {text!r}", timeout_s)
+
+    def _wait_until(self, reached: Any, what: str, timeout_s: float) -> None:
+        end_s = time.monotonic() + timeout_s
+        while not reached():
+            self._nodes._receive(0.01)
+            if self.code is not None or time.monotonic() > end_s:
+                if reached():
+                    return
+                state = "runs" if self.code is None else f"ended with {self.code}"
+                raise AssertionError(
+                    f"{self} {state}, was not {what}:\n{self.stdout()}{self.stderr()}"
+                )
+
+    def stdout(self) -> str:
+        """What the process has printed so far."""
+        return self._output.with_suffix(".out").read_text("utf-8", errors="replace")
+
+    def stderr(self) -> str:
+        """What the process has written to stderr so far."""
+        return self._output.with_suffix(".err").read_text("utf-8", errors="replace")
+
+
+@contextmanager
+def _pipe() -> Iterator[int]:
+    """Yield the end to read of a pipe; the other end is closed with this process or the block."""
+    reader, writer = os.pipe()
+    try:
+        yield reader
+    finally:
+        os.close(writer)
+        os.close(reader)
+
+
+@contextmanager
+def _holder(life: int, setup: str) -> Iterator[int]:
+    """Yield the pid of a process that holds new namespaces, after `setup` was run in them.
+
+    It ends when the pipe `life` is closed.
+    """
+    command = [*_UNSHARE, "bash", "-c", _HOLD.format(setup=setup)]
+    holder = subprocess.Popen(
+        command, stdin=life, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        with holder.stdout, holder.stderr:
+            pid = holder.stdout.readline().strip()
+            if not pid:
+                raise OSError(holder.stderr.read().strip())
+        yield int(pid)
+    finally:
+        holder.kill()  # the kernel kills its child, and with it all processes of the namespace
+        holder.wait()
+
+
+def _address(number: int) -> str:
+    return f"10.77.0.{number + 1}"
+
+
+def _ip(pid: int, *lines: str) -> None:
+    for line in lines:
+        _run("nsenter", "-t", str(pid), "-n", "ip", *line.split())
+
+
+def _run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _state(pid: int) -> str:
+    """The state of a process, as a letter of /proc/PID/stat; empty if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -1,0 +1,54 @@
+"""What the ranks of a job do in the tests of faults."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from iobench.dist.control import Control
+from iobench.dist.world import World
+from iobench.errors import RankError
+
+__all__ = ["gathers"]
+
+
+def gathers(
+    lost_after_s: float, deadline_s: float, rounds: int, pause_s: float, how: str = ""
+) -> None:
+    """Gather `rounds` times; print each result, and the RankError that ends it.
+
+    `how`: "fork" leaves a forked child behind; "raise:R:N" raises in rank R before round N,
+    "exit:R:N" ends it, "late:R:N" waits there.
+    """
+    world = World.detect()
+    what, _, where = how.partition(":")
+    if what == "fork" and not os.fork():
+        threading.Event().wait(60)
+    began_s = time.monotonic()
+    try:
+        with Control.connect(world, deadline_s=deadline_s, lost_after_s=lost_after_s) as control:
+            print("connected", flush=True)
+            if what == "forked" and not os.fork():
+                threading.Event().wait(60)
+            for number in range(rounds):
+                if where == f"{world.rank}:{number}":
+                    _misbehave(what)
+                began_s = time.monotonic()
+                values = control.all_gather(f"round {number}", world.rank, deadline_s=deadline_s)
+                assert values == list(range(world.size)), values
+                print(f"round {number}", flush=True)
+                threading.Event().wait(pause_s)
+    except RankError as error:
+        print(f"lost {list(error.ranks)} after {time.monotonic() - began_s:.1f} s: {error}")
+        raise SystemExit(3) from None
+    print("done", flush=True)
+
+
+def _misbehave(what: str) -> None:
+    if what == "raise":
+        raise ValueError("wrong shape")
+    if what == "exit":
+        os._exit(0)
+    if what == "late":
+        threading.Event().wait(60)
