@@ -16,6 +16,7 @@ from iobench._version import __version__
 
 if TYPE_CHECKING:
     from iobench.checkpoint.checkpointer import Checkpointer
+    from iobench.checkpoint.per_rank import PerRank, SavedPerRank
     from iobench.checkpoint.restore import load_checkpoint
     from iobench.checkpoint.retention import KeepAll, KeepEvery, KeepLast
     from iobench.checkpoint.schedule import Auto, Every
@@ -33,6 +34,8 @@ __all__ = [
     "KeepAll",
     "KeepEvery",
     "KeepLast",
+    "PerRank",
+    "SavedPerRank",
     "Transfer",
     "Writer",
     "__version__",
@@ -50,6 +53,8 @@ _HOMES = {
     "KeepAll": "iobench.checkpoint.retention",
     "KeepEvery": "iobench.checkpoint.retention",
     "KeepLast": "iobench.checkpoint.retention",
+    "PerRank": "iobench.checkpoint.per_rank",
+    "SavedPerRank": "iobench.checkpoint.per_rank",
     "Transfer": "iobench.writers.transfer",
     "Writer": "iobench.writers.base",
     "dump_writer": "iobench.writers.config",

@@ -23,10 +23,12 @@ import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import Leaf, View, share
+from iobench.checkpoint.per_rank import PerRank, SavedPerRank
 from iobench.checkpoint.tree_spec import (
     TENSOR,
     ArraySpec,
     DictSpec,
+    PerRankSpec,
     PlainSpec,
     SequenceSpec,
     TreeSpec,
@@ -38,11 +40,11 @@ from iobench.errors import DataMismatchError, StateError
 from iobench.formats.tensor_layouts import all_plain
 from iobench.formats.tensors import dtype_name, resolved, torch_dtype
 
-__all__ = ["FlatState", "flatten", "plain_text", "unflatten"]
+__all__ = ["FlatState", "Share", "flatten", "plain_text", "unflatten"]
 
 _ALLOWED = (
-    "a state holds dicts, lists, tuples, numbers, strings, bytes, None, torch tensors and numpy "
-    "arrays"
+    "a state holds dicts, lists, tuples, numbers, strings, bytes, None, torch tensors, numpy "
+    "arrays and iobench.PerRank"
 )
 
 
@@ -62,6 +64,8 @@ class FlatState:
     arrays: dict[str, Leaf]
     spec: TreeSpec | None
     plain: list[_PlainValue] = field(repr=False)
+    per_rank: frozenset[int] = frozenset()
+    """Numbers of the plain values that are inside of a PerRank."""
 
     def template(self) -> tuple[list[str], list[int]]:
         """Return the JSON of the skeleton around the plain values, and their numbers in order."""
@@ -85,17 +89,21 @@ def plain_text(value: Any, path: tuple[Any, ...]) -> str | None:
     """
     flattener = _Flattener()
     encoded, _ = flattener.encode(value, path)
-    return None if flattener.tensors or flattener.arrays else json_text(encoded)
+    return None if flattener.tensors or flattener.arrays or flattener.plain else json_text(encoded)
 
 
-def flatten(state: Any) -> FlatState:
+Share = Callable[[Mapping[str, torch.Tensor]], tuple[dict[str, Leaf], dict[str, View]]]
+
+
+def flatten(state: Any, *, rank: int = 0, share: Share = share) -> FlatState:
     """Return the skeleton and the leaves of `state`. Everything except tensors is copied.
 
     The name of a leaf is its path, joined by dots. Tensors whose memory overlaps share a leaf, so
-    tied weights are saved once and are tied again after a load. Raises StateError with the path of
-    an object that cannot be saved.
+    tied weights are saved once and are tied again after a load; `share` finds such tensors. In the
+    name of a leaf inside of a PerRank is the `rank`. Raises StateError with the path of an object
+    that cannot be saved.
     """
-    flattener = _Flattener()
+    flattener = _Flattener(rank)
     skeleton, spec = flattener.encode(state, ())
     leaves, views = share(flattener.tensors)
     for name, view in views.items():
@@ -109,6 +117,7 @@ def flatten(state: Any) -> FlatState:
         arrays=flattener.arrays,
         spec=spec if flattener.comparable else None,
         plain=flattener.plain,
+        per_rank=frozenset(flattener.per_rank),
     )
 
 
@@ -125,7 +134,8 @@ _Encoded = tuple[Any, TreeSpec | None]
 class _Flattener:
     """One traversal of a state: collects its tensors and arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
+        self.rank, self.per_rank = rank, set[int]()
         self.tensors: dict[str, torch.Tensor] = {}
         self.arrays: dict[str, Leaf] = {}
         self.entries: dict[str, dict[str, Any]] = {}
@@ -147,6 +157,8 @@ class _Flattener:
             return self._tensor(value, path)
         if kind is np.ndarray:
             return self._array(value, path)
+        if kind is PerRank:
+            return self._own(value, path)
         if isinstance(value, np.generic):
             return self._number(value, path), None
         encoder = _OTHERS.get(kind)
@@ -156,6 +168,14 @@ class _Flattener:
             f"{_shown(path)} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint "
             f"cannot hold; {_ALLOWED}"
         )
+
+    def _own(self, value: PerRank, path: tuple[Any, ...]) -> _Encoded:
+        before, path = len(self.plain), (*path, f"rank{self.rank}")
+        encoded, spec = self.encode(value.value, path)
+        own = [encoded]
+        spec = self._plain(own, 0, path) if spec is None else spec
+        self.per_rank.update(range(before, len(self.plain)))
+        return {"$per_rank": own}, PerRankSpec(child=spec)
 
     def _container(self, value: Any, path: tuple[Any, ...]) -> _Encoded:
         if id(value) in self._inside:
@@ -311,14 +331,17 @@ def _shown(path: tuple[Any, ...]) -> str:
     return f"state[{']['.join(map(repr, path))}]" if path else "the state itself"
 
 
-def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def unflatten(
+    skeleton: Any, tensors: Mapping[str, torch.Tensor], *, rank: int = 0, ranks: int = 1
+) -> Any:
     """Return the state of `skeleton` on the leaves `tensors`. Inverse of `flatten`.
 
-    Nothing is copied: tensors that shared a leaf share its memory again. Raises DataMismatchError
+    Nothing is copied: tensors that shared a leaf share its memory again. A PerRank that `ranks`
+    ranks saved becomes the value of `rank`, any other one a SavedPerRank. Raises DataMismatchError
     for a skeleton that `flatten` cannot have made.
     """
     try:
-        return _Unflattener(tensors).decode(skeleton)
+        return _Unflattener(tensors, rank, ranks).decode(skeleton)
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise DataMismatchError(
             f"the state's skeleton cannot be read ({type(error).__name__}: {error})"
@@ -328,8 +351,8 @@ def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 class _Unflattener:
     """Builds a state from a skeleton."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Mapping[str, torch.Tensor], rank: int, ranks: int) -> None:
+        self._tensors, self._rank, self._ranks = tensors, rank, ranks
 
     def decode(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -355,6 +378,12 @@ class _Unflattener:
         vars(made).update(self.decode(value.get("attributes", {})))
         return made
 
+    def per_rank(self, value: dict[str, Any]) -> Any:
+        own = value["$per_rank"]
+        if len(own) == self._ranks:
+            return self.decode(own[self._rank])
+        return SavedPerRank(tuple(map(self.decode, own)))
+
     def tensor(self, value: dict[str, Any]) -> torch.Tensor:
         leaf = self._tensors[value["$tensor"]]
         return View.read(value).of(leaf) if "stride" in value else leaf
@@ -368,6 +397,7 @@ class _Unflattener:
 _DECODERS: dict[str, Callable[[_Unflattener, dict[str, Any]], Any]] = {
     "$tensor": _Unflattener.tensor,
     "$array": _Unflattener.array,
+    "$per_rank": _Unflattener.per_rank,
     "$ordered": _Unflattener.ordered,
     "$dict": lambda self, v: dict(self.pairs(v["$dict"])),
     "$tuple": lambda self, v: tuple(map(self.decode, v["$tuple"])),

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from iobench.checkpoint.per_rank import PerRank
 from iobench.formats.tensor_layouts import all_plain
 from iobench.writers.image import Bytes
 
@@ -24,6 +25,7 @@ __all__ = [
     "ArraySpec",
     "Collected",
     "DictSpec",
+    "PerRankSpec",
     "PlainSpec",
     "SequenceSpec",
     "TreeSpec",
@@ -98,6 +100,16 @@ class PlainSpec:
             return False
         found.texts[self.number] = text
         return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerRankSpec:
+    """A PerRank, which may have no tensor or array in it."""
+
+    child: TreeSpec
+
+    def match(self, value: Any, found: Collected) -> bool:
+        return type(value) is PerRank and self.child.match(value.value, found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

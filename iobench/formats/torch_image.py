@@ -31,7 +31,7 @@ from iobench.formats.torch_settings import crc32_setting
 from iobench.formats.torch_zip_writer import Recorded, SparseText
 from iobench.writers.image import FileImage
 
-__all__ = ["image", "layout"]
+__all__ = ["image", "layout", "stream_layout"]
 
 _NO_STORAGES = frozenset(
     {
@@ -78,6 +78,14 @@ def layout(
         if "skip_data" in str(error):  # torch refuses tensors without storages in this mode
             return None
         raise
+
+
+def stream_layout(tensor: torch.Tensor, *, crc: bool) -> TorchLayout | None:
+    """Return torch's own bytes of the file of `tensor` in a stream, such as a part of a DCP file.
+
+    The storage's bytes are not read. Returns None for an unknown version of torch.
+    """
+    return _layout(_STREAM, _STREAM, tensor, crc, {}) if _is_like_stock() else None
 
 
 def _layout(path: str, name: str, state: Any, crc: bool, options: Mapping[str, Any]) -> TorchLayout:

@@ -18,14 +18,16 @@ import torch
 from isal import isal_zlib
 
 from iobench.errors import DataMismatchError
+from iobench.formats import torch_image
 from iobench.formats.torch_index import TorchIndex
 from iobench.formats.torch_settings import crc32_setting
 from iobench.formats.torch_zip import HASH_DIGITS, hash_combine
 from iobench.units import MIB
+from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
 from iobench.writers.source import BytesSource
 
-__all__ = ["Settings", "TensorFile", "file_parts", "settings", "view"]
+__all__ = ["Settings", "TensorFile", "file_parts", "settings", "template", "view"]
 
 _LARGEST = MIB  # a larger tensor takes longer to store than torch takes for its file
 _CHECKSUM = struct.Struct("<L")
@@ -64,6 +66,11 @@ class TensorFile:
     """The combined CRC32s of the records before the data."""
     after: tuple[int, ...]
     """The CRC32s of those after the data."""
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the whole file."""
+        return len(self.head) + self.size_bytes + len(self.sample)
 
     def tail(self, checksum: int) -> bytes | bytearray:
         """Return the bytes after data whose CRC32 is `checksum`."""
@@ -107,6 +114,49 @@ def file_parts(tensor: torch.Tensor, found: Settings) -> tuple[Any, ...] | None:
         return None
     data = ctypes.string_at(tensor.data_ptr(), made.size_bytes)
     return made.head, data, made.tail(isal_zlib.crc32(data))
+
+
+def template(dtype: torch.dtype, shape: tuple[int, ...], found: Settings) -> TensorFile | None:
+    """Return the file of a contiguous CPU tensor with elements; None if torch must make it.
+
+    No memory of the tensor's size is touched.
+    """
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return _contiguous(dtype, shape, found) if size <= _LARGEST else _large(dtype, shape, found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _large(dtype: torch.dtype, shape: tuple[int, ...], found: Settings) -> TensorFile | None:
+    size = torch.Size(shape).numel() * dtype.itemsize
+    untouched = torch.from_numpy(fresh_pages(size, huge=False)).view(dtype).view(shape)
+    layout = torch_image.stream_layout(untouched, crc=found.crc)
+    if layout is None or list(layout.sizes.values()) != [size]:
+        return None
+    (start,), missing = layout.sizes, layout.missing
+    head, sample = bytes(layout.text[:start]), bytes(layout.text[start:])
+    if missing is None:
+        none: tuple[int, ...] = ()
+        return TensorFile(
+            head=head,
+            size_bytes=size,
+            sample=sample,
+            checksums_at=none,
+            id_checksums_at=none,
+            id_at=0,
+            before=0,
+            after=none,
+        )
+    id_at = missing.id_start - start
+    return TensorFile(
+        head=head,
+        size_bytes=size,
+        sample=sample,
+        checksums_at=(missing.descriptors[0] - start, missing.entries[0] - start),
+        id_checksums_at=(id_at + 2 * HASH_DIGITS + 4, missing.id_entry - start),
+        id_at=id_at,
+        before=missing.before,
+        after=tuple(missing.after),
+    )
 
 
 def view(

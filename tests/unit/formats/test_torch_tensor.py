@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from isal import isal_zlib
 from torch.utils.serialization import config
 
 from iobench.formats import torch_tensor
@@ -154,3 +155,34 @@ def test_another_tensor_than_expected(dtype: torch.dtype, shape: tuple[int, ...]
     assert torch_tensor.view(file, dtype, shape, torch_tensor.settings()) is None
     assert torch_tensor.view(file[:-1], torch.float32, (5, 8), torch_tensor.settings()) is None
     assert torch_tensor.view(file[:9], torch.float32, (5, 8), torch_tensor.settings()) is None
+
+
+@pytest.mark.parametrize("crc", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (torch.float32, (1000, 700)),
+        (torch.bfloat16, (1, 2**20, 1)),
+        (torch.uint8, (2**20 + 1,)),
+        (torch.float64, (3,)),
+    ],
+)
+def test_a_template_of_any_size(dtype: torch.dtype, shape: tuple[int, ...], crc: bool) -> None:
+    """Head and tail of large tensors too are those of torch's file, for any data."""
+    tensor = (
+        torch.from_numpy(
+            np.random.default_rng(1).integers(
+                0, 2, torch.Size(shape).numel() * dtype.itemsize, np.uint8
+            )
+        )
+        .view(dtype)
+        .view(shape)
+    )
+    with crc32_setting(crc):
+        stock = _saved(tensor)
+        made = torch_tensor.template(dtype, shape, torch_tensor.settings())
+    assert made is not None
+    data = stock[len(made.head) : len(made.head) + made.size_bytes]
+    whole = made.head + data + bytes(made.tail(isal_zlib.crc32(data)))
+    assert whole == stock
+    assert made.file_bytes == len(stock)
