@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from iobench._version import __version__
 
 if TYPE_CHECKING:
-    from iobench.checkpoint.checkpointer import Checkpointer
     from iobench.checkpoint.per_rank import PerRank, SavedPerRank
-    from iobench.checkpoint.restore import load_checkpoint
     from iobench.checkpoint.retention import KeepAll, KeepEvery, KeepLast
     from iobench.checkpoint.schedule import Auto, Every
+    from iobench.dist.checkpointer import Checkpointer
+    from iobench.dist.load.any_format import load_checkpoint
     from iobench.integrations.default_writer import set_default_writer
     from iobench.writers.base import Writer
     from iobench.writers.config import dump_writer, load_writer
@@ -47,7 +47,7 @@ __all__ = [
 
 _HOMES = {
     "Auto": "iobench.checkpoint.schedule",
-    "Checkpointer": "iobench.checkpoint.checkpointer",
+    "Checkpointer": "iobench.dist.checkpointer",
     "Every": "iobench.checkpoint.schedule",
     "FileImage": "iobench.writers.image",
     "KeepAll": "iobench.checkpoint.retention",
@@ -58,7 +58,7 @@ _HOMES = {
     "Transfer": "iobench.writers.transfer",
     "Writer": "iobench.writers.base",
     "dump_writer": "iobench.writers.config",
-    "load_checkpoint": "iobench.checkpoint.restore",
+    "load_checkpoint": "iobench.dist.load.any_format",
     "load_writer": "iobench.writers.config",
     "set_default_writer": "iobench.integrations.default_writer",
 }

@@ -16,13 +16,13 @@ from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.order import by_age
 from iobench.checkpoint.persister import Persister, Snapshot, end_unclosed
-from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
+from iobench.checkpoint.restore import Loaded, OnCorrupt, read_plain, restore
 from iobench.checkpoint.retention import KeepAll, Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.schedule import Schedule
-from iobench.checkpoint.serialized import Serialized, Serializer
+from iobench.checkpoint.serialized import Serializer
 from iobench.checkpoint.slots import SlotPool
-from iobench.checkpoint.snapshot import LazyCopy, copy_into
+from iobench.checkpoint.snapshot import Content, LazyCopy, copy_into
 from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.errors import OptionError, UsageError
 from iobench.units import parse_size
@@ -72,6 +72,8 @@ class Checkpointer:
     background; a failed save never gets the status `committed`.
     """
 
+    _read = staticmethod(read_plain)
+
     def __init__(
         self,
         location: str | Path,
@@ -104,21 +106,9 @@ class Checkpointer:
             raise UsageError(f"writer {self._writer.name!r} stores nothing; choose another writer")
         pool = SlotPool(slots, None if budget is None else parse_size(budget))
         self._schedule, self._on_full, self._lazy = schedule, on_full, lazy
-        self._serializer = Serializer()
         self._store = store_at(location, self._writer)
-        self._store.acquire()
-        try:
-            self._writer.require(location)
-            self._store.clean()
-            self._ledger = Ledger(self._store, keep or KeepAll())
-        except BaseException:
-            self._store.release()
-            raise
-        self._committer = Committer(store=self._store, writer=self._writer, ledger=self._ledger)
-        self._persister = Persister(
-            pool, functools.partial(self._committer.persist, rate_bytes_per_s=limit)
-        )
-        copies: Channel[LazyCopy] = Channel(
+        self._open(location, keep or KeepAll(), pool, limit)
+        copies: Channel[LazyCopy[Any]] = Channel(
             lambda: copies.serve(LazyCopy.run), name="iobench-snapshot", lingers=False, daemon=False
         )
         self._copies = copies
@@ -137,6 +127,24 @@ class Checkpointer:
         )
         self._unclosed.atexit = False
         interpreter_end.at_end(self, Checkpointer._at_end)
+
+    def _open(
+        self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
+    ) -> None:
+        """Take the lock of the location, and make the parts that write checkpoints there."""
+        self._serializer = Serializer()
+        self._store.acquire()
+        try:
+            self._writer.require(location)
+            self._store.clean()
+            self._ledger = Ledger(self._store, keep)
+        except BaseException:
+            self._store.release()
+            raise
+        self._committer = Committer(store=self._store, writer=self._writer, ledger=self._ledger)
+        self._persister: Persister[Any] = Persister(
+            pool, functools.partial(self._committer.persist, rate_bytes_per_s=limit)
+        )
 
     @property
     def saves(self) -> tuple[Save, ...]:
@@ -161,8 +169,8 @@ class Checkpointer:
         """
         self._check_usable()
         self._persister.raise_failure()
-        serialized = self._serializer.serialize(state)
-        self._persister.prepare(serialized.size_bytes, wait=wait, pinned=not serialized.on_cpu)
+        content = self._content_of(state)
+        self._persister.prepare(content.size_bytes, wait=wait, pinned=not content.on_cpu)
         if wait:
             self._persister.raise_failure()
 
@@ -176,19 +184,19 @@ class Checkpointer:
         background. After a UsageError nothing is copied.
         """
         began_s = time.perf_counter()
-        serialized, save = self._begin(state, step)
-        lease = Lease(Snapshot(save=save, content=serialized))
-        copy: Lease[LazyCopy] | None = None
+        content, save = self._begin(state, step)
+        lease = Lease(Snapshot(save=save, content=content))
+        copy: Lease[LazyCopy[Any]] | None = None
         try:
-            if not self._persister.take(lease, pinned=not serialized.on_cpu, on_full=self._on_full):
+            if not self._persister.take(lease, pinned=not content.on_cpu, on_full=self._on_full):
                 save.status = "skipped"
             elif self._lazy and not interpreter_end.begun():
                 copy = Lease(LazyCopy(lease, self._persister))
                 self._lazy_save = save
                 self._copies.submit(copy)
             else:
-                save.pages_s = copy_into(lease.item.memory, serialized)
-                lease.item.content = serialized.without_memory()
+                save.pages_s = copy_into(lease.item.memory, content)
+                lease.item.content = content.without_memory()
                 self._persister.submit(lease)
         except BaseException as error:
             save.fail(error)
@@ -208,12 +216,12 @@ class Checkpointer:
         """
         began_s = time.perf_counter()
         self.wait()
-        serialized, save = self._begin(state, step)
+        content, save = self._begin(state, step)
         try:
-            if serialized.on_cpu:
-                self._committer.commit(save, serialized, serialized.image())
+            if content.on_cpu:
+                self._committer.commit(save, content)
             else:
-                self._save_from_gpu(Lease(Snapshot(save=save, content=serialized)))
+                self._save_from_gpu(Lease(Snapshot(save=save, content=content)))
         except BaseException as error:
             save.fail(error)
             raise
@@ -258,6 +266,12 @@ class Checkpointer:
         self._check_usable()
         self._finish_copy()
         self._persister.wait()
+        state, self.loaded = self._restore(step, on_corrupt, like)
+        return state
+
+    def _restore(
+        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
+    ) -> tuple[Any, Loaded]:
         state, loaded = restore(
             self._store,
             self._writer,
@@ -265,10 +279,10 @@ class Checkpointer:
             on_corrupt=on_corrupt,
             like=like,
             known=self._ledger.serials() if step == "latest" else None,
+            read=self._read,
         )
-        self.loaded = loaded
         self._ledger.resumed_from(loaded.step)
-        return state
+        return state, loaded
 
     def latest(self) -> int | None:
         """Return the step of the checkpoint that was saved last; None when there is none.
@@ -330,7 +344,11 @@ class Checkpointer:
         if not self._unclosed.alive:
             raise UsageError("this Checkpointer is closed")
 
-    def _begin(self, state: Any, step: int) -> tuple[Serialized, Save]:
+    def _content_of(self, state: Any) -> Content:
+        """Return what a save of `state` would write; copy nothing."""
+        return self._serializer.serialize(state)
+
+    def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         """Check the step, serialize the state and claim the step; copy nothing."""
         self._check_usable()
         self._finish_copy()
@@ -358,13 +376,13 @@ class Checkpointer:
             self._copies.failure = None
             raise failure
 
-    def _save_from_gpu(self, lease: Lease[Snapshot[Serialized]]) -> None:
-        save, serialized = lease.item.save, lease.item.content
+    def _save_from_gpu(self, lease: Lease[Snapshot[Any]]) -> None:
+        save, content = lease.item.save, lease.item.content
         try:
             self._persister.take(lease, pinned=True)
             memory = lease.item.memory
-            save.pages_s = copy_into(memory, serialized)
-            self._committer.commit(save, serialized, serialized.image_in(memory))
+            save.pages_s = copy_into(memory, content)
+            self._committer.commit(save, content, memory)
         finally:
             self._persister.give(lease)
 

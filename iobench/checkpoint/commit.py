@@ -19,9 +19,9 @@ from iobench.errors import TransferError
 from iobench.formats.collector import collector_paused
 from iobench.writers.base import Writer
 from iobench.writers.blocks.channel import Channel, Lease
-from iobench.writers.image import FileImage
+from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["Committer"]
+__all__ = ["Committer", "recorded"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +36,25 @@ class Committer:
         self,
         save: Save,
         serialized: Serialized,
-        image: FileImage,
+        memory: Bytes | None = None,
         *,
         rate_bytes_per_s: int | None = None,
     ) -> None:
-        """Write the checkpoint whose tensor file is `image`. On return it is durable and visible.
+        """Write the checkpoint. On return it is durable and visible.
 
-        `rate_bytes_per_s` limits the write rate. Raises TransferError, also if the writer reports
-        that the files are not durable, and other errors of the writer. Then no part of the
-        checkpoint is visible, and a checkpoint of the same step stays. When an older checkpoint
-        cannot be removed after the commit, a RuntimeWarning says so.
+        The tensor file is in `memory`, or else in the trainer's own. `rate_bytes_per_s` limits the
+        write rate. Raises TransferError, also if the writer reports that the files are not durable,
+        and other errors of the writer. Then no part of the checkpoint is visible, and a checkpoint
+        of the same step stays. When an older checkpoint cannot be removed after the commit, a
+        RuntimeWarning says so.
         """
         began_s = time.perf_counter()
         save.status = "writing"
+        image = serialized.image() if memory is None else serialized.image_in(memory)
         skeleton = serialized.skeleton_image()
         sent = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
         with self.store.staged(save.step, replace=self.ledger.holds(save.step)) as staged:
-            with _recorded(image, serialized.structure.pieces) as records:
+            with recorded(image, serialized.structure.pieces) as records:
                 save.transfer = self.writer.write_many(
                     [sent, skeleton], staged.directory, sync_directory=False
                 )
@@ -71,8 +73,9 @@ class Committer:
 
     def persist(self, snapshot: Snapshot[Serialized], *, rate_bytes_per_s: int | None) -> None:
         """Commit a snapshot; the callback of the persister."""
-        image = snapshot.content.image_in(snapshot.memory)
-        self.commit(snapshot.save, snapshot.content, image, rate_bytes_per_s=rate_bytes_per_s)
+        self.commit(
+            snapshot.save, snapshot.content, snapshot.memory, rate_bytes_per_s=rate_bytes_per_s
+        )
 
     def _manifest(self, save: Save, files: tuple[FileRecord, ...]) -> Manifest:
         from iobench._version import __version__
@@ -90,7 +93,7 @@ class Committer:
 
 
 @contextmanager
-def _recorded(image: FileImage, pieces: list[tuple[str, int]]) -> Iterator[list[FileRecord]]:
+def recorded(image: FileImage, pieces: list[tuple[str, int]]) -> Iterator[list[FileRecord]]:
     """Compute the record of `image` in a thread, while the body waits for storage.
 
     The list contains it after the body. The thread reads the image's memory: it has ended then,

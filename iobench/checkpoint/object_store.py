@@ -6,6 +6,7 @@ Object stores have no rename. The replacement of `step-2` is `step-2.1`; then `s
 from __future__ import annotations
 
 import re
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -26,6 +27,8 @@ __all__ = ["ObjectStore"]
 
 _Place = tuple[int, int]
 """A step and the number of its replacements."""
+
+_ATTEMPTS = 10**9
 
 _NAME = re.compile(r"step-(0|[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
 
@@ -67,9 +70,13 @@ class ObjectStore:
         return str(self._at(step, self._newest.get(step, 0)))
 
     @contextmanager
-    def staged(self, step: int, *, replace: bool = False) -> Iterator[StagedObjects]:
+    def staged(
+        self, step: int, *, replace: bool = False, shared: bool = False
+    ) -> Iterator[StagedObjects]:
         older = self._numbers(step) if replace else []
         number = max(older, default=-1) + 1
+        if shared:  # the next multiple, and random digits that no earlier attempt has
+            number = (number // _ATTEMPTS + 1) * _ATTEMPTS + secrets.randbelow(_ATTEMPTS)
         for place in self._backlog:
             if place[0] == step:  # a later sweep would remove the new one's objects
                 self._backlog.discard(place)

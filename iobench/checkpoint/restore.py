@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,9 +16,9 @@ from iobench.checkpoint.compared import compared
 from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import by_age, readable_manifest
+from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.serialized import SKELETON, TENSORS
-from iobench.checkpoint.state_tree import unflatten
-from iobench.checkpoint.store import CheckpointStore, store_at
+from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import (
     DataMismatchError,
     OptionError,
@@ -32,12 +31,20 @@ from iobench.formats.collector import collector_paused
 from iobench.formats.tensors import dtype_name
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
-from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Loaded", "OnCorrupt", "load_checkpoint", "restore"]
+__all__ = [
+    *("FORMAT", "Loaded", "OnCorrupt", "Read"),
+    *("candidates", "read_plain", "restore"),
+]
 
 OnCorrupt = Literal["raise", "previous"]
+
+FORMAT = "safetensors"
+"""Of the files of a checkpoint that one process saved."""
+
+Read = Callable[[CheckpointStore, Writer, int, Manifest, Any], tuple[Any, Transfer]]
+"""Reads the checkpoint of a step with this manifest; the last argument is `like`."""
 
 _MOST_CHANGES = 10  # checkpoints that a trainer may remove under a reader before it gives up
 
@@ -55,23 +62,6 @@ class Loaded:
     passed_over: dict[int, str]
 
 
-def load_checkpoint(
-    location: str | Path,
-    step: int | Literal["latest"] = "latest",
-    *,
-    writer: Writer | str = "hybrid",
-    on_corrupt: OnCorrupt = "raise",
-    like: Any = None,
-) -> Any:
-    """Return the state of a checkpoint in `location`, also while a Checkpointer writes there.
-
-    For evaluation and export: it takes no lock and changes nothing. See `Checkpointer.load`.
-    """
-    chosen = make(writer) if isinstance(writer, str) else writer
-    store = store_at(location, chosen)
-    return restore(store, chosen, step, on_corrupt=on_corrupt, like=like)[0]
-
-
 def restore(
     store: CheckpointStore,
     writer: Writer,
@@ -80,6 +70,7 @@ def restore(
     on_corrupt: OnCorrupt = "raise",
     like: Any = None,
     known: Mapping[int, int] | None = None,
+    read: Read | None = None,
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint `step`, or of the newest one, and how it was restored.
 
@@ -89,19 +80,19 @@ def restore(
     model raises StateMismatchError before any tensor is read. Raises TargetError when there is no
     such checkpoint. A checkpoint that a trainer removes or replaces during the read is not damaged:
     for "latest", the newest one is looked up again. `known` has serial numbers by step: of these
-    steps only the manifest of a candidate is read.
+    steps only the manifest of a candidate is read. `read` reads one checkpoint.
     """
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
     passed_over: dict[int, str] = {}
-    candidates = _candidates(store, step, known)
+    left = candidates(store, step, known)
     changes = 0
-    while candidates:
-        candidate, *others = candidates
+    while left:
+        candidate, *others = left
         manifest = None
         try:
             manifest = store.manifest(candidate)
-            state, transfer = _restore_one(store, writer, candidate, manifest, like)
+            state, transfer = (read or read_plain)(store, writer, candidate, manifest, like)
         except (DataMismatchError, TransferError) as error:
             damage = damage_of(error, store.locate(candidate))
             if damage is None:
@@ -113,8 +104,8 @@ def restore(
                         f"{store}: checkpoints are removed faster than they are read; the trainer "
                         "must keep more of them"
                     ) from error
-                found = _candidates_left(store, step, candidates, known)
-                candidates = [other for other in found if other not in passed_over]
+                found = _candidates_left(store, step, left, known)
+                left = [other for other in found if other not in passed_over]
                 continue
             if on_corrupt == "raise":
                 if others:
@@ -125,13 +116,13 @@ def restore(
                 raise damage from error
             passed_over[candidate] = str(error)
             warnings.warn(f"step {candidate} is skipped: {error}", RuntimeWarning, stacklevel=3)
-            candidates = others
+            left = others
             continue
         return state, Loaded(step=candidate, transfer=transfer, passed_over=passed_over)
     raise DataMismatchError(f"{store}: every checkpoint is damaged: {passed_over}")
 
 
-def _candidates(
+def candidates(
     store: CheckpointStore, step: int | Literal["latest"], known: Mapping[int, int] | None
 ) -> list[int]:
     """Return `step` and the steps before it, newest first."""
@@ -159,7 +150,7 @@ def _is_another_now(store: CheckpointStore, step: int, manifest: Manifest | None
 def _candidates_left(
     store: CheckpointStore,
     step: int | Literal["latest"],
-    candidates: list[int],
+    left: list[int],
     known: Mapping[int, int] | None,
 ) -> list[int]:
     """Return the remaining candidates after the first one was removed or replaced.
@@ -167,16 +158,29 @@ def _candidates_left(
     For "latest" the checkpoints are listed again.
     """
     if step == "latest":
-        return _candidates(store, step, known)
+        return candidates(store, step, known)
     present = store.steps()
-    if candidates[0] == step and step not in present:
+    if left[0] == step and step not in present:
         raise TargetError(f"{store}: step {step} was removed during the read")
-    return [other for other in candidates if other in present]
+    return [other for other in left if other in present]
 
 
-def _restore_one(
-    store: CheckpointStore, writer: Writer, step: int, manifest: Manifest, like: Any
+def read_plain(
+    store: CheckpointStore,
+    writer: Writer,
+    step: int,
+    manifest: Manifest,
+    like: Any,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> tuple[Any, Transfer]:
+    """Return the state of the checkpoint that one process saved, and the transfer of its tensors.
+
+    It is for `rank` of `ranks`, see `PerRank`. Raises what `restore` raises.
+    """
+    if manifest.format != FORMAT:
+        raise DataMismatchError(f"{store}: step {step} has the unknown format {manifest.format!r}")
     location = store.locate(step)
     record = manifest.file(SKELETON)
     image = FileImage.of(SKELETON, [np.empty(record.size_bytes, dtype=np.uint8)])
@@ -185,7 +189,7 @@ def _restore_one(
     text = image.views(0, image.size_bytes)[0].tobytes()
     tensors, image = safetensors.prepare(TENSORS, location, writer)
     with collector_paused():
-        state = unflatten(json.loads(text), tensors)
+        state = unflatten(json.loads(text), tensors, rank=rank, ranks=ranks)
     if like is not None:
         _compare(f"{store}: step {step}", like, state)
     record = manifest.file(TENSORS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +53,20 @@ class Serialized:
     @property
     def on_cpu(self) -> bool:
         return self.structure.on_cpu
+
+    @property
+    def names(self) -> list[str]:
+        """The names of `tensors`."""
+        return self.structure.names
+
+    def parts(self) -> Iterator[tuple[int, Leaf | Bytes]]:
+        """Yield the offset in the tensor file and the bytes of each of its parts."""
+        header = self.structure.header
+        yield 0, header
+        for (begin, _), leaf in zip(
+            self.structure.places.values(), self.leaves().values(), strict=True
+        ):
+            yield len(header) + begin, leaf
 
     def leaves(self) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of the state."""

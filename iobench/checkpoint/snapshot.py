@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import Leaf
 from iobench.checkpoint.persister import Persister, Snapshot
-from iobench.checkpoint.serialized import Serialized
 from iobench.errors import StateError
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Lease
@@ -20,30 +20,66 @@ from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Meter
 
-__all__ = ["LazyCopy", "SideStreams", "copy_image", "copy_into"]
+__all__ = ["Content", "LazyCopy", "SideStreams", "copy_image", "copy_into"]
 
 # Large enough for a memcpy past the caches of the CPU, small enough to end together.
 _BLOCK = 16 * MIB
 _MOST_THREADS = 8
 
 
-def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None = None) -> float:
-    """Copy the tensor file to the beginning of `memory`. On return the state may change.
+class Content(Protocol):
+    """The file of a snapshot, before its copy: on the memory of the trainer's tensors."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all tensors are in host memory."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of `tensors`."""
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors of the state."""
+
+    def leaves(self) -> dict[str, Leaf]:
+        """Return the tensors of the file by name, on the memory of the state."""
+
+    def parts(self) -> Iterator[tuple[int, Leaf | Bytes]]:
+        """Yield the offset in the file and the contents of each of its parts."""
+
+    def image(self) -> FileImage:
+        """Return the file on the memory of a state in host memory."""
+
+    def to_be_copied_later(self) -> Self:
+        """Return the same for a copy while the trainer goes on."""
+
+    def without_memory(self) -> Self:
+        """Return what is needed after the copy."""
+
+
+_C = TypeVar("_C", bound=Content)
+
+
+def copy_into(memory: Bytes, content: Content, streams: SideStreams | None = None) -> float:
+    """Copy the file to the beginning of `memory`. On return the state may change.
 
     Several threads copy CPU tensors without the GIL. GPU tensors are copied on `streams`. Returns
     the seconds in which pages of `memory` were made.
     """
-    if serialized.on_cpu:
-        return copy_image(memory, serialized.image())
-    base, leaves = len(serialized.structure.header), serialized.leaves()
-    np.copyto(memory[:base], serialized.structure.header)
-    streams = streams or SideStreams(leaves)
-    for name, (begin, end) in serialized.structure.places.items():
-        leaf, place = leaves[name], memory[base + begin : base + end]
-        if leaf.on_cpu:
-            np.copyto(place, leaf.cpu_bytes())
+    if content.on_cpu:
+        return copy_image(memory, content.image())
+    streams = streams or SideStreams(content.leaves())
+    for begin, part in content.parts():
+        if isinstance(part, Leaf) and not part.on_cpu:
+            streams.copy(part, memory[begin : begin + part.size_bytes])
         else:
-            streams.copy(leaf, place)
+            data = part.cpu_bytes() if isinstance(part, Leaf) else part
+            np.copyto(memory[begin : begin + len(data)], data)
     streams.synchronize()
     return 0.0
 
@@ -96,7 +132,7 @@ class SideStreams:
             stream.synchronize()
 
 
-def _versions(serialized: Serialized) -> dict[str, int]:
+def _versions(content: Content) -> dict[str, int]:
     """Return autograd's version counter of each tensor: its number of in-place changes.
 
     The counters are those of the state's own tensors. A leaf that several tensors share is another
@@ -104,12 +140,12 @@ def _versions(serialized: Serialized) -> dict[str, int]:
     """
     return {
         name: tensor._version
-        for name, tensor in zip(serialized.structure.names, serialized.tensors, strict=True)
+        for name, tensor in zip(content.names, content.tensors, strict=True)
         if not tensor.is_inference()
     }
 
 
-class LazyCopy:
+class LazyCopy(Generic[_C]):
     """`copy_into` in a thread, during the next forward and backward pass.
 
     Only torch tensors are read later; numpy arrays and plain values are copied at once. `run`
@@ -117,21 +153,19 @@ class LazyCopy:
     a StateError instead. From the begin of `run` on, its thread owns the slot.
     """
 
-    def __init__(
-        self, lease: Lease[Snapshot[Serialized]], persister: Persister[Serialized]
-    ) -> None:
+    def __init__(self, lease: Lease[Snapshot[_C]], persister: Persister[_C]) -> None:
         self._lease, self._persister = lease, persister
-        self._serialized = lease.item.content.to_be_copied_later()
-        self._streams = None if self._serialized.on_cpu else SideStreams(self._serialized.leaves())
-        self._versions = _versions(self._serialized)
+        self._content = lease.item.content.to_be_copied_later()
+        self._streams = None if self._content.on_cpu else SideStreams(self._content.leaves())
+        self._versions = _versions(self._content)
 
     def run(self) -> None:
         """Copy and submit."""
         try:
             save, memory = self._lease.item.save, self._lease.item.memory
-            save.pages_s = copy_into(memory, self._serialized, self._streams)
+            save.pages_s = copy_into(memory, self._content, self._streams)
             self._check_unchanged()
-            self._lease.item.content = self._serialized.without_memory()
+            self._lease.item.content = self._content.without_memory()
             self._persister.submit(self._lease)
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
             self._persister.fail(self._lease.item.save, error)
@@ -140,7 +174,7 @@ class LazyCopy:
 
     def _check_unchanged(self) -> None:
         """Compare autograd's counters. They count in-place operations, except those on `.data`."""
-        now = _versions(self._serialized)
+        now = _versions(self._content)
         changed = [name for name, version in self._versions.items() if now[name] != version]
         if changed:
             raise StateError(

@@ -52,6 +52,9 @@ class Staged(Protocol):
     def directory(self) -> str | Path:
         """Directory or prefix of its files until `publish`."""
 
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files of these names, before `publish`. Raises TransferError."""
+
     def publish(self, manifest: Iterable[str]) -> None:
         """Make it a checkpoint, durable on return. `manifest` is JSON, in one part or in many."""
 
@@ -91,6 +94,11 @@ class StagedCheckpoint:
                 self.directory.rmdir()
                 raise
         return self
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with transfer_errors("removing", self.directory / name):
+                (self.directory / name).unlink()
 
     def _check_lock(self) -> None:
         if self._lock:

@@ -31,7 +31,8 @@ class StagedObjects:
         self.directory = final
         self._writer = writer
         prefix = S3Target.parse(final)
-        self._objects, self._manifest = S3Objects(writer.client, prefix), prefix.below(MANIFEST).key
+        self._prefix, self._objects = prefix, S3Objects(writer.client, prefix)
+        self._manifest = prefix.below(MANIFEST).key
         self.published = False
 
     def __enter__(self) -> Self:
@@ -40,6 +41,10 @@ class StagedObjects:
                 f"{self.directory} exists; a checkpoint never replaces another in place"
             )
         return self
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Delete the objects of these names. Raises TransferError."""
+        self._objects.delete([self._prefix.below(name).key for name in names])
 
     def publish(self, manifest: Iterable[str]) -> None:
         """Write the manifest. On return the checkpoint is visible and durable.

@@ -55,8 +55,12 @@ class CheckpointStore(Protocol):
     def locate(self, step: int) -> str | Path:
         """Return the directory or prefix of the checkpoint's files."""
 
-    def staged(self, step: int, *, replace: bool = False) -> AbstractContextManager[Staged]:
+    def staged(
+        self, step: int, *, replace: bool = False, shared: bool = False
+    ) -> AbstractContextManager[Staged]:
         """Return a new checkpoint. An exit of the block without `publish` removes it.
+
+        With `shared` other processes write to its directory too, which no earlier one can know.
 
         With `replace` it may replace a checkpoint of the same step, which stays until `publish` and
         is then removed. A RuntimeWarning says when it cannot be removed.
@@ -141,7 +145,8 @@ class DirectoryStore:
     def locate(self, step: int) -> Path:
         return self.directory / name_of(step)
 
-    def staged(self, step: int, *, replace: bool = False) -> StagedCheckpoint:
+    def staged(self, step: int, *, replace: bool = False, shared: bool = False) -> StagedCheckpoint:
+        del shared  # the hidden name is random in any case
         return StagedCheckpoint(self.locate(step), replace=replace, lock=self._lock)
 
     def remove(self, step: int) -> None:

@@ -143,6 +143,10 @@ class Channel(Generic[T]):
         """End `lease`, which was not submitted: its permit is free again, its memory released."""
         self._end(lease, LeaseState.FAILED, (LeaseState.HELD,))
 
+    def drop(self, lease: Lease[T]) -> None:
+        """End `lease` as FAILED if no worker has begun it."""
+        self._end(lease, LeaseState.FAILED, (LeaseState.QUEUED,))
+
     def wait(self, lease: Lease[T]) -> None:
         """Wait until `lease` has ended. Raises the first failure."""
         self._wait_until(lambda: lease not in self._outstanding)

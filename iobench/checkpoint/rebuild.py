@@ -1,0 +1,98 @@
+"""unflatten: a training state from its skeleton and its tensors, the inverse of `flatten`."""
+
+from __future__ import annotations
+
+import base64
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from iobench.checkpoint.aliases import View
+from iobench.checkpoint.per_rank import SavedPerRank
+from iobench.errors import DataMismatchError
+from iobench.formats.tensors import torch_dtype
+
+__all__ = ["unflatten"]
+
+
+def unflatten(
+    skeleton: Any, tensors: Mapping[str, torch.Tensor], *, rank: int = 0, ranks: int = 1
+) -> Any:
+    """Return the state of `skeleton` on the leaves `tensors`. Inverse of `flatten`.
+
+    Nothing is copied: tensors that shared a leaf share its memory again. A PerRank that `ranks`
+    ranks saved becomes the value of `rank`, any other one a SavedPerRank. Raises DataMismatchError
+    for a skeleton that `flatten` cannot have made.
+    """
+    try:
+        return _Unflattener(tensors, rank, ranks).decode(skeleton)
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise DataMismatchError(
+            f"the state's skeleton cannot be read ({type(error).__name__}: {error})"
+        ) from error
+
+
+class _Unflattener:
+    """Builds a state from a skeleton."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], rank: int, ranks: int) -> None:
+        self._tensors, self._rank, self._ranks = tensors, rank, ranks
+
+    def decode(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.decode(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        tag = next(iter(value), "")
+        if tag.startswith("$"):
+            return _DECODERS[tag](self, value)
+        leaves, decode = self._tensors, self.decode
+        return {
+            key: leaves[item["$tensor"]]  # most values: no call for each of them
+            if type(item) is dict and len(item) == 1 and "$tensor" in item
+            else decode(item)
+            for key, item in value.items()
+        }
+
+    def pairs(self, listed: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, Any]]:
+        return ((self.decode(key), self.decode(item)) for key, item in listed)
+
+    def ordered(self, value: dict[str, Any]) -> OrderedDict[Any, Any]:
+        made = OrderedDict(self.pairs(value["$ordered"]))
+        vars(made).update(self.decode(value.get("attributes", {})))
+        return made
+
+    def per_rank(self, value: dict[str, Any]) -> Any:
+        own = value["$per_rank"]
+        if len(own) == self._ranks:
+            return self.decode(own[self._rank])
+        return SavedPerRank(tuple(map(self.decode, own)))
+
+    def tensor(self, value: dict[str, Any]) -> torch.Tensor:
+        leaf = self._tensors[value["$tensor"]]
+        return View.read(value).of(leaf) if "stride" in value else leaf
+
+    def array(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
+        leaf = self._tensors[value["$array"]].contiguous().reshape(-1).view(torch.uint8)
+        array: np.ndarray[Any, Any] = leaf.numpy().view(np.dtype(value["dtype"]))
+        return array.reshape(value["shape"])
+
+
+_DECODERS: dict[str, Callable[[_Unflattener, dict[str, Any]], Any]] = {
+    "$tensor": _Unflattener.tensor,
+    "$array": _Unflattener.array,
+    "$per_rank": _Unflattener.per_rank,
+    "$ordered": _Unflattener.ordered,
+    "$dict": lambda self, v: dict(self.pairs(v["$dict"])),
+    "$tuple": lambda self, v: tuple(map(self.decode, v["$tuple"])),
+    "$size": lambda _, v: torch.Size(v["$size"]),
+    "$float": lambda _, v: float(v["$float"]),
+    "$bytes": lambda _, v: base64.b64decode(v["$bytes"]),
+    "$complex": lambda _, v: complex(*map(float, v["$complex"])),
+    "$dtype": lambda _, v: torch_dtype(v["$dtype"]),
+    "$device": lambda _, v: torch.device(v["$device"]),
+    "$number": lambda _, v: np.frombuffer(bytes.fromhex(v["$number"]), np.dtype(v["dtype"]))[0],
+}
