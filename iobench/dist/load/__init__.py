@@ -1,0 +1,1 @@
+"""Loads of a checkpoint at any world size and with any shardings."""

@@ -1,0 +1,64 @@
+"""Reads one checkpoint, whether one process or several ranks saved it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.rebuild import unflatten
+from iobench.checkpoint.restore import OnCorrupt, read_plain, restore
+from iobench.checkpoint.store import CheckpointStore, store_at
+from iobench.writers.base import Writer
+from iobench.writers.image import Bytes
+from iobench.writers.registry import make
+from iobench.writers.transfer import Transfer
+
+__all__ = ["load_checkpoint", "read_any"]
+
+
+def load_checkpoint(
+    location: str | Path,
+    step: int | Literal["latest"] = "latest",
+    *,
+    writer: Writer | str = "hybrid",
+    on_corrupt: OnCorrupt = "raise",
+    like: Any = None,
+) -> Any:
+    """Return the state of a checkpoint in `location`, also while a Checkpointer writes there.
+
+    For evaluation and export: it takes no lock, asks no other rank and changes nothing. It reads
+    checkpoints of one process and of several ranks. See `Checkpointer.load`.
+    """
+    chosen = make(writer) if isinstance(writer, str) else writer
+    store = store_at(location, chosen)
+    return restore(store, chosen, step, on_corrupt=on_corrupt, like=like, read=read_any)[0]
+
+
+def read_any(
+    store: CheckpointStore,
+    writer: Writer,
+    step: int,
+    manifest: Manifest,
+    like: Any,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+) -> tuple[Any, Transfer]:
+    """Return the state for `rank` of `ranks`, and the transfer of its tensors.
+
+    Every byte that is used is compared with its checksum. Raises what `restore` raises.
+    """
+    if manifest.format == "dcp":
+        from iobench.dist.load.pieces import read_pieces
+
+        return read_pieces(store, writer, step, manifest, like, rank=rank, ranks=ranks)
+    state, transfer = read_plain(store, writer, step, manifest, like, rank=rank, ranks=ranks)
+    if like is not None:
+        from iobench.dist.load.like import resharded
+
+        state = resharded(state, like)
+    return state, transfer

@@ -1,0 +1,125 @@
+"""Shardings of a load: the DTensors of the state `like` say which rank gets which part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from iobench.checkpoint.per_rank import PerRank
+from iobench.dist.load.stored import StoredState
+from iobench.dist.saves.stock_values import Path, name_of, stock_paths
+from iobench.errors import StateMismatchError
+from iobench.formats.tensors import dtype_name
+
+__all__ = ["compared_with", "is_sharded", "local_box", "resharded", "sharded_like"]
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether a value is a DTensor. Without one, its module is not imported."""
+    return isinstance(value, torch.Tensor) and hasattr(value, "placements")
+
+
+def _walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and the value of every tensor and array of a state."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        yield path, value
+    elif isinstance(value, PerRank):
+        yield from _walk(value.value, path)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _walk(item, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _walk(item, (*path, number))
+
+
+def compared_with(
+    like: Any, stored: StoredState, skeleton: Any, rank: int, where: str
+) -> dict[str, Any]:
+    """Return the DTensors of `like` by the name of the saved tensor that they show.
+
+    Raises StateMismatchError unless all tensors of `like` are in the checkpoint and the other way
+    round, for the top-level entries of `like`, with equal dtypes and shapes.
+    """
+    if like is None:
+        return {}
+    saved = {path: name for path, name in stock_paths(skeleton, [rank])}
+    if isinstance(like, dict):
+        keys = set(map(str, like))
+        saved = {path: name for path, name in saved.items() if not path or path[0] in keys}
+    expected = dict(_walk(like))
+    misshaped = {}
+    for path in expected.keys() & saved.keys():
+        want, found = expected[path], stored.tensors[saved[path]]
+        if isinstance(want, np.ndarray):
+            continue  # its bytes are saved, perhaps with another dtype
+        have = f"{dtype_name(found.dtype)} {list(found.shape)}"
+        if f"{dtype_name(want.dtype)} {list(want.shape)}" != have:
+            misshaped[name_of(path)] = (f"{dtype_name(want.dtype)} {list(want.shape)}", have)
+    missing = [name_of(path) for path in expected if path not in saved]
+    unexpected = [name_of(path) for path in saved if path not in expected]
+    if missing or unexpected or misshaped:
+        raise StateMismatchError(
+            where, missing=missing, unexpected=unexpected, misshaped=misshaped
+        )
+    return {saved[path]: value for path, value in expected.items() if is_sharded(value)}
+
+
+def local_box(sharded: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the sizes and offsets of the part of a DTensor that this rank holds."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh = sharded.device_mesh
+    if mesh.get_coordinate() is None:
+        return (0,) * sharded.ndim, (0,) * sharded.ndim
+    sizes, offsets = compute_local_shape_and_global_offset(
+        sharded.shape, mesh, sharded.placements
+    )
+    return tuple(sizes), tuple(offsets)
+
+
+def empty_local(sharded: Any) -> torch.Tensor:
+    """Return new memory for this rank's part of a DTensor, on its device."""
+    device = sharded._local_tensor.device
+    if device.type == "meta":
+        kind = sharded.device_mesh.device_type
+        device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else kind
+    return torch.empty(local_box(sharded)[0], dtype=sharded.dtype, device=device)
+
+
+def sharded_like(sharded: Any, local: torch.Tensor) -> Any:
+    """Return a DTensor with the sharding of `sharded` on the memory `local`. No collective."""
+    from torch.distributed.tensor import DTensor
+
+    whole = torch.empty(sharded.shape, dtype=sharded.dtype, device="meta")
+    return DTensor.from_local(
+        local,
+        sharded.device_mesh,
+        sharded.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+
+
+def resharded(state: Any, like: Any) -> Any:
+    """Return `state` with the full tensors replaced by DTensors where `like` has some."""
+    if is_sharded(like) and isinstance(state, torch.Tensor):
+        local = empty_local(like)
+        part = state
+        for dim, (size, begin) in enumerate(zip(*local_box(like), strict=True)):
+            part = part.narrow(dim, begin, size)
+        local.copy_(part)
+        return sharded_like(like, local)
+    if isinstance(like, PerRank):
+        return resharded(state, like.value)
+    if isinstance(like, Mapping) and isinstance(state, dict):
+        for key in state.keys() & like.keys():
+            state[key] = resharded(state[key], like[key])
+        return state
+    if isinstance(like, list | tuple) and type(state) in (list, tuple) and len(like) == len(state):
+        return type(state)(resharded(one, other) for one, other in zip(state, like, strict=True))
+    return state

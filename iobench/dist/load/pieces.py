@@ -1,0 +1,131 @@
+"""read_pieces: the state of one rank from a checkpoint that any number of ranks saved."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.rebuild import unflatten
+from iobench.checkpoint.store import CheckpointStore
+from iobench.dist.load.like import compared_with, empty_local, local_box, sharded_like
+from iobench.dist.load.reader import DirectReader, PieceReader
+from iobench.dist.load.stored import StoredChunk, StoredPiece, StoredTensor, stored_state
+from iobench.dist.saves.stock_values import stock_paths
+from iobench.errors import DataMismatchError
+from iobench.formats.collector import collector_paused
+from iobench.formats.tensors import tensor_from_bytes
+from iobench.writers.base import Writer
+from iobench.writers.image import Bytes
+from iobench.writers.transfer import Transfer
+
+__all__ = ["read_pieces"]
+
+
+class _Wanted(NamedTuple):
+    """The elements at `offsets` of a saved tensor, to be copied into `memory`."""
+
+    memory: torch.Tensor
+    offsets: tuple[int, ...]
+
+
+class _Copy(NamedTuple):
+    """A part of a chunk that this rank needs: from `begin` in the chunk to `place`."""
+
+    chunk: StoredChunk
+    dtype: torch.dtype
+    begin: tuple[int, ...]
+    place: torch.Tensor
+
+
+def read_pieces(
+    store: CheckpointStore,
+    writer: Writer,
+    step: int,
+    manifest: Manifest,
+    like: Any,
+    *,
+    rank: int,
+    ranks: int,
+    reader: PieceReader | None = None,
+) -> tuple[Any, Transfer]:
+    """Return the state for `rank` of `ranks`; see `read_any`. `reader` fetches the pieces.
+
+    Only the pieces are read of which this rank needs a part: that of the DTensors in `like`, and
+    all of the other tensors.
+    """
+    stored = stored_state(store, writer, step, manifest)
+    skeleton = _selected(stored.skeleton, rank, ranks)
+    sharded = compared_with(like, stored, skeleton, rank, f"{store}: step {step}")
+    needed = dict.fromkeys(name for _, name in stock_paths(skeleton, range(manifest.world_size)))
+    tensors: dict[str, Any] = {}
+    copies: dict[StoredPiece, list[_Copy]] = defaultdict(list)
+    with collector_paused():
+        for name in needed:
+            saved = stored.tensors.get(name)
+            if saved is None:
+                raise DataMismatchError(f"{store}: step {step} lacks the tensor {name}")
+            wanted, tensors[name] = _wanted(saved, sharded.get(name))
+            _add_copies(name, saved, wanted, copies)
+
+    def deliver(piece: StoredPiece, data: Bytes) -> None:
+        for copy in copies[piece]:
+            _copy(copy, data)
+
+    chosen = reader or DirectReader(writer)
+    transfer = chosen.read(store.locate(step), stored.files, list(copies), deliver)
+    with collector_paused():
+        return unflatten(skeleton, tensors, rank=rank, ranks=ranks), transfer
+
+
+def _selected(value: Any, rank: int, ranks: int) -> Any:
+    """Return the skeleton with this rank's values of each PerRank that `ranks` ranks saved."""
+    if isinstance(value, list):
+        return [_selected(item, rank, ranks) for item in value]
+    if not isinstance(value, dict):
+        return value
+    own = value.get("$per_rank")
+    if own is not None and len(own) == ranks:
+        return _selected(own[rank], rank, ranks)
+    return {key: _selected(item, rank, ranks) for key, item in value.items()}
+
+
+def _wanted(saved: StoredTensor, sharded: Any) -> tuple[_Wanted, Any]:
+    """Return what this rank needs of a tensor, and the tensor on that memory."""
+    if sharded is None:
+        memory = torch.empty(saved.shape, dtype=saved.dtype, device="cpu")
+        return _Wanted(memory, (0,) * len(saved.shape)), memory
+    local = empty_local(sharded)
+    return _Wanted(local, local_box(sharded)[1]), sharded_like(sharded, local)
+
+
+def _add_copies(
+    name: str, saved: StoredTensor, wanted: _Wanted, copies: dict[StoredPiece, list[_Copy]]
+) -> None:
+    """Add what to copy. Raises DataMismatchError if the chunks do not cover what is wanted."""
+    left = wanted.memory.numel()
+    for chunk in saved.chunks:
+        begins, place = [], wanted.memory
+        for dim, (at, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+            first = max(at, wanted.offsets[dim])
+            last = min(at + size, wanted.offsets[dim] + wanted.memory.shape[dim])
+            if first >= last:
+                break
+            begins.append(first - at)
+            place = place.narrow(dim, first - wanted.offsets[dim], last - first)
+        else:
+            left -= place.numel()
+            copies[chunk.piece].append(_Copy(chunk, saved.dtype, tuple(begins), place))
+    if left:
+        raise DataMismatchError(f"the chunks of {name} do not cover it: {left} elements differ")
+
+
+def _copy(copy: _Copy, data: Bytes) -> None:
+    chunk, size = copy.chunk, prod(copy.chunk.sizes) * copy.dtype.itemsize
+    found = tensor_from_bytes(data[chunk.data_at : chunk.data_at + size], copy.dtype, chunk.sizes)
+    for dim, begin in enumerate(copy.begin):
+        found = found.narrow(dim, begin, copy.place.shape[dim])
+    copy.place.copy_(found)

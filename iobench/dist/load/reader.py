@@ -1,0 +1,152 @@
+"""PieceReader: reads pieces of a checkpoint's files, and compares each with its checksum."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import xxhash
+
+from iobench import linux
+from iobench.checkpoint.manifest import FileRecord
+from iobench.dist.load.stored import StoredPiece
+from iobench.environment.memory import host_takes_free_memory
+from iobench.errors import DataMismatchError
+from iobench.units import MIB
+from iobench.writers.base import Writer
+from iobench.writers.blocks.channel import Channel, Lease
+from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.transfer import Transfer
+
+__all__ = ["Deliver", "DirectReader", "PieceReader", "check_piece"]
+
+_AT_ONCE = 256 * MIB
+_GAP = MIB  # smaller gaps between two pieces are read, not skipped
+
+Deliver = Callable[[StoredPiece, Bytes], None]
+"""Takes the bytes of a piece, whose checksum is right. They are valid during the call."""
+
+
+class PieceReader(Protocol):
+    """How the pieces that a load needs reach this rank."""
+
+    def read(
+        self,
+        location: str | Path,
+        files: Mapping[str, FileRecord],
+        pieces: Iterable[StoredPiece],
+        deliver: Deliver,
+    ) -> Transfer:
+        """Deliver each of `pieces` once, in any order, after its checksum was compared.
+
+        All ranks call it, each with the pieces that it needs. Raises DataMismatchError for a piece
+        with another checksum and for a file of another size, and TransferError.
+        """
+
+
+def check_piece(piece: StoredPiece, data: Bytes, location: str | Path) -> None:
+    """Raise DataMismatchError if `data` are not the bytes of `piece`."""
+    if xxhash.xxh3_64_hexdigest(data.data) != piece.xxh3_64:
+        raise DataMismatchError(
+            f"{location}/{piece.path}: damaged, the checksum of {piece.name} differs"
+        )
+
+
+@dataclass
+class _Run:
+    """Pieces that are read together: whole pages from `start` to `stop`."""
+
+    start: int
+    stop: int
+    pieces: list[StoredPiece]
+
+
+class DirectReader:
+    """Reads what this rank needs from storage, up to 256 MiB at once, through `writer`.
+
+    Storage delivers the next run of pieces while the last one is compared and copied.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def read(
+        self,
+        location: str | Path,
+        files: Mapping[str, FileRecord],
+        pieces: Iterable[StoredPiece],
+        deliver: Deliver,
+    ) -> Transfer:
+        """Read the pieces; see PieceReader."""
+        by_file: dict[str, list[StoredPiece]] = {}
+        for piece in pieces:
+            by_file.setdefault(piece.path, []).append(piece)
+        transfers = [
+            transfer
+            for path, wanted in by_file.items()
+            for transfer in self._read_file(location, files[path], wanted, deliver)
+        ]
+        return Transfer.total(transfers or [self._nothing()])
+
+    def _nothing(self) -> Transfer:
+        return self._writer._meter().transfer(self._writer.name, "read", 0, durable=True, files=0)
+
+    def _read_file(
+        self,
+        location: str | Path,
+        file: FileRecord,
+        wanted: Sequence[StoredPiece],
+        deliver: Deliver,
+    ) -> list[Transfer]:
+        # Address space for the whole file. Pages take memory when they are read, and give_up_pages
+        # below frees them once they are copied.
+        memory = fresh_pages(file.size_bytes, huge=not host_takes_free_memory())
+        image = FileImage.of(file.path, [memory])
+        transfers: list[Transfer] = []
+
+        def fetch(run: _Run) -> None:
+            stop = min(run.stop, file.size_bytes)
+            transfers.append(self._writer.read(image, location, start=run.start, stop=stop))
+
+        ahead: Channel[_Run] = Channel(lambda: ahead.serve(fetch), name="iobench-load", limit=2)
+        leases = [Lease(run) for run in _runs(wanted)]
+        try:
+            ahead.submit(leases[0])
+            for lease, following in itertools.zip_longest(leases, leases[1:]):
+                ahead.wait(lease)
+                run, done = lease.item, lease.item.stop
+                if following:
+                    ahead.submit(following)
+                    done = min(done, following.item.start)
+                for piece in run.pieces:
+                    data = memory[piece.start : piece.stop]
+                    check_piece(piece, data, location)
+                    deliver(piece, data)
+                linux.give_up_pages(memory.ctypes.data + run.start, done - run.start)
+        finally:
+            ahead.close(drop=True)
+        return transfers
+
+
+def _runs(pieces: Sequence[StoredPiece]) -> Iterator[_Run]:
+    """Group the pieces by file offset: those near each other become one run.
+
+    Runs are whole pages, so a run may begin with the page that the run before ends with.
+    """
+    run: _Run | None = None
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        start = piece.start - piece.start % linux.PAGE
+        stop = -(-piece.stop // linux.PAGE) * linux.PAGE
+        if run and start - run.stop < _GAP and max(stop, run.stop) - run.start <= _AT_ONCE:
+            run.stop = max(stop, run.stop)
+            run.pieces.append(piece)
+            continue
+        if run:
+            yield run
+        run = _Run(start, stop, [piece])
+    if run:
+        yield run

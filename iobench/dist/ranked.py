@@ -1,0 +1,228 @@
+"""RankedCheckpointer: the Checkpointer of one rank among several."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlanner
+
+from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.order import by_age
+from iobench.checkpoint.persister import Snapshot
+from iobench.checkpoint.restore import Loaded, OnCorrupt
+from iobench.checkpoint.retention import Retention
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.schedule import Every
+from iobench.checkpoint.slots import SlotPool
+from iobench.checkpoint.snapshot import copy_into
+from iobench.dist.agreed import agreed
+from iobench.dist.checkpointer import Checkpointer
+from iobench.dist.control import shared_control
+from iobench.dist.load.ranks import load_together
+from iobench.dist.saves.assembly import Assembly
+from iobench.dist.saves.committer import RankCommitter
+from iobench.dist.saves.content import RankContent
+from iobench.dist.saves.part_writer import PartWriter
+from iobench.dist.saves.persister import RankPersister
+from iobench.dist.saves.planning import Planning
+from iobench.dist.saves.structure import LocalState
+from iobench.dist.world import World
+from iobench.errors import RankError, UsageError
+from iobench.writers.blocks.channel import Lease
+
+__all__ = ["RankedCheckpointer"]
+
+_made = itertools.count()
+
+
+class RankedCheckpointer(Checkpointer):
+    """What `iobench.Checkpointer` is in a job of several ranks; see there.
+
+    Rank 0 has the lock of the directory and the list of checkpoints, and decides. The others
+    follow. The trainer's thread and the persister's thread each have calls of their own.
+    """
+
+    _persister: RankPersister
+    _ledger: Ledger
+
+    def __init__(self, location: str | Path, *, world: World | None = None, **options: Any) -> None:
+        self._world = world or World.detect()
+        # All ranks make their Checkpointers in the same order.
+        control = shared_control(self._world).sub(f"checkpointer {next(_made)}")
+        self._control, self._background = control.sub("trainer"), control.sub("persister")
+        self._number = 0
+        super().__init__(location, world=self._world, **options)
+
+    def _open(
+        self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
+    ) -> None:
+        leads = self._world.rank == 0
+        try:
+            self._agreed(f"opening {location}", lambda: self._lead(location, keep))
+            self._agreed(f"looking at {location}", lambda: self._writer.require(location))
+            hosts = self._agreed("hosts", lambda: self._world.host)
+        except BaseException:
+            self._store.release()
+            raise
+        self._planning = Planning(self._control, self._planner(), deadline_s=self._deadline_s)
+        committer = RankCommitter(
+            control=self._background,
+            store=self._store,
+            parts=PartWriter(world=self._world, writer=self._writer, rate_bytes_per_s=limit),
+            deadline_s=self._deadline_s,
+            ledger=self._ledger if leads else None,
+            assembly=Assembly(
+                store=self._store, writer=self._writer, world=self._world, hosts=hosts
+            )
+            if leads
+            else None,
+        )
+        self._committer = committer  # type: ignore[assignment]  # of several ranks
+        self._persister = RankPersister(
+            pool, committer.persist, control=self._control, deadline_s=self._deadline_s
+        )
+
+    def _lead(self, location: str | Path, keep: Retention) -> None:
+        """Take the location for all ranks, in rank 0."""
+        if self._world.rank == 0:
+            self._store.acquire()
+            self._writer.require(location)
+            self._store.clean()
+            self._ledger = Ledger(self._store, keep)
+
+    def _agreed(self, phase: str, work: Callable[[], Any]) -> list[Any]:
+        return agreed(self._control, phase, work, deadline_s=self._deadline_s)
+
+    def _planner(self) -> Callable[[], SavePlanner]:
+        return DefaultSavePlanner
+
+    def due(self, step: int) -> bool:
+        """Return whether to save after `step`, by the schedule of rank 0."""
+        if self._schedule is None or type(self._schedule) is Every:  # it depends on the steps alone
+            return super().due(step)
+        own = super().due(step)
+        found: bool = self._control.broadcast("due", own, deadline_s=self._deadline_s)
+        return found
+
+    def _content_of(self, state: Any) -> RankContent:
+        local = self._planning.local(state)
+        return self._planning.content(-1, local, self._agreed("plan", lambda: local.told()))
+
+    def _begin(self, state: Any, step: int) -> tuple[RankContent, Save]:
+        """Agree with the other ranks about the save of `step`; copy nothing."""
+        self._check_usable()
+        save = Save(step=step, status="copying", created_s=time.time())
+        found: list[LocalState] = []
+
+        def look() -> dict[str, Any]:
+            self._finish_copy()
+            if type(step) is not int or step < 0:
+                raise UsageError(f"step {step!r}: a whole number, 0 or more")
+            found.append(self._planning.local(state))
+            if self._world.rank == 0:
+                self._ledger.claim(save)
+            return {**found[0].told(), "failed": list(self._persister.failed)}
+
+        try:
+            every = self._agreed(f"save of step {step}", look)
+            self._raise_failure([number for one in every for number in one["failed"]])
+            self._number += 1
+            content = self._planning.content(self._number, found[0], every)
+        except BaseException as error:
+            save.fail(error)
+            raise
+        save.size_bytes = content.size_bytes
+        self._saves.append(save)
+        return content, save
+
+    def _raise_failure(self, failed: list[int]) -> None:
+        """Raise what failed in the background, in all ranks alike. `failed` are saves by number."""
+        if not failed:
+            return
+        self._persister.wait()  # this rank may not know yet
+        self._persister.raise_failure()
+        raise RankError("a save failed in the background of another rank")
+
+    def _save_from_gpu(self, lease: Lease[Snapshot[Any]]) -> None:
+        save, content = lease.item.save, lease.item.content
+        memory = None
+        try:
+            try:
+                self._persister.take(lease, pinned=True)
+                memory = lease.item.memory
+                save.pages_s = copy_into(memory, content)
+            except Exception as error:  # noqa: BLE001 -- the commit raises it in all ranks
+                save.fail(error)
+            self._committer.commit(save, content, memory)
+        finally:
+            self._persister.give_back(lease)
+
+    def _restore(
+        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
+    ) -> tuple[Any, Loaded]:
+        leads = self._world.rank == 0
+        state, loaded = load_together(
+            self._agreed,
+            self._world,
+            self._store,
+            self._writer,
+            step,
+            on_corrupt=on_corrupt,
+            like=like,
+            known=self._ledger.serials() if leads and step == "latest" else None,
+        )
+        if leads:
+            self._ledger.resumed_from(loaded.step)
+        return state, loaded
+
+    def latest(self) -> int | None:
+        """Return the step that was saved last, as this rank sees the directory; None without one.
+
+        It asks no other rank. `load` restores what rank 0 sees.
+        """
+        known = None
+        if self._world.rank == 0 and self._unclosed.alive:
+            known = self._ledger.serials()
+        steps = by_age(self._store, known)
+        return steps[-1] if steps else None
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint `step`, in all ranks together. UsageError if there is none."""
+        self._check_usable()
+        self._finish_copy()
+        self._persister.wait()
+
+        def remove() -> None:
+            if self._world.rank == 0:
+                self._ledger.remove(step)
+
+        self._agreed(f"remove of step {step}", remove)
+
+    def close(self) -> None:
+        """Wait for every save and for all ranks, release the lock, and raise the first error."""
+        if not self._unclosed.alive or os.getpid() != self._pid:
+            return
+        self._finish_copy()
+        self._persister.wait()
+        lost = None
+        try:
+            self._control.barrier("close", deadline_s=self._deadline_s)
+        except RankError as error:
+            lost = error
+        super().close()
+        if lost is not None:
+            raise lost
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._unclosed.alive and os.getpid() == self._pid:
+            # The other ranks may wait for this one elsewhere, and never come to `close`.
+            self._finish_copy()
+            self._persister.wait()
+            self._control.fail(error)
+        super().__exit__(kind, error, trace)

@@ -1,0 +1,1 @@
+"""Saves and loads of one checkpoint by all ranks of a job."""

@@ -1,0 +1,119 @@
+"""PartWriter: writes what one rank contributes to a checkpoint, durably."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from iobench.checkpoint.commit import recorded
+from iobench.checkpoint.pacing import PacedImage
+from iobench.dist.saves.content import RankContent, data_file
+from iobench.dist.saves.part import Part, part_file
+from iobench.dist.saves.plan import Box
+from iobench.dist.saves.stock_values import ValueFiles, own_skeletons, stock_values
+from iobench.dist.world import World
+from iobench.errors import TransferError
+from iobench.writers.base import Writer
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.transfer import Transfer
+
+__all__ = ["PartWriter", "Written"]
+
+
+class Written(NamedTuple):
+    """A part on storage: its transfer, and the XXH3-64 of its part manifest."""
+
+    transfer: Transfer
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartWriter:
+    """Writes the parts of one rank through `writer`."""
+
+    world: World
+    writer: Writer
+    rate_bytes_per_s: int | None
+    _values: ValueFiles = field(default_factory=ValueFiles)
+
+    def write(
+        self, content: RankContent, memory: Bytes | None, directory: str | Path, attempt: str
+    ) -> Written:
+        """Write this rank's file, and then its part manifest. On return both are durable.
+
+        The tensors are in `memory`, or else in the trainer's own. Raises TransferError.
+        """
+        rank = self.world.rank
+        skeleton = json.loads(content.skeleton)
+        values = [
+            value
+            for value in stock_values(skeleton, rank)
+            if value.own or rank == 0 or not content.alike
+        ]
+        files = self._values.files(values)
+        end = b"".join(files.values())
+        image = (
+            content.whole_image(end) if memory is None else content.image_in(memory, end)
+        )
+        pieces = [
+            *_pieces(content),
+            *((f"{name} (value)", len(file)) for name, file in files.items()),
+        ]
+        limit = self.rate_bytes_per_s
+        with recorded(image, pieces) as records:
+            sent = PacedImage.over(image, limit) if limit else image
+            transfer = self.writer.write(sent, directory, sync_directory=False)
+        if not transfer.durable:
+            raise TransferError(
+                f"{directory}: writer {self.writer.name!r} did not make its file durable; the "
+                "checkpoint is not committed"
+            )
+        (record,) = records
+        text = Part(
+            attempt=attempt,
+            rank=rank,
+            host=self.world.host,
+            file=record,
+            values=tuple({value.path: None for value in values}),
+            skeleton=skeleton if rank == 0 or not content.alike else None,
+            own=[own[0] for own in own_skeletons(skeleton)],
+        ).to_json()
+        # Each rank syncs the directory too: on a file system of several nodes, the sync of rank 0
+        # need not make the names durable that others made.
+        self.writer.write(FileImage.of(part_file(rank), [text.encode()]), directory)
+        return Written(transfer, xxhash.xxh3_64_hexdigest(text.encode()))
+
+    def discard(self, directory: str | Path) -> None:
+        """Remove what this rank wrote, where rank 0 has not done so.
+
+        That is on a directory of this node alone, or after rank 0 was lost. What cannot be removed
+        has a hidden name, and the next start removes it.
+        """
+        if not isinstance(directory, Path):
+            return  # rank 0 removes all objects of the prefix
+        for name in (data_file(self.world.rank), part_file(self.world.rank)):
+            with contextlib.suppress(OSError):
+                os.unlink(directory / name)
+        try:
+            directory.rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise TransferError.wrap(error, "removing", directory) from error
+
+
+def _pieces(content: RankContent) -> Iterator[tuple[str, int]]:
+    boxes = content.plan.boxes[content.rank]
+    for box, item in zip(boxes, content.plan.file.items, strict=True):
+        yield _shown(box), item.stop - item.start
+
+
+def _shown(box: Box) -> str:
+    return f"{box.name} {list(box.offsets)}" if any(box.offsets) else box.name

@@ -1,0 +1,141 @@
+"""Plan: which rank writes which part of each tensor. The ranks make it together, once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+
+from iobench.dist.saves.plan_json import read_plan, write_plan
+from iobench.dist.saves.structure import Held, LocalState, RankStructure
+from iobench.errors import StateError
+from iobench.formats.dcp_file import DcpFile
+
+__all__ = ["Box", "Plan", "Source", "local_plan", "made_plan"]
+
+
+class Box(NamedTuple):
+    """Elements [offset, offset + size) of the tensor `name` in each dimension."""
+
+    name: str
+    dtype: torch.dtype
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Source(NamedTuple):
+    """Where this rank has a box: in its tensor `number`, `shift` bytes after its beginning.
+
+    One that is not contiguous there is `narrow` (begin, size) in each dimension.
+    """
+
+    number: int
+    shift: int
+    narrow: tuple[tuple[int, int], ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Boxes by rank, in the order of each rank's file, and DCP's metadata of the tensors.
+
+    `file` is the layout of this rank's file, `sources` where it has the boxes. `uniform`: the
+    skeletons of all ranks are the same, PerRank excepted.
+    """
+
+    boxes: list[list[Box]] = field(repr=False)
+    metadata: Metadata = field(repr=False)
+    file: DcpFile = field(repr=False)
+    sources: list[Source] = field(repr=False)
+    uniform: bool
+
+
+def local_plan(planner: SavePlanner, state: LocalState) -> list[Any]:
+    """Return what this rank holds, as JSON for `made_plan`. `planner` is DCP's."""
+    structure = state.structure
+    named = dict(zip(structure.names, state.tensors, strict=True))
+    for name, whole in zip(structure.names, state.wholes, strict=False):
+        if whole is not None:
+            named[name] = whole.detach()
+    for name in structure.tied:
+        del named[name]
+    planner.set_up_planner(named, None, True)
+    return write_plan(planner.create_local_plan())
+
+
+def made_plan(
+    planner: SavePlanner, structure: RankStructure, rank: int, rows: list[list[Any]], uniform: bool
+) -> Plan:
+    """Return the plan that all ranks make alike from the local plans `rows` of all of them.
+
+    Raises StateError for tensors that differ between ranks or do not fit together.
+    """
+    plans = [read_plan(one) for one in rows]
+    _check_equal(plans)
+    try:
+        global_plans, metadata = planner.create_global_plan(plans)
+    except (ValueError, AssertionError) as error:
+        raise StateError(f"the states of the ranks do not fit together: {error}") from error
+    boxes = [_boxes(plan) for plan in global_plans]
+    numbers = {name: at for at, name in enumerate(structure.names)}
+    return Plan(
+        boxes=boxes,
+        metadata=metadata,
+        file=DcpFile([(box.dtype, box.sizes) for box in boxes[rank]]),
+        sources=[
+            _source(box, numbers[box.name], structure.held[box.name], structure.strides[box.name])
+            for box in boxes[rank]
+        ],
+        uniform=uniform,
+    )
+
+
+def _boxes(plan: SavePlan) -> list[Box]:
+    boxes = []
+    for item in plan.items:
+        data = item.tensor_data
+        assert data is not None
+        chunk = data.chunk
+        boxes.append(
+            Box(item.index.fqn, data.properties.dtype, tuple(chunk.offsets), tuple(chunk.sizes))
+        )
+    return boxes
+
+
+def _check_equal(plans: list[SavePlan]) -> None:
+    """Raise StateError for a tensor with another dtype or shape on another rank."""
+    first: dict[str, tuple[int, Any]] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            data = item.tensor_data
+            assert data is not None
+            found = (data.properties.dtype, tuple(data.size), item.type)
+            other, expected = first.setdefault(item.index.fqn, (rank, found))
+            if found != expected:
+                raise StateError(
+                    f"{item.index.fqn} is {_shown(*expected)} on rank {other} and "
+                    f"{_shown(*found)} on rank {rank}; wrap state of one rank in iobench.PerRank"
+                )
+
+
+def _shown(dtype: torch.dtype, shape: tuple[int, ...], kind: Any) -> str:
+    return f"a {'DTensor' if kind.name == 'SHARD' else 'tensor'} of {dtype} {list(shape)}"
+
+
+def _source(box: Box, number: int, held: Held, stride: tuple[int, ...]) -> Source:
+    narrow = tuple(
+        (at - begin, size)
+        for at, begin, size in zip(box.offsets, held.offsets, box.sizes, strict=True)
+    )
+    view = torch.empty_strided(held.sizes, stride, device="meta", dtype=box.dtype)
+    for dim, (begin, size) in enumerate(narrow):
+        view = view.narrow(dim, begin, size)
+    if not math.prod(box.sizes):
+        return Source(number, 0, None)
+    shift = int(view.storage_offset()) * box.dtype.itemsize
+    return Source(number, shift, None if view.is_contiguous() else narrow)
+
+

@@ -1,0 +1,137 @@
+"""The plain values of a state as stock DCP stores them, found in the state's skeleton.
+
+Stock DCP joins the keys of dicts to a name. It stores a value without tensors under one name, as
+`torch.save` writes it: a number, a tuple, or a list without tensors and dicts in it. Tuples with
+tensors in them are stored like lists, and numpy arrays like tensors.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from iobench.checkpoint.rebuild import unflatten
+from iobench.checkpoint.tree_spec import json_text
+
+__all__ = ["StockValue", "ValueFiles", "name_of", "own_skeletons", "stock_paths", "stock_values"]
+
+Path = tuple[str | int, ...]
+
+
+class StockValue(NamedTuple):
+    """A plain value at `path` of the state, as JSON. `own`: it is inside of a PerRank."""
+
+    path: Path
+    encoded: Any
+    own: bool
+
+
+def name_of(path: Path) -> str:
+    """Return stock DCP's name of what is at `path`."""
+    return ".".join(map(str, path))
+
+
+def stock_values(skeleton: Any, rank: int) -> list[StockValue]:
+    """Return the plain values in the skeleton of one rank."""
+    found = _visit(skeleton, (), [rank], False)
+    return [one for one in found if isinstance(one, StockValue)]
+
+
+def stock_paths(skeleton: Any, ranks: Sequence[int]) -> list[tuple[Path, str]]:
+    """Return the path and the name of all tensors and arrays in the skeleton of `ranks`."""
+    return [one for one in _visit(skeleton, (), ranks, False) if not isinstance(one, StockValue)]
+
+
+def own_skeletons(skeleton: Any) -> Iterator[list[Any]]:
+    """Yield the list of the ranks' values of each PerRank, in the order of the state."""
+    if isinstance(skeleton, list):
+        for item in skeleton:
+            yield from own_skeletons(item)
+    elif isinstance(skeleton, dict):
+        if "$per_rank" in skeleton:
+            yield skeleton["$per_rank"]
+            return
+        for item in skeleton.values():
+            yield from own_skeletons(item)
+
+
+_Tensor = tuple[Path, str]
+
+
+def _visit(
+    value: Any, path: Path, ranks: Sequence[int], own: bool
+) -> Iterator[StockValue | _Tensor]:
+    if isinstance(value, dict):
+        tag = next(iter(value), "")
+        if tag in ("$tensor", "$array"):
+            yield path, value[tag]
+            return
+        if tag == "$per_rank":
+            for rank, item in zip(ranks, value[tag], strict=True):
+                yield from _visit(item, (*path, f"rank{rank}"), ranks, True)
+            return
+        if tag in ("$dict", "$ordered"):
+            for key, item in value[tag]:
+                yield from _visit(item, (*path, str(unflatten(key, {}))), ranks, own)
+            return
+        if not tag.startswith("$"):
+            for key, item in value.items():
+                yield from _visit(item, (*path, key), ranks, own)
+            return
+    if _has_parts(value):
+        for number, item in enumerate(value if isinstance(value, list) else value["$tuple"]):
+            yield from _visit(item, (*path, number), ranks, own)
+        return
+    yield StockValue(path, value, own)
+
+
+def _has_parts(value: Any) -> bool:
+    """Whether a value is a list or tuple whose items have names of their own."""
+    if isinstance(value, list):
+        return any(_is_container(item) or _has_parts(item) for item in value)
+    if isinstance(value, dict) and "$tuple" in value:
+        return any(_has_tensors(item) for item in value["$tuple"])
+    return False
+
+
+def _is_container(value: Any) -> bool:
+    """Whether an item of a list is a tensor, an array or a dict."""
+    if not isinstance(value, dict):
+        return False
+    tag = next(iter(value), "")
+    return not tag.startswith("$") or tag in ("$tensor", "$array", "$dict", "$ordered", "$per_rank")
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_tensors, value))
+    if isinstance(value, dict):
+        return not {"$tensor", "$array"}.isdisjoint(value) or any(map(_has_tensors, value.values()))
+    return False
+
+
+class ValueFiles:
+    """Makes the file of `torch.save` for values; an unchanged one is made once."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[Any, bytes]] = {}
+
+    def files(self, values: Sequence[StockValue]) -> dict[str, bytes]:
+        """Return the file of each value by its name."""
+        made: dict[str, tuple[Any, bytes]] = {}
+        for path, encoded, _ in values:
+            name = name_of(path)
+            last, text = self._last.get(name), json_text(encoded)
+            same = last is not None and last[0] == text
+            made[name] = last if last and same else (text, _saved(unflatten(encoded, {})))
+        self._last = made
+        return {name: file for name, (_, file) in made.items()}
+
+
+def _saved(value: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
