@@ -15,7 +15,7 @@ from iobench.environment import DeviceCounters
 from iobench.environment.memory import memory_stall_s
 from iobench.results.records import DeviceCounts, Interference
 
-__all__ = ["Counted", "Counters", "Growth", "Monitor", "Usage"]
+__all__ = ["Counted", "Counters", "Growth", "Monitor", "Usage", "foreign_bytes"]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7  # columns of the cpu line of /proc/stat
@@ -160,8 +160,8 @@ class Counters:
                 memory_stall_s=None
                 if now.memory_stall_s is None or before.memory_stall_s is None
                 else now.memory_stall_s - before.memory_stall_s,
-                foreign_read_bytes=_foreign(moved.read_bytes if moved else None, read),
-                foreign_write_bytes=_foreign(moved.write_bytes if moved else None, write),
+                foreign_read_bytes=foreign_bytes(moved.read_bytes if moved else None, read),
+                foreign_write_bytes=foreign_bytes(moved.write_bytes if moved else None, write),
             ),
             growth=self._growth(now, elapsed),
         )
@@ -200,7 +200,7 @@ class Counters:
         )
 
 
-def _foreign(device: int | None, process: int | None) -> int | None:
+def foreign_bytes(device: int | None, process: int | None) -> int | None:
     """Return the bytes that other processes moved, at least 0.
 
     The kernel counts buffered writes of a process when it dirties pages. The device counts them

@@ -41,13 +41,20 @@ class Failed:
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """The jobs of a run, in this process or in child processes."""
+    """The jobs of a run: in this process, in child processes, or in the ranks of a launcher."""
 
     apart: bool
-    """Whether the jobs run in child processes."""
+    """Whether there are several jobs, which have a directory each and do not run here alone."""
+    spread: bool = False
+    """Whether the jobs run in ranks, which may be on several nodes, and are released together."""
 
-    def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
-        """Run `what` in the first `count` jobs at once; return their replies in order."""
+    def ask(
+        self, count: int, what: Callable[[Job], T], release: Callable[[], object] | None = None
+    ) -> list[T]:
+        """Run `what` in the first `count` jobs at once; return their replies in order.
+
+        `release` is called at the moment at which they begin.
+        """
 
 
 class InProcess(Executor):
@@ -58,8 +65,12 @@ class InProcess(Executor):
     def __init__(self, setup: JobSetup) -> None:
         self.job = Job(setup)
 
-    def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
+    def ask(
+        self, count: int, what: Callable[[Job], T], release: Callable[[], object] | None = None
+    ) -> list[T]:
         assert count == 1
+        if release:
+            release()
         return [what(self.job)]
 
     def __exit__(self, *_: object) -> None:
@@ -87,9 +98,13 @@ class ProcessGroup(Executor):
         self._environment = {"TMPDIR": str(temporary)} if temporary else {}
         self._members: list[_Member] = []
 
-    def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
+    def ask(
+        self, count: int, what: Callable[[Job], T], release: Callable[[], object] | None = None
+    ) -> list[T]:
         if not self._members:
             self._start()
+        if release:
+            release()
         return self._ask(count, what)
 
     def _start(self) -> None:
