@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.plan import Plan
+from iobench.bench.ranks.group import RankGroup
 from iobench.bench.targets.base import Scratch
 from iobench.errors import CeilingError
 from iobench.results import CeilingSample, Operation, Run
@@ -20,6 +23,20 @@ __all__ = ["CeilingJobs"]
 # In simulations this lowers the ceiling by at most 0.1% when rates scatter by 10%, and by 0.3% when
 # they scatter by 20% (docs/statistics.md).
 _BEATEN = 0.95
+
+
+class Start(Protocol):
+    """Starts a fio job, as `fio.started` does."""
+
+    def __call__(
+        self,
+        job: fio.FioJob,
+        operation: Operation,
+        directory: Path | str,
+        size_bytes: int,
+        *,
+        fallocate: bool = True,
+    ) -> AbstractContextManager[Callable[[], fio.FioSample]]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +53,30 @@ class CeilingJobs:
     directory: Path
     size_bytes: int
     fallocate: bool
+    start: Start = fio.started
+    cleanup: Callable[[Path], None] = fio.cleanup
     remaining: list[fio.FioJob] = field(default_factory=lambda: list(fio.JOBS))
     _rates: dict[Operation, dict[fio.FioJob, list[float]]] = field(
         default_factory=lambda: {"save": {}, "restore": {}}
     )
 
     @classmethod
-    def of(cls, run: Run, plan: Plan, scratch: Scratch, target: str | None) -> CeilingJobs:
+    def of(
+        cls,
+        run: Run,
+        plan: Plan,
+        scratch: Scratch,
+        target: str | None,
+        ranks: RankGroup | None = None,
+    ) -> CeilingJobs:
         """Return the jobs of `run` in the directory of `scratch`, which is in `target`.
 
-        Only for targets with a ceiling.
+        Only for targets with a ceiling. With `ranks`, each job runs on all their nodes at once.
         """
         assert scratch.directory is not None
         return cls(
+            start=fio.started if ranks is None else ranks.started,
+            cleanup=fio.cleanup if ranks is None else ranks.cleanup,
             run_id=run.run_id,
             target=target,
             directory=scratch.directory,
@@ -83,7 +111,7 @@ class CeilingJobs:
                 rates = self._rates[operation].setdefault(job, [])
                 rates.append(sample.bytes / sample.elapsed_s)
         finally:
-            fio.cleanup(self.directory)
+            self.cleanup(self.directory)
 
     def _beaten(self, job: fio.FioJob, operation: Operation) -> bool:
         """Return whether `job` cannot become the fastest any more, as far as two samples show."""
@@ -101,7 +129,7 @@ class CeilingJobs:
         size, elapsed_s, cpu_s, error = 0, 0.0, None, None
         where = self.directory, self.size_bytes
         try:
-            with fio.started(job, operation, *where, fallocate=self.fallocate) as measure:
+            with self.start(job, operation, *where, fallocate=self.fallocate) as measure:
                 ready()
                 measured = measure()
             size, elapsed_s, cpu_s = measured.bytes, measured.elapsed_s, measured.cpu_s

@@ -65,8 +65,8 @@ def over_machines(counted: Counted, others: Sequence[NodeCounts]) -> Counted:
         return counted
     own, device = counted.interference, counted.device
     devices = [one.device for one in others]
-    read = _sum([device.read_bytes, *(one and one.read_bytes for one in devices)])
-    write = _sum([device.write_bytes, *(one and one.write_bytes for one in devices)])
+    read = _sum([device.read_bytes, *(one.read_bytes if one else None for one in devices)])
+    write = _sum([device.write_bytes, *(one.write_bytes if one else None for one in devices)])
     process = device.process_read_bytes, device.process_write_bytes
     return replace(
         counted,

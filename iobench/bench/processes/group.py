@@ -26,9 +26,12 @@ from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.processes.job import Job, JobSetup
 from iobench.errors import JobError
 
-__all__ = ["Executor", "Failed", "InProcess", "ProcessGroup"]
+__all__ = ["Executor", "Failed", "InProcess", "ProcessGroup", "Release"]
 
 _PROGRAM = Path(__file__).with_name("job_process.py")
+
+Release = Callable[[float | None], object]
+"""Receives the moment of time.perf_counter at which jobs begin; None for now."""
 
 T = TypeVar("T")
 
@@ -45,15 +48,13 @@ class Executor(AbstractContextManager["Executor"], Protocol):
 
     apart: bool
     """Whether there are several jobs, which have a directory each and do not run here alone."""
-    spread: bool = False
-    """Whether the jobs run in ranks, which may be on several nodes, and are released together."""
 
     def ask(
-        self, count: int, what: Callable[[Job], T], release: Callable[[], object] | None = None
+        self, count: int, what: Callable[[Job], T], release: Release | None = None
     ) -> list[T]:
         """Run `what` in the first `count` jobs at once; return their replies in order.
 
-        `release` is called at the moment at which they begin.
+        `release` is called when they begin, or just before with the moment at which they will.
         """
 
 
@@ -66,11 +67,11 @@ class InProcess(Executor):
         self.job = Job(setup)
 
     def ask(
-        self, count: int, what: Callable[[Job], T], release: Callable[[], object] | None = None
+        self, count: int, what: Callable[[Job], T], release: Release | None = None
     ) -> list[T]:
         assert count == 1
         if release:
-            release()
+            release(None)
         return [what(self.job)]
 
     def __exit__(self, *_: object) -> None:
@@ -99,12 +100,12 @@ class ProcessGroup(Executor):
         self._members: list[_Member] = []
 
     def ask(
-        self, count: int, what: Callable[[Job], T], release: Callable[[], object] | None = None
+        self, count: int, what: Callable[[Job], T], release: Release | None = None
     ) -> list[T]:
         if not self._members:
             self._start()
         if release:
-            release()
+            release(None)
         return self._ask(count, what)
 
     def _start(self) -> None:

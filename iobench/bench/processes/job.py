@@ -80,6 +80,8 @@ class Done:
     """The counters of its machine, if it is the one that counts there."""
     late_s: float = 0.0
     """How long after the common release it began."""
+    clock_error_s: float = 0.0
+    """By how much `at_s` may be wrong, where it was read from another clock."""
 
 
 class Job:

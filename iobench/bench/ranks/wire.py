@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any, TypeVar, get_type_hints
 
 from iobench.bench.processes.job import Job
+from iobench.bench.ranks.rank_job import RankJob
 from iobench.errors import JobError
 from iobench.results.codec import decode, to_plain
 
@@ -15,19 +16,21 @@ __all__ = ["command_of", "message_of", "reply_of"]
 T = TypeVar("T")
 
 
-def message_of(what: Callable[[Job], Any]) -> dict[str, Any]:
-    """Return the message for `partial(Job.method, name=value)`.
+def message_of(what: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the message for `partial(Job.method, name=value)`, also of RankJob.
 
-    Raises ValueError for anything else: only methods of Job, with named arguments, have a message.
+    Raises ValueError for anything else: only methods of a job, with named arguments, have a
+    message.
     """
-    method = getattr(what, "func", what)
+    method, given = (what.func, what.keywords) if isinstance(what, partial) else (what, {})
     name = getattr(method, "__name__", "")
-    if getattr(Job, name, None) is not method or getattr(what, "args", ()):
+    known = getattr(Job, name, None), getattr(RankJob, name, None)
+    if method not in known or (isinstance(what, partial) and what.args):
         raise ValueError(f"{what!r} is not a method of Job with named arguments")
-    return {"do": name, "with": to_plain(getattr(what, "keywords", {}))}
+    return {"do": name, "with": to_plain(given)}
 
 
-def command_of(message: Any) -> Callable[[Job], Any]:
+def command_of(message: Any) -> Callable[[RankJob], Any]:
     """Return the command in `message`. Raises ValueError if it is not one of `message_of`."""
     name, given = message["do"], message["with"]
     types = _types(name)
@@ -37,11 +40,11 @@ def command_of(message: Any) -> Callable[[Job], Any]:
     return partial(_call, name, values)
 
 
-def _call(name: str, values: dict[str, Any], job: Job) -> Any:
+def _call(name: str, values: dict[str, Any], job: RankJob) -> Any:
     return getattr(job, name)(**values)
 
 
-def reply_of(what: Callable[[Job], T], plain: Any, who: str) -> T:
+def reply_of(what: Callable[[Any], T], plain: Any, who: str) -> T:
     """Return the reply to `what` from its plain values. Raises JobError if they are not valid."""
     method = getattr(what, "func", what)
     try:
@@ -53,8 +56,8 @@ def reply_of(what: Callable[[Job], T], plain: Any, who: str) -> T:
 
 @cache
 def _types(name: str) -> dict[str, Any]:
-    """Return the types of the arguments of a method of Job, and of its return value."""
-    method = getattr(Job, name, None)
+    """Return the types of the arguments of a method of RankJob, and of its return value."""
+    method = getattr(RankJob, name, None)
     if name.startswith("_") or not callable(method):
         raise ValueError(f"{name!r} is not a command")
     return get_type_hints(method)
