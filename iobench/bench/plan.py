@@ -177,7 +177,7 @@ class Plan:
         variants with one also use a child process, so that all have the same conditions.
         """
         most = self.axes.most_jobs
-        own = (self.files_of_jobs if self.spread is None else self.files_of_jobs[:1])
+        own = self.files_of_jobs if self.spread is None else self.files_of_jobs[:1]
         return [
             JobSetup(
                 contenders=self.contenders,

@@ -212,10 +212,10 @@ class Sample(HasSetting):
     time of each of several processes, in their order, and `jobs_bytes` the bytes that each rank of
     a launcher moved; both are empty in older records. `late_s` is how long after the common release
     the last rank began, and `clock_error_s` by how much the ranks' times may be wrong. `cpu_s` is
-    of these processes, `system_cpu_s` of all their machines. `decisions` counts operations by path and
-    reason for writers that choose. `stored` is None for an object store, and in records from before
-    the field. `durable` is what the writer said of its save. `stores` is False for a writer that
-    stores nothing and only measures the harness.
+    of these processes, `system_cpu_s` of all their machines. `decisions` counts operations by path
+    and reason for writers that choose. `stored` is None for an object store, and in records from
+    before the field. `durable` is what the writer said of its save. `stores` is False for a writer
+    that stores nothing and only measures the harness.
     """
 
     kind: ClassVar[str] = "sample"

@@ -49,9 +49,7 @@ class Executor(AbstractContextManager["Executor"], Protocol):
     apart: bool
     """Whether there are several jobs, which have a directory each and do not run here alone."""
 
-    def ask(
-        self, count: int, what: Callable[[Job], T], release: Release | None = None
-    ) -> list[T]:
+    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
         """Run `what` in the first `count` jobs at once; return their replies in order.
 
         `release` is called when they begin, or just before with the moment at which they will.
@@ -66,9 +64,7 @@ class InProcess(Executor):
     def __init__(self, setup: JobSetup) -> None:
         self.job = Job(setup)
 
-    def ask(
-        self, count: int, what: Callable[[Job], T], release: Release | None = None
-    ) -> list[T]:
+    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
         assert count == 1
         if release:
             release(None)
@@ -99,9 +95,7 @@ class ProcessGroup(Executor):
         self._environment = {"TMPDIR": str(temporary)} if temporary else {}
         self._members: list[_Member] = []
 
-    def ask(
-        self, count: int, what: Callable[[Job], T], release: Release | None = None
-    ) -> list[T]:
+    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
         if not self._members:
             self._start()
         if release:

@@ -26,6 +26,7 @@ from iobench.results.records import DeviceCounts, Operation
 
 __all__ = ["Launched", "RankGroup"]
 
+_LATE = 0.01  # of an operation's time: what is less changes no figure
 _LEAVE_S = 20.0  # torchrun kills what is left 30 s after its SIGTERM
 
 T = TypeVar("T")
@@ -91,9 +92,7 @@ class RankGroup(Executor):
         self._steps = Steps(self._control, make_job(given[0]))
         self._control.barrier("start", deadline_s=SETUP_S)
 
-    def ask(
-        self, count: int, what: Callable[[Job], T], release: Release | None = None
-    ) -> list[T]:
+    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
         assert count == self.members.size
         replies = self._all(what, release)
         if release is None:
@@ -150,9 +149,9 @@ class RankGroup(Executor):
     def _notes(
         self, operation: Operation, done: Sequence[Done], device: DeviceCounts | None
     ) -> Iterator[str]:
-        late_s = max(one.late_s for one in done)
-        if late_s > self._steps.lead.tolerated_s:
-            yield "a rank began after the common release; the next releases come later"
+        late_s, took_s = max(one.late_s for one in done), max(one.transfer.elapsed_s for one in done)
+        if late_s > _LATE * took_s:
+            yield "a rank began late, by more than 1% of the time of the longest transfer"
         if device is None:
             return
         if None in (one.node.device for one in done if one.node is not None):

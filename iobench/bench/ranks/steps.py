@@ -1,9 +1,9 @@
 """One command in one rank: the calls that all ranks make for it, in the same order.
 
-    next command      broadcast: the command and its arguments, or the end
-    NAME begins       barrier: all ranks have it; each phase has a name for messages
-    NAME              broadcast, for an operation that is timed: the moment of the release
-    NAME done         gather: the replies
+next command      broadcast: the command and its arguments, or the end
+NAME begins       barrier: all ranks have it; each phase has a name for messages
+NAME              broadcast, for an operation that is timed: the moment of the release
+NAME done         gather: the replies
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ class Steps:
         self._clock = RankClock(control)
         self.lead = Lead()
 
-    def carry_out(
-        self, message: dict[str, Any], release: Release | None = None
-    ) -> list[Any]:
+    def carry_out(self, message: dict[str, Any], release: Release | None = None) -> list[Any]:
         """Carry out the command in `message`; return the replies of all ranks in rank 0.
 
         A reply is `{"value": ...}`, or `{"error": text}` for a command that raised. A timed command

@@ -16,9 +16,7 @@ def over_ranks(stored: Stored, others: Sequence[Stored | None]) -> Stored:
     Where one machine cannot count them, the sum is unknown unless the others have some already.
     """
     found = [one for one in others if one is not None]
-    known = [
-        one.unsynced_bytes for one in (stored, *found) if one.unsynced_bytes is not None
-    ]
+    known = [one.unsynced_bytes for one in (stored, *found) if one.unsynced_bytes is not None]
     total = sum(known)
     unseen = next((one.unseen for one in (stored, *found) if one.unseen), "")
     return replace(stored, unsynced_bytes=None if unseen and not total else total, unseen=unseen)

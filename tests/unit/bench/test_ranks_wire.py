@@ -125,7 +125,7 @@ def test_a_reply_of_another_form_names_its_rank(reply: Any) -> None:
 )
 def test_only_methods_of_a_job_are_commands(message: Any) -> None:
     """With their own arguments, of their own types."""
-    with pytest.raises(ValueError, match="command|argument|must be"):
+    with pytest.raises(ValueError, match=r"command|argument|must be"):
         command_of(message)
 
 
