@@ -20,7 +20,7 @@ from iobench.bench.header import header
 from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor, InProcess, ProcessGroup
 from iobench.bench.processes.job import Job
-from iobench.bench.ranks.group import Launched, RankGroup
+from iobench.bench.ranks.group import Launched
 from iobench.bench.targets.base import Location, OpenTarget
 from iobench.bench.trial import Trial, one_line
 from iobench.errors import IobenchError, RankError

@@ -149,7 +149,10 @@ class RankGroup(Executor):
     def _notes(
         self, operation: Operation, done: Sequence[Done], device: DeviceCounts | None
     ) -> Iterator[str]:
-        late_s, took_s = max(one.late_s for one in done), max(one.transfer.elapsed_s for one in done)
+        late_s, took_s = (
+            max(one.late_s for one in done),
+            max(one.transfer.elapsed_s for one in done),
+        )
         if late_s > _LATE * took_s:
             yield "a rank began late, by more than 1% of the time of the longest transfer"
         if device is None:
