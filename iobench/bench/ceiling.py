@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
@@ -25,20 +23,6 @@ __all__ = ["CeilingJobs"]
 _BEATEN = 0.95
 
 
-class Start(Protocol):
-    """Starts a fio job, as `fio.started` does."""
-
-    def __call__(
-        self,
-        job: fio.FioJob,
-        operation: Operation,
-        directory: Path | str,
-        size_bytes: int,
-        *,
-        fallocate: bool = True,
-    ) -> AbstractContextManager[Callable[[], fio.FioSample]]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class CeilingJobs:
     """The fio jobs of one run in one target, with files of the size of its checkpoint.
@@ -53,8 +37,8 @@ class CeilingJobs:
     directory: Path
     size_bytes: int
     fallocate: bool
-    start: Start = fio.started
-    cleanup: Callable[[Path], None] = fio.cleanup
+    ranks: RankGroup | None = None
+    """The ranks on whose nodes each job runs at once; None for this machine alone."""
     remaining: list[fio.FioJob] = field(default_factory=lambda: list(fio.JOBS))
     _rates: dict[Operation, dict[fio.FioJob, list[float]]] = field(
         default_factory=lambda: {"save": {}, "restore": {}}
@@ -75,8 +59,7 @@ class CeilingJobs:
         """
         assert scratch.directory is not None
         return cls(
-            start=fio.started if ranks is None else ranks.started,
-            cleanup=fio.cleanup if ranks is None else ranks.cleanup,
+            ranks=ranks,
             run_id=run.run_id,
             target=target,
             directory=scratch.directory,
@@ -111,7 +94,8 @@ class CeilingJobs:
                 rates = self._rates[operation].setdefault(job, [])
                 rates.append(sample.bytes / sample.elapsed_s)
         finally:
-            self.cleanup(self.directory)
+            cleanup = fio.cleanup if self.ranks is None else self.ranks.cleanup
+            cleanup(self.directory)
 
     def _beaten(self, job: fio.FioJob, operation: Operation) -> bool:
         """Return whether `job` cannot become the fastest any more, as far as two samples show."""
@@ -129,7 +113,8 @@ class CeilingJobs:
         size, elapsed_s, cpu_s, error = 0, 0.0, None, None
         where = self.directory, self.size_bytes
         try:
-            with self.start(job, operation, *where, fallocate=self.fallocate) as measure:
+            started = fio.started if self.ranks is None else self.ranks.started
+            with started(job, operation, *where, fallocate=self.fallocate) as measure:
                 ready()
                 measured = measure()
             size, elapsed_s, cpu_s = measured.bytes, measured.elapsed_s, measured.cpu_s

@@ -34,7 +34,7 @@ _ALIKE = 0.9  # of the bytes of the largest rank; each rank must write at least 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The ranks of a launcher that take part in a run: `size` of them, at most `local` on a node."""
+    """The ranks of a launcher that take part: `size` of them, at most `local` on one node."""
 
     size: int
     local: int

@@ -212,9 +212,8 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
     elif axes.most_jobs > 1:
         first, last = plan.ranks[0], plan.ranks[-1]
         whose = f"ranks {first} to {last}" if last > first else f"a copy of rank {first} each"
-        yield (
-            f"processes {', '.join(map(str, axes.numjobs))} at once: {whose}, {total} in all at most"
-        )
+        numbers = ", ".join(map(str, axes.numjobs))
+        yield f"processes {numbers} at once: {whose}, {total} in all at most"
 
 
 def expected_line(plan: Plan) -> str:

@@ -30,8 +30,8 @@ __all__ = ["CheckpointRef", "CheckpointSizes", "Done", "Job", "JobSetup", "own_n
 class JobSetup:
     """The arguments of a job. `files` are those of each shape of the run.
 
-    With a `number`, the job's files are in the directory `own_name(number)` of each checkpoint. With
-    a `source`, the job restores the files of the job with that number, which are `source_files`.
+    With a `number`, the job's files are in the directory `own_name(number)` of each checkpoint.
+    With a `source`, the job restores the files of the job with that number, `source_files`.
     """
 
     contenders: tuple[Contender, ...]
