@@ -19,7 +19,7 @@ from iobench.units import MIB, format_size
 from iobench.workloads import Workload
 from iobench.workloads.file_table import FileTable
 
-__all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "RESERVE", "Plan", "Spread", "first_of_each_target"]
+__all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "RESERVE", "Plan", "WorldSize", "first_of_each_target"]
 
 RESERVE = "5% of the free space and 256 MiB stay free"
 """What `DirectoryTarget.free_bytes` leaves out, for messages."""
@@ -33,7 +33,7 @@ _ALIKE = 0.9  # of the bytes of the largest rank; each rank must write at least 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class WorldSize:
     """The ranks of a launcher that take part: `size` of them, at most `local` on one node."""
 
     size: int
@@ -68,7 +68,7 @@ class Plan:
     """
     given: str = ""
     """The name or file by which another process loads the workload."""
-    spread: Spread | None = None
+    world: WorldSize | None = None
     """The ranks that take part; None for a run of this process and its children."""
 
     @cached_property
@@ -95,7 +95,7 @@ class Plan:
         own rank; where the workload has fewer ranks, they begin again with its first one.
         """
         most = self.axes.most_jobs
-        if self.spread is not None:
+        if self.world is not None:
             return tuple(rank % self.workload.world_size for rank in range(most))
         own = range(self.rank, self.rank + most)
         if most > 1 and self.rank + most <= self.workload.world_size:
@@ -137,19 +137,19 @@ class Plan:
     @property
     def part(self) -> str | None:
         """Which part of the workload's ranks takes part: `2 of 8 ranks`; None for all or one."""
-        if self.spread is None or self.spread.size >= self.workload.world_size:
+        if self.world is None or self.world.size >= self.workload.world_size:
             return None
-        return f"{self.spread.size} of {self.workload.world_size} ranks"
+        return f"{self.world.size} of {self.workload.world_size} ranks"
 
     @property
     def _local_bytes(self) -> int:
         """Bytes of one checkpoint of the processes of one machine, as far as they are known."""
-        return self.bytes_of(self.axes.most_jobs if self.spread is None else self.spread.local)
+        return self.bytes_of(self.axes.most_jobs if self.world is None else self.world.local)
 
     @property
     def _local_jobs(self) -> int:
         """The largest number of concurrent processes of one machine."""
-        return self.axes.most_jobs if self.spread is None else self.spread.local
+        return self.axes.most_jobs if self.world is None else self.world.local
 
     @property
     def beside_peers(self) -> bool:
@@ -177,7 +177,7 @@ class Plan:
         variants with one also use a child process, so that all have the same conditions.
         """
         most = self.axes.most_jobs
-        own = self.files_of_jobs if self.spread is None else self.files_of_jobs[:1]
+        own = self.files_of_jobs if self.world is None else self.files_of_jobs[:1]
         return [
             JobSetup(
                 contenders=self.contenders,
@@ -229,7 +229,7 @@ class Plan:
                 f"--pool {format_size(self.pool_bytes)} of memory is more than the "
                 f"{format_size(available)} that are available; choose a smaller one"
             )
-        if self.spread is None and most > 1 and needed + most * _PROCESS_BYTES > available:
+        if self.world is None and most > 1 and needed + most * _PROCESS_BYTES > available:
             raise UsageError(
                 f"--numjobs {most}: each process takes {format_size(_PROCESS_BYTES)} besides "
                 f"--pool, and {format_size(available)} are available; choose fewer"

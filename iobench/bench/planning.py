@@ -18,7 +18,7 @@ from iobench.bench.plan import (
     LEAST_POOL,
     RESERVE,
     Plan,
-    Spread,
+    WorldSize,
     first_of_each_target,
 )
 from iobench.bench.rates import measure_rates
@@ -50,26 +50,26 @@ def make_plan(
     seed: int | None = None,
     baseline: str | None = None,
     axes: Axes | None = None,
-    spread: Spread | None = None,
+    world: WorldSize | None = None,
 ) -> Plan:
     """Return a checked plan: names known, writers available, targets writable and large enough.
 
     `target` is one location, or several that are compared. A writer takes part where it works.
     Without `size` the workload is scaled to fit in the target and in about 90 seconds. Short
-    probes of each writer give the rates for that. With `spread`, the ranks of a launcher take part;
-    each saves the files of its rank. Raises UsageError, its subclasses, and UnavailableError.
+    probes of each writer give the rates for that. With a `world`, the ranks of a launcher take
+    part, each with the files of its rank. Raises UsageError, its subclasses, and UnavailableError.
     """
     full = workloads.load(workload)
     full_bytes = full.size_bytes(rank)
     if not full_bytes:
         raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
     axes = axes or Axes()
-    if spread is not None:
-        axes = replace(axes, numjobs=(spread.size,))
+    if world is not None:
+        axes = replace(axes, numjobs=(world.size,))
     locations = target if isinstance(target, tuple) else (target,)
     several = len(locations) > 1
     chosen, left_out = choose(writers, *locations)
-    pool_bytes = _pool_bytes(pool, axes.most_jobs if spread is None else spread.local)
+    pool_bytes = _pool_bytes(pool, axes.most_jobs if world is None else world.local)
     targets, absent = targets_of(locations, chosen)
     if several:
         axes = replace(axes, targets=tuple(one.location for one in targets), absent=absent)
@@ -96,7 +96,7 @@ def make_plan(
         crc=crc,
         seed=secrets.randbits(32) if seed is None else seed,
         given=str(Path(workload).absolute()) if os.path.isfile(workload) else workload,
-        spread=spread,
+        world=world,
     )
     plan.check()
     return plan
@@ -201,8 +201,8 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
         ]
         yield f"restores  {', then '.join(shown)}"
     total = format_size(plan.all_bytes)
-    if plan.spread is not None:
-        has, most = plan.workload.world_size, plan.spread.size
+    if plan.world is not None:
+        has, most = plan.workload.world_size, plan.world.size
         whose = f"the files of rank 0 to {min(most, has) - 1} of {has}, each its own"
         if most > has:
             whose += f"; from rank {has} on, copies of these"

@@ -231,7 +231,7 @@ def run(
                     seed=seed,
                     baseline=baseline,
                     axes=axes,
-                    spread=None if ranks is None else ranks.members.spread,
+                    world=None if ranks is None else ranks.members.world,
                 )
             _check_plan(plan, ctx)
             if output is None and not dry_run:

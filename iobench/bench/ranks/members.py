@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from iobench._version import __version__
-from iobench.bench.plan import Spread
+from iobench.bench.plan import WorldSize
 from iobench.bench.ranks.sources import same_node, sources_of
 from iobench.dist.control import ClockOffset, Control
 from iobench.errors import UsageError
@@ -16,7 +16,7 @@ from iobench.results.codec import from_plain, to_plain
 from iobench.results.records import WorldFacts
 from iobench.units import count_of, format_seconds
 
-__all__ = ["SETUP_S", "Member", "Members", "introduce"]
+__all__ = ["SETUP_S", "Members", "RankFacts", "introduce"]
 
 SETUP_S = 600.0
 """How long a rank may take for its set-up: imports, a plan, memory for its data."""
@@ -25,7 +25,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class RankFacts:
     """One rank. `machine` identifies the running kernel, which several nodes may share."""
 
     host: str
@@ -39,7 +39,7 @@ class Member:
 def introduce(control: Control) -> Members | None:
     """Exchange the facts of all ranks. Returns them in rank 0, and None in the others."""
     world = control.world
-    own = Member(
+    own = RankFacts(
         host=world.host,
         node=world.node,
         local_size=world.local_size,
@@ -50,7 +50,7 @@ def introduce(control: Control) -> Members | None:
     found = control.gather("facts of the ranks", to_plain(own), deadline_s=SETUP_S)
     if world.rank:
         return None
-    members = [from_plain(Member, one) for one in found]
+    members = [from_plain(RankFacts, one) for one in found]
     others = {one.version for one in members} - {__version__}
     if others:
         raise UsageError(
@@ -65,7 +65,7 @@ def introduce(control: Control) -> Members | None:
 class Members:
     """All ranks of the run, in rank order."""
 
-    members: Sequence[Member]
+    members: Sequence[RankFacts]
     launcher: str
     interface: str | None
 
@@ -83,10 +83,10 @@ class Members:
         return len(set(self.nodes))
 
     @property
-    def spread(self) -> Spread:
+    def world(self) -> WorldSize:
         """The ranks as a plan needs them: their number, and the most on one node."""
         local = max(self.nodes.count(node) for node in set(self.nodes))
-        return Spread(size=self.size, local=local)
+        return WorldSize(size=self.size, local=local)
 
     @cached_property
     def sources(self) -> list[int]:

@@ -41,7 +41,7 @@ class Setup:
     rank: int
     source: int | None
     source_rank: int
-    shapes: tuple[tuple[str | None, ...], ...]
+    shapes: tuple[Shape, ...]
     writers: str
     targets: tuple[str, ...]
     needs: tuple[tuple[int, ...], ...]
@@ -66,10 +66,6 @@ def setups(
 ) -> list[Setup]:
     """Return the set-up of each rank, in rank order."""
     limit_bytes = plan.workload.scale.limit_bytes if plan.workload.scale else None
-    granularities = [
-        None if one.granularity is None else str(one.granularity) for one in plan.axes.shapes
-    ]
-    serializers = [one.serializer for one in plan.axes.shapes]
     needs = [
         tuple(
             number
@@ -87,14 +83,14 @@ def setups(
             rank=plan.ranks[number],
             source=None if sources[number] == number else sources[number],
             source_rank=plan.ranks[sources[number]],
-            shapes=tuple(zip(serializers, granularities, strict=True)),
+            shapes=plan.axes.shapes,
             writers=",".join(one.label for one in plan.contenders),
             targets=tuple(one.location for one in plan.targets),
             needs=tuple(needs),
             scratch=tuple(map(str, scratch)),
             warm_ups=tuple(map(str, warm_ups)),
             token=token,
-            pool_bytes=max(plan.pool_bytes // members.spread.local, LEAST_POOL),
+            pool_bytes=max(plan.pool_bytes // members.world.local, LEAST_POOL),
             seed=plan.seed + number,
             crc=plan.crc,
             sizes=tuple(sum(files.sizes) for files in plan.files_of_jobs[number]),
@@ -161,8 +157,7 @@ def _files(setup: Setup, rank: int) -> tuple[FileTable, ...]:
     if setup.limit_bytes is not None:
         workload = workload.scaled(setup.limit_bytes, 0)
     files = workload.files(rank)
-    shapes = (Shape.parse(serializer, granularity) for serializer, granularity in setup.shapes)
-    return tuple(shape.apply(files) for shape in shapes)
+    return tuple(shape.apply(files) for shape in setup.shapes)
 
 
 def _check_shared(setup: Setup) -> None:
