@@ -10,6 +10,7 @@ from pathlib import Path
 from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.plan import Plan
+from iobench.bench.ranks.group import RankGroup
 from iobench.bench.targets.base import Scratch
 from iobench.errors import CeilingError
 from iobench.results import CeilingSample, Operation, Run
@@ -36,19 +37,29 @@ class CeilingJobs:
     directory: Path
     size_bytes: int
     fallocate: bool
+    ranks: RankGroup | None = None
+    """The ranks on whose nodes each job runs at once; None for this machine alone."""
     remaining: list[fio.FioJob] = field(default_factory=lambda: list(fio.JOBS))
     _rates: dict[Operation, dict[fio.FioJob, list[float]]] = field(
         default_factory=lambda: {"save": {}, "restore": {}}
     )
 
     @classmethod
-    def of(cls, run: Run, plan: Plan, scratch: Scratch, target: str | None) -> CeilingJobs:
+    def of(
+        cls,
+        run: Run,
+        plan: Plan,
+        scratch: Scratch,
+        target: str | None,
+        ranks: RankGroup | None = None,
+    ) -> CeilingJobs:
         """Return the jobs of `run` in the directory of `scratch`, which is in `target`.
 
-        Only for targets with a ceiling.
+        Only for targets with a ceiling. With `ranks`, each job runs on all their nodes at once.
         """
         assert scratch.directory is not None
         return cls(
+            ranks=ranks,
             run_id=run.run_id,
             target=target,
             directory=scratch.directory,
@@ -83,7 +94,8 @@ class CeilingJobs:
                 rates = self._rates[operation].setdefault(job, [])
                 rates.append(sample.bytes / sample.elapsed_s)
         finally:
-            fio.cleanup(self.directory)
+            cleanup = fio.cleanup if self.ranks is None else self.ranks.cleanup
+            cleanup(self.directory)
 
     def _beaten(self, job: fio.FioJob, operation: Operation) -> bool:
         """Return whether `job` cannot become the fastest any more, as far as two samples show."""
@@ -101,7 +113,8 @@ class CeilingJobs:
         size, elapsed_s, cpu_s, error = 0, 0.0, None, None
         where = self.directory, self.size_bytes
         try:
-            with fio.started(job, operation, *where, fallocate=self.fallocate) as measure:
+            started = fio.started if self.ranks is None else self.ranks.started
+            with started(job, operation, *where, fallocate=self.fallocate) as measure:
                 ready()
                 measured = measure()
             size, elapsed_s, cpu_s = measured.bytes, measured.elapsed_s, measured.cpu_s

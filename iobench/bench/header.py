@@ -16,6 +16,7 @@ from iobench.results import (
     Run,
     VariantFacts,
     WorkloadFacts,
+    WorldFacts,
     config_hash,
     new_run_id,
     utc_now,
@@ -26,7 +27,7 @@ __all__ = ["header"]
 _LISTED = 1000  # files in a record, whose lines a reader limits; there may be 100,000
 
 
-def header(plan: Plan, executor: Executor) -> Run:
+def header(plan: Plan, executor: Executor, world: WorldFacts | None = None) -> Run:
     """Return the header of a run that `executor` makes next, with a new id and the time now."""
     described = [target.describe() for target in plan.targets]
     storages = [storage for _, storage in described]
@@ -37,6 +38,7 @@ def header(plan: Plan, executor: Executor) -> Run:
         for i in range(len(plan.axes.shapes))
     ]
     scale, size_bytes = plan.workload.scale, sizes[0][0].saved
+    reduced = ", ".join(filter(None, [scale.text if scale else None, plan.part]))
     partly = plan.axes.subsets[0] is not None
     return Run(
         run_id=new_run_id(),
@@ -56,12 +58,13 @@ def header(plan: Plan, executor: Executor) -> Run:
             bytes=size_bytes,
             full_bytes=plan.full_bytes if scale else size_bytes,  # the plan's may be estimated
             files=len(plan.files),
-            scaled=scale is not None,
-            scale=scale.text if scale else None,
+            scaled=bool(reduced),
+            scale=reduced or None,
             restored_bytes=sizes[0][0].restored[0] if partly else None,
         ),
         variants=tuple(_facts(plan, sizes)),
         plan={**asked, "files": list(islice(plan.listed_files(), _LISTED))},
+        world=world,
     )
 
 

@@ -19,7 +19,7 @@ from iobench.units import MIB, format_size
 from iobench.workloads import Workload
 from iobench.workloads.file_table import FileTable
 
-__all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "RESERVE", "Plan", "first_of_each_target"]
+__all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "RESERVE", "Plan", "WorldSize", "first_of_each_target"]
 
 RESERVE = "5% of the free space and 256 MiB stay free"
 """What `DirectoryTarget.free_bytes` leaves out, for messages."""
@@ -33,6 +33,14 @@ _ALIKE = 0.9  # of the bytes of the largest rank; each rank must write at least 
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorldSize:
+    """The ranks of a launcher that take part: `size` of them, at most `local` on one node."""
+
+    size: int
+    local: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A run before its start. `workload` is already scaled; `full_bytes` is its unscaled size."""
 
@@ -43,7 +51,7 @@ class Plan:
     targets: tuple[Target, ...]
     repeat: Repeat
     pool_bytes: int
-    """Memory that stands in for all tensors, of all processes together."""
+    """Memory that stands in for all tensors, of all processes of one machine together."""
     ceiling: bool
     crc: bool
     seed: int
@@ -58,6 +66,10 @@ class Plan:
 
     Several targets without a baseline are compared with the first of them, contender by contender.
     """
+    given: str = ""
+    """The name or file by which another process loads the workload."""
+    world: WorldSize | None = None
+    """The ranks that take part; None for a run of this process and its children."""
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
@@ -79,9 +91,12 @@ class Plan:
         """The rank whose files each process saves: consecutive ranks, like on one node.
 
         If the workload has fewer ranks, or if some ranks write much less than others, every process
-        saves a copy of the files of `rank`.
+        saves a copy of the files of `rank`. The ranks of a launcher always save the files of their
+        own rank; where the workload has fewer ranks, they begin again with its first one.
         """
         most = self.axes.most_jobs
+        if self.world is not None:
+            return tuple(rank % self.workload.world_size for rank in range(most))
         own = range(self.rank, self.rank + most)
         if most > 1 and self.rank + most <= self.workload.world_size:
             sizes = [self.workload.size_bytes(rank) for rank in own]
@@ -108,6 +123,34 @@ class Plan:
         """Bytes of one checkpoint of one process, as far as its layout is known before the run."""
         return sum(self.files.sizes)
 
+    def bytes_of(self, jobs: int) -> int:
+        """Bytes of one checkpoint of the first `jobs` processes, as far as they are known."""
+        if len(set(self.ranks)) == 1:
+            return self.size_bytes * jobs
+        return sum(sum(shapes[0].sizes) for shapes in self.files_of_jobs[:jobs])
+
+    @property
+    def all_bytes(self) -> int:
+        """Bytes of one checkpoint of all processes, as far as they are known."""
+        return self.bytes_of(self.axes.most_jobs)
+
+    @property
+    def part(self) -> str | None:
+        """Which part of the workload's ranks takes part: `2 of 8 ranks`; None for all or one."""
+        if self.world is None or self.world.size >= self.workload.world_size:
+            return None
+        return f"{self.world.size} of {self.workload.world_size} ranks"
+
+    @property
+    def _local_bytes(self) -> int:
+        """Bytes of one checkpoint of the processes of one machine, as far as they are known."""
+        return self.bytes_of(self.axes.most_jobs if self.world is None else self.world.local)
+
+    @property
+    def _local_jobs(self) -> int:
+        """The largest number of concurrent processes of one machine."""
+        return self.axes.most_jobs if self.world is None else self.world.local
+
     @property
     def beside_peers(self) -> bool:
         """Whether peers take part. If so, every restore allocates its memory inside the clock."""
@@ -117,8 +160,8 @@ class Plan:
     def written_bytes(self) -> int:
         """Bytes that the whole run writes, at least, if no fio job is left out."""
         jobs = len(JOBS) * len(self.ceiling_targets)
-        storing = sum(one.numjobs for one in self.variants_with_twins if one.contender.stores)
-        return self.repeat.times * self.size_bytes * (storing + jobs)
+        storing = [one.numjobs for one in self.variants_with_twins if one.contender.stores]
+        return self.repeat.times * (sum(map(self.bytes_of, storing)) + self.size_bytes * jobs)
 
     @property
     def ceiling_targets(self) -> tuple[str | None, ...]:
@@ -128,22 +171,23 @@ class Plan:
         return tuple(value for value, target in self.by_location.items() if not target.no_ceiling)
 
     def setups(self) -> list[JobSetup]:
-        """The setup of each job; a single one runs in the run's own process.
+        """The setup of each job of this process and its children; a single one runs here.
 
         The jobs divide the memory for data among them. If any variant has several processes, then
         variants with one also use a child process, so that all have the same conditions.
         """
         most = self.axes.most_jobs
+        own = self.files_of_jobs if self.world is None else self.files_of_jobs[:1]
         return [
             JobSetup(
                 contenders=self.contenders,
                 files=files,
-                pool_bytes=max(self.pool_bytes // most, LEAST_POOL),
+                pool_bytes=max(self.pool_bytes // self._local_jobs, LEAST_POOL),
                 seed=self.seed + number,
                 crc=self.crc,
                 number=number if most > 1 else None,
             )
-            for number, files in enumerate(self.files_of_jobs)
+            for number, files in enumerate(own)
         ]
 
     def check(self) -> None:
@@ -161,22 +205,23 @@ class Plan:
     def _check_space(self, target: Target) -> None:
         """Raise TargetError unless one checkpoint fits: a run removes each before the next."""
         free, most = target.free_bytes(), self.axes.most_jobs
-        if free is not None and self.size_bytes * most > free:
-            each = "" if most == 1 else f" in each of {most} processes"
+        if free is not None and self.all_bytes > free:
+            each = "" if most == 1 else f" of {most} processes"
             raise TargetError(
                 f"--target {target.location}: a checkpoint of "
-                f"{format_size(self.size_bytes)}{each} does not fit, "
+                f"{format_size(self.all_bytes)}{each} does not fit, "
                 f"{format_size(free)} may be used ({RESERVE}); choose a smaller --size"
             )
 
     def _check_memory(self) -> None:
-        most, available = self.axes.most_jobs, available_bytes()
-        needed = min(self.pool_bytes, self.size_bytes * most)
+        most, available = self._local_jobs, available_bytes()
+        size_bytes = self._local_bytes
+        needed = min(self.pool_bytes, size_bytes)
         if available is None:
             return
-        if self.beside_peers and needed + self.size_bytes * most > available:
+        if self.beside_peers and needed + size_bytes > available:
             raise UsageError(
-                f"peers restore the {format_size(self.size_bytes * most)} into new memory, and "
+                f"peers restore the {format_size(size_bytes)} into new memory, and "
                 f"{format_size(available)} are available; choose a smaller --size"
             )
         if needed > available:
@@ -184,7 +229,7 @@ class Plan:
                 f"--pool {format_size(self.pool_bytes)} of memory is more than the "
                 f"{format_size(available)} that are available; choose a smaller one"
             )
-        if most > 1 and needed + most * _PROCESS_BYTES > available:
+        if self.world is None and most > 1 and needed + most * _PROCESS_BYTES > available:
             raise UsageError(
                 f"--numjobs {most}: each process takes {format_size(_PROCESS_BYTES)} besides "
                 f"--pool, and {format_size(available)} are available; choose fewer"

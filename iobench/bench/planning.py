@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from iobench import workloads
 from iobench.bench.axes import Axes, Variant
@@ -16,6 +18,7 @@ from iobench.bench.plan import (
     LEAST_POOL,
     RESERVE,
     Plan,
+    WorldSize,
     first_of_each_target,
 )
 from iobench.bench.rates import measure_rates
@@ -47,23 +50,26 @@ def make_plan(
     seed: int | None = None,
     baseline: str | None = None,
     axes: Axes | None = None,
+    world: WorldSize | None = None,
 ) -> Plan:
     """Return a checked plan: names known, writers available, targets writable and large enough.
 
     `target` is one location, or several that are compared. A writer takes part where it works.
     Without `size` the workload is scaled to fit in the target and in about 90 seconds. Short
-    probes of each writer give the rates for that. Raises UsageError, its subclasses, and
-    UnavailableError.
+    probes of each writer give the rates for that. With a `world`, the ranks of a launcher take
+    part, each with the files of its rank. Raises UsageError, its subclasses, and UnavailableError.
     """
     full = workloads.load(workload)
     full_bytes = full.size_bytes(rank)
     if not full_bytes:
         raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
     axes = axes or Axes()
+    if world is not None:
+        axes = replace(axes, numjobs=(world.size,))
     locations = target if isinstance(target, tuple) else (target,)
     several = len(locations) > 1
     chosen, left_out = choose(writers, *locations)
-    pool_bytes = _pool_bytes(pool, axes.most_jobs)
+    pool_bytes = _pool_bytes(pool, axes.most_jobs if world is None else world.local)
     targets, absent = targets_of(locations, chosen)
     if several:
         axes = replace(axes, targets=tuple(one.location for one in targets), absent=absent)
@@ -89,6 +95,8 @@ def make_plan(
         ceiling=ceiling,
         crc=crc,
         seed=secrets.randbits(32) if seed is None else seed,
+        given=str(Path(workload).absolute()) if os.path.isfile(workload) else workload,
+        world=world,
     )
     plan.check()
     return plan
@@ -192,13 +200,20 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
             for one in axes.subsets
         ]
         yield f"restores  {', then '.join(shown)}"
-    if axes.most_jobs > 1:
+    total = format_size(plan.all_bytes)
+    if plan.world is not None:
+        has, most = plan.workload.world_size, plan.world.size
+        whose = f"the files of rank 0 to {min(most, has) - 1} of {has}, each its own"
+        if most > has:
+            whose += f"; from rank {has} on, copies of these"
+        yield f"ranks     {most}: {whose}, {total} in all"
+        if plan.part:
+            yield f"scaled    {plan.part}: the others' files are not saved"
+    elif axes.most_jobs > 1:
         first, last = plan.ranks[0], plan.ranks[-1]
         whose = f"ranks {first} to {last}" if last > first else f"a copy of rank {first} each"
-        yield (
-            f"processes {', '.join(map(str, axes.numjobs))} at once: {whose}, "
-            f"{format_size(plan.size_bytes * axes.most_jobs)} in all at most"
-        )
+        numbers = ", ".join(map(str, axes.numjobs))
+        yield f"processes {numbers} at once: {whose}, {total} in all at most"
 
 
 def expected_line(plan: Plan) -> str:

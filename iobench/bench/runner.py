@@ -20,9 +20,10 @@ from iobench.bench.header import header
 from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor, InProcess, ProcessGroup
 from iobench.bench.processes.job import Job
+from iobench.bench.ranks.group import Launched
 from iobench.bench.targets.base import Location, OpenTarget
 from iobench.bench.trial import Trial, one_line
-from iobench.errors import IobenchError
+from iobench.errors import IobenchError, RankError
 from iobench.results import (
     CeilingSample,
     Failure,
@@ -59,6 +60,8 @@ class Runner:
     plan: Plan
     results: ResultWriter
     progress: RunProgress
+    launched: Launched | None = None
+    """The ranks of a launcher, which take part if there are any."""
 
     def run(self) -> None:
         """Write the run's header, then a record per timed operation, as each one ends.
@@ -80,15 +83,19 @@ class Runner:
             }
             warm_ups = [target.scratch.locate(_WARM_UP) for target in targets.values()]
             directories = [target.scratch.directory for target in targets.values()]
-            executor = undo.enter_context(self._executor(warm_ups, directories[0]))
             self.progress.step("preparing")
-            run = header(plan, executor)
+            ranks = None
+            if self.launched is not None:
+                scratch = [target.scratch.locate("") for target in targets.values()]
+                ranks = self.launched.group(plan, scratch, warm_ups)
+            executor = undo.enter_context(ranks or self._executor(warm_ups, directories[0]))
+            run = header(plan, executor, None if ranks is None else ranks.members.facts())
             self.results.write(run)
             trials = _Trials(
                 plan=plan,
                 run_id=run.run_id,
                 ceilings=[
-                    CeilingJobs.of(run, plan, targets[value].scratch, value)
+                    CeilingJobs.of(run, plan, targets[value].scratch, value, ranks)
                     for value in plan.ceiling_targets
                 ],
                 executor=executor,
@@ -203,6 +210,8 @@ class _Trials:
                     return
                 try:
                     sample = run(settled)
+                except RankError:  # without this rank, nothing can be measured
+                    raise
                 except Exception as error:  # peers may raise errors of any type
                     yield trial.failure(operation, error, subset)
                     remaining.remove(variant)

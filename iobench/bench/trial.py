@@ -12,11 +12,15 @@ from json.encoder import encode_basestring_ascii as _quoted
 from typing import TypeVar
 
 from iobench.bench.axes import Variant
-from iobench.bench.counters.monitor import Counted, Counters, Usage
+from iobench.bench.counters.monitor import Counted
 from iobench.bench.counters.series import make_series
+from iobench.bench.processes.clock import Clock
 from iobench.bench.processes.group import Executor
 from iobench.bench.processes.job import CheckpointRef, Done, Job, own_name
+from iobench.bench.ranks.group import RankGroup
+from iobench.bench.ranks.together import all_true, over_ranks
 from iobench.bench.targets.base import Location, OpenTarget
+from iobench.bench.targets.cold import EvictedFiles
 from iobench.bench.targets.instruments import Changes
 from iobench.results import (
     Cold,
@@ -48,7 +52,8 @@ class Trial:
     The clock of `save` covers everything up to the published, durable checkpoint: files, their
     syncs, the manifest, directory syncs and the rename. The clock of `restore` covers opening,
     parsing and reading. Making the bytes, evicting, verifying and removing are not timed. Several
-    jobs start together when all of them are ready. The clock stops when the last one is done.
+    jobs start together when all of them are ready. The clock stops when the last one is done. The
+    ranks of a launcher are released at one moment, and the staging directory exists before.
 
     What is prepared in memory is prepared inside `settled`, the wait for idle storage. Both have
     ended before the clock starts, and no thread or process of ours works on them afterwards.
@@ -79,23 +84,25 @@ class Trial:
         contender = self.variant.contender
         with settled or nullcontext():
             self._ask(partial(Job.prepare, shape=self.shape))
-        started, counters = utc_now(), self._counters()
+        clock = self._clock()
         if not contender.stores:
-            done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)))
-            return self._sample("save", done, counters.stop(self._usage(done)), started)
+            done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)), clock)
+            return self._sample("save", done, clock.stop(done), clock.started_at)
         with self.target.scratch.staged(self._name) as staged:
-            done = self._ask(partial(Job.save, ref=self._ref(staged.directory)))
+            done = self._ask(partial(Job.save, ref=self._ref(staged.directory)), clock)
             # Before the commit, which flushes the device again; the clock stops for it.
-            flushes = counters.flushes() if self._flush_counts else None
-            written_s = counters.elapsed_s()
+            flushes = clock.counters.flushes() if self._flush_counts else None
+            written_s = clock.counters.elapsed_s()
             staged.publish(self._manifest(done))
-            commit_s = counters.elapsed_s() - written_s
-        counted = counters.stop(self._usage(done))
+            commit_s = clock.counters.elapsed_s() - written_s
+        counted = clock.stop(done)
         if not contender.saves:
             return None
         self._saved[:] = done
         stored = self._inspect(flushes)
-        return self._sample("save", done, counted, started, commit_s=commit_s, stored=stored)
+        return self._sample(
+            "save", done, counted, clock.started_at, commit_s=commit_s, stored=stored
+        )
 
     def restore(
         self, subset: float | None = None, settled: _Settled | None = None
@@ -109,16 +116,20 @@ class Trial:
         ref = self._ref(self._checkpoint)
         with settled or nullcontext():
             self._ask(partial(Job.scrub, shape=self.shape, subset=subset))
-        cold = self.target.scratch.make_cold(self._name)
-        started, counters = utc_now(), self._counters()
-        done = self._ask(partial(Job.restore, ref=ref))
-        counted = counters.stop(self._usage(done))
+        if self._ranks is not None:
+            self._ranks.hand_over(self.shape)
+        cold = self._make_cold(ref)
+        clock = self._clock()
+        done = self._ask(partial(Job.restore, ref=ref), clock)
+        # Ranks tell their end through the network, which takes time after the last one.
+        ended_s = None if self._ranks is None else max(one.at_s for one in done)
+        counted = clock.stop(done, ended_s)
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
         return self._sample(
             "restore",
             done,
             counted,
-            started,
+            clock.started_at,
             cold=cold,
             verified=verified,
             stored=self.target.inspect(self._name, self._files(), self._changes),
@@ -151,19 +162,33 @@ class Trial:
         """Remove the checkpoint, if there is one."""
         self.target.scratch.remove(self._name)
 
-    def _ask(self, what: Callable[[Job], T]) -> list[T]:
-        return self.executor.ask(self.variant.numjobs, what)
+    def _ask(self, what: Callable[[Job], T], clock: Clock | None = None) -> list[T]:
+        release = None if clock is None else clock.start
+        return self.executor.ask(self.variant.numjobs, what, release)
 
-    def _counters(self) -> Counters:
-        """Start the counters, without the sampler where it would read the wrong process.
+    @property
+    def _ranks(self) -> RankGroup | None:
+        """The ranks of a launcher that take part; None for the jobs of this machine."""
+        return self.executor if isinstance(self.executor, RankGroup) else None
 
-        Without a device the sampler reads this process's counters, but child processes do the I/O.
+    def _clock(self) -> Clock:
+        """Return the clock of an operation. It has started, unless ranks are released later.
+
+        It has no sampler where that would read the wrong process or one machine of several: without
+        a device the sampler reads this process's counters, but others do the I/O.
         """
-        blind = self.executor.apart and not self.target.monitor.files
-        return Counters(self.target.monitor, None if blind else self.target.sampler)
+        apart = self.executor.apart and not self.target.monitor.files
+        several = self._ranks is not None and self._ranks.machines > 1
+        clock = Clock(self.target.monitor, None if apart or several else self.target.sampler)
+        if self._ranks is None:
+            clock.start(None)
+        return clock
 
-    def _usage(self, done: Sequence[Done]) -> list[Usage]:
-        return [one.usage for one in done] if self.executor.apart else []
+    def _make_cold(self, ref: CheckpointRef) -> Cold:
+        """Evict the checkpoint, on every node, and count what stays in their page caches."""
+        if self._ranks is None or self.target.scratch.directory is None:
+            return self.target.scratch.make_cold(self._name)
+        return EvictedFiles.cold(self._ranks.evict(ref))
 
     @property
     def _name(self) -> str:
@@ -205,11 +230,16 @@ class Trial:
             yield from ((path, size) for path, _, size in self._entries(self._saved))
 
     def _inspect(self, flushes: int | None) -> Stored | None:
-        """Inspect the files right after their save."""
+        """Inspect the files right after their save, and the page cache of every node."""
         stored = self.target.inspect(self._name, self._files(), self._changes)
-        if stored is None or flushes is None:
+        if stored is None:
             return stored
-        return replace(stored, flushed=flushes > 0)
+        if self._ranks is not None:
+            stored = over_ranks(stored, self._ranks.inspect(self._ref(self._checkpoint)))
+        if flushes is None:
+            return stored
+        elsewhere = [one.node.flushed for one in self._saved if one.node is not None]
+        return replace(stored, flushed=all_true([flushes > 0, *elsewhere]))
 
     @property
     def _flush_counts(self) -> bool:
@@ -245,6 +275,7 @@ class Trial:
         if commit_s:
             phases["commit"] = phases.get("commit", 0.0) + commit_s
         jobs_done_s = tuple(one.at_s - counted.began_s for one in done if len(done) > 1)
+        device = self._device(counted)
         return Sample(
             run_id=self.run_id,
             repetition=self.repetition,
@@ -256,6 +287,9 @@ class Trial:
             first_done_s=min(jobs_done_s, default=counted.elapsed_s),
             last_done_s=counted.elapsed_s,
             jobs_done_s=jobs_done_s,
+            jobs_bytes=() if self._ranks is None else tuple(one.transfer.bytes for one in done),
+            late_s=max(one.late_s for one in done),
+            clock_error_s=max(one.clock_error_s for one in done),
             phases_s=phases,
             paths=paths,
             retries=total.retries,
@@ -264,7 +298,7 @@ class Trial:
             cpu_s=counted.cpu_s,
             system_cpu_s=counted.system_cpu_s,
             cold=cold,
-            device=self._device(counted),
+            device=device,
             verified=verified,
             stored=stored,
             durable=total.durable,
@@ -274,7 +308,8 @@ class Trial:
             notes=tuple(dict.fromkeys(note for one in done for note in one.notes))
             + odd
             + self.target.patience.notes
-            + (self.target.notes if operation == "restore" else ()),
+            + (self.target.notes if operation == "restore" else ())
+            + (() if self._ranks is None else self._ranks.notes(operation, done, device)),
             started_at=started,
         )
 

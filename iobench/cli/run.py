@@ -21,6 +21,7 @@ from iobench.cli.given import (
     check_target,
     the_workload,
 )
+from iobench.cli.launched import launched
 from iobench.cli.report import REPORT_HELP, check_report, write_report_of
 from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
 from iobench.errors import ContenderError, DataMismatchError, IobenchError, ResultFileError
@@ -31,6 +32,7 @@ from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
     from iobench.bench.plan import Plan
+    from iobench.bench.ranks.group import Launched
     from iobench.results import ResultFile
 
 _FILES, _S3 = "buffered,uncached,odirect", "s3"
@@ -188,8 +190,9 @@ def run(
     Every save ends durable, every restore starts cold and is verified. The target is left as it
     was.
     """
-    _check_effects(ctx, repeat, format_, dry_run=dry_run)
     with ExitStack() as stack:
+        ranks = stack.enter_context(launched())
+        _check_effects(ctx, repeat, format_, dry_run=dry_run, ranks=ranks)
         with preparing("reading the workload and trying the writers", quiet=quiet):
             with collector_paused():  # the import of torch takes 0.15 s less
                 from iobench.bench.axes import Axes
@@ -228,18 +231,20 @@ def run(
                     seed=seed,
                     baseline=baseline,
                     axes=axes,
+                    world=None if ranks is None else ranks.members.world,
                 )
             _check_plan(plan, ctx)
             if output is None and not dry_run:
                 check_output(output)
         if not quiet or dry_run:
-            print_plan((*plan_lines(plan), *_size_line(name, rank, size)))
+            more = () if ranks is None else ranks.members.lines()
+            print_plan((*plan_lines(plan), *_size_line(name, rank, size), *more))
         if dry_run:
             with preparing("probing the writers"):
                 line = expected_line(plan)
             print_plan([line])
         else:
-            _run(plan, output, format_, report, details=details, quiet=quiet)
+            _run(plan, output, format_, report, ranks, details=details, quiet=quiet)
 
 
 def _default_writers(targets: tuple[str, ...]) -> str:
@@ -247,9 +252,17 @@ def _default_writers(targets: tuple[str, ...]) -> str:
 
 
 def _check_effects(
-    ctx: typer.Context, repeat: str, format_: ReportFormat, *, dry_run: bool
+    ctx: typer.Context,
+    repeat: str,
+    format_: ReportFormat,
+    *,
+    dry_run: bool,
+    ranks: Launched | None,
 ) -> None:
     """Raise UsageError for options that would have no effect."""
+    if ranks is not None:
+        why = f"{ranks.members.size} ranks take part, started by {ranks.members.launcher}"
+        check_effect(ctx, ("numjobs", "rank", "s3_local"), why)
     if repeat != "auto":
         check_effect(ctx, ("precision", "max_time"), "only --repeat auto has these")
     if format_ is not ReportFormat.TABLE:
@@ -282,6 +295,7 @@ def _run(
     output: Path | None,
     format_: ReportFormat,
     page: Path | None,
+    ranks: Launched | None,
     *,
     details: bool,
     quiet: bool,
@@ -290,7 +304,7 @@ def _run(
 
     path = output or default_path(plan.workload.name)
     try:
-        result = measure(plan, path, quiet=quiet)
+        result = measure(plan, path, ranks, quiet=quiet)
     except BaseException:
         # Interrupted, or the disk is full: the samples recorded so far are still useful.
         recorded = _recorded(path)
@@ -331,7 +345,9 @@ def _recorded(path: Path) -> ResultFile | None:
         return None
 
 
-def measure(plan: Plan, output: Path | None, *, quiet: bool = False) -> ResultFile:
+def measure(
+    plan: Plan, output: Path | None, ranks: Launched | None = None, *, quiet: bool = False
+) -> ResultFile:
     """Run `plan` with progress on stderr and return its record, by default under results/."""
     from iobench.bench.runner import Runner
     from iobench.cli.progress import StderrProgress
@@ -339,7 +355,7 @@ def measure(plan: Plan, output: Path | None, *, quiet: bool = False) -> ResultFi
 
     path = output or default_path(plan.workload.name)
     with quiet_stdout(), StderrProgress(quiet=quiet) as progress, ResultWriter(path) as results:
-        Runner(plan=plan, results=results, progress=progress).run()
+        Runner(plan=plan, results=results, progress=progress, launched=ranks).run()
     return read(path)
 
 

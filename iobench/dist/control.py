@@ -140,6 +140,17 @@ class Control:
         """Return the value of the rank `source` in every rank."""
         return self._call("broadcast", phase, value, deadline_s, error, source=source)[0]
 
+    def scatter(
+        self,
+        phase: str,
+        values: list[Any] | None = None,
+        *,
+        deadline_s: float,
+        error: object = None,
+    ) -> Any:
+        """Return in each rank its own one of the `values` that rank 0 gives, in rank order."""
+        return self._call("scatter", phase, values, deadline_s, error)[0]
+
     def barrier(self, phase: str, *, deadline_s: float, error: object = None) -> None:
         """Return when all ranks have made this call."""
         self._call("barrier", phase, None, deadline_s, error)
@@ -157,6 +168,18 @@ class Control:
         before_s, there_s, after_s = min(trips, key=lambda trip: trip[2] - trip[0])
         half_s = (after_s - before_s) / 2
         return ClockOffset(offset_s=there_s - (before_s + half_s), error_s=half_s)
+
+    def still_here(self, timeout_s: float) -> list[int]:
+        """In rank 0, wait until the other ranks have left; return those that have not then.
+
+        A rank that left uses nothing of the job any more. Works after a failure too.
+        """
+        if self._hub is None:
+            return []
+        until_s = time.monotonic() + timeout_s
+        while (ranks := self._hub.still_here()) and time.monotonic() < until_s:
+            time.sleep(_RETRY_S)
+        return ranks
 
     def close(self) -> None:
         """Leave the job. A second call does nothing. Rank 0 waits for the others to leave."""
@@ -185,7 +208,7 @@ class Control:
         if self._member is None:
             if error is not None:
                 raise RankError(f"{self.world}, {phase!r}: {error}", ranks=[0])
-            return [value]
+            return list(value) if kind == "scatter" else [value]
         message = {
             "type": "put",
             "sub": self._name,

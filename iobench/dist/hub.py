@@ -90,6 +90,11 @@ class Hub:
             self._loop.call_soon_threadsafe(self._left, 0)
         self.close()
 
+    def still_here(self) -> list[int]:
+        """Return the other ranks that are connected. Any thread may call it."""
+        peers = dict(self._peers)
+        return [r for r, one in peers.items() if r and not (one.closed or one.writer.is_closing())]
+
     def _run(self, server: socket.socket) -> None:
         asyncio.set_event_loop(self._loop)
         try:
@@ -310,6 +315,8 @@ def _values(call: _Round, rank: int, sent: Message) -> list[Any]:
             return [call.sent[one]["value"] for one in range(len(call.sent))]
         case "broadcast":
             return [call.sent[int(sent["source"])]["value"]]
+        case "scatter":
+            return [call.sent[0]["value"][rank]]
     return []
 
 

@@ -34,6 +34,7 @@ from iobench.results.records import (
     VariantFacts,
     Verified,
     WorkloadFacts,
+    WorldFacts,
 )
 from iobench.results.setting import AxisValues, Setting
 from iobench.results.writer import ResultWriter, check_new, default_path
@@ -64,6 +65,7 @@ __all__ = [
     "VariantFacts",
     "Verified",
     "WorkloadFacts",
+    "WorldFacts",
     "check_new",
     "config_hash",
     "contender_of",

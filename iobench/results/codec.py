@@ -8,14 +8,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from iobench.results.records import CeilingSample, End, Failure, Run, Sample, TrainBlock
 
-__all__ = ["SCHEMA", "Record", "from_plain", "from_record", "to_plain", "to_record"]
+__all__ = ["SCHEMA", "Record", "decode", "from_plain", "from_record", "to_plain", "to_record"]
 
 SCHEMA = "iobench.result/1"
 """The schema of every record in a result file."""
@@ -78,6 +80,8 @@ def to_plain(value: Any) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
+    if isinstance(value, array):
+        return value.tolist()
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"{value!r} is a {type(value).__name__}, which a record cannot hold")
@@ -96,7 +100,7 @@ def from_plain(kind: type[T], value: Any, where: str = "") -> T:
         if _flattened(types[field.name]):
             given[field.name] = from_plain(types[field.name], value, where)
         elif field.name in value:
-            given[field.name] = _decode(types[field.name], value[field.name], path)
+            given[field.name] = decode(types[field.name], value[field.name], path)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{path} is missing")
     return kind(**given)
@@ -117,14 +121,20 @@ def _types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    """Convert `value` to `kind`: plain type, Any, X | None, Literal, Mapping, tuple, dataclass."""
+def decode(kind: Any, value: Any, where: str) -> Any:
+    """Convert `value` to `kind`: plain type, Any, X | None, Literal, Mapping, tuple, dataclass.
+
+    A Sequence becomes a tuple; a path (`str | Path`) stays text. `where` is the path of the value,
+    for messages. Raises ValueError for another type.
+    """
     if kind is Any or (kind in _PLAIN and type(value) is kind):
         return value
     origin, args = _parts(kind)
     if origin in (UnionType, Union):
+        if set(args) == {str, Path}:
+            return decode(str, value, where)
         (inner,) = (arg for arg in args if arg is not NoneType)
-        return None if value is None else _decode(inner, value, where)
+        return None if value is None else decode(inner, value, where)
     if dataclasses.is_dataclass(kind):
         return from_plain(kind, value, where)  # type: ignore[arg-type]  # checked above
     if origin is Literal:
@@ -132,11 +142,17 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
             raise ValueError(f"{where} must be one of {', '.join(args)}, and is {value!r:.60}")
         return value
     if origin is Mapping and isinstance(value, dict):
-        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
-    if origin is tuple and isinstance(value, list):
+        keys = map(int, value) if args[0] is int else value
+        items = (decode(args[1], item, f"{where}.{key}") for key, item in value.items())
+        return dict(zip(keys, items, strict=True))
+    if kind is NoneType:
+        if value is not None:
+            raise ValueError(f"{where} must be empty, and is {value!r:.60}")
+        return None
+    if origin in (tuple, Sequence) and isinstance(value, list):
         if args[0] in _PLAIN and {args[0]}.issuperset(map(type, value)):
             return tuple(value)
-        return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
     noun = _NOUNS.get(kind) or ("an object" if origin is Mapping else "a list")

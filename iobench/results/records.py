@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from iobench.results.setting import IF_SET, AxisValues, HasSetting, Setting
+from iobench.results.world_facts import WorldFacts
 from iobench.writers.transfer import Fallback, PathCount
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "VariantFacts",
     "Verified",
     "WorkloadFacts",
+    "WorldFacts",
 ]
 
 Operation: TypeAlias = Literal["save", "restore"]
@@ -93,7 +95,8 @@ class VariantFacts:
 class Run:
     """The header of a run: request, machine and workload. `plan` is free-form.
 
-    `variants` has the sizes of samples if they differ; otherwise it is empty.
+    `variants` has the sizes of samples if they differ; otherwise it is empty. `world` has the ranks
+    of a launcher; None for a run in one process or of local processes.
     """
 
     kind: ClassVar[str] = "run"
@@ -106,6 +109,7 @@ class Run:
     workload: WorkloadFacts
     variants: tuple[VariantFacts, ...] = ()
     plan: Mapping[str, Any] = field(default_factory=dict)
+    world: WorldFacts | None = field(default=None, metadata=IF_SET)
 
     def __post_init__(self) -> None:
         _check_time("started_at", self.started_at)
@@ -205,11 +209,13 @@ class Sample(HasSetting):
     over all `numjobs` processes. `elapsed_s` ends when the last byte is durable (save) or in memory
     (restore); `last_done_s` is the same. `first_done_s` ends when the first process has its own
     files durable, or in memory; for one process it equals `last_done_s`. `jobs_done_s` has that
-    time of each of several processes, in their order; it is empty in older records. `cpu_s` is of
-    these processes, `system_cpu_s` of the whole machine. `decisions` counts operations by path and
-    reason for writers that choose. `stored` is None for an object store, and in records from before
-    the field. `durable` is what the writer said of its save. `stores` is False for a writer that
-    stores nothing and only measures the harness.
+    time of each of several processes, in their order, and `jobs_bytes` the bytes that each rank of
+    a launcher moved; both are empty in older records. `late_s` is how long after the common release
+    the last rank began, and `clock_error_s` by how much the ranks' times may be wrong. `cpu_s` is
+    of these processes, `system_cpu_s` of all their machines. `decisions` counts operations by path
+    and reason for writers that choose. `stored` is None for an object store, and in records from
+    before the field. `durable` is what the writer said of its save. `stores` is False for a writer
+    that stores nothing and only measures the harness.
     """
 
     kind: ClassVar[str] = "sample"
@@ -224,6 +230,9 @@ class Sample(HasSetting):
     first_done_s: float
     last_done_s: float
     jobs_done_s: tuple[float, ...] = field(default=(), metadata=IF_SET)
+    jobs_bytes: tuple[int, ...] = field(default=(), metadata=IF_SET)
+    late_s: float = field(default=0.0, metadata=IF_SET)
+    clock_error_s: float = field(default=0.0, metadata=IF_SET)
     phases_s: Mapping[str, float]
     paths: Mapping[str, PathCount]
     retries: int = 0

@@ -107,6 +107,8 @@ class Shape:
             if self.serializer is None:
                 return FileTable(files)
             return FileTable(_file(spec.path, self.serializer, spec.tensors) for spec in files)
+        if not files:  # a rank that writes none
+            return FileTable(())
         largest = max(files, key=lambda spec: spec.size_bytes)
         file_format = self.serializer or largest.format
         return FileTable(

@@ -35,6 +35,8 @@ class Scale:
     width_divisor: int
     size_bytes: int
     full_bytes: int
+    limit_bytes: int = 0
+    """The most bytes that were asked; the same limit gives the same files in every process."""
 
     @property
     def text(self) -> str:
@@ -99,6 +101,7 @@ def scale_model(
         width_divisor=divisor,
         size_bytes=size,
         full_bytes=full_bytes,
+        limit_bytes=max_bytes,
     )
 
 

@@ -15,7 +15,7 @@ from iobench.environment import DeviceCounters
 from iobench.environment.memory import memory_stall_s
 from iobench.results.records import DeviceCounts, Interference
 
-__all__ = ["Counted", "Counters", "Growth", "Monitor", "Usage"]
+__all__ = ["Counted", "Counters", "Growth", "Monitor", "Usage", "foreign_bytes"]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7  # columns of the cpu line of /proc/stat
@@ -103,14 +103,19 @@ class _Machine:
 
 
 class Counters:
-    """Counts from its construction on; `stop` returns the growth of every counter."""
+    """Counts from its construction on; `stop` returns the growth of every counter.
 
-    def __init__(self, device: Monitor, sampler: Sampler | None = None) -> None:
+    `began_s` is the moment of time.perf_counter at which the clock starts, if that is decided.
+    """
+
+    def __init__(
+        self, device: Monitor, sampler: Sampler | None = None, began_s: float | None = None
+    ) -> None:
         self._device, self._sampler = device, sampler
         self._check_at, self._check_s = math.inf, 0.0
         self._before = self._read()
         self._cpu_before = time.process_time()
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() if began_s is None else began_s
 
     def elapsed_s(self) -> float:
         """Seconds since the start, without the check."""
@@ -131,12 +136,13 @@ class Counters:
         """Return the seconds from the start to a moment of time.perf_counter, less the check."""
         return at_s - self._began - min(max(0.0, at_s - self._check_at), self._check_s)
 
-    def stop(self, others: Sequence[Usage] = ()) -> Counted:
+    def stop(self, others: Sequence[Usage] = (), ended_s: float | None = None) -> Counted:
         """Return the growth of all counters, with the usage of `others`.
 
-        The clock is read first: reading the files of /proc takes time too.
+        The clock is read first: reading the files of /proc takes time too. `ended_s` is the moment
+        of time.perf_counter at which it stops, if that was earlier.
         """
-        elapsed = self.elapsed_s()
+        elapsed = self.elapsed_s() if ended_s is None else self._on_clock(ended_s)
         cpu = time.process_time() - self._cpu_before - self._check_s
         before, now = self._before, self._read()
         moved = now.device - before.device if now.device and before.device else None
@@ -160,8 +166,8 @@ class Counters:
                 memory_stall_s=None
                 if now.memory_stall_s is None or before.memory_stall_s is None
                 else now.memory_stall_s - before.memory_stall_s,
-                foreign_read_bytes=_foreign(moved.read_bytes if moved else None, read),
-                foreign_write_bytes=_foreign(moved.write_bytes if moved else None, write),
+                foreign_read_bytes=foreign_bytes(moved.read_bytes if moved else None, read),
+                foreign_write_bytes=foreign_bytes(moved.write_bytes if moved else None, write),
             ),
             growth=self._growth(now, elapsed),
         )
@@ -200,7 +206,7 @@ class Counters:
         )
 
 
-def _foreign(device: int | None, process: int | None) -> int | None:
+def foreign_bytes(device: int | None, process: int | None) -> int | None:
     """Return the bytes that other processes moved, at least 0.
 
     The kernel counts buffered writes of a process when it dirties pages. The device counts them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,17 @@ class Digests:
         """Keep the digests of the tensors' present bytes; restores must return the same bytes."""
         numbers = range(self._placement.count)
         self._expected = array("Q", (self._digest([self._memory(n)]) for n in numbers))
+
+    def to_text(self) -> str:
+        """Return the digests for another process, which restores these tensors."""
+        return base64.b64encode(self._expected.tobytes()).decode()
+
+    def expect(self, text: str) -> None:
+        """Take the digests of `to_text` in place of own ones."""
+        found = array("Q", base64.b64decode(text))
+        if len(found) != self._placement.count:
+            raise ValueError(f"digests of {len(found)} tensors for {self._placement.count}")
+        self._expected = found
 
     def compare_files(
         self,

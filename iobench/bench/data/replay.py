@@ -120,6 +120,14 @@ class Replay:
             self._digests.remember()
         self.states.make_ahead()
 
+    def digests(self) -> str:
+        """Return the digests of what was prepared, as text for `expect` of another process."""
+        return self._digests.to_text()
+
+    def expect(self, digests: str) -> None:
+        """Compare restores with these digests: another process saved the files."""
+        self._digests.expect(digests)
+
     def save(
         self, writer: Writer, directory: str | Path, file_format: FileFormat | None = None
     ) -> Transfer:

@@ -26,9 +26,12 @@ from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.processes.job import Job, JobSetup
 from iobench.errors import JobError
 
-__all__ = ["Executor", "Failed", "InProcess", "ProcessGroup"]
+__all__ = ["Executor", "Failed", "InProcess", "ProcessGroup", "Release"]
 
 _PROGRAM = Path(__file__).with_name("job_process.py")
+
+Release = Callable[[float | None], object]
+"""Receives the moment of time.perf_counter at which jobs begin; None for now."""
 
 T = TypeVar("T")
 
@@ -41,13 +44,16 @@ class Failed:
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """The jobs of a run, in this process or in child processes."""
+    """The jobs of a run: in this process, in child processes, or in the ranks of a launcher."""
 
     apart: bool
-    """Whether the jobs run in child processes."""
+    """Whether there are several jobs, which have a directory each and do not run here alone."""
 
-    def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
-        """Run `what` in the first `count` jobs at once; return their replies in order."""
+    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
+        """Run `what` in the first `count` jobs at once; return their replies in order.
+
+        `release` is called when they begin, or just before with the moment at which they will.
+        """
 
 
 class InProcess(Executor):
@@ -58,8 +64,10 @@ class InProcess(Executor):
     def __init__(self, setup: JobSetup) -> None:
         self.job = Job(setup)
 
-    def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
+    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
         assert count == 1
+        if release:
+            release(None)
         return [what(self.job)]
 
     def __exit__(self, *_: object) -> None:
@@ -87,9 +95,11 @@ class ProcessGroup(Executor):
         self._environment = {"TMPDIR": str(temporary)} if temporary else {}
         self._members: list[_Member] = []
 
-    def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
+    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
         if not self._members:
             self._start()
+        if release:
+            release(None)
         return self._ask(count, what)
 
     def _start(self) -> None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal
 
 from iobench import linux
 from iobench.bench.contenders.base import Contender
 from iobench.bench.counters.monitor import Usage
+from iobench.bench.counters.nodes import NodeCounts
 from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import Location
 from iobench.results.records import Verified
 from iobench.workloads import FileSpec
-from iobench.writers.transfer import Transfer
+from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["CheckpointRef", "CheckpointSizes", "Done", "Job", "JobSetup", "own_name"]
 
@@ -29,6 +31,7 @@ class JobSetup:
     """The arguments of a job. `files` are those of each shape of the run.
 
     With a `number`, the job's files are in the directory `own_name(number)` of each checkpoint.
+    With a `source`, the job restores the files of the job with that number, `source_files`.
     """
 
     contenders: tuple[Contender, ...]
@@ -37,6 +40,8 @@ class JobSetup:
     seed: int
     crc: bool
     number: int | None = None
+    source: int | None = None
+    source_files: tuple[Sequence[FileSpec], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,8 @@ class Done:
     """The result of a job's save or restore: the sum of its transfers, and the time of its end.
 
     `at_s` is read from time.perf_counter. On Linux that is CLOCK_MONOTONIC, the same clock in all
-    processes. A child process fills in `usage`; for a job in its own process the caller counts it.
+    processes of a machine. Another process than the run's own fills in `usage`; for a job in the
+    run's own process the caller counts it.
     """
 
     transfer: Transfer
@@ -69,7 +75,13 @@ class Done:
     notes: tuple[str, ...]
     file_bytes: Sequence[int] = ()
     """Of a save, the bytes of each file."""
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage | None = None
+    node: NodeCounts | None = None
+    """The counters of its machine, if it is the one that counts there."""
+    late_s: float = 0.0
+    """How long after the common release it began."""
+    clock_error_s: float = 0.0
+    """By how much `at_s` may be wrong, where it was read from another clock."""
 
 
 class Job:
@@ -80,20 +92,24 @@ class Job:
 
     def __init__(self, setup: JobSetup) -> None:
         self.contenders = setup.contenders
-        self._number = setup.number
-        pool = Replay.pool_for(setup.files, pool_bytes=setup.pool_bytes, seed=setup.seed)
-        self.replays = [
+        self._number, self._source = setup.number, setup.source
+        every = (*setup.files, *setup.source_files)
+        self._pool = pool = Replay.pool_for(every, pool_bytes=setup.pool_bytes, seed=setup.seed)
+        replays = [
             Replay(files, pool_bytes=setup.pool_bytes, seed=setup.seed, crc=setup.crc, pool=pool)
-            for files in setup.files
+            for files in every
         ]
+        self.replays = replays[: len(setup.files)]
+        self.sources = replays[-len(setup.files) :]
+        """The replays that restores fill: the same ones, or those of another job's files."""
 
     def sizes(self, shape: int, subsets: Sequence[float | None]) -> CheckpointSizes:
         """Return the sizes of all files, and those that a restore of each subset moves."""
-        replay, restored = self.replays[shape], []
+        replay, restored = self.sources[shape], []
         for subset in subsets:
             replay.want(subset)
             restored.append(sum(replay.restored_bytes))
-        return CheckpointSizes(saved=replay.size_bytes(), restored=tuple(restored))
+        return CheckpointSizes(saved=self.replays[shape].size_bytes(), restored=tuple(restored))
 
     def warm_up(self, directories: Sequence[Location]) -> None:
         """Do each contender's first-use work. Errors are ignored: its save raises them again."""
@@ -111,33 +127,51 @@ class Job:
     def save(self, ref: CheckpointRef) -> Done:
         """Save every file; each is durable, except for its directory entry."""
         one, replay = self.contenders[ref.contender], self.replays[ref.shape]
+        if not len(replay.files):
+            return self._done(one, replay, _nothing(one.name, "write"))
         done = self._done(one, replay, one.save(replay, self._own(ref.directory)))
         return replace(done, file_bytes=replay.file_bytes)
 
     def scrub(self, shape: int, subset: float | None) -> None:
         """Change all memory that the next restore fills; that restore reads `subset`."""
-        self.replays[shape].want(subset)
-        self.replays[shape].scrub()
+        self.replays[shape].states.release()
+        self.sources[shape].want(subset)
+        self.sources[shape].scrub()
 
     def restore(self, ref: CheckpointRef) -> Done:
         """Restore the subset that was given to `scrub`."""
-        one, replay = self.contenders[ref.contender], self.replays[ref.shape]
-        return self._done(one, replay, one.restore(replay, self._own(ref.directory)))
+        one, replay = self.contenders[ref.contender], self.sources[ref.shape]
+        if not len(replay.files):
+            return self._done(one, replay, _nothing(one.name, "read"))
+        return self._done(one, replay, one.restore(replay, self._from(ref.directory)))
 
     def verify(self, ref: CheckpointRef) -> Verified:
         """Compare the restored tensors with the saved ones, and free them."""
-        one, replay = self.contenders[ref.contender], self.replays[ref.shape]
-        verified = one.verify(replay, self._own(ref.directory))
+        one, replay = self.contenders[ref.contender], self.sources[ref.shape]
+        verified = one.verify(replay, self._from(ref.directory))
+        if self._source is not None:
+            self._pool.intact = False  # it holds another job's bytes, which are in its checkpoint
         linux.trim_heap()  # the next contender gets no memory that this one freed
         return verified
 
     def _own(self, directory: Location) -> Location:
         return directory if self._number is None else f"{directory}/{own_name(self._number)}"
 
+    def _from(self, directory: Location) -> Location:
+        """Return where the files are that restores read."""
+        if self._source is None:
+            return self._own(directory)
+        return f"{directory}/{own_name(self._source)}"
+
     @staticmethod
     def _done(one: Contender, replay: Replay, transfer: Transfer) -> Done:
         at_s = time.perf_counter()
         return Done(transfer=transfer, at_s=at_s, notes=one.notes(replay))
+
+
+def _nothing(name: str, operation: Literal["write", "read"]) -> Transfer:
+    """Return the transfer of a rank that has no files."""
+    return Meter().transfer(name, operation, 0, durable=True, files=0)
 
 
 def own_name(number: int) -> str:

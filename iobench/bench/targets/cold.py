@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from iobench import linux
 from iobench.bench.judging.verdict import RESIDENT_LIMIT
 from iobench.results.records import Cold
 
-__all__ = ["make_cold"]
+__all__ = ["EvictedFiles", "evict", "make_cold"]
 
 _DROP_CACHES = "/proc/sys/vm/drop_caches"
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvictedFiles:
+    """Files of `size_bytes` after their eviction: the bytes that stayed in the page cache."""
+
+    resident_bytes: int
+    size_bytes: int
+    method: str
+    dropped_caches: bool
+
+    @staticmethod
+    def cold(parts: Sequence[EvictedFiles]) -> Cold:
+        """Return what stayed of all `parts`, each on its own machine."""
+        size = sum(one.size_bytes for one in parts)
+        resident = sum(one.resident_bytes for one in parts)
+        return Cold(
+            resident_bytes=resident,
+            resident_fraction=resident / size if size else 0.0,
+            method="+".join(sorted({one.method for one in parts if one.method})),
+            dropped_caches=any(one.dropped_caches for one in parts),
+        )
+
+
 def make_cold(files: Iterable[str | Path]) -> Cold:
+    """Sync and evict `files` as `evict` does, and return what stayed in the page cache."""
+    return EvictedFiles.cold([evict(files)])
+
+
+def evict(files: Iterable[str | Path]) -> EvictedFiles:
     """Sync and evict `files`, then count their bytes that are still in the page cache.
 
     `files` is iterated several times, and only an iterator is kept as a list.
@@ -31,11 +59,8 @@ def make_cold(files: Iterable[str | Path]) -> Cold:
     if resident > RESIDENT_LIMIT * size and os.access(_DROP_CACHES, os.W_OK):
         dropped = _drop_caches()
         resident, method = _resident(paths)
-    return Cold(
-        resident_bytes=resident,
-        resident_fraction=resident / size if size else 0.0,
-        method=method,
-        dropped_caches=dropped,
+    return EvictedFiles(
+        resident_bytes=resident, size_bytes=size, method=method, dropped_caches=dropped
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 from support.one_by_one import OneByOne
 from typer.testing import CliRunner
 
-from iobench.bench import fio, trial
+from iobench.bench import fio
 from iobench.bench import plan as plan_module
 from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import WriterContender
@@ -29,6 +29,7 @@ from iobench.bench.fio import JOBS, FioJob, FioSample
 from iobench.bench.judging.comparison import noise_floor
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
+from iobench.bench.processes import clock
 from iobench.bench.runner import Runner
 from iobench.bench.targets import directory
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
@@ -306,7 +307,7 @@ def test_nothing_is_prepared_while_a_clock_runs(
     ]:
         untimed(where, name)
     monkeypatch.setattr(directory, "settled", settled)
-    monkeypatch.setattr(trial, "Counters", Clock)
+    monkeypatch.setattr(clock, "Counters", Clock)
     before = {thread.name for thread in threading.enumerate()}
     fake_fio.starts = lambda: record("fio starts", next(ticks))
     fake_fio.fails = lambda *_: record("clock", next(ticks))

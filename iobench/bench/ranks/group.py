@@ -1,0 +1,240 @@
+"""RankGroup: the ranks of a launcher as the jobs of a run. It belongs to rank 0, which drives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from iobench.bench import fio
+from iobench.bench.plan import Plan
+from iobench.bench.processes.group import Executor, Release
+from iobench.bench.processes.job import CheckpointRef, Done, Job
+from iobench.bench.ranks.members import SETUP_S, Members
+from iobench.bench.ranks.rank_job import RankJob
+from iobench.bench.ranks.setup import make_job, setups, show_token
+from iobench.bench.ranks.steps import END, NEXT, OPERATION_S, Steps
+from iobench.bench.ranks.wire import message_of, reply_of
+from iobench.bench.targets.base import Location
+from iobench.dist.control import Control
+from iobench.errors import CeilingError, JobError, RankError
+from iobench.results.codec import to_plain
+from iobench.results.records import DeviceCounts, Operation
+
+__all__ = ["Launched", "RankGroup"]
+
+_LATE = 0.01  # of an operation's time: what is less changes no figure
+_LEAVE_S = 20.0  # torchrun kills what is left 30 s after its SIGTERM
+
+T = TypeVar("T")
+
+
+class Launched:
+    """The ranks that a launcher started, before the run has its jobs. It belongs to rank 0."""
+
+    def __init__(self, control: Control, members: Members) -> None:
+        self.control, self.members = control, members
+        self._planned = self._running = False
+
+    def begin(self) -> None:
+        """Tell the ranks that their set-up follows."""
+        self._planned = self._running = True
+        self.control.broadcast("plan", True, deadline_s=SETUP_S)
+
+    def jobs_ended(self) -> None:
+        """Tell the ranks that no command follows."""
+        self.control.broadcast(NEXT, None, deadline_s=OPERATION_S)
+        self._running = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the ranks wait for a plan or for the end, and none of them works."""
+        return not self._running
+
+    def end(self, exit_code: int) -> None:
+        """End the other ranks, with this exit code."""
+        if not self._planned:
+            self.control.broadcast("plan", None, deadline_s=SETUP_S)
+        self.control.broadcast(END, exit_code, deadline_s=SETUP_S)
+
+    def group(
+        self, plan: Plan, scratch: Sequence[Location], warm_ups: Sequence[Location]
+    ) -> RankGroup:
+        """Set up the job of every rank. `scratch` is the run's own space in each target."""
+        return RankGroup(self, plan, scratch, warm_ups)
+
+
+class RankGroup(Executor):
+    """The ranks of a launcher. Each replays the files of its rank, in a process that is there.
+
+    A rank that cannot be set up, is lost or ends makes every call raise RankError, which names it.
+    A command that raises in one rank is a JobError; the ranks go on with the next one.
+    """
+
+    apart = True
+
+    def __init__(
+        self,
+        launched: Launched,
+        plan: Plan,
+        scratch: Sequence[Location],
+        warm_ups: Sequence[Location],
+    ) -> None:
+        self._launched = launched
+        self._control, self.members = launched.control, launched.members
+        self.machines = len(self.members.first_of_machine)
+        given = setups(plan, self.members, scratch, warm_ups, show_token(scratch))
+        launched.begin()
+        self._control.scatter("set-up", [to_plain(one) for one in given], deadline_s=SETUP_S)
+        self._steps = Steps(self._control, make_job(given[0]))
+        self._control.barrier("start", deadline_s=SETUP_S)
+
+    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
+        assert count == self.members.size
+        replies = self._all(what, release)
+        if release is None:
+            return replies
+        late_s = [one.late_s for one in replies if isinstance(one, Done)]
+        self._steps.lead.began(max(late_s, default=0.0))
+        return replies
+
+    def _all(self, what: Callable[[Any], T], release: Release | None = None) -> list[T]:
+        """Carry out one command in all ranks; return their replies. Raises JobError."""
+        message = message_of(what) | {"timed": release is not None, "each": False}
+        self._control.broadcast(NEXT, message, deadline_s=OPERATION_S)
+        return self._replies(what, self._steps.carry_out(message, release))
+
+    def _each(self, whats: Sequence[Callable[[RankJob], T]]) -> list[T]:
+        """Carry out the same method with other arguments in each rank. Raises JobError."""
+        messages = [message_of(what) | {"timed": False} for what in whats]
+        self._control.broadcast(NEXT, {"each": True}, deadline_s=OPERATION_S)
+        own = self._control.scatter(f"own {NEXT}", messages, deadline_s=OPERATION_S)
+        return self._replies(whats[0], self._steps.carry_out(own))
+
+    def _replies(self, what: Callable[[Any], T], replies: Sequence[Any]) -> list[T]:
+        failed = [
+            f"{self.members.named(rank)}: {reply['error']}"
+            for rank, reply in enumerate(replies)
+            if "error" in reply
+        ]
+        if failed:
+            more = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
+            raise JobError(f"{failed[0]}{more}")
+        return [
+            reply_of(what, reply["value"], self.members.named(rank))
+            for rank, reply in enumerate(replies)
+        ]
+
+    def hand_over(self, shape: int) -> None:
+        """Give each rank the digests of the files that it restores: another rank saved them."""
+        if self.members.node_count == 1:
+            return
+        digests = self._all(partial(RankJob.digests, shape=shape))
+        self._each(
+            [
+                partial(RankJob.expect, shape=shape, digests=digests[source])
+                for source in self.members.sources
+            ]
+        )
+
+    def notes(
+        self, operation: Operation, done: Sequence[Done], device: DeviceCounts | None
+    ) -> tuple[str, ...]:
+        """Return notes for readers of an operation's figures."""
+        return tuple(filter(None, self._notes(operation, done, device)))
+
+    def _notes(
+        self, operation: Operation, done: Sequence[Done], device: DeviceCounts | None
+    ) -> Iterator[str]:
+        late_s, took_s = (
+            max(one.late_s for one in done),
+            max(one.transfer.elapsed_s for one in done),
+        )
+        if late_s > _LATE * took_s:
+            yield "a rank began late, by more than 1% of the time of the longest transfer"
+        if device is None:
+            return
+        if None in (one.node.device for one in done if one.node is not None):
+            yield "not every node counts the device of the target: its counters are not used"
+        if operation == "restore":
+            yield self.members.restore_note
+            if device.read_bytes is None:
+                yield "the storage is not a device of every node: what its caches hold is unknown"
+
+    def evict(self, ref: CheckpointRef) -> list[Any]:
+        """Evict the files of the checkpoint on every node; see `RankJob.evict`."""
+        return self._all(partial(RankJob.evict, ref=ref))
+
+    def inspect(self, ref: CheckpointRef) -> list[Any]:
+        """Return what the page cache of each rank's machine holds of its files."""
+        return self._all(partial(RankJob.inspect, ref=ref))
+
+    @contextmanager
+    def started(
+        self,
+        job: fio.FioJob,
+        operation: Operation,
+        directory: Path | str,
+        size_bytes: int,
+        *,
+        fallocate: bool = True,
+    ) -> Iterator[Callable[[], fio.FioSample]]:
+        """Start `job` on every node; like `fio.started`, and the sample is the sum of all nodes."""
+        firsts = self.members.first_of_node
+        number = fio.JOBS.index(job)
+        whats = [
+            partial(
+                RankJob.fio_start,
+                job=number,
+                operation=operation,
+                directory=str(_of_node(directory, firsts.index(rank))) if rank in firsts else "",
+                size_bytes=size_bytes,
+                fallocate=fallocate,
+            )
+            for rank in range(self.members.size)
+        ]
+        try:
+            self._each(whats)
+            yield self._measured
+        except JobError as error:
+            if not isinstance(error, RankError):
+                raise CeilingError(str(error)) from error
+            raise
+        finally:
+            if not isinstance(sys.exception(), RankError | KeyboardInterrupt):
+                self._all(RankJob.fio_stop)
+
+    def _measured(self) -> fio.FioSample:
+        """Let fio go on in all nodes at once; the clock ends with the last one."""
+        replies = self._all(RankJob.fio_measure, lambda _: None)
+        samples = [one for one in replies if one is not None]
+        return fio.FioSample(
+            bytes=sum(one.bytes for one in samples),
+            elapsed_s=max(one.elapsed_s for one in samples),
+            cpu_s=sum(one.cpu_s for one in samples),
+        )
+
+    def cleanup(self, directory: Path | str) -> None:
+        """Remove the files that fio left in `directory`, of all nodes."""
+        for number in range(self.members.node_count):
+            if (one := _of_node(directory, number)).exists():
+                fio.cleanup(one)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        """End the jobs. After an error, wait until no rank can write any more."""
+        if error is None:
+            self._launched.jobs_ended()
+            return
+        self._control.fail(error)
+        self._control.still_here(_LEAVE_S)
+
+
+def _of_node(directory: Path | str, number: int) -> Path:
+    """Return the directory of the fio jobs of one node: each has a file of its own."""
+    return Path(directory) / f"fio-{number}"

@@ -1,0 +1,178 @@
+"""Setup: what a rank needs to replay its files, as plain values from rank 0."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from iobench import workloads
+from iobench.bench.contenders.choose import choose
+from iobench.bench.plan import LEAST_POOL, Plan
+from iobench.bench.processes.job import JobSetup
+from iobench.bench.ranks.members import Members
+from iobench.bench.ranks.rank_job import Machine, RankJob
+from iobench.bench.targets.base import Location
+from iobench.errors import TargetError, UsageError
+from iobench.workloads.file_table import FileTable
+from iobench.workloads.reshape import Shape
+from iobench.writers.s3_store.target import is_s3
+
+__all__ = ["Setup", "make_job", "setups", "show_token"]
+
+_TOKEN = "token"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The set-up of one rank. `workload` and `limit_bytes` give the same files in every process.
+
+    `needs` has the contenders, by number, that take part in each target. `scratch` is the run's own
+    space in each target, and `token` is the content of a file there: a rank that does not find it
+    sees another directory.
+    """
+
+    number: int
+    workload: str
+    limit_bytes: int | None
+    rank: int
+    source: int | None
+    source_rank: int
+    shapes: tuple[Shape, ...]
+    writers: str
+    targets: tuple[str, ...]
+    needs: tuple[tuple[int, ...], ...]
+    scratch: tuple[str, ...]
+    warm_ups: tuple[str, ...]
+    token: str
+    pool_bytes: int
+    seed: int
+    crc: bool
+    sizes: tuple[int, ...]
+    """The bytes of the rank's files in each shape, as rank 0 computes them."""
+    counts: bool
+    away: bool
+
+
+def setups(
+    plan: Plan,
+    members: Members,
+    scratch: Sequence[Location],
+    warm_ups: Sequence[Location],
+    token: str,
+) -> list[Setup]:
+    """Return the set-up of each rank, in rank order."""
+    limit_bytes = plan.workload.scale.limit_bytes if plan.workload.scale else None
+    needs = [
+        tuple(
+            number
+            for number, one in enumerate(plan.contenders)
+            if any(v.contender is one and v.target == value for v in plan.variants)
+        )
+        for value in plan.axes.targets
+    ]
+    sources = members.sources
+    return [
+        Setup(
+            number=number,
+            workload=plan.given,
+            limit_bytes=limit_bytes,
+            rank=plan.ranks[number],
+            source=None if sources[number] == number else sources[number],
+            source_rank=plan.ranks[sources[number]],
+            shapes=plan.axes.shapes,
+            writers=",".join(one.label for one in plan.contenders),
+            targets=tuple(one.location for one in plan.targets),
+            needs=tuple(needs),
+            scratch=tuple(map(str, scratch)),
+            warm_ups=tuple(map(str, warm_ups)),
+            token=token,
+            pool_bytes=max(plan.pool_bytes // members.world.local, LEAST_POOL),
+            seed=plan.seed + number,
+            crc=plan.crc,
+            sizes=tuple(sum(files.sizes) for files in plan.files_of_jobs[number]),
+            counts=number in members.first_of_machine,
+            away=members.away(number),
+        )
+        for number in range(members.size)
+    ]
+
+
+def show_token(scratch: Sequence[Location]) -> str:
+    """Write a file into each directory by which other nodes recognise it; return its content."""
+    token = secrets.token_hex(8)
+    for one in scratch:
+        if not is_s3(str(one)):
+            with (Path(one) / _TOKEN).open("x") as file:
+                file.write(token)
+                file.flush()
+                os.fsync(file.fileno())
+    return token
+
+
+def make_job(setup: Setup) -> RankJob:
+    """Return the job of this rank after its first-use work.
+
+    Raises TargetError where a target is not the directory that rank 0 uses, UnavailableError where
+    a writer does not work here, and UsageError for a workload file that differs from rank 0's.
+    """
+    _check_shared(setup)
+    contenders, _ = choose(setup.writers, *setup.targets)
+    for target, needed in zip(setup.targets, setup.needs, strict=True):
+        for number in needed:
+            contenders[number].require(target)
+    directories = [Path(one) for one in setup.scratch if not is_s3(one)]
+    if directories:  # the run removes what a killed rank leaves there
+        tempfile.tempdir = str(directories[0])
+    files = _files(setup, setup.rank)
+    sizes = tuple(sum(table.sizes) for table in files)
+    if sizes != setup.sizes:
+        raise UsageError(
+            f"workload {setup.workload}: rank {setup.rank} has {sizes} bytes here and "
+            f"{setup.sizes} bytes for rank 0; give all nodes the same file"
+        )
+    job = RankJob(
+        JobSetup(
+            contenders=tuple(contenders),
+            files=files,
+            pool_bytes=setup.pool_bytes,
+            seed=setup.seed,
+            crc=setup.crc,
+            number=setup.number,
+            source=setup.source,
+            source_files=() if setup.source is None else _files(setup, setup.source_rank),
+        ),
+        Machine(setup.scratch, counts=setup.counts, away=setup.away) if setup.number else None,
+    )
+    job.warm_up(setup.warm_ups)
+    return job
+
+
+def _files(setup: Setup, rank: int) -> tuple[FileTable, ...]:
+    """Return the files of one rank of the workload, in each shape."""
+    workload = workloads.load(setup.workload)
+    if setup.limit_bytes is not None:
+        workload = workload.scaled(setup.limit_bytes, 0)
+    files = workload.files(rank)
+    return tuple(shape.apply(files) for shape in setup.shapes)
+
+
+def _check_shared(setup: Setup) -> None:
+    for target, scratch in zip(setup.targets, setup.scratch, strict=True):
+        if is_s3(scratch):
+            continue
+        try:
+            found = (Path(scratch) / _TOKEN).read_text()
+        except OSError as error:
+            raise TargetError(
+                f"--target {target}: this node does not see the directory of the run that rank 0 "
+                f"made there ({error.strerror}); choose a directory that all nodes share"
+            ) from error
+        if found != setup.token:
+            raise TargetError(
+                f"--target {target}: is another directory on this node than on that of rank 0; "
+                "choose a directory that all nodes share"
+            )

@@ -1,0 +1,153 @@
+"""One command in one rank: the calls that all ranks make for it, in the same order.
+
+next command      broadcast: the command and its arguments, or the end
+NAME begins       barrier: all ranks have it; each phase has a name for messages
+NAME              broadcast, for an operation that is timed: the moment of the release
+NAME done         gather: the replies
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from iobench.bench.counters.monitor import Usage
+from iobench.bench.processes.group import Release
+from iobench.bench.processes.job import CheckpointRef, Done
+from iobench.bench.ranks.rank_job import RankJob
+from iobench.bench.ranks.release import Lead, wait_until
+from iobench.bench.ranks.wire import command_of
+from iobench.dist.control import ClockOffset, Control
+from iobench.errors import RankError
+from iobench.results.codec import from_plain, to_plain
+from iobench.writers.transfer import TICK_S
+
+__all__ = ["END", "NEXT", "OPERATION_S", "RankClock", "Steps"]
+
+NEXT, END = "next command", "end of the run"
+OPERATION_S = 24 * 3600.0
+"""How long one operation may take. A rank that ends, stops or is cut off is known much sooner."""
+
+_MEASURE_EVERY_S = 30.0  # clocks drift apart by up to 50 microseconds in a second
+
+
+class RankClock:
+    """The clock of rank 0, as this rank knows it."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._measure()
+
+    def _measure(self) -> None:
+        self.offset: ClockOffset = self._control.clock_offset()
+        self._at_s = time.monotonic()
+
+    def refresh(self) -> None:
+        """Measure the offset again, if that was long ago."""
+        if time.monotonic() - self._at_s > _MEASURE_EVERY_S:
+            self._measure()
+
+    def there(self, here_s: float) -> float:
+        """Return the time of rank 0 at a moment of this rank's time.perf_counter."""
+        return here_s + self.offset.offset_s
+
+    def here(self, there_s: float) -> float:
+        """Return the moment of this rank's time.perf_counter at a time of rank 0."""
+        return there_s - self.offset.offset_s
+
+
+class Steps:
+    """The part of one rank in each command. Rank 0 uses it for its own part too."""
+
+    def __init__(self, control: Control, job: RankJob) -> None:
+        self._control, self._job = control, job
+        self._clock = RankClock(control)
+        self.lead = Lead()
+
+    def carry_out(self, message: dict[str, Any], release: Release | None = None) -> list[Any]:
+        """Carry out the command in `message`; return the replies of all ranks in rank 0.
+
+        A reply is `{"value": ...}`, or `{"error": text}` for a command that raised. A timed command
+        begins in all ranks at one moment; `release` is called in rank 0 just before, with this
+        moment. Raises RankError when a rank is lost, and KeyboardInterrupt.
+        """
+        name = str(message["do"])
+        command = self._command(message)
+        if message["timed"]:
+            reply = self._timed(name, command, message, release)
+        else:
+            self._control.barrier(f"{name} begins", deadline_s=OPERATION_S)
+            reply = _reply(lambda: command(self._job))
+        return self._control.gather(f"{name} done", reply, deadline_s=OPERATION_S)
+
+    @staticmethod
+    def _command(message: dict[str, Any]) -> Callable[[RankJob], Any]:
+        """Return the command; one that is not valid raises when it is called, like any other."""
+        try:
+            return command_of(message)
+        except ValueError as error:
+            return partial(_refuse, str(error))
+
+    def _timed(
+        self,
+        name: str,
+        command: Callable[[RankJob], Any],
+        message: dict[str, Any],
+        release: Release | None,
+    ) -> dict[str, Any]:
+        self._clock.refresh()
+        ref = message["with"].get("ref")
+        counter = None if ref is None else self._job.counter(from_plain(CheckpointRef, ref))
+        self._control.barrier(f"{name} begins", deadline_s=OPERATION_S)
+        first = release is not None
+        at_s = time.perf_counter() + self.lead.seconds if first else None
+        there_s: float = self._control.broadcast(name, at_s, deadline_s=OPERATION_S)
+        before = Usage.now()
+        if release is not None:
+            release(there_s)
+        late_s = wait_until(self._clock.here(there_s))
+
+        def measured() -> Any:
+            done = command(self._job)
+            if not isinstance(done, Done):
+                return done
+            usage = None if first else Usage.now() - before
+            node = None if counter is None else counter.stop()
+            done = replace(done, usage=usage, node=node, late_s=late_s)
+            return done if first else self._in_time_of_rank_0(done, there_s)
+
+        return _reply(measured)
+
+    def _in_time_of_rank_0(self, done: Done, began_s: float) -> Done:
+        """Return `done` with the times of rank 0's clock, none of them before the release."""
+        ended_s = max(self._clock.there(done.at_s), began_s)
+        first, last = math.ceil(began_s / TICK_S), int(ended_s / TICK_S)
+        completed: Counter[int] = Counter()
+        for tick, moved in done.transfer.completed.items():
+            there = int(self._clock.there((tick + 0.5) * TICK_S) / TICK_S)
+            completed[min(max(there, first), last)] += moved
+        return replace(
+            done,
+            transfer=replace(done.transfer, completed=dict(completed)),
+            at_s=ended_s,
+            clock_error_s=self._clock.offset.error_s,
+        )
+
+
+def _reply(work: Callable[[], Any]) -> dict[str, Any]:
+    """Return the reply of `work`, or the error that it raised, unless ranks were lost."""
+    try:
+        return {"value": to_plain(work())}
+    except RankError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- writers of others raise whatever they like
+        return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+
+
+def _refuse(reason: str, _: RankJob) -> None:
+    raise ValueError(reason)

@@ -1,0 +1,82 @@
+"""Commands under a launcher of ranks: torchrun, srun, mpirun."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from iobench.cli.servers import quiet_stdout
+from iobench.dist.world import World
+from iobench.errors import IobenchError, RankError, UsageError
+
+if TYPE_CHECKING:
+    from iobench.bench.ranks.group import Launched
+
+__all__ = ["launched", "one_process"]
+
+_INTERRUPTED = 130
+
+
+@contextmanager
+def launched() -> Iterator[Launched | None]:
+    """Yield the ranks of the launcher in rank 0, and None in a process without a launcher.
+
+    The other ranks serve rank 0 here, print nothing but their own errors, and exit with rank 0's
+    exit code. When the block raises, they end too.
+    """
+    world = World.detect()
+    if world.size == 1:
+        yield None
+        return
+    from iobench.bench.ranks.group import Launched
+    from iobench.bench.ranks.members import introduce
+    from iobench.dist.control import Control
+
+    if world.rank:
+        _serve(world)
+    with Control.connect(world) as control:
+        members = introduce(control)
+        assert members is not None
+        ranks = Launched(control, members)
+        try:
+            yield ranks
+        except RankError:
+            raise
+        except IobenchError as error:
+            if ranks.waiting:  # its exit code is all that the others need
+                ranks.end(error.exit_code)
+            raise
+        ranks.end(0)
+
+
+def _serve(world: World) -> None:
+    """Serve rank 0 and exit like it. An interrupt reaches all ranks, and rank 0 tells of it."""
+    from iobench.bench.ranks.serve import serve
+    from iobench.dist.control import Control
+
+    try:
+        with quiet_stdout(), Control.connect(world) as control:
+            code = serve(control)
+    except KeyboardInterrupt:
+        raise SystemExit(_INTERRUPTED) from None
+    raise typer.Exit(code)
+
+
+def one_process(verb: str) -> None:
+    """Raise UsageError in a process that a launcher started with others: `verb` measures one.
+
+    Only rank 0 says so; the other ranks exit with the same code.
+    """
+    world = World.detect()
+    if world.size == 1:
+        return
+    error = UsageError(
+        f"iobench {verb} runs in one process, and {world.launcher} started {world.size}; start it "
+        "without a launcher (iobench run measures over ranks)"
+    )
+    if world.rank:
+        raise SystemExit(error.exit_code)
+    raise error
