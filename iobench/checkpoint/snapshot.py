@@ -35,11 +35,12 @@ def copy_into(memory: Bytes, serialized: Serialized, streams: SideStreams | None
     """
     if serialized.on_cpu:
         return copy_image(memory, serialized.image())
-    base, leaves = len(serialized.structure.header), serialized.leaves()
-    np.copyto(memory[:base], serialized.structure.header)
+    end, leaves = len(serialized.structure.header), serialized.leaves()
+    np.copyto(memory[:end], serialized.structure.header)
     streams = streams or SideStreams(leaves)
-    for name, (begin, end) in serialized.structure.places.items():
-        leaf, place = leaves[name], memory[base + begin : base + end]
+    for leaf in leaves.values():
+        begin, end = end, end + leaf.size_bytes
+        place = memory[begin:end]
         if leaf.on_cpu:
             np.copyto(place, leaf.cpu_bytes())
         else:
