@@ -8,7 +8,6 @@ later state that equals the first one in all that they depend on (docs/decisions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +72,7 @@ class Structure:
         self.layouts = TensorLayouts(tensors)
         self.pieces = [("", len(header))]
         self.pieces += [(name, end - begin) for name, (begin, end) in places.items()]
-        self.size_bytes = sum(map(itemgetter(1), self.pieces))
+        self.size_bytes = sum(size for _, size in self.pieces)
         self.on_cpu = all(tensor.is_cpu for tensor in tensors)
         self._spec = flat.spec
         self._texts, self._order = flat.template() if flat.spec else ([], [])
@@ -89,8 +88,8 @@ class Structure:
         # Of arrays it is -1: the number of one more tensor, at address 0.
         self._tensors = numbers(number.get(name, -1) for name in names)
         self._reaches = np.append(self.layouts.reaches, 0)[self._tensors]
-        scattered = [*(not layout.contiguous for layout in self.layouts.each), False]
-        scattered = np.array(scattered)[self._tensors]
+        odd = [*(not layout.contiguous for layout in self.layouts.each), False]
+        scattered = np.array(odd)[self._tensors]
         self._shifts = np.zeros_like(self._tensors)
         self._shared, self._apart = list[int](), list[tuple[int, int, int]]()
         for at, name in enumerate(names) if self._parts else ():
@@ -165,9 +164,7 @@ class Structure:
         begins, ends = begins[order], (begins + reaches)[order]
         return not (begins[1:] < ends[:-1]).any()
 
-    def leaves(
-        self, tensors: Sequence[torch.Tensor], arrays: Sequence[Bytes]
-    ) -> dict[str, Leaf]:
+    def leaves(self, tensors: Sequence[torch.Tensor], arrays: Sequence[Bytes]) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of a state."""
         whole, parts = dict(zip(self.names, tensors, strict=True)), self._parts
         return {

@@ -19,7 +19,15 @@ from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.tensors import resolved
 from iobench.writers.image import Bytes
 
-__all__ = ["FileLayout", "Located", "TensorLayouts", "all_plain", "numbers", "reach_bytes"]
+__all__ = [
+    "FileLayout",
+    "Located",
+    "TensorLayouts",
+    "all_plain",
+    "are_strided",
+    "numbers",
+    "reach_bytes",
+]
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
