@@ -17,6 +17,7 @@ __all__ = ["ALIGNMENT", "Leaf", "View", "share"]
 
 ALIGNMENT = 16
 """Bytes of the widest element of a torch dtype, complex128."""
+_new = tuple.__new__
 _NAMES = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
 
 
@@ -123,9 +124,12 @@ def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[st
     for name, tensor in tensors.items():
         if name in views:
             continue
-        leaves[name] = Leaf.of_tensor(tensor)
-        if tensor.dtype not in _NAMES:
+        dtype = _NAMES.get(tensor.dtype)
+        if dtype is None:
+            leaves[name] = Leaf.of_tensor(tensor)
             views[name] = View(leaf=name, layout=_layout(_contiguous(tensor), 0))
+        else:  # as `of_tensor` makes it, in a third of the time
+            leaves[name] = _new(Leaf, (dtype, tensor.shape, tensor.nbytes, tensor))
     return leaves, views
 
 
@@ -134,7 +138,8 @@ def _of_one_storage(tensors: Mapping[str, torch.Tensor]) -> Iterable[list[str]]:
 
     Empty tensors are left out.
     """
-    begins = [tensor.untyped_storage().data_ptr() for tensor in tensors.values()]
+    storages = map(torch.Tensor.untyped_storage, tensors.values())
+    begins = list(map(torch.UntypedStorage.data_ptr, storages))
     if len(set(begins)) == len(begins):
         return ()
     first: dict[torch.device, dict[int, str]] = {}

@@ -11,7 +11,7 @@ import torch
 
 from iobench.checkpoint.aliases import Leaf
 from iobench.checkpoint.state_tree import FlatState, flatten
-from iobench.checkpoint.structure import LeafPlace, Structure
+from iobench.checkpoint.structure import Structure
 from iobench.checkpoint.tree_spec import json_text
 from iobench.errors import StateError
 from iobench.formats.collector import collector_paused
@@ -63,28 +63,14 @@ class Serialized:
         """Yield the offset in the tensor file and the bytes of each of its parts."""
         header = self.structure.header
         yield 0, header
-        for (begin, _), leaf in zip(
-            self.structure.places.values(), self.leaves().values(), strict=True
-        ):
-            yield len(header) + begin, leaf
+        end = len(header)
+        for leaf in self.leaves().values():
+            yield end, leaf
+            end += leaf.size_bytes
 
     def leaves(self) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of the state."""
-        return {
-            row.name: Leaf(row.dtype, row.shape, row.size_bytes, self._source(row))
-            for row in self.structure.rows
-        }
-
-    def _source(self, row: LeafPlace) -> torch.Tensor | Bytes:
-        if row.array >= 0:
-            return self.arrays[row.array]
-        tensor = self.tensors[row.tensor].detach()
-        if row.whole:
-            return tensor
-        storage = tensor.untyped_storage()
-        begin = tensor.data_ptr() + row.shift - storage.data_ptr()
-        raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        return raw.set_(storage, begin, (row.size_bytes,), (1,))
+        return self.structure.leaves(self.tensors, self.arrays)
 
     def image(self) -> FileImage:
         """Return the tensor file on the trainer's own CPU memory, which must not change.
@@ -111,7 +97,7 @@ class Serialized:
 
     def without_memory(self) -> Serialized:
         """Return what is needed after the copy: it keeps no tensor and no array alive."""
-        return replace(self, tensors=[], arrays=[], located=Located([], [], []))
+        return replace(self, tensors=[], arrays=[], located=Located.nowhere())
 
     def skeleton_image(self) -> FileImage:
         return FileImage.of(SKELETON, [np.frombuffer(self.skeleton.encode(), dtype=np.uint8)])
@@ -155,7 +141,7 @@ class Serializer:
         flat = flatten(state)
         structure = Structure(flat)
         tensors = list(flat.tensors.values())
-        located = structure.layouts.locate(tensors)
+        located = structure.layouts.locate_same(tensors)
         if located is None:
             raise StateError(f"{_without_storage(flat)}: its storage is smaller than the tensor")
         if structure.comparable and structure.has_aliases_of(located):

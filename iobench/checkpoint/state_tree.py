@@ -37,7 +37,7 @@ from iobench.checkpoint.tree_spec import (
     json_text,
 )
 from iobench.errors import StateError
-from iobench.formats.tensor_layouts import all_plain
+from iobench.formats.tensor_layouts import all_plain, are_strided
 from iobench.formats.tensors import dtype_name, resolved
 
 __all__ = ["FlatState", "Share", "flatten", "plain_text"]
@@ -200,7 +200,9 @@ class _Flattener:
     def _dict(self, value: dict[Any, Any], path: tuple[Any, ...]) -> _Encoded:
         kind, keys = type(value), list(value)
         names = [key if type(key) is str else self._key(key, path) for key in keys]
-        parts = [self.encode(item, (*path, key)) for key, item in value.items()]
+        parts = self._tensors_together(value, path) or [
+            self.encode(item, (*path, key)) for key, item in value.items()
+        ]
         encoded: dict[str, Any]
         pairs: list[list[Any]] = []
         if kind is dict and all(type(key) is str and not key.startswith("$") for key in keys):
@@ -257,6 +259,29 @@ class _Flattener:
             "numbers, None, and tuples of those"
         )
 
+    def _tensors_together(self, value: dict[Any, Any], path: tuple[Any, ...]) -> list[_Encoded]:
+        """Encode a dict of many plain tensors like `_tensor` each; an empty list for other dicts.
+
+        No call of Python for each tensor: a third of the time of a state of many small ones.
+        """
+        tensors = value.values()
+        if len(value) < _TOGETHER or not all_plain(tensors) or not are_strided(tensors):
+            return []
+        if any(any(map(special, tensors)) for special in _SPECIAL):
+            return []
+        begin = "".join(f"{part}." for part in path)
+        names = [f"{begin}{key}" for key in value]
+        unique = set(names)
+        if len(unique) < len(names) or unique & _RESERVED or self._taken(unique):
+            return []  # names that `_free_name` changes
+        entries = [{"$tensor": name} for name in names]
+        self.tensors.update(zip(names, tensors, strict=True))
+        self.entries.update(zip(names, entries, strict=True))
+        return [(entry, TENSOR) for entry in entries]
+
+    def _taken(self, names: set[str]) -> bool:
+        return not (self.tensors.keys().isdisjoint(names) and self.arrays.keys().isdisjoint(names))
+
     def _tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> _Encoded:
         dense = tensor.layout == torch.strided and not tensor.is_nested
         if not dense or tensor.is_meta or tensor.is_quantized:
@@ -291,7 +316,7 @@ class _Flattener:
     def _free_name(self, path: tuple[Any, ...]) -> str:
         """Return the path joined by dots, with a number appended when the name is taken."""
         name = base = ".".join(map(str, path)) or "tensor"
-        if base == "__metadata__":  # reserved by safetensors
+        if base == "__metadata__":  # reserved by safetensors: one of _RESERVED
             name = base = "tensor.__metadata__"
         number = 2
         while name in self.tensors or name in self.arrays:
@@ -314,6 +339,17 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
     # A dtype of ml_dtypes, such as bfloat16, has no `str` that numpy turns back into it.
     return np.dtype(dtype.str) == dtype
 
+
+_TOGETHER = 16
+_SPECIAL = (
+    operator.attrgetter("is_meta"),
+    operator.attrgetter("is_quantized"),
+    torch.Tensor.is_conj,
+    torch.Tensor.is_neg,
+)
+"""Tensors that `_tensor` refuses or resolves."""
+
+_RESERVED = {"", "__metadata__"}
 
 _JSON, _STRINGS = {bool, int, str, type(None)}, {str}
 _begins_with_tag = operator.methodcaller("startswith", "$")

@@ -7,14 +7,13 @@ later state that equals the first one in all that they depend on (docs/decisions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from iobench.checkpoint.aliases import ALIGNMENT
+from iobench.checkpoint.aliases import ALIGNMENT, Leaf
 from iobench.checkpoint.state_tree import FlatState, plain_text
 from iobench.checkpoint.tree_spec import Collected
 from iobench.errors import StateError
@@ -24,68 +23,102 @@ from iobench.formats.tensor_layouts import FileLayout, Located, TensorLayouts, n
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import Bytes
 
-__all__ = ["LeafPlace", "Structure"]
+__all__ = ["Structure"]
 
 
-class LeafPlace(NamedTuple):
-    """A leaf of the tensor file. `tensor` or `array` is its number in the state, the other is -1.
+class _Part(NamedTuple):
+    """A leaf of the tensor file that is not one whole tensor of the state.
 
-    A `whole` leaf is that tensor. Any other one is memory that several tensors share, and begins
-    `shift` bytes after that tensor. `reach_bytes` is the memory that a tensor spans. It differs
-    from `size_bytes` for some tensors that are not contiguous.
+    `array` is its number in the state, or -1 for memory that several tensors share. This memory
+    begins `shift` bytes after the tensor with the number `tensor`.
     """
 
-    name: str
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
     array: int = -1
     tensor: int = -1
-    whole: bool = True
     shift: int = 0
-    contiguous: bool = True
-    reach_bytes: int = 0
+
+    def leaf(self, tensors: Sequence[torch.Tensor], arrays: Sequence[Bytes]) -> Leaf:
+        """Return the leaf on the memory of a state."""
+        if self.array >= 0:
+            return Leaf(self.dtype, self.shape, self.size_bytes, arrays[self.array])
+        tensor = tensors[self.tensor].detach()
+        storage = tensor.untyped_storage()
+        begin = tensor.data_ptr() + self.shift - storage.data_ptr()
+        raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        raw.set_(storage, begin, (self.size_bytes,), (1,))
+        return Leaf(self.dtype, self.shape, self.size_bytes, raw)
 
 
 class Structure:
     """Layout of the tensor file and JSON of the skeleton, without the values of the state.
 
-    `names` are those of all tensors, `rows` the leaves in file order, `places` their [begin, end)
-    in bytes after the header. `size_bytes` is the size of the tensor file, and `pieces` are (name,
-    bytes) of its parts, "" for the header. It keeps no tensor alive.
+    `names` are those of all tensors. `size_bytes` is the size of the tensor file, and `pieces` are
+    (name, bytes) of its parts in file order, "" for the header. It keeps no tensor alive, and has
+    no object for each leaf, which the garbage collector would look at.
     """
 
     def __init__(self, flat: FlatState) -> None:
         """Raises StateError for a state that the format cannot hold."""
         described = [(name, leaf.dtype, leaf.shape) for name, leaf in flat.leaves.items()]
         try:
-            header, self.places = header_bytes(described)
+            header, places = header_bytes(described)
         except ValueError as error:
             raise StateError(str(error)) from error
         tensors = list(flat.tensors.values())
         self.names = list(flat.tensors)
         self.layouts = TensorLayouts(tensors)
-        self.rows = _rows(flat, self.places, self.layouts.reaches)
-        self.pieces = [("", len(header)), *((row.name, row.size_bytes) for row in self.rows)]
+        self.pieces = [("", len(header))]
+        self.pieces += [(name, end - begin) for name, (begin, end) in places.items()]
         self.size_bytes = sum(size for _, size in self.pieces)
         self.on_cpu = all(tensor.is_cpu for tensor in tensors)
         self._spec = flat.spec
         self._texts, self._order = flat.template() if flat.spec else ([], [])
-        stored = [row for row in self.rows if row.size_bytes]
-        self._file = FileLayout(header, [row.size_bytes for row in stored])
-        self._tensors = numbers(map(attrgetter("tensor"), stored))
-        self._shifts = numbers(map(attrgetter("shift"), stored))
-        self._reaches = numbers(map(attrgetter("reach_bytes"), stored))
-        self._shared = np.flatnonzero([not row.whole for row in stored])
-        self._apart = [
-            (at, row) for at, row in enumerate(stored) if row.array >= 0 or not row.contiguous
+        self._parts = _parts(flat)
+        stored = [(name, size) for name, size in self.pieces[1:] if size]
+        self._file = FileLayout(header, [size for _, size in stored])
+        self._find_leaves([name for name, _ in stored])
+        self._find_views(flat)
+
+    def _find_leaves(self, names: list[str]) -> None:
+        """Find the memory of the leaves `names`, which are those in the file, in its order."""
+        number = {name: at for at, name in enumerate(self.names)}
+        # Of arrays it is -1: the number of one more tensor, at address 0.
+        self._tensors = numbers(number.get(name, -1) for name in names)
+        self._reaches = np.append(self.layouts.reaches, 0)[self._tensors]
+        odd = [*(not layout.contiguous for layout in self.layouts.each), False]
+        scattered = np.array(odd)[self._tensors]
+        self._shifts = np.zeros_like(self._tensors)
+        self._shared, self._apart = list[int](), list[tuple[int, int, int]]()
+        for at, name in enumerate(names) if self._parts else ():
+            part = self._parts.get(name)
+            if part is None:
+                continue
+            self._tensors[at], self._shifts[at] = part.tensor, part.shift
+            self._reaches[at], scattered[at] = part.size_bytes, False
+            if part.array >= 0:
+                self._apart.append((at, part.array, -1))
+            else:
+                self._shared.append(at)
+        copied = np.flatnonzero(scattered).tolist()
+        self._apart += [(at, -1, int(self._tensors[at])) for at in copied]
+
+    def _find_views(self, flat: FlatState) -> None:
+        """Find the tensors that share memory, and their distances in bytes."""
+        number = {name: at for at, name in enumerate(self.names)} if flat.views else {}
+        members = [number[name] for name in flat.views]
+        bases = [
+            self._parts[view.leaf].tensor if view.leaf in self._parts else number[view.leaf]
+            for view in flat.views.values()
         ]
-        number = {name: at for at, name in enumerate(flat.tensors)}
-        row_of = {row.name: row.tensor for row in self.rows}
-        self._members = numbers(number[name] for name in flat.views)
-        self._bases = numbers(row_of[view.leaf] for view in flat.views.values())
-        addresses = numbers(tensor.data_ptr() for tensor in tensors)
-        self._distances = addresses[self._members] - addresses[self._bases]
+        tensors = list(flat.tensors.values()) if flat.views else []
+        self._members, self._bases = numbers(members), numbers(bases)
+        self._distances = numbers(
+            tensors[member].data_ptr() - tensors[base].data_ptr()
+            for member, base in zip(members, bases, strict=True)
+        )
 
     @property
     def header(self) -> Bytes:
@@ -119,8 +152,7 @@ class Structure:
         False for overlapping memory of several storages, which torch.from_numpy can make.
         """
         # The last element is for the number -1, which arrays have.
-        addresses = numbers([*located.addresses, 0])
-        storages = numbers([*located.storages, 0])
+        addresses, storages = np.append(located.addresses, 0), np.append(located.storages, 0)
         moved = addresses[self._members] - addresses[self._bases] != self._distances
         parted = storages[self._members] != storages[self._bases]
         starts = addresses[self._tensors] + self._shifts
@@ -132,37 +164,48 @@ class Structure:
         begins, ends = begins[order], (begins + reaches)[order]
         return not (begins[1:] < ends[:-1]).any()
 
+    def leaves(self, tensors: Sequence[torch.Tensor], arrays: Sequence[Bytes]) -> dict[str, Leaf]:
+        """Return the leaves by name, in file order, on the memory of a state."""
+        whole, parts = dict(zip(self.names, tensors, strict=True)), self._parts
+        return {
+            name: parts[name].leaf(tensors, arrays)
+            if name in parts
+            else Leaf.of_tensor(whole[name].detach())
+            for name, _ in self.pieces[1:]
+        }
+
     def image(
         self, path: str, located: Located, tensors: list[torch.Tensor], arrays: list[Bytes]
     ) -> ScatteredImage:
         """Return the tensor file on the memory of a CPU state."""
-        addresses = numbers([*located.addresses, 0])[self._tensors] + self._shifts
+        addresses = np.append(located.addresses, 0)[self._tensors] + self._shifts
         apart = {
-            at: arrays[row.array] if row.array >= 0 else tensor_bytes(tensors[row.tensor])
-            for at, row in self._apart
+            at: arrays[array] if array >= 0 else tensor_bytes(tensors[tensor])
+            for at, array, tensor in self._apart
         }
         return self._file.image(path, addresses, apart, owners=located.owners)
 
 
-def _rows(flat: FlatState, names: Iterable[str], reaches: list[int]) -> list[LeafPlace]:
+def _parts(flat: FlatState) -> dict[str, _Part]:
+    """Return the leaves that are not one whole tensor, by name."""
+    whole = flat.tensors.get
+    names = [name for name, leaf in flat.leaves.items() if leaf.source is not whole(name)]
+    if not names:
+        return {}
     tensors = list(flat.tensors.values())
-    number = {name: at for at, name in enumerate(flat.tensors)}
     array = {name: at for at, name in enumerate(flat.arrays)}
+    number = {name: at for at, name in enumerate(flat.tensors)}
     members: dict[str, list[int]] = {}
     for name, view in flat.views.items():
         members.setdefault(view.leaf, []).append(number[name])
-    rows = list[LeafPlace]()
+    parts: dict[str, _Part] = {}
     for name in names:
-        leaf = flat.leaves[name]
-        dtype, shape, size, source = leaf
+        dtype, shape, size, source = flat.leaves[name]
         if not isinstance(source, torch.Tensor):
-            rows.append(LeafPlace(name, dtype, shape, size, array=array[name]))
-        elif source is tensors[at := number[name]]:
-            contiguous, reach = source.is_contiguous(), reaches[at]
-            rows.append(LeafPlace(name, dtype, shape, size, -1, at, True, 0, contiguous, reach))
+            parts[name] = _Part(dtype, shape, size, array=array[name])
         else:
             # Two storages can begin at one address: the largest one contains the whole leaf.
             at = max(members[name], key=lambda one: tensors[one].untyped_storage().nbytes())
             shift = source.data_ptr() - tensors[at].data_ptr()
-            rows.append(LeafPlace(name, dtype, shape, size, -1, at, False, shift, reach_bytes=size))
-    return rows
+            parts[name] = _Part(dtype, shape, size, tensor=at, shift=shift)
+    return parts

@@ -18,7 +18,7 @@ import numpy as np
 from iobench import linux
 from iobench.writers.image import Bytes, FileImage, Memory, Segment
 
-__all__ = ["Numbers", "PartsImage", "ScatteredImage"]
+__all__ = ["Numbers", "PartsImage", "ScatteredImage", "WindowImage"]
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 """Addresses or lengths."""
@@ -122,6 +122,30 @@ class ScatteredImage(_ManyParts):
         begins[0] += begin
         memory = self._memory
         return [memory[one:other] for one, other in zip(begins, ends, strict=True)]
+
+
+class WindowImage(_ManyParts):
+    """An image of a file of which one range is in memory. Only this range can be read."""
+
+    def __init__(self, path: str, size_bytes: int, start: int, memory: Bytes) -> None:
+        """The file's bytes from `start` on go to `memory`, until one of them ends."""
+        super().__init__(path, [start], size_bytes)
+        self._set(_memory=memory[: size_bytes - start])
+
+    _memory: Bytes
+
+    def parts(self) -> Iterator[tuple[int, Memory]]:
+        yield self._starts[0], self._memory
+
+    @property
+    def writable(self) -> bool:
+        return bool(self._memory.flags.writeable)
+
+    def _cut(self, first: int, last: int, begin: int, end: int) -> list[Memory]:
+        del first, last  # there is one part
+        if not 0 <= begin <= end <= len(self._memory):
+            raise IndexError(f"[{begin}, {end}) of a window of {len(self._memory)} bytes")
+        return [self._memory[begin:end]]
 
 
 class _Memory:

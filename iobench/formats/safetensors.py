@@ -5,17 +5,19 @@ from __future__ import annotations
 import bisect
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UsageError
 from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import RUN_BYTES, FileMemory
 from iobench.formats.inspected_file import InspectedFile
-from iobench.formats.safetensors_header import DTYPES, header_bytes
+from iobench.formats.safetensors_header import DTYPES, METADATA, header_bytes
 from iobench.formats.safetensors_layout import image_on_cpu
 from iobench.formats.tensors import (
     Allocate,
@@ -89,18 +91,73 @@ def _header(file: str | Path, source: InspectedFile) -> tuple[bytes, int]:
         raise TransferError.wrap(error, "opening", file) from error
 
 
-def _document(file: str, header: bytes) -> dict[str, Any]:
-    """Return the descriptions of the tensors by name."""
+class _Entry(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The description of one tensor in the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+_parse = msgspec.json.Decoder(dict[str, _Entry]).decode
+_parse_metadata = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def _entries(file: str, header: bytes) -> dict[str, _Entry]:
+    """Return the descriptions of the tensors by name. Raises DataMismatchError."""
+    # A typed parse makes and checks an entry in half the time of `json`, in a third of the memory.
+    # What it refuses is parsed by `json`, which knows extra keys and says what is wrong.
+    with suppress(ValueError, RecursionError):
+        return _parse(_without_metadata(header))
     try:
         document = parse_json(header)
     except (ValueError, RecursionError) as error:
         raise DataMismatchError(f"{file}: not a safetensors file ({error})") from error
     if not isinstance(document, dict):
         raise DataMismatchError(f"{file}: not a safetensors file (the header is not an object)")
-    metadata = document.pop("__metadata__", {})
+    metadata = document.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise DataMismatchError(f"{file}: __metadata__ must map strings to strings")
-    return document
+        raise DataMismatchError(f"{file}: {METADATA} must map strings to strings")
+    return {name: _entry(file, name, described) for name, described in document.items()}
+
+
+_BEGIN = f'{{"{METADATA}":'.encode()
+
+
+def _without_metadata(header: bytes) -> bytes:
+    """Return the header without the metadata at its begin, where the library writes them.
+
+    Raises ValueError unless they are strings, and for another form than that of the library.
+    """
+    if not header.startswith(_BEGIN):
+        return header
+    end = header.find(b"}", len(_BEGIN)) + 1
+    _parse_metadata(header[len(_BEGIN) : end])  # refuses a brace inside of a string
+    if header[end : end + 2] == b',"':
+        return b"{" + header[end + 1 :]
+    if header[end : end + 1] == b"}":
+        return b"{" + header[end:]
+    raise ValueError("another form than that of the library")
+
+
+def _entry(file: str, name: str, described: Any) -> _Entry:
+    """Return what `json` parsed. Raises DataMismatchError for a value of another type."""
+    try:
+        code, shape, (begin, end) = (described[key] for key in _Entry.__struct_fields__)
+        # The type of a number too: JSON has 1.0, true and "1".
+        sound = type(code) is str and type(shape) is list
+        sound = sound and _INTEGERS.issuperset(map(type, (begin, end, *shape)))
+    except (KeyError, TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise _undescribed(file, name)
+    return _Entry(code, tuple(shape), (begin, end))
+
+
+def _undescribed(file: str, name: str) -> DataMismatchError:
+    return DataMismatchError(
+        f"{file}: tensor {name!r} needs a dtype, shape and data_offsets of safetensors"
+    )
 
 
 def prepare(
@@ -128,7 +185,7 @@ def _prepare(
     path: str, file: str, header: bytes, size: int, allocate: Allocate | None
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
     start = 8 + len(header)
-    places = sorted(_places(file, _document(file, header)))
+    places = sorted(_places(file, _entries(file, header)))
     _check_gapless(file, places, size - start)
     memory = FileMemory(file, size, allocate)
     tensors: dict[str, torch.Tensor] = {}
@@ -175,44 +232,39 @@ class _Kind(NamedTuple):
     size_bytes: int
 
     @classmethod
-    def of(cls, code: str, shape: list[int]) -> _Kind:
+    def of(cls, code: str, shape: tuple[int, ...]) -> _Kind:
         """Raises KeyError or ValueError for damage, UsageError if this torch lacks the dtype."""
         dtype, item_bytes = _CODES[code]
         odd = 0
         if code == _PACKED and shape:
             pairs, odd = divmod(shape[-1], 2)
-            shape = [*shape[:-1], pairs]
+            shape = (*shape[:-1], pairs)
         if odd or min(shape, default=0) < 0:
             raise ValueError(shape)
-        return cls(torch_dtype(dtype), tuple(shape), prod(shape) * item_bytes)
+        return cls(torch_dtype(dtype), shape, prod(shape) * item_bytes)
 
 
 _Place = tuple[int, int, str, _Kind]
 """[begin, end) of a tensor in the data section, and its name. A tuple is the cheapest object."""
 
 
-def _places(file: str, document: dict[str, Any]) -> Iterator[_Place]:
+def _places(file: str, entries: dict[str, _Entry]) -> Iterator[_Place]:
     """Yield the tensors of the header. Raises DataMismatchError for one that breaks the format."""
     kinds: dict[tuple[Any, ...], _Kind] = {}
-    for name, entry in document.items():
-        try:
-            code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-            # The type of a number too: JSON has 1.0, true and "1".
-            sound = type(shape) is list and _INTEGERS.issuperset(map(type, (begin, end, *shape)))
-            key = (code, *shape)
-            kind = kinds.get(key) or kinds.setdefault(key, _Kind.of(code, shape))
-        except UsageError:  # this torch lacks the dtype
-            raise
-        except (KeyError, TypeError, ValueError):
-            sound = False
-        if not sound:
-            raise DataMismatchError(
-                f"{file}: tensor {name!r} needs a dtype, shape and data_offsets of safetensors"
-            )
+    for name, entry in entries.items():
+        code, shape, (begin, end) = entry.dtype, entry.shape, entry.data_offsets
+        kind = kinds.get((code, shape))
+        if kind is None:
+            try:
+                kind = kinds[code, shape] = _Kind.of(code, shape)
+            except UsageError:  # this torch lacks the dtype
+                raise
+            except (KeyError, ValueError) as error:
+                raise _undescribed(file, name) from error
         if end - begin != kind.size_bytes:
             raise DataMismatchError(
                 f"{file}: tensor {name!r} has {end - begin} bytes, which is not the size of {code} "
-                f"{shape}"
+                f"{list(shape)}"
             )
         yield begin, end, name, kind
 

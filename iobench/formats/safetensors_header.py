@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring as _quoted
 from math import prod
+from operator import itemgetter
 
-__all__ = ["ALIGNMENT", "DTYPES", "file_order", "file_size", "header_bytes"]
+__all__ = ["ALIGNMENT", "DTYPES", "METADATA", "file_order", "file_size", "header_bytes"]
 
 ALIGNMENT = 8
 """Alignment of the data section in bytes; the JSON is padded to it."""
@@ -43,7 +44,9 @@ DTYPES: dict[str, tuple[str, int]] = {
 }
 """Torch dtype name -> (code in the file, bytes per element), in the library's sort order."""
 
-_METADATA = "__metadata__"
+METADATA = "__metadata__"
+"""Key of the header that is no tensor: strings by name."""
+
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _RANK = {dtype: rank for rank, dtype in enumerate(DTYPES)}
 _PACKED = {"float4_e2m1fn_x2": 2}  # torch counts pairs, the file counts values
@@ -65,7 +68,7 @@ def header_bytes(
     """
     offsets: dict[str, tuple[int, int]] = {}
     entries = _metadata_entries(metadata)
-    for name, begin, end, entry in _entries(sorted(tensors, key=file_order)):
+    for name, begin, end, entry in _entries(_in_file_order(tensors)):
         if name in offsets:
             raise ValueError(f"tensor name {name!r} is given twice")
         offsets[name] = (begin, end)
@@ -98,7 +101,7 @@ def file_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:
     name, dtype, _ = tensor
     if not isinstance(name, str):
         raise ValueError(f"tensor name {name!r} is not a str; convert it")  # noqa: TRY004 -- as documented
-    if name == _METADATA:
+    if name == METADATA:
         raise ValueError(f"tensor name {name!r} is reserved")
     if dtype not in _RANK:
         raise ValueError(
@@ -108,11 +111,24 @@ def file_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:
     return -_RANK[dtype], name
 
 
+def _in_file_order(
+    tensors: Sequence[tuple[str, str, tuple[int, ...]]],
+) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Sort by `file_order`, but without a call of Python for each tensor."""
+    names, dtypes = list(map(itemgetter(0), tensors)), set(map(itemgetter(1), tensors))
+    if set(map(type, names)) != {str} or not dtypes <= _RANK.keys() or METADATA in names:
+        return sorted(tensors, key=file_order)  # raises ValueError
+    found = sorted(tensors, key=itemgetter(0))
+    if len(dtypes) > 1:
+        found.sort(key=lambda tensor: -_RANK[tensor[1]])  # stable: of one dtype, by name
+    return found
+
+
 def _metadata_entries(metadata: Mapping[str, str] | None) -> list[str]:
     if not metadata:
         return []
     _check_metadata(metadata)
-    return [f'"{_METADATA}":{_json(dict(sorted(metadata.items())))}']
+    return [f'"{METADATA}":{_json(dict(sorted(metadata.items())))}']
 
 
 def _entries(

@@ -51,7 +51,7 @@ class _Layout:
         if located is None:
             return None
         copies = {at: tensor_bytes(tensors[number]) for at, number in self._copied}
-        addresses = numbers(located.addresses)[self._order]
+        addresses = located.addresses[self._order]
         return self._file.image(path, addresses, copies, owners=located.owners)
 
 

@@ -6,7 +6,9 @@ FileLayout: a header and the parts after it, filled with addresses for each save
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +19,15 @@ from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.tensors import resolved
 from iobench.writers.image import Bytes
 
-__all__ = ["FileLayout", "Located", "TensorLayouts", "all_plain", "numbers", "reach_bytes"]
+__all__ = [
+    "FileLayout",
+    "Located",
+    "TensorLayouts",
+    "all_plain",
+    "are_strided",
+    "numbers",
+    "reach_bytes",
+]
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
@@ -28,12 +38,17 @@ class Located(NamedTuple):
     `owners` keep the memory alive, also when a tensor object gets other memory (`.data =`).
     """
 
-    addresses: list[int]
-    storages: list[int]
+    addresses: Numbers
+    storages: Numbers
     owners: list[torch.UntypedStorage]
 
+    @classmethod
+    def nowhere(cls) -> Located:
+        """Return it for no tensors."""
+        return cls(numbers([]), numbers([]), [])
 
-class _Layout(NamedTuple):
+
+class Layout(NamedTuple):
     """What many tensors have in common. `reach_bytes` is from their first to their last element."""
 
     dtype: torch.dtype
@@ -41,29 +56,28 @@ class _Layout(NamedTuple):
     stride: tuple[int, ...]
     device: torch.device
     reach_bytes: int
+    contiguous: bool
 
 
 class TensorLayouts:
     """What must be equal so that other tensors, in the same order, make a file of the same layout.
 
-    It keeps no tensor alive.
+    `each` has the layout of each tensor, and `reaches` the bytes from its first to its last
+    element. It keeps no tensor alive.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take strided tensors without lazy conjugation or negation."""
-        equal: dict[Any, _Layout] = {}  # few layouts in many tensors: few objects
-        self._layouts = list[_Layout]()
+        equal: dict[Any, Layout] = {}  # few layouts in many tensors: few objects
+        self.each = list[Layout]()
         for tensor in tensors:
             key = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
             layout = equal.get(key)
             if layout is None:
-                layout = equal[key] = _Layout(*key, reach_bytes(tensor))
-            self._layouts.append(layout)
-
-    @property
-    def reaches(self) -> list[int]:
-        """Bytes from the first to the last element of each tensor."""
-        return [layout.reach_bytes for layout in self._layouts]
+                layout = Layout(*key, reach_bytes(tensor), tensor.is_contiguous())
+                equal[key] = layout
+            self.each.append(layout)
+        self.reaches = numbers(layout.reach_bytes for layout in self.each)
 
     def locate(self, tensors: list[torch.Tensor]) -> Located | None:
         """Return where `tensors` of these layouts are; None if one of them differs.
@@ -71,16 +85,12 @@ class TensorLayouts:
         A tensor with lazy conjugation or negation is replaced by its values. Also returns None when
         a storage does not hold its tensor, like that of a parameter that FSDP has resharded.
         """
-        if len(tensors) != len(self._layouts):
+        # Tensors without strides or without a shape raise errors when they are asked for them.
+        if len(tensors) != len(self.each) or not are_strided(tensors):
             return None
-        addresses, storages, owners = list[int](), list[int](), list[torch.UntypedStorage]()
-        for number, (tensor, (dtype, shape, stride, device, reach)) in enumerate(
-            zip(tensors, self._layouts, strict=True)
-        ):
-            if tensor.layout is not torch.strided or tensor.is_nested:
-                return None  # it has no strides, or no shape
-            if tensor.is_neg() or tensor.is_conj():
-                tensor = tensors[number] = resolved(tensor)
+        for number in _lazy(tensors):
+            tensors[number] = resolved(tensors[number])
+        for tensor, (dtype, shape, stride, device, _, _) in zip(tensors, self.each, strict=True):
             if (
                 tensor.dtype is not dtype
                 or tensor.shape != shape
@@ -88,14 +98,37 @@ class TensorLayouts:
                 or tensor.device != device
             ):
                 return None
-            storage, address = tensor.untyped_storage(), tensor.data_ptr()
-            begin = storage.data_ptr()
-            if reach and not begin <= address <= begin + storage.nbytes() - reach:
-                return None
-            addresses.append(address)
-            storages.append(begin)
-            owners.append(storage)
+        return self.locate_same(tensors)
+
+    def locate_same(self, tensors: Sequence[torch.Tensor]) -> Located | None:
+        """Return where `tensors` are whose layouts are known to be these.
+
+        None when a storage does not hold its tensor.
+        """
+        # One call of Python for all tensors and one question: a third of the time of a loop.
+        owners = list(map(_storage, tensors))
+        addresses, storages = numbers(map(_address, tensors)), numbers(map(_begin, owners))
+        ends = storages + numbers(map(_nbytes, owners)) - self.reaches
+        outside = (addresses < storages) | (addresses > ends)
+        if (outside & (self.reaches > 0)).any():
+            return None
         return Located(addresses, storages, owners)
+
+
+_storage, _address = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
+_begin, _nbytes = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes
+_layout_of, _is_nested = attrgetter("layout"), attrgetter("is_nested")
+
+
+def are_strided(tensors: Collection[torch.Tensor]) -> bool:
+    """Whether all tensors have a shape and strides: none is sparse or nested."""
+    return set(map(_layout_of, tensors)) <= {torch.strided} and not any(map(_is_nested, tensors))
+
+
+def _lazy(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return the numbers of the tensors with lazy conjugation or negation."""
+    lazy = map(operator.or_, map(torch.Tensor.is_neg, tensors), map(torch.Tensor.is_conj, tensors))
+    return list(itertools.compress(itertools.count(), lazy))
 
 
 class FileLayout:

@@ -8,10 +8,11 @@ import pickle
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any, cast
 
+import numpy as np
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -29,18 +30,19 @@ from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import torch_file, torch_tensor
+from iobench.formats.many_parts import WindowImage
 from iobench.integrations.dcp_files import DcpLocation, DcpStorage
 from iobench.integrations.dcp_writer import metadata_name
 from iobench.integrations.default_writer import WriterLike
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.pages import fresh_pages
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes
 
 __all__ = ["StorageReader"]
 
 _View = Callable[[MetadataIndex, Bytes], torch.Tensor | None]
-_AT_ONCE = 256 * MIB
+_AT_ONCE = 64 * MIB
 _GAP = MIB  # smaller gaps between two items are read, not skipped
 _DAMAGE = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, ArithmeticError),
@@ -52,7 +54,7 @@ _DAMAGE = (
 class StorageReader(DcpStorage, StockStorageReader):
     """Loads checkpoints that `StorageWriter` or stock `FileSystemWriter` saved.
 
-    It reads only the ranges in the plan, up to 256 MiB at once. Storage delivers the next range
+    It reads only the ranges in the plan, up to 64 MiB at once. Storage delivers the next range
     while the last one is copied into its tensors. `transfers` has one Transfer per range.
     """
 
@@ -124,14 +126,19 @@ class StorageReader(DcpStorage, StockStorageReader):
                     "FileSystemReader"
                 )
             wanted[stored.relative_path].append(_Item(request=request, stored=stored))
+        rooms, tensor = _Rooms(), partial(_saved_tensor, metadata, settings)
         for name, items in wanted.items():
-            self._read_file(name, items, planner, partial(_saved_tensor, metadata, settings))
+            self._read_file(name, items, rooms, partial(_fill, planner, tensor))
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def _read_file(
-        self, name: str, items: list[_Item], planner: LoadPlanner, tensor: _View
+        self,
+        name: str,
+        items: list[_Item],
+        rooms: _Rooms,
+        fill: Callable[[ReadItem, Bytes, str], None],
     ) -> None:
         with self._files.source(name) as source:
             size = source.seek(0, io.SEEK_END)
@@ -142,34 +149,29 @@ class StorageReader(DcpStorage, StockStorageReader):
         if not size:
             return
         path = self._files.path(name)
-        # Address space for the whole file. Pages take memory when they are read, and
-        # give_up_pages below frees them once they are copied.
-        memory = fresh_pages(size, huge=not host_takes_free_memory())
-        image = FileImage.of(name, [memory])
 
         def fetch(run: _Run) -> None:
+            window = WindowImage(name, size, run.start, run.room)
             self.transfers.append(
                 self._files.writer.read(
-                    image, self._files.location, start=run.start, stop=min(run.stop, size)
+                    window, self._files.location, start=run.start, stop=min(run.stop, size)
                 )
             )
 
         ahead: Channel[_Run] = Channel(lambda: ahead.serve(fetch), name="iobench-dcp", limit=2)
         leases = [Lease(run) for run in _runs(items)]
         try:
-            ahead.submit(leases[0])
-            for lease, following in itertools.zip_longest(leases, leases[1:]):
-                ahead.wait(lease)
-                run = lease.item
-                done = run.stop
+            for lease, following in itertools.pairwise([None, *leases, None]):
                 if following:
+                    following.item.room = rooms.take(following.item)
                     ahead.submit(following)
-                    done = min(done, following.item.start)
-                for item in run.items:
-                    data = memory[item.start : item.stop]
-                    where = f"{path}, {item.start}"
-                    _fill(item.request, data, where, planner, tensor)
-                linux.give_up_pages(memory.ctypes.data + run.start, done - run.start)
+                if lease:
+                    ahead.wait(lease)
+                    run = lease.item
+                    for item in run.items:
+                        data = run.room[item.start - run.start : item.stop - run.start]
+                        fill(item.request, data, f"{path}, {item.start}")
+                    rooms.give(run)
         finally:
             ahead.close(drop=True)
 
@@ -192,11 +194,36 @@ class _Item:
 
 @dataclass(kw_only=True)
 class _Run:
-    """Items that are read together: whole pages from `start` to `stop`."""
+    """Items that are read together: whole pages from `start` to `stop`, into `room`."""
 
     start: int
     stop: int
     items: list[_Item]
+    room: Bytes = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stop - self.start
+
+
+class _Rooms:
+    """Memory of runs, used again: it has its pages then. New pages cost as much as the copy."""
+
+    def __init__(self) -> None:
+        self._spare: list[Bytes] = []
+
+    def take(self, run: _Run) -> Bytes:
+        """Return memory for a run: pages of its size or more. Raises OSError (ENOMEM)."""
+        if self._spare and run.size_bytes <= _AT_ONCE:
+            return self._spare.pop()
+        size = max(run.size_bytes, _AT_ONCE)  # address space, which takes no memory yet
+        return fresh_pages(size, huge=not host_takes_free_memory())
+
+    def give(self, run: _Run) -> None:
+        """Take back the memory of a run; that of a large item is freed."""
+        if run.size_bytes <= _AT_ONCE:
+            self._spare.append(run.room)
+        run.room = np.empty(0, dtype=np.uint8)
 
 
 def _runs(items: Sequence[_Item]) -> Iterator[_Run]:
@@ -218,7 +245,7 @@ def _runs(items: Sequence[_Item]) -> Iterator[_Run]:
         yield run
 
 
-def _fill(request: ReadItem, data: Bytes, where: str, planner: LoadPlanner, tensor: _View) -> None:
+def _fill(planner: LoadPlanner, tensor: _View, request: ReadItem, data: Bytes, where: str) -> None:
     if request.type == LoadItemType.BYTE_IO:
         planner.load_bytes(request, io.BytesIO(data.tobytes()))
         return

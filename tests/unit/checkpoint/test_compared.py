@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from iobench.checkpoint import compared as module
 from iobench.checkpoint.checksums import record_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -12,6 +11,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
 from iobench.checkpoint import checksums
 from iobench.checkpoint.checksums import record_of
@@ -119,8 +119,10 @@ def test_a_hostile_value(data: st.DataObject) -> None:
         found = Manifest.parse(text.encode(), "m")
     except DataMismatchError:
         return
-    types = {name: type(value) for name, value in vars(found).items() if name != "created_s"}
-    assert types == {name: type(value) for name, value in vars(_MANIFEST).items() if name in types}
+    types = {name: type(value) for name, value in asdict(found).items() if name != "created_s"}
+    assert types == {
+        name: type(value) for name, value in asdict(_MANIFEST).items() if name in types
+    }
     assert found.size_bytes >= 0
 
 

@@ -34,13 +34,13 @@ def _bytes(one: Serialized) -> bytes:
 
 def _restored(one: Serialized) -> Any:
     """The state as its two files give it back."""
-    data, header = np.frombuffer(_bytes(one), dtype=np.uint8), len(one.structure.header)
-    leaves = {
-        row.name: tensor_from_bytes(
-            data[header + begin : header + end].copy(), torch_dtype(row.dtype), row.shape
+    data, end = np.frombuffer(_bytes(one), dtype=np.uint8), len(one.structure.header)
+    leaves = {}
+    for name, leaf in one.leaves().items():
+        begin, end = end, end + leaf.size_bytes
+        leaves[name] = tensor_from_bytes(
+            data[begin:end].copy(), torch_dtype(leaf.dtype), leaf.shape
         )
-        for row, (begin, end) in zip(one.structure.rows, one.structure.places.values(), strict=True)
-    }
     return unflatten(json.loads(one.skeleton), leaves)
 
 

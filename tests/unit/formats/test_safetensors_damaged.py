@@ -29,6 +29,7 @@ def _one(**changed: Any) -> bytes:
     return _file({"a": _entry(**changed)})
 
 
+_ENTRY = json.dumps(_entry()).encode()
 _DAMAGED = {
     "empty": b"",
     "length cut off": b"\x10\x00",
@@ -41,6 +42,12 @@ _DAMAGED = {
     "header a list": _file([1]),
     "metadata a number": _file({"__metadata__": 3, "a": _entry()}),
     "metadata of numbers": _file({"__metadata__": {"a": 3}, "a": _entry()}),
+    "metadata without a comma": _file(b'{"__metadata__":{"a":"b"}"a":' + _ENTRY + b"}"),
+    "metadata with a comma too many": _file(b'{"__metadata__":{"a":"b"},}', 0),
+    "metadata not closed": _file(b'{"__metadata__":{"a":"b"', 0),
+    "metadata twice, a number": _file(
+        b'{"__metadata__":{"a":"b"},"a":' + _ENTRY + b',"__metadata__":3}'
+    ),
     "entry a number": _file({"a": 3}),
     "no dtype": _file({"a": {"shape": [2], "data_offsets": [0, 8]}}),
     "no offsets": _file({"a": {"dtype": "F32", "shape": [2]}}),
@@ -94,6 +101,22 @@ def test_sound(buffered, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(_one())
     tensors, _ = ours.load("model.safetensors", tmp_path, buffered)
     assert tensors["a"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"__metadata__":{"a":"}"},"a":' + _ENTRY + b"}",
+        b'{"__metadata__":{"dtype":"F16","shape":"x"},"a":' + _ENTRY + b"}",
+        b'{"__metadata__": {}, "a": ' + _ENTRY + b"}",
+        b'{"a":' + _ENTRY + b',"__metadata__":{"a":"b"}}  ',
+        b'{"a":' + _ENTRY[:-1] + b',"more":[1.5]}}',
+    ],
+)
+def test_unusual_headers(header: bytes, buffered, tmp_path: Path) -> None:
+    """Metadata anywhere and of any text, and keys that are not known, are no damage."""
+    (tmp_path / "file").write_bytes(_file(header))
+    assert list(ours.load("file", tmp_path, buffered)[0]) == ["a"]
 
 
 _SOUND = safetensors.torch.save({"a": torch.arange(5.0), "b": torch.arange(3)}, {"format": "pt"})
