@@ -22,6 +22,7 @@ from iobench.results import (
     Cold,
     DeviceCounts,
     Failure,
+    MemoryUse,
     Operation,
     Sample,
     Stored,
@@ -82,7 +83,8 @@ class Trial:
         started, counters = utc_now(), self._counters()
         if not contender.stores:
             done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)))
-            return self._sample("save", done, counters.stop(self._usage(done)), started)
+            counted = counters.stop(self._usage(done))
+            return self._sample("save", done, counted, started, memory=self._memory("save"))
         with self.target.scratch.staged(self._name) as staged:
             done = self._ask(partial(Job.save, ref=self._ref(staged.directory)))
             # Before the commit, which flushes the device again; the clock stops for it.
@@ -91,11 +93,14 @@ class Trial:
             staged.publish(self._manifest(done))
             commit_s = counters.elapsed_s() - written_s
         counted = counters.stop(self._usage(done))
+        memory = self._memory("save")
         if not contender.saves:
             return None
         self._saved[:] = done
         stored = self._inspect(flushes)
-        return self._sample("save", done, counted, started, commit_s=commit_s, stored=stored)
+        return self._sample(
+            "save", done, counted, started, commit_s=commit_s, stored=stored, memory=memory
+        )
 
     def restore(
         self, subset: float | None = None, settled: _Settled | None = None
@@ -113,6 +118,7 @@ class Trial:
         started, counters = utc_now(), self._counters()
         done = self._ask(partial(Job.restore, ref=ref))
         counted = counters.stop(self._usage(done))
+        memory = self._memory("restore")
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
         return self._sample(
             "restore",
@@ -121,6 +127,7 @@ class Trial:
             started,
             cold=cold,
             verified=verified,
+            memory=memory,
             stored=self.target.inspect(self._name, self._files(), self._changes),
             subset=subset,
         )
@@ -211,6 +218,18 @@ class Trial:
             return stored
         return replace(stored, flushed=flushes > 0)
 
+    def _memory(self, operation: Operation) -> MemoryUse:
+        """Return the memory of the operation that just ended, before anything else is done."""
+        restored = operation == "restore"
+        ref = self._ref(self._checkpoint)
+        used = self._ask(partial(Job.memory, ref=ref, restored=restored))
+        known = [one for one in used if one is not None]
+        stores = self.variant.contender.stores
+        return MemoryUse(
+            process_bytes=sum(known) if len(known) == len(used) else None,
+            page_cache_bytes=self.target.cached_bytes(self._name) if stores else None,
+        )
+
     @property
     def _flush_counts(self) -> bool:
         """Whether the kernel counts the flushes of the target's device."""
@@ -237,6 +256,7 @@ class Trial:
         cold: Cold | None = None,
         verified: Verified | None = None,
         stored: Stored | None = None,
+        memory: MemoryUse | None = None,
         subset: float | None = None,
     ) -> Sample:
         contender = self.variant.contender
@@ -263,6 +283,7 @@ class Trial:
             decisions=total.decisions,
             cpu_s=counted.cpu_s,
             system_cpu_s=counted.system_cpu_s,
+            memory=memory,
             cold=cold,
             device=self._device(counted),
             verified=verified,

@@ -14,6 +14,7 @@ from itertools import product
 
 from iobench import linux
 from iobench.bench.contenders.base import Contender
+from iobench.bench.counters.memory import OperationMemory
 from iobench.bench.counters.monitor import Usage
 from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import Location
@@ -75,12 +76,13 @@ class Done:
 class Job:
     """Prepares, saves, restores and verifies; everything but `save` and `restore` is untimed.
 
-    Replays of all shapes share one pool: only one of them is in use at a time.
+    Replays of all shapes share one pool: only one of them is in use at a time. `prepare` comes
+    before each save, `scrub` before each restore, and `memory` right after their clock.
     """
 
     def __init__(self, setup: JobSetup) -> None:
         self.contenders = setup.contenders
-        self._number = setup.number
+        self._number, self._memory = setup.number, OperationMemory()
         pool = Replay.pool_for(setup.files, pool_bytes=setup.pool_bytes, seed=setup.seed)
         self.replays = [
             Replay(files, pool_bytes=setup.pool_bytes, seed=setup.seed, crc=setup.crc, pool=pool)
@@ -104,9 +106,11 @@ class Job:
 
     def prepare(self, shape: int) -> None:
         """Make the bytes of the next checkpoint."""
+        self._memory.settle()
         self.replays[shape].want(None)
         self.replays[shape].prepare()
         linux.trim_heap()  # what planning freed too: 20 MiB after a plan of 100,000 files
+        self._memory.begin()
 
     def save(self, ref: CheckpointRef) -> Done:
         """Save every file; each is durable, except for its directory entry."""
@@ -116,13 +120,24 @@ class Job:
 
     def scrub(self, shape: int, subset: float | None) -> None:
         """Change all memory that the next restore fills; that restore reads `subset`."""
+        self._memory.settle()
         self.replays[shape].want(subset)
         self.replays[shape].scrub()
+        self._memory.begin()
 
     def restore(self, ref: CheckpointRef) -> Done:
         """Restore the subset that was given to `scrub`."""
         one, replay = self.contenders[ref.contender], self.replays[ref.shape]
         return self._done(one, replay, one.restore(replay, self._own(ref.directory)))
+
+    def memory(self, ref: CheckpointRef, *, restored: bool) -> int | None:
+        """Return the most bytes of memory that the last operation used; None if unknown.
+
+        Tensors that a restore allocated do not count. See `OperationMemory`.
+        """
+        one, replay = self.contenders[ref.contender], self.replays[ref.shape]
+        tensors = sum(replay.restored_bytes) if restored and one.fresh else 0
+        return self._memory.used(one, tensors)
 
     def verify(self, ref: CheckpointRef) -> Verified:
         """Compare the restored tensors with the saved ones, and free them."""

@@ -9,17 +9,19 @@ from typing import Any
 
 import altair as alt
 import pytest
+from support.charts import values
 
+from iobench.report.page.charts.label_places import HEIGHT, WIDTH, meet, placed
 from iobench.report.page.charts.over_time import over_time_chart
 from iobench.report.page.charts.phases import phases_chart
 from iobench.report.page.charts.rates import rates_chart
-from iobench.report.page.charts.trade import _HEIGHT, _WIDTH, _meet, _placed, trade_chart
+from iobench.report.page.charts.trade import memory_chart, trade_chart
 from iobench.report.page.html import html
 from iobench.report.page.page import Chart, Page
 from iobench.report.page.rows import Group, Measured
 from iobench.report.page.run_page import run_page
-from iobench.results import Interference, ResultFile, Sample
-from iobench.units import GIB
+from iobench.results import Interference, MemoryUse, ResultFile, Sample
+from iobench.units import GIB, MIB
 
 _OPERATIONS = ("save", "restore")
 _KINDS = ("rate", "phases", "trade", "over-time", "in-order")
@@ -161,15 +163,39 @@ def test_old_records_have_no_series(old: ResultFile) -> None:
     assert [*run_page([old]).charts] == [f"{kind}-{one}" for kind in kinds for one in _OPERATIONS]
 
 
+def test_memory_against_rate(recorded: ResultFile) -> None:
+    """A dot per writer at its sum, with both parts; a record without memory has no such chart."""
+    used = {"buffered": (0, 1536 * MIB), "uncached": (MIB, None)}
+
+    def change(one: Sample) -> Sample:
+        process, cached = used.get(one.writer, (64 * MIB, 0))
+        return replace(one, memory=MemoryUse(process_bytes=process, page_cache_bytes=cached))
+
+    chart = memory_chart(_group(_with(recorded, change), "save"))
+    assert chart is not None
+    dots = {dot["label"]: dot for dot in values(chart, "point")}
+    assert {name: dot["x"] for name, dot in dots.items()} == {
+        "buffered": 1536 * MIB,
+        "uncached": MIB,
+        "odirect": 64 * MIB,
+    }
+    assert (dots["uncached"]["part0"], dots["uncached"]["part1"]) == ("1.00 MiB", "unknown")
+    low, high = chart.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    assert low == MIB
+    assert high > 1536 * MIB
+    assert "odirect 2.41 GiB/s for 64.00 MiB" in chart.alt
+    assert memory_chart(_group(Measured.of(recorded), "save")) is None
+
+
 def test_labels_of_the_trade_do_not_hide_each_other() -> None:
     """Points next to each other, as far as there is room; none leaves the chart to the right."""
     points = [(0.5, 0.5, "buffered"), (0.51, 0.5, "uncached"), (0.5, 0.53, "odirect")]
     boxes = [
-        label.box(x * _WIDTH, y * _HEIGHT, 7.0 * len(text))
-        for label, (x, y, text) in zip(_placed(points), points, strict=True)
+        label.box(x * WIDTH, y * HEIGHT, 7.0 * len(text))
+        for label, (x, y, text) in zip(placed(points), points, strict=True)
     ]
-    assert not [(a, b) for a, b in combinations(boxes, 2) if _meet(a, b)]
-    (last,) = _placed([(0.95, 0.5, "buffered")])
+    assert not [(a, b) for a, b in combinations(boxes, 2) if meet(a, b)]
+    (last,) = placed([(0.95, 0.5, "buffered")])
     assert last.align == "right"
 
 
