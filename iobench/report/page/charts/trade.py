@@ -109,7 +109,10 @@ def _parts(used: MemoryUse) -> dict[str, str]:
 def _layers(
     group: Group, points: Sequence[_Point], x: alt.X, across: Sequence[float], cost: str
 ) -> list[alt.Chart]:
-    """Return the layers of a labelled dot for each point; `across` are their places on the axis, from 0 to 1."""
+    """Return the layers of a labelled dot for each point.
+
+    `across` are their places on the axis, from 0 to 1.
+    """
     most = _MARGIN * max((one.row.median for one in points), default=1.0)
     y = alt.Y("y:Q", scale=_to(most), axis=alt.Axis(title="GiB/s", tickCount=5))
     texts = [group.label(one.row) for one in points]
