@@ -70,15 +70,15 @@ def test_rates_are_those_of_the_report(measured: Measured) -> None:
     """Median, interval and order, and the ceiling where there is one."""
     group = _group(measured, "save")
     chart = rates_chart(group, 3 * GIB)
-    (bars,) = _layers(chart, "bar")
-    assert [bar["median"] * GIB for bar in bars] == [
+    (bars,), (ticks,) = _layers(chart, "bar"), _layers(chart, "tick")
+    assert [tick["x"] * GIB for tick in ticks] == [
         pytest.approx(row.summary.median_bytes_per_s) for row in group.rows
     ]
     assert [bar["x2"] * GIB for bar in bars] == [
         pytest.approx((row.summary.ci95_bytes_per_s or (0, 0))[1]) for row in group.rows
     ]
-    ((line,),) = _layers(chart, "rule")
-    assert line["x"] == 3
+    (line,) = _layers(chart, "rule")
+    assert [part["x"] for part in line] == [3] * len(group.rows)
     assert "fio reaches 3.00 GiB/s" in chart.alt
     assert not list(_layers(rates_chart(group, None), "rule"))
 
@@ -96,11 +96,12 @@ def test_what_does_not_count_is_hollow_and_widens_no_axis(recorded: ResultFile) 
     group = _group(measured, "save")
     chart = rates_chart(group, None)
     (dots,) = _layers(chart, "point")
-    assert {dot["fill"] == "transparent" for dot in dots if dot["writer"] == fast} == {True}
-    assert {dot["fill"] == "transparent" for dot in dots if dot["writer"] != fast} == {False}
+    assert {dot["fill"] == "transparent" for dot in dots if dot["word0"] == fast} == {True}
+    assert {dot["fill"] == "transparent" for dot in dots if dot["word0"] != fast} == {False}
     most = chart.spec["layer"][0]["encoding"]["x"]["scale"]["domain"][1]
-    assert most < min(dot["x"] for dot in dots if dot["writer"] == fast)
-    assert "Hollow dots do not count" in chart.caption
+    assert most < min(dot["x"] for dot in dots if dot["word0"] == fast)
+    assert {dot["shape"] for dot in dots if dot["word0"] == fast} == {"triangle-right"}
+    assert "Hollow dots do not count. Triangles are beyond the axis." in chart.caption
     assert fast not in trade_chart(group).alt
 
 
@@ -207,8 +208,9 @@ def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
     assert "Nothing was measured." in {text for part in page.sections for text in part.paragraphs}
     assert html(page)
     one = run_page([replace(end, samples=recorded.samples[:1])])
-    (bars,) = _layers(one.charts[f"rate-{recorded.samples[0].operation}"], "bar")
-    assert [bar["x2"] for bar in bars] == [None]
+    chart = one.charts[f"rate-{recorded.samples[0].operation}"]
+    assert not list(_layers(chart, "bar"))
+    assert [len(dots) for dots in _layers(chart, "point")] == [1]
     assert [line.subject for line in one.caveats] == ["Stopped"]
 
 
