@@ -85,15 +85,22 @@ def rates(path: Path, operation: str) -> str:
     jobs = any(one.axes.numjobs != 1 for one in shown)
     head = [operation, "GiB/s", "interval"]
     head += [f"times `{baseline}`"] * bool(baseline) + ["of fio's best"] * with_fio
-    head += ["first done", "last done"] * jobs + ["CPU s/GiB"]
+    memory = any(one.memory for one in shown)
+    head += ["first done", "last done"] * jobs + ["CPU s/GiB"] + ["memory"] * memory
     rows = []
     for name, one in zip(labels(one.setting for one in shown), shown, strict=True):
         row = [f"`{name}`", f"{one.median_bytes_per_s / GIB:.2f}", _interval(one)]
         row += [_times(one)] * bool(baseline)
         row += ["-" if one.of_ceiling is None else f"{one.of_ceiling:.0%}"] * with_fio
         row += [f"{one.first_done_s:.2f} s", f"{one.last_done_s:.2f} s"] * jobs
-        rows.append([*row, f"{one.cpu_s_per_gib:.2f}"])
+        row += [f"{one.cpu_s_per_gib:.2f}"]
+        rows.append(row + [_memory(one)] * memory)
     return _table(head, rows)
+
+
+def _memory(one: Summary) -> str:
+    total = one.memory.total_bytes if one.memory else None
+    return "-" if total is None else format_size(total)
 
 
 def _interval(one: Summary) -> str:

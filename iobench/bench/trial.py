@@ -26,6 +26,7 @@ from iobench.results import (
     Cold,
     DeviceCounts,
     Failure,
+    MemoryUse,
     Operation,
     Sample,
     Stored,
@@ -87,7 +88,9 @@ class Trial:
         clock = self._clock()
         if not contender.stores:
             done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)), clock)
-            return self._sample("save", done, clock.stop(done), clock.started_at)
+            counted = clock.stop(done)
+            memory = self._memory("save")
+            return self._sample("save", done, counted, clock.started_at, memory=memory)
         with self.target.scratch.staged(self._name) as staged:
             done = self._ask(partial(Job.save, ref=self._ref(staged.directory)), clock)
             # Before the commit, which flushes the device again; the clock stops for it.
@@ -96,12 +99,19 @@ class Trial:
             staged.publish(self._manifest(done))
             commit_s = clock.counters.elapsed_s() - written_s
         counted = clock.stop(done)
+        memory = self._memory("save")
         if not contender.saves:
             return None
         self._saved[:] = done
         stored = self._inspect(flushes)
         return self._sample(
-            "save", done, counted, clock.started_at, commit_s=commit_s, stored=stored
+            "save",
+            done,
+            counted,
+            clock.started_at,
+            commit_s=commit_s,
+            stored=stored,
+            memory=memory,
         )
 
     def restore(
@@ -124,6 +134,7 @@ class Trial:
         # Ranks tell their end through the network, which takes time after the last one.
         ended_s = None if self._ranks is None else max(one.at_s for one in done)
         counted = clock.stop(done, ended_s)
+        memory = self._memory("restore")
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
         return self._sample(
             "restore",
@@ -132,6 +143,7 @@ class Trial:
             clock.started_at,
             cold=cold,
             verified=verified,
+            memory=memory,
             stored=self.target.inspect(self._name, self._files(), self._changes),
             subset=subset,
         )
@@ -241,6 +253,19 @@ class Trial:
         elsewhere = [one.node.flushed for one in self._saved if one.node is not None]
         return replace(stored, flushed=all_true([flushes > 0, *elsewhere]))
 
+    def _memory(self, operation: Operation) -> MemoryUse:
+        """Return the memory of the operation that just ended, before anything else is done."""
+        restored = operation == "restore"
+        ref = self._ref(self._checkpoint)
+        used = self._ask(partial(Job.memory, ref=ref, restored=restored))
+        known = [one for one in used if one is not None]
+        # The page caches of other ranks' machines are not counted.
+        counts = self.variant.contender.stores and self._ranks is None
+        return MemoryUse(
+            process_bytes=sum(known) if len(known) == len(used) else None,
+            page_cache_bytes=self.target.cached_bytes(self._name) if counts else None,
+        )
+
     @property
     def _flush_counts(self) -> bool:
         """Whether the kernel counts the flushes of the target's device."""
@@ -267,6 +292,7 @@ class Trial:
         cold: Cold | None = None,
         verified: Verified | None = None,
         stored: Stored | None = None,
+        memory: MemoryUse | None = None,
         subset: float | None = None,
     ) -> Sample:
         contender = self.variant.contender
@@ -297,6 +323,7 @@ class Trial:
             decisions=total.decisions,
             cpu_s=counted.cpu_s,
             system_cpu_s=counted.system_cpu_s,
+            memory=memory,
             cold=cold,
             device=device,
             verified=verified,

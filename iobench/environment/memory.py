@@ -20,6 +20,7 @@ _VM = (
     "swappiness",
     "overcommit_memory",
 )
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 _REPORTING = 5  # linux/virtio_balloon.h
 _UNLIMITED = 1 << 60  # cgroup v1 reports "no limit" as a number near 2**63
 
@@ -177,25 +178,42 @@ def _cpu_limit(directory: Path) -> float | None:
 class PeakMemory:
     """Measures the maximum growth of this process's resident memory within the block.
 
-    It reads VmHWM in /proc/self/status; writing "5" to /proc/self/clear_refs resets VmHWM to VmRSS
-    (proc(5)). `grown_bytes` is None if the kernel does not permit that.
+    `grown_bytes` is None if the kernel does not permit to reset the maximum.
     """
 
     grown_bytes: int | None = None
 
     def __enter__(self) -> Self:
-        self._before: int | None = None
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-            self._before = _own("VmRSS")
-        except OSError:
-            pass
+        self._before = reset_peak()
         return self
 
     def __exit__(self, *_: object) -> None:
-        peak = _own("VmHWM")
+        peak = peak_bytes()
         if self._before is not None and peak is not None:
             self.grown_bytes = max(0, peak - self._before)
+
+
+def reset_peak() -> int | None:
+    """Begin a new maximum of this process's resident memory, and return that memory now.
+
+    Writing "5" to /proc/self/clear_refs resets VmHWM to VmRSS (proc(5)); the kernel updates VmHWM
+    anyway, so no later access is slower. None if that is not permitted.
+    """
+    try:
+        _CLEAR_REFS.write_text("5")
+    except OSError:
+        return None
+    return _own("VmRSS")
+
+
+def peak_bytes() -> int | None:
+    """Return the maximum of this process's resident memory since `reset_peak`."""
+    return _own("VmHWM")
+
+
+def private_bytes() -> int | None:
+    """Return the resident memory of this process that is neither of files nor shared."""
+    return _own("RssAnon")
 
 
 def _own(field: str) -> int | None:

@@ -42,6 +42,9 @@ class Peer(ABC):
     syncs: ClassVar[bool] = False
     suffix: ClassVar[str] = ""
     """Suffix of the peer's file names; some libraries require one."""
+    maps_files: ClassVar[bool] = False
+    """Whether `save` or `restore` maps the files: mapped pages are in the page cache, and must not
+    also count as memory of the process."""
     modules: ClassVar[tuple[str, ...]] = ()
     packages: ClassVar[str] = ""
     notes: ClassVar[tuple[str, ...]] = ()

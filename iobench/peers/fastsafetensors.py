@@ -31,6 +31,7 @@ class Fastsafetensors(Peer):
     syncs = True
     modules = ("fastsafetensors",)
     packages = "fastsafetensors"
+    maps_files = True
     Options = FastsafetensorsOptions
     options: FastsafetensorsOptions
 

@@ -25,6 +25,7 @@ class Safetensors(Peer):
     suffix = ".safetensors"
     modules = ("safetensors.torch",)
     packages = "safetensors"
+    maps_files = True
     Options = SafetensorsOptions
     options: SafetensorsOptions
 

@@ -13,6 +13,7 @@ class TorchSaveMmap(TorchSave):
 
     name = "torch-save-mmap"
     summary = "torch.save, and torch.load(mmap=True) with every tensor copied out"
+    maps_files = True
 
     def restore(self, path: str, wanted: State) -> State:
         import torch

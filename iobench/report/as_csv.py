@@ -33,6 +33,8 @@ _COLUMNS: dict[str, Callable[[Report, Summary], Any]] = {
     "ratio_ci95_low": lambda _, one: one.ratio_ci95 and one.ratio_ci95[0],
     "ratio_ci95_high": lambda _, one: one.ratio_ci95 and one.ratio_ci95[1],
     "cpu_s_per_gib": lambda _, one: one.cpu_s_per_gib,
+    "process_memory_bytes": lambda _, one: one.memory and one.memory.process_bytes,
+    "page_cache_bytes": lambda _, one: one.memory and one.memory.page_cache_bytes,
     "first_done_s": lambda _, one: one.first_done_s,
     "last_done_s": lambda _, one: one.last_done_s,
     "verdict": lambda _, one: one.verdict,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from iobench.results import Fallback, Operation
+from iobench.results import Fallback, MemoryUse, Operation
 from iobench.results.setting import HasSetting, Setting
 
 __all__ = ["Summary"]
@@ -17,7 +17,8 @@ class Summary(HasSetting):
 
     `median_bytes_per_s` is the median of the samples' rates, `ci95_bytes_per_s` its interval
     (None for 1 sample), `of_ceiling` its ratio to the ceiling (None without one).
-    `cpu_s_per_gib` is all CPU seconds over all GiB. `first_done_s`, `last_done_s` and `phases_s`
+    `cpu_s_per_gib` is all CPU seconds over all GiB. `memory` has the medians of both parts; it is
+    None if no sample has it. `first_done_s`, `last_done_s` and `phases_s`
     are medians. `paths` and `decisions` count operations over all samples.
 
     `ratio` is the rate over the baseline's rate, paired by repetition, and `ratio_ci95` its
@@ -39,6 +40,7 @@ class Summary(HasSetting):
     ratio: float | None = None
     ratio_ci95: tuple[float, float] | None = None
     cpu_s_per_gib: float
+    memory: MemoryUse | None = None
     first_done_s: float
     last_done_s: float
     phases_s: Mapping[str, float]

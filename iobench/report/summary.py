@@ -31,6 +31,7 @@ from iobench.report.winners import RANKED, Winner, find_target_winners, find_win
 from iobench.results import (
     Environment,
     Failure,
+    MemoryUse,
     Operation,
     ResultFile,
     Sample,
@@ -214,6 +215,7 @@ def _summary(
         ratio=ratio.ratio if ratio else None,
         ratio_ci95=stats.bounds(ratio.interval) if ratio else None,
         cpu_s_per_gib=sum(s.cpu_s for s in samples) / (sum(s.bytes for s in samples) / GIB),
+        memory=_memory(samples),
         first_done_s=stats.median([sample.first_done_s for sample in samples]),
         last_done_s=stats.median([sample.last_done_s for sample in samples]),
         phases_s=_phases(samples),
@@ -236,6 +238,19 @@ def verdict_of(
     if any(sample.verified and sample.verified.mismatches for sample in samples):
         return replace(verdict, status=VerdictStatus.FAILED)
     return verdict
+
+
+def _memory(samples: Sequence[Sample]) -> MemoryUse | None:
+    """Return the medians of what is known; None if no sample has it."""
+    known = [sample.memory for sample in samples if sample.memory]
+    process = [one.process_bytes for one in known if one.process_bytes is not None]
+    cached = [one.page_cache_bytes for one in known if one.page_cache_bytes is not None]
+    if not process:
+        return None
+    return MemoryUse(
+        process_bytes=round(stats.median(process)),
+        page_cache_bytes=round(stats.median(cached)) if cached else None,
+    )
 
 
 def _phases(samples: Sequence[Sample]) -> dict[str, float]:

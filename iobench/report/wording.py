@@ -40,10 +40,21 @@ _COLUMNS = {
     "first": ("first\ndone (s)", True),
     "last": ("last\ndone (s)", True),
     "cpu": ("CPU\ns/GiB", True),
+    "memory": ("memory", True),
     "phases": ("phases (s)", False),
     "verdict": ("verdict", False),
 }
-_DROPPED_FIRST = ("phases", "bytes", "cpu", "first", "last", "ceiling", "interval", "ratio")
+_DROPPED_FIRST = (
+    "phases",
+    "bytes",
+    "memory",
+    "cpu",
+    "first",
+    "last",
+    "ceiling",
+    "interval",
+    "ratio",
+)
 
 _STYLES = {
     VerdictStatus.VALID: "green",
@@ -107,6 +118,7 @@ def cells(summary: Summary) -> dict[str, str]:
         "first": f"{summary.first_done_s:.2f}",
         "last": f"{summary.last_done_s:.2f}",
         "cpu": f"{summary.cpu_s_per_gib:.2f}",
+        "memory": _memory(summary),
         "phases": phases(summary),
         "verdict": summary.verdict,
     }
@@ -127,10 +139,16 @@ def columns(report: Report, *, details: bool = False) -> list[str]:
         "ratio": all(one.ratio is None for one in rows),
         "first": all(one.axes.numjobs == 1 for one in rows),
         "last": all(one.axes.numjobs == 1 for one in rows),
+        "memory": all(one.memory is None for one in rows),
         "phases": not details,
         "verdict": len(verdicts) == 1 and verdicts <= set(RANKED),
     }
     return [name for name in _COLUMNS if not absent.get(name, False)]
+
+
+def _memory(summary: Summary) -> str:
+    total = summary.memory.total_bytes if summary.memory else None
+    return _MISSING if total is None else format_size(total)
 
 
 def phases(summary: Summary) -> str:
@@ -142,7 +160,7 @@ def footnotes(report: Report) -> list[str]:
     """Return all notes: failures, winners, decisions, baseline, ceiling, intervals, reasons."""
     lines = (
         *(_failure_lines, _winner_lines, _decision_lines, _baseline_line, _ceiling_lines),
-        *(_interval_line, _reason_lines),
+        *(_interval_line, _memory_line, _reason_lines),
     )
     return [line for part in lines for line in part(report)]
 
@@ -279,6 +297,12 @@ def _interval_line(report: Report) -> list[str]:
         return []
     sure = f"{100 * confidence_of(fewest):.0f}%"
     return [f"interval: {fewest} samples can bound a median with {sure} confidence at most"]
+
+
+def _memory_line(report: Report) -> list[str]:
+    if not any(one.memory for one in report.summaries):
+        return []
+    return ["memory: the most that the operation took besides the tensors, with page cache"]
 
 
 def _reason_lines(report: Report, only: Collection[str] | None = None) -> list[str]:

@@ -13,6 +13,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from iobench.results.sample_parts import (
+    Cold,
+    DeviceCounts,
+    Interference,
+    MemoryUse,
+    Series,
+    Stored,
+    Verified,
+)
 from iobench.results.setting import IF_SET, AxisValues, HasSetting, Setting
 from iobench.results.world_facts import WorldFacts
 from iobench.writers.transfer import Fallback, PathCount
@@ -26,6 +35,7 @@ __all__ = [
     "Failure",
     "Fallback",
     "Interference",
+    "MemoryUse",
     "Operation",
     "PathCount",
     "Run",
@@ -116,92 +126,6 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cold:
-    """Part of the files that was still in the page cache when the clock of a restore started.
-
-    `method`: `cachestat` or `mincore`, joined by `+` if both were used; `remote` for storage that
-    is not read through the page cache.
-    """
-
-    resident_bytes: int
-    resident_fraction: float
-    method: str
-    dropped_caches: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceCounts:
-    """Increase of the counters while the clock ran; None for a counter that does not exist.
-
-    `read_bytes`, `write_bytes`: the block device's (/sys/block/*/stat), I/O of all processes.
-    `process_*`: `read_bytes` and `write_bytes` of /proc/self/io.
-    """
-
-    read_bytes: int | None
-    write_bytes: int | None
-    process_read_bytes: int | None
-    process_write_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interference:
-    """Interference of other processes while the clock ran; None for an unknown value.
-
-    `steal_s`: CPU seconds that the hypervisor gave to others, summed over all CPUs (/proc/stat).
-    `memory_stall_s`: time in which some task waited for memory (/proc/pressure/memory).
-    `foreign_*_bytes`: the block device's count minus that of this process; small values are the
-    file system's journal and metadata.
-    """
-
-    steal_s: float | None
-    memory_stall_s: float | None
-    foreign_read_bytes: int | None
-    foreign_write_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """Bytes in each `interval_s` from the start of the clock to its end; the last one is shorter.
-
-    `completed`: bytes of completed operations by the writer's own count, padding included. Bytes
-    written through the page cache are not on storage yet. None for writers without such a count.
-    `counted`: bytes written (save) or read (restore) by `counter`: `device` is the block device
-    with the I/O of all processes, `process` the calls of this process if there is no device.
-    """
-
-    interval_s: float
-    completed: tuple[int, ...] | None
-    counter: Literal["device", "process"] | None
-    counted: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """What the files of a checkpoint looked like right after an operation, outside its clock.
-
-    `problems`, in words: files that are missing, not regular (links count), of another size than
-    was reported, with holes, on another file system or changed after the save, and mount points.
-    `unsynced_bytes`: in the page cache, dirty or under write-back; None where the kernel cannot
-    say, and `unseen` is the reason then. `flushed`: whether the device flushed
-    its cache before the writer of a save returned; None where the kernel does not count that.
-    """
-
-    problems: tuple[str, ...]
-    unsynced_bytes: int | None
-    unseen: str = ""
-    flushed: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verified:
-    """Tensors and bytes that were compared with the saved ones, and the number of differences."""
-
-    tensors: int
-    bytes: int
-    mismatches: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sample(HasSetting):
     """One timed save or restore of the whole workload by one writer.
 
@@ -215,7 +139,7 @@ class Sample(HasSetting):
     of these processes, `system_cpu_s` of all their machines. `decisions` counts operations by path
     and reason for writers that choose. `stored` is None for an object store, and in records from
     before the field. `durable` is what the writer said of its save. `stores` is False for a writer
-    that stores nothing and only measures the harness.
+    that stores nothing and only measures the harness. `memory` is None in older records.
     """
 
     kind: ClassVar[str] = "sample"
@@ -240,6 +164,7 @@ class Sample(HasSetting):
     decisions: Mapping[str, int] = field(default_factory=dict)
     cpu_s: float
     system_cpu_s: float | None
+    memory: MemoryUse | None = field(default=None, metadata=IF_SET)
     cold: Cold | None = None
     device: DeviceCounts | None = None
     verified: Verified | None = None

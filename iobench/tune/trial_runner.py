@@ -230,5 +230,8 @@ def _check_kept(sample: Sample | None) -> None:
 
 
 def _short(sample: Sample | None) -> Sample | None:
-    """Return the sample without its bytes per 100 ms, which a tuning does not use."""
-    return None if sample is None else replace(sample, series=None)
+    """Return the sample without what a tuning does not use: bytes per 100 ms, and memory.
+
+    A Measurement has the memory of a whole trial, with that of making the writer.
+    """
+    return None if sample is None else replace(sample, series=None, memory=None)

@@ -33,9 +33,15 @@ class Contender(ABC):
     """False for a contender that stores nothing and only measures the harness."""
     is_peer = False
     """Whether it belongs to another project."""
+    maps_files = False
+    """Whether it maps the files that it saves or restores (see `OperationMemory`)."""
+    fresh = False
+    """Whether a restore allocates the memory of its tensors."""
 
     def __init__(self, by: Writer | Peer, name: str) -> None:
         self._by, self.name = by, name
+        self.kept_bytes = 0
+        """Memory that it keeps for its next operation, by `OperationMemory`."""
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -84,31 +90,31 @@ class WriterContender(Contender):
         Otherwise restores go to the replay's memory, which is allocated already.
         """
         super().__init__(writer, writer.name)
-        self.writer, self._fresh = writer, fresh
+        self.writer, self.fresh = writer, fresh
         self._loaded: list[dict[Any, Any]] = []
         self.stores = writer.stores
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle holds class and options; another process makes an equal writer."""
-        return _made, (type(self.writer), self.writer.options, self._fresh)
+        return _made, (type(self.writer), self.writer.options, self.fresh)
 
     def save(self, replay: Replay, directory: Location) -> Transfer:
         return replay.save(self.writer, directory)
 
     def restore(self, replay: Replay, directory: Location) -> Transfer:
-        if not self._fresh:
+        if not self.fresh:
             return replay.restore(self.writer, directory)
         transfer, self._loaded = replay.load(self.writer, directory)
         return transfer
 
     def verify(self, replay: Replay, directory: Location) -> Verified:
-        if not self._fresh:
+        if not self.fresh:
             return replay.verify(self.writer, directory)
         loaded, self._loaded = self._loaded, []
         return replay.verify_states(loaded)
 
     def notes(self, replay: Replay) -> tuple[str, ...]:
-        return (*replay.notes, *((_FRESH,) if self._fresh else ()))
+        return (*replay.notes, *((_FRESH,) if self.fresh else ()))
 
 
 def _made(kind: type[Writer], options: WriterOptions, fresh: bool) -> WriterContender:

@@ -38,10 +38,11 @@ class PeerContender(Contender):
     """A peer. It saves each file of the replay as one state dict, under the path of the file."""
 
     is_peer = True
+    fresh = True
 
     def __init__(self, peer: Peer) -> None:
         super().__init__(peer, f"{PREFIX}{peer.name}")
-        self.peer, self.saves = peer, peer.saves
+        self.peer, self.saves, self.maps_files = peer, peer.saves, peer.maps_files
         self._restored: list[State] = []
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from iobench import linux
 from iobench.bench.contenders.base import Contender
+from iobench.bench.counters.memory import OperationMemory
 from iobench.bench.counters.monitor import Usage
 from iobench.bench.counters.nodes import NodeCounts
 from iobench.bench.data.replay import Replay
@@ -87,12 +88,14 @@ class Done:
 class Job:
     """Prepares, saves, restores and verifies; everything but `save` and `restore` is untimed.
 
-    Replays of all shapes share one pool: only one of them is in use at a time.
+    Replays of all shapes share one pool: only one of them is in use at a time. `prepare` comes
+    before each save, `scrub` before each restore, and `memory` right after their clock.
     """
 
     def __init__(self, setup: JobSetup) -> None:
         self.contenders = setup.contenders
         self._number, self._source = setup.number, setup.source
+        self._memory = OperationMemory()
         every = (*setup.files, *setup.source_files)
         self._pool = pool = Replay.pool_for(every, pool_bytes=setup.pool_bytes, seed=setup.seed)
         replays = [
@@ -120,9 +123,11 @@ class Job:
 
     def prepare(self, shape: int) -> None:
         """Make the bytes of the next checkpoint."""
+        self._memory.settle()
         self.replays[shape].want(None)
         self.replays[shape].prepare()
         linux.trim_heap()  # what planning freed too: 20 MiB after a plan of 100,000 files
+        self._memory.begin()
 
     def save(self, ref: CheckpointRef) -> Done:
         """Save every file; each is durable, except for its directory entry."""
@@ -134,9 +139,11 @@ class Job:
 
     def scrub(self, shape: int, subset: float | None) -> None:
         """Change all memory that the next restore fills; that restore reads `subset`."""
+        self._memory.settle()
         self.replays[shape].states.release()
         self.sources[shape].want(subset)
         self.sources[shape].scrub()
+        self._memory.begin()
 
     def restore(self, ref: CheckpointRef) -> Done:
         """Restore the subset that was given to `scrub`."""
@@ -144,6 +151,15 @@ class Job:
         if not len(replay.files):
             return self._done(one, replay, _nothing(one.name, "read"))
         return self._done(one, replay, one.restore(replay, self._from(ref.directory)))
+
+    def memory(self, ref: CheckpointRef, *, restored: bool) -> int | None:
+        """Return the most bytes of memory that the last operation used; None if unknown.
+
+        Tensors that a restore allocated do not count. See `OperationMemory`.
+        """
+        one, source = self.contenders[ref.contender], self.sources[ref.shape]
+        tensors = sum(source.restored_bytes) if restored and one.fresh else 0
+        return self._memory.used(one, tensors)
 
     def verify(self, ref: CheckpointRef) -> Verified:
         """Compare the restored tensors with the saved ones, and free them."""

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.counters.sampler import Sampler
+from iobench.bench.targets.cold import resident_bytes
+from iobench.bench.targets.entries import FilesBelow
 from iobench.bench.targets.instruments import Changes, Instruments
 from iobench.bench.targets.settle import Patience
 from iobench.checkpoint.staged import Staged
@@ -121,6 +123,16 @@ class OpenTarget:
         if self.instruments is None or self.scratch.directory is None:
             return None
         return self.instruments.inspect(self.scratch.directory / name, files, changes)
+
+    def cached_bytes(self, name: str) -> int | None:
+        """Return the bytes of the files of the checkpoint `name` that are in the page cache.
+
+        None where dirty pages cannot be counted either: on tmpfs, for example, all are there.
+        """
+        directory, instruments = self.scratch.directory, self.instruments
+        if instruments is None or instruments.unseen or directory is None:
+            return None
+        return resident_bytes(FilesBelow(directory / name))[0]
 
     def settled(self) -> AbstractContextManager[None]:
         """Run a block, and return when earlier work has left the storage alone."""

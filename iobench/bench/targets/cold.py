@@ -11,7 +11,7 @@ from iobench import linux
 from iobench.bench.judging.verdict import RESIDENT_LIMIT
 from iobench.results.records import Cold
 
-__all__ = ["EvictedFiles", "evict", "make_cold"]
+__all__ = ["EvictedFiles", "evict", "make_cold", "resident_bytes"]
 
 _DROP_CACHES = "/proc/sys/vm/drop_caches"
 
@@ -54,11 +54,11 @@ def evict(files: Iterable[str | Path]) -> EvictedFiles:
     """
     paths = list(files) if isinstance(files, Iterator) else files
     size = sum(map(_evict, paths))
-    resident, method = _resident(paths)
+    resident, method = resident_bytes(paths)
     dropped = False
     if resident > RESIDENT_LIMIT * size and os.access(_DROP_CACHES, os.W_OK):
         dropped = _drop_caches()
-        resident, method = _resident(paths)
+        resident, method = resident_bytes(paths)
     return EvictedFiles(
         resident_bytes=resident, size_bytes=size, method=method, dropped_caches=dropped
     )
@@ -75,7 +75,8 @@ def _evict(path: str | Path) -> int:
         os.close(fd)
 
 
-def _resident(paths: Iterable[str | Path]) -> tuple[int, str]:
+def resident_bytes(paths: Iterable[str | Path]) -> tuple[int, str]:
+    """Return the bytes of files in the page cache, and the methods that counted them."""
     total, methods = 0, set()
     for path in paths:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -127,4 +127,4 @@ class RankContent:
 
     def without_memory(self) -> RankContent:
         """Return what is needed after the copy: it keeps no tensor and no array alive."""
-        return replace(self, tensors=[], located=Located([], [], []))
+        return replace(self, tensors=[], located=Located.nowhere())

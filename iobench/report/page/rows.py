@@ -17,7 +17,13 @@ from iobench.results import Interference, Operation, ResultFile, Sample
 from iobench.results.setting import at_target
 from iobench.units import GIB, format_rate, format_seconds, format_size
 
-__all__ = ["Group", "Measured", "RunRow", "in_gib_per_s", "moment"]
+__all__ = ["SAMPLE_HEADINGS", "Group", "Measured", "RunRow", "in_gib_per_s", "moment"]
+
+SAMPLE_HEADINGS = {
+    **{name: name for name in ("writer", "repetition", "rate", "time", "verdict")},
+    "others": "others meanwhile",
+}
+"""What a sample says when the pointer is on it: headings of `RunRow.words`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +58,7 @@ class RunRow:
         return [in_gib_per_s(stats.rate(one.bytes, one.elapsed_s)) for one in self.samples]
 
     def words(self, sample: Sample) -> dict[str, str]:
-        """Return what a tooltip says about `sample`, by heading."""
+        """Return what a tooltip says about `sample`, by the names of SAMPLE_HEADINGS."""
         verdict = judge(sample, self.context)
         bad = verdict.status not in RANKED
         return {

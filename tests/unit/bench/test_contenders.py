@@ -120,7 +120,7 @@ def test_equal_terms() -> None:
     beside, _ = choose("buffered,peer:torch-save", ".")
     assert isinstance(alone[0], WriterContender)
     assert isinstance(beside[0], WriterContender)
-    assert (alone[0]._fresh, beside[0]._fresh) == (False, True)
+    assert (alone[0].fresh, beside[0].fresh) == (False, True)
 
 
 @pytest.mark.parametrize("pool_bytes", [MIB, 4 * KIB])

@@ -6,10 +6,11 @@ import pytest
 
 from iobench.report.baseline import paired_ratio
 from iobench.report.summary import summarise
-from iobench.results import CeilingSample, Fallback, ResultFile, Sample
+from iobench.report.wording import cells, columns, footnotes
+from iobench.results import CeilingSample, Fallback, MemoryUse, ResultFile, Sample
 from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 
 
 def only(example: ResultFile, writer: str, operation: str) -> list[Sample]:
@@ -80,6 +81,7 @@ def test_the_document_has_the_promised_keys(example: ResultFile) -> None:
         "ratio",
         "ratio_ci95",
         "cpu_s_per_gib",
+        "memory",
         "first_done_s",
         "last_done_s",
         "phases_s",
@@ -212,3 +214,26 @@ def test_an_aa_run_that_is_too_short_for_a_floor_says_so(example: ResultFile) ->
 
 def test_a_run_without_samples_has_no_summaries(example: ResultFile) -> None:
     assert summarise(replace(example, samples=())).summaries == ()
+
+
+def test_memory_is_the_median_of_both_parts(example: ResultFile) -> None:
+    """It has a column where a record has it; what is unknown is left out of the sum."""
+    assert summarise(example).summaries[0].memory is None
+    parts = [(5, 100), (40, None), (3, 300)]
+    uses = [MemoryUse(process_bytes=one * MIB, page_cache_bytes=two) for one, two in parts]
+    given = iter(uses)
+    samples = tuple(
+        replace(one, memory=next(given))
+        if (one.writer, one.operation) == ("odirect", "save")
+        else one
+        for one in example.samples
+    )
+    report = summarise(replace(example, samples=samples))
+    save, *others = report.summaries
+    assert save.memory == MemoryUse(process_bytes=5 * MIB, page_cache_bytes=200)
+    assert save.memory.total_bytes == 5 * MIB + 200
+    assert all(one.memory is None for one in others)
+    assert cells(save)["memory"] == "5.00 MiB"
+    assert cells(others[0])["memory"] == "-"
+    assert "memory" in columns(report)
+    assert any(note.startswith("memory: the most") for note in footnotes(report))

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from iobench.report.grid import Grid
-from iobench.report.page.charts.rates import TOOLTIP
+from iobench.report.page.charts.in_order import TOOLTIP
 from iobench.report.page.page import Chart
 from iobench.report.page.rows import Group, RunRow
 from iobench.report.page.theme import INK, data_of, spec_of

@@ -9,12 +9,14 @@ from typing import Any
 import altair as alt
 
 from iobench.report.grid import Grid
-from iobench.report.page.charts.rates import TOOLTIP
 from iobench.report.page.page import Chart
-from iobench.report.page.rows import Group
+from iobench.report.page.rows import SAMPLE_HEADINGS, Group
 from iobench.report.page.theme import data_of, spec_of
 
-__all__ = ["in_order_chart"]
+__all__ = ["TOOLTIP", "in_order_chart"]
+
+TOOLTIP = [alt.Tooltip(f"{name}:N", title=title) for name, title in SAMPLE_HEADINGS.items()]
+"""For data that has the fields of `RunRow.words`."""
 
 _HEIGHT = 280
 _MARGIN = 1.06

@@ -1,4 +1,4 @@
-"""Rows of a figure with its interval and its samples, around a reference: ratios, shares, times."""
+"""Rows of a figure with its interval and its samples: rates, ratios, shares, times."""
 
 from __future__ import annotations
 
@@ -70,15 +70,16 @@ def spread_spec(
     words: Sequence[str] = (),
     mark: MarkLine | None = None,
     zero: bool = False,
+    ends: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
     """Return the spec of `rows`, one below the other.
 
-    `axis` is the title of the axis with its unit, `words` are the headings of the tooltips. With
-    `zero` the axis begins at 0.
+    `axis` is the title of the axis with its unit, `words` are the headings of the tooltips. The
+    axis has all that is not far off the figures, and with `zero` begins at 0; or it has `ends`.
     """
     head = 0.0 if mark is None else _HEAD
     down = lane_scale(len(rows), head)
-    low, high = _domain(rows, mark, zero=zero)
+    low, high = ends or _domain(rows, mark, zero=zero)
     x = alt.X(
         "x:Q",
         scale=alt.Scale(domain=[low, high], nice=False, zero=False, clamp=True),

@@ -9,17 +9,19 @@ from typing import Any
 
 import altair as alt
 import pytest
+from support.charts import values
 
+from iobench.report.page.charts.label_places import HEIGHT, WIDTH, meet, placed
 from iobench.report.page.charts.over_time import over_time_chart
 from iobench.report.page.charts.phases import phases_chart
 from iobench.report.page.charts.rates import rates_chart
-from iobench.report.page.charts.trade import _HEIGHT, _WIDTH, _meet, _placed, trade_chart
+from iobench.report.page.charts.trade import memory_chart, trade_chart
 from iobench.report.page.html import html
 from iobench.report.page.page import Chart, Page
 from iobench.report.page.rows import Group, Measured
 from iobench.report.page.run_page import run_page
-from iobench.results import Interference, ResultFile, Sample
-from iobench.units import GIB
+from iobench.results import Interference, MemoryUse, ResultFile, Sample
+from iobench.units import GIB, MIB
 
 _OPERATIONS = ("save", "restore")
 _KINDS = ("rate", "phases", "trade", "over-time", "in-order")
@@ -68,15 +70,15 @@ def test_rates_are_those_of_the_report(measured: Measured) -> None:
     """Median, interval and order, and the ceiling where there is one."""
     group = _group(measured, "save")
     chart = rates_chart(group, 3 * GIB)
-    (bars,) = _layers(chart, "bar")
-    assert [bar["median"] * GIB for bar in bars] == [
+    (bars,), (ticks,) = _layers(chart, "bar"), _layers(chart, "tick")
+    assert [tick["x"] * GIB for tick in ticks] == [
         pytest.approx(row.summary.median_bytes_per_s) for row in group.rows
     ]
     assert [bar["x2"] * GIB for bar in bars] == [
         pytest.approx((row.summary.ci95_bytes_per_s or (0, 0))[1]) for row in group.rows
     ]
-    ((line,),) = _layers(chart, "rule")
-    assert line["x"] == 3
+    (line,) = _layers(chart, "rule")
+    assert [part["x"] for part in line] == [3] * len(group.rows)
     assert "fio reaches 3.00 GiB/s" in chart.alt
     assert not list(_layers(rates_chart(group, None), "rule"))
 
@@ -94,11 +96,12 @@ def test_what_does_not_count_is_hollow_and_widens_no_axis(recorded: ResultFile) 
     group = _group(measured, "save")
     chart = rates_chart(group, None)
     (dots,) = _layers(chart, "point")
-    assert {dot["fill"] == "transparent" for dot in dots if dot["writer"] == fast} == {True}
-    assert {dot["fill"] == "transparent" for dot in dots if dot["writer"] != fast} == {False}
+    assert {dot["fill"] == "transparent" for dot in dots if dot["word0"] == fast} == {True}
+    assert {dot["fill"] == "transparent" for dot in dots if dot["word0"] != fast} == {False}
     most = chart.spec["layer"][0]["encoding"]["x"]["scale"]["domain"][1]
-    assert most < min(dot["x"] for dot in dots if dot["writer"] == fast)
-    assert "Hollow dots do not count" in chart.caption
+    assert most < min(dot["x"] for dot in dots if dot["word0"] == fast)
+    assert {dot["shape"] for dot in dots if dot["word0"] == fast} == {"triangle-right"}
+    assert "Hollow dots do not count. Triangles are beyond the axis." in chart.caption
     assert fast not in trade_chart(group).alt
 
 
@@ -161,15 +164,39 @@ def test_old_records_have_no_series(old: ResultFile) -> None:
     assert [*run_page([old]).charts] == [f"{kind}-{one}" for kind in kinds for one in _OPERATIONS]
 
 
+def test_memory_against_rate(recorded: ResultFile) -> None:
+    """A dot per writer at its sum, with both parts; a record without memory has no such chart."""
+    used = {"buffered": (0, 1536 * MIB), "uncached": (MIB, None)}
+
+    def change(one: Sample) -> Sample:
+        process, cached = used.get(one.writer, (64 * MIB, 0))
+        return replace(one, memory=MemoryUse(process_bytes=process, page_cache_bytes=cached))
+
+    chart = memory_chart(_group(_with(recorded, change), "save"))
+    assert chart is not None
+    dots = {dot["label"]: dot for dot in values(chart, "point")}
+    assert {name: dot["x"] for name, dot in dots.items()} == {
+        "buffered": 1536 * MIB,
+        "uncached": MIB,
+        "odirect": 64 * MIB,
+    }
+    assert (dots["uncached"]["part0"], dots["uncached"]["part1"]) == ("1.00 MiB", "unknown")
+    low, high = chart.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    assert low == MIB
+    assert high > 1536 * MIB
+    assert "odirect 2.41 GiB/s for 64.00 MiB" in chart.alt
+    assert memory_chart(_group(Measured.of(recorded), "save")) is None
+
+
 def test_labels_of_the_trade_do_not_hide_each_other() -> None:
     """Points next to each other, as far as there is room; none leaves the chart to the right."""
     points = [(0.5, 0.5, "buffered"), (0.51, 0.5, "uncached"), (0.5, 0.53, "odirect")]
     boxes = [
-        label.box(x * _WIDTH, y * _HEIGHT, 7.0 * len(text))
-        for label, (x, y, text) in zip(_placed(points), points, strict=True)
+        label.box(x * WIDTH, y * HEIGHT, 7.0 * len(text))
+        for label, (x, y, text) in zip(placed(points), points, strict=True)
     ]
-    assert not [(a, b) for a, b in combinations(boxes, 2) if _meet(a, b)]
-    (last,) = _placed([(0.95, 0.5, "buffered")])
+    assert not [(a, b) for a, b in combinations(boxes, 2) if meet(a, b)]
+    (last,) = placed([(0.95, 0.5, "buffered")])
     assert last.align == "right"
 
 
@@ -181,8 +208,9 @@ def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
     assert "Nothing was measured." in {text for part in page.sections for text in part.paragraphs}
     assert html(page)
     one = run_page([replace(end, samples=recorded.samples[:1])])
-    (bars,) = _layers(one.charts[f"rate-{recorded.samples[0].operation}"], "bar")
-    assert [bar["x2"] for bar in bars] == [None]
+    chart = one.charts[f"rate-{recorded.samples[0].operation}"]
+    assert not list(_layers(chart, "bar"))
+    assert [len(dots) for dots in _layers(chart, "point")] == [1]
     assert [line.subject for line in one.caveats] == ["Stopped"]
 
 
