@@ -53,7 +53,7 @@ class Preloaded(subprocess.Popen[str]):
     ) -> None:
         super().__init__(list(map(str, arguments)), cwd=cwd, env=env, text=True, **streams)
 
-    def _execute_child(self, args: list[str], *rest: Any) -> None:  # type: ignore[override]
+    def _execute_child(self, args: list[str], *rest: Any) -> None:
         """Called by subprocess.Popen once the pipes are made, in place of its fork and exec."""
         cwd, environment, pipes = rest[4], rest[5], rest[9:15]
         request = {
