@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.preloaded import Preloaded
 
 import iobench
 from iobench.bench.targets import directory
@@ -271,14 +271,13 @@ def start(
     started: list[subprocess.Popen[str]] = []
 
     def begin(trials: int) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        process = Preloaded(
             [
-                *(sys.executable, "-m", "iobench", "autotune", "-w", tiny_path, "--target", target),
+                *("-m", "iobench", "autotune", "-w", tiny_path, "--target", target),
                 *(*_QUICK, "-o", output, "--journal", journal, "--writer", "buffered,odirect"),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         started.append(process)
         deadline = time.monotonic() + _PATIENCE_S

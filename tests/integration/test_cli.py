@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.preloaded import Preloaded, run_preloaded
 from typer.main import get_command
 
 from iobench.bench.targets.scratch import PREFIX
@@ -293,30 +294,39 @@ def test_a_pipe_without_a_reader(tmp_path: Path, arguments: tuple[str | Path, ..
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "iobench", *arguments],
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            check=False,
-        )
+        done = run_preloaded(["-m", "iobench", *arguments], stdout=writing, cwd=tmp_path)
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+_CLOSED = """
+import os, sys
+number, name = int(sys.argv.pop(1)), sys.argv.pop(1)
+os.close(number)
+setattr(sys, name, None)  # as Python does at its start
+from iobench.cli.main import run
+run()
+"""
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr", "all"])
 def test_a_closed_stream_is_no_file_of_the_run(
     tiny_path: Path, target: Path, tmp_path: Path, closed: str
 ) -> None:
     """Otherwise the next opened file would get its number, and output would go there."""
     arguments = ("run", tiny_path, "--target", target, "--no-ceiling", "--repeat", "1")
     arguments += ("--writer", "buffered", "--size", "full", "-o", tmp_path / "run.jsonl")
-    command = ("sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "iobench", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    if closed == "all":  # by the shell, before Python starts
+        command = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "iobench")
+        done = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        )
+    else:
+        number = ["stdin", "stdout", "stderr"].index(closed)
+        done = run_preloaded(["-c", _CLOSED, number, closed, *arguments], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert ("Save:" in done.stdout) == (" >&-" not in f" {closed}")
+    assert ("Save:" in done.stdout) == (closed in ("stdin", "stderr"))
     assert read(tmp_path / "run.jsonl").incomplete is None
 
 
@@ -334,16 +344,16 @@ def in_terminal(arguments: list[str | Path], cwd: Path, **environment: str) -> s
     reader = threading.Thread(target=collect)
     reader.start()
     try:
-        subprocess.run(
-            [sys.executable, "-m", "iobench", *arguments],
+        done = run_preloaded(
+            ["-m", "iobench", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=terminal,
             cwd=cwd,
             env={**plain, "TERM": "xterm", "COLUMNS": "100", **environment},
-            check=True,
             timeout=60,
         )
+        assert done.returncode == 0
     finally:
         os.close(terminal)
         reader.join()
@@ -732,8 +742,7 @@ def test_a_directory_of_somebody_else(tiny_path: Path, mode: int, words: str) ->
         place = Path(above, "roots")
         place.mkdir(mode=0o755)
         Path(above).chmod(mode)
-        command = [sys.executable, "-c", code, str(place)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd="/")
+        done = run_preloaded(["-c", code, place], cwd="/")
         check(done, 2, "roots", f"cannot {words}")
         assert os.listdir(place) == []
 
@@ -781,15 +790,14 @@ def test_a_disk_that_fills_up_in_mid_run(
     removed."""
     place = new_filesystem("ext4", 400 * MIB)
     record = tmp_path / "run.jsonl"
-    process = subprocess.Popen(
+    process = Preloaded(
         [
-            *(sys.executable, "-m", "iobench", "run", "-w", tiny_path, "--target", place),
+            *("-m", "iobench", "run", "-w", tiny_path, "--target", place),
             *("--writer", writer, "--no-ceiling", "--repeat", "1000", "--size", "full"),
             *("-o", record),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         cwd=tmp_path,
     )
     with process:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.preloaded import Preloaded, run_preloaded
 
 from iobench.bench.fio import FILE_NAME
 from iobench.bench.targets.scratch import PREFIX
@@ -21,7 +22,7 @@ from iobench.environment import fio_version
 from iobench.results import read
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
-Run = subprocess.Popen[str]
+Run = Preloaded
 
 _PLAN = re.compile(
     r"(workload|scaled|files|writers|processes|target|run) +|\d+ .* (save|restore): "
@@ -98,15 +99,14 @@ def start(target: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     started: list[Run] = []
 
     def begin(*arguments: str, size: tuple[str, ...] = ("--size", "100MiB")) -> Run:
-        process = subprocess.Popen(
+        process = Preloaded(
             [
-                *(sys.executable, "-W", "error::ResourceWarning", "-m", "iobench", "run"),
+                *("-m", "iobench", "run"),
                 *("-w", "llama7b", *size, "--target", target, "--pool", "32MiB"),
                 *("--repeat", "1000", "-o", tmp_path / "run.jsonl", *arguments),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
             cwd=tmp_path,
         )
         started.append(process)
@@ -251,13 +251,11 @@ main.run()
 
 def test_an_interrupt_that_gets_lost(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """If Python drops the exception of the signal handler, the run ends before its next step."""
-    done = subprocess.run(
+    done = run_preloaded(
         [
-            *(sys.executable, "-c", _LOSING, "run", "-w", tiny_path, "--target", target),
+            *("-c", _LOSING, "run", "-w", tiny_path, "--target", target),
             *("--writer", "buffered", "--no-ceiling", "--repeat", "1000", "-o", "run.jsonl"),
         ],
-        capture_output=True,
-        text=True,
         timeout=_PATIENCE_S,
         cwd=tmp_path,
     )

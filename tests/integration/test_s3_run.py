@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.preloaded import Preloaded
 
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.targets.choose import target_of
@@ -69,11 +69,10 @@ def test_a_bucket(iobench_inside: Command, tmp_path: Path, server: LocalS3) -> N
 @contextmanager
 def _run_of_many(target: str, record: Path, server: LocalS3) -> Iterator[subprocess.Popen[str]]:
     """A run of 50 repetitions, once it has restored."""
-    command = [sys.executable, "-m", "iobench", *_RUN, "--writer", "s3", "--target", target]
-    with subprocess.Popen(
+    command = ["-m", "iobench", *_RUN, "--writer", "s3", "--target", target]
+    with Preloaded(
         [*command, "--repeat", "50", "-o", record],
         stderr=subprocess.PIPE,
-        text=True,
         env={**os.environ, **server.environment},
     ) as child:
         assert child.stderr is not None

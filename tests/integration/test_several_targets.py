@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.preloaded import Preloaded, run_preloaded
 
 from iobench.bench.targets.scratch import PREFIX
 from iobench.environment import fio_version
@@ -121,16 +121,13 @@ def broken_run(
     The exit code is 1, and nothing is left in the other. Returns stdout, the last line of stderr,
     and the record.
     """
-    done = subprocess.run(
+    done = run_preloaded(
         [
-            *(sys.executable, "-c", _BREAKING.replace("BREAK", how), broken),
+            *("-c", _BREAKING.replace("BREAK", how), broken),
             *arguments(tiny_path, target, broken, repeat=3),
             *("--writer", writers, "--no-ceiling", "-o", record),
         ],
-        capture_output=True,
-        text=True,
         timeout=_PATIENCE_S,
-        check=False,
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -180,14 +177,13 @@ def test_one_interrupt_cleans_every_target(
     tiny_path: Path, places: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """During a write to any of them. The table of the samples so far is printed."""
-    with subprocess.Popen(
+    with Preloaded(
         [
-            *(sys.executable, "-m", "iobench", *arguments(tiny_path, *places, repeat=1000)),
+            *("-m", "iobench", *arguments(tiny_path, *places, repeat=1000)),
             *("--writer", "buffered", "--no-ceiling", "-o", tmp_path / "run.jsonl"),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     ) as process:
         assert process.stderr is not None
         seen: set[str] = set()

@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.preloaded import Preloaded
 
 from iobench.results import read
 
@@ -127,12 +127,12 @@ def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """Ctrl-C between blocks: exit code 130, an empty target, and the record says so."""
     record = tmp_path / "run.jsonl"
     command = (
-        *(sys.executable, "-m", "iobench", "train", "-w", tiny_path, "--target", target),
+        *("-m", "iobench", "train", "-w", tiny_path, "--target", target),
         *("-o", record, "--size", "full", "--steps", "200", "--every", "2"),
         *("--mode", "async", "--writer", "buffered", "--model-params", "100000"),
     )
     environment = os.environ | ONE_THREAD
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with Preloaded(command, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stderr
         while not any(target.glob(".iobench-run-*/lock")):
             assert process.poll() is None, process.stderr.read()

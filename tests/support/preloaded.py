@@ -1,0 +1,191 @@
+"""Processes of Python programs that begin with torch and iobench imported, which takes seconds.
+
+One process imports them. It forks a child for each program. The child is a process of its own like
+one that was started: arguments, directory, environment, streams, signals and exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["Preloaded", "run_preloaded"]
+
+_MODULES = (
+    *("torch", "numpy", "iobench.cli.main", "iobench.cli.progress", "iobench.cli.sizes"),
+    *("iobench.bench.planning", "iobench.bench.runner", "iobench.report.table"),
+    *("iobench.tune.tuner", "iobench.train.session"),
+)
+_BEGIN = "from support.preloaded import serve; serve()"
+_LONGEST = 200_000  # bytes of a request: less than a socket's buffer
+_PR_SET_CHILD_SUBREAPER = 36
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+
+_servers: list[_Server] = []
+
+
+class Preloaded(subprocess.Popen[str]):
+    """A process of `python ARGUMENTS`, which are `-m MODULE ...` or `-c CODE ...`.
+
+    Streams are those of subprocess.Popen. The process is a child of this one.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[object],
+        *,
+        cwd: object = None,
+        env: Mapping[str, str] | None = None,
+        **streams: Any,
+    ) -> None:
+        super().__init__(list(map(str, arguments)), cwd=cwd, env=env, text=True, **streams)
+
+    def _execute_child(self, args: list[str], *rest: Any) -> None:
+        """Called by subprocess.Popen once the pipes are made, in place of its fork and exec."""
+        cwd, environment, pipes = rest[4], rest[5], rest[9:15]
+        request = {
+            "arguments": args,
+            "cwd": os.path.abspath(cwd or os.curdir),
+            "environment": dict(os.environ if environment is None else environment),
+        }
+        if not _servers:
+            _servers.append(_Server())
+            atexit.register(_servers[0].close)
+        ends = pipes[0], pipes[3], pipes[5]  # those of the child; -1 is what this process has
+        streams = [number if end < 0 else end for number, end in enumerate(ends)]
+        try:
+            self.pid = _servers[0].start(request, streams)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*pipes)
+
+
+def run_preloaded(
+    arguments: Sequence[object], *, timeout: float = 120, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGUMENTS` to its end, which must come in `timeout` seconds."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Preloaded(arguments, **{**streams, **how}) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+class _Server:
+    """The process that imports, and forks. It ends when its socket is closed."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _LONGEST)
+        self._requests = ours
+        path = os.pathsep.join(filter(None, sys.path))
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error::ResourceWarning", "-c", _BEGIN, str(theirs.fileno())],
+            env=os.environ | {"PYTHONPATH": path},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+
+    def start(self, request: Mapping[str, object], streams: Sequence[int]) -> int:
+        """Return the PID of a new child of this process."""
+        message = json.dumps(request).encode()
+        assert len(message) < _LONGEST
+        # The forked process loses its parent at once, and becomes a child of the next subreaper.
+        _adopt_orphans(True)
+        try:
+            socket.send_fds(self._requests, [message], list(streams))
+            return int(self._requests.recv(100))
+        finally:
+            _adopt_orphans(False)
+
+    def close(self) -> None:
+        """End the process; programs that still run go on."""
+        self._requests.close()
+        self._process.wait()
+
+
+def _adopt_orphans(wanted: bool) -> None:
+    done = ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+    assert done == 0, os.strerror(ctypes.get_errno())
+
+
+def serve() -> None:
+    """Import, and fork for each request; return in the child once its program has ended."""
+    for name in _MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        content, streams, _, _ = socket.recv_fds(requests, _LONGEST, 3)
+        if not content:  # the process that asks has ended
+            requests.close()
+            return
+        reading, writing = os.pipe()
+        middle = os.fork()
+        if not middle:
+            child = os.fork()
+            if child:
+                os.write(writing, str(child).encode())
+                os._exit(0)
+            requests.close()
+            os.close(reading)
+            os.close(writing)
+            _become(**json.loads(content), streams=streams)
+            return
+        for end in (writing, *streams):
+            os.close(end)
+        os.waitpid(middle, 0)  # its child has lost its parent now
+        requests.send(os.read(reading, 100))
+        os.close(reading)
+
+
+def _become(
+    arguments: list[str], cwd: str, environment: dict[str, str], streams: Sequence[int]
+) -> None:
+    """Run a program as `python ARGUMENTS` would."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    if "OMP_NUM_THREADS" in environment:  # which torch has read already
+        sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    tempfile.tempdir = None
+    sys.stdin = sys.__stdin__ = _stream(0, "r")
+    sys.stdout = sys.__stdout__ = _stream(1, "w")
+    sys.stderr = sys.__stderr__ = _stream(2, "w")
+    sys.stderr.reconfigure(line_buffering=True, errors="backslashreplace")
+    kind, what, *rest = arguments
+    sys.argv = [kind, *rest]
+    if kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(what, "<string>", "exec"), vars(module))
+
+
+def _stream(number: int, mode: str) -> Any:
+    return open(number, mode, buffering=1 if os.isatty(number) else -1, closefd=False)
