@@ -1,11 +1,10 @@
-"""Checkpointer: the object through which a trainer saves and restores its state."""
+"""LocalCheckpointer: saves and restores the state of a trainer in one process."""
 
 from __future__ import annotations
 
 import functools
 import os
 import time
-import warnings
 import weakref
 from collections import deque
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Literal, Self
 
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.option_check import check_option
 from iobench.checkpoint.order import by_age
 from iobench.checkpoint.persister import Persister, Snapshot, end_unclosed
 from iobench.checkpoint.restore import Loaded, OnCorrupt, read_plain, restore
@@ -23,7 +23,7 @@ from iobench.checkpoint.schedule import Schedule
 from iobench.checkpoint.serialized import Serializer
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import Content, LazyCopy, copy_into
-from iobench.checkpoint.store import CheckpointStore, store_at
+from iobench.checkpoint.store import release_unclosed, store_at
 from iobench.errors import OptionError, UsageError
 from iobench.units import parse_size
 from iobench.writers.base import Writer
@@ -31,12 +31,12 @@ from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 from iobench.writers.registry import make
 
-__all__ = ["Checkpointer"]
+__all__ = ["LocalCheckpointer"]
 
 _REMEMBERED = 1000  # length of `saves`
 
 
-class Checkpointer:
+class LocalCheckpointer:
     """Saves a training state to `location`, a directory or `s3://bucket/prefix`, and restores it.
 
         ckpt = Checkpointer("runs/a", slots=2, keep=KeepLast(3), schedule=Every(500))
@@ -91,13 +91,13 @@ class Checkpointer:
             raise OptionError(f"slots={slots!r}: a whole number, 1 or more")
         if on_full not in ("wait", "skip", "supersede"):
             raise OptionError(f"on_full={on_full!r}: 'wait', 'skip' or 'supersede'")
-        _check("location", location, str, Path, example='"runs/a"')
-        _check("writer", writer, str, Writer, example='"hybrid"')
-        _check("keep", keep, Retention, NoneType, example="KeepLast(3)")
-        _check("schedule", schedule, Schedule, NoneType, example="Every(500)")
-        _check("budget", budget, int, str, NoneType, example='"16GiB"')
-        _check("bandwidth_limit", bandwidth_limit, int, str, NoneType, example='"500MiB"')
-        _check("lazy", lazy, bool, example="True")
+        check_option("location", location, str, Path, example='"runs/a"')
+        check_option("writer", writer, str, Writer, example='"hybrid"')
+        check_option("keep", keep, Retention, NoneType, example="KeepLast(3)")
+        check_option("schedule", schedule, Schedule, NoneType, example="Every(500)")
+        check_option("budget", budget, int, str, NoneType, example='"16GiB"')
+        check_option("bandwidth_limit", bandwidth_limit, int, str, NoneType, example='"500MiB"')
+        check_option("lazy", lazy, bool, example="True")
         limit = None if bandwidth_limit is None else parse_size(bandwidth_limit)
         if limit == 0:
             raise OptionError("bandwidth_limit=0: must be at least 1 byte per second")
@@ -123,10 +123,10 @@ class Checkpointer:
             end_unclosed,
             self._pid,
             self._persister,
-            functools.partial(_ended, self._store),
+            functools.partial(release_unclosed, self._store),
         )
         self._unclosed.atexit = False
-        interpreter_end.at_end(self, Checkpointer._at_end)
+        interpreter_end.at_end(self, LocalCheckpointer._at_end)
 
     def _open(
         self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
@@ -336,7 +336,9 @@ class Checkpointer:
         self._finish_copy()
         self._persister.wait()
         if self._unclosed.detach():  # not a call: weakref makes none after its own atexit function
-            end_unclosed(self._pid, self._persister, functools.partial(_ended, self._store))
+            end_unclosed(
+                self._pid, self._persister, functools.partial(release_unclosed, self._store)
+            )
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -385,22 +387,3 @@ class Checkpointer:
             self._committer.commit(save, content, memory)
         finally:
             self._persister.give(lease)
-
-
-def _check(name: str, value: object, *classes: type, example: str) -> None:
-    """Raise OptionError unless `value` is of one of the `classes`. A bool is not a number here."""
-    if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
-        raise OptionError(f"{name}={value!r}: takes a value such as {example}")
-
-
-def _ended(store: CheckpointStore, failure: Exception | None) -> None:
-    """Release the directory of a Checkpointer that was never closed, and report it."""
-    store.release()
-    if failure is not None:
-        interpreter_end.lost(
-            f"the Checkpointer of {store} was never closed, and a save had failed: {failure!r}"
-        )
-    else:
-        warnings.warn(
-            f"the Checkpointer of {store} was never closed", ResourceWarning, stacklevel=2
-        )

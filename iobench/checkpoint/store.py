@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -25,10 +26,11 @@ from iobench.checkpoint.staged import (
 )
 from iobench.errors import IobenchError, TargetError, transfer_errors
 from iobench.writers.base import Writer
+from iobench.writers.blocks import interpreter_end
 from iobench.writers.local.new_file import PART_SUFFIX, sync_directory
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["CheckpointStore", "DirectoryStore", "store_at"]
+__all__ = ["CheckpointStore", "DirectoryStore", "release_unclosed", "store_at"]
 
 
 class CheckpointStore(Protocol):
@@ -103,6 +105,19 @@ def store_at(location: str | Path, writer: Writer) -> CheckpointStore:
 
         return ObjectStore(str(location), writer)
     return DirectoryStore(Path(location))
+
+
+def release_unclosed(store: CheckpointStore, failure: Exception | None) -> None:
+    """Release the directory of a Checkpointer that was never closed, and report it."""
+    store.release()
+    if failure is not None:
+        interpreter_end.lost(
+            f"the Checkpointer of {store} was never closed, and a save had failed: {failure!r}"
+        )
+    else:
+        warnings.warn(
+            f"the Checkpointer of {store} was never closed", ResourceWarning, stacklevel=2
+        )
 
 
 class DirectoryStore:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from iobench.checkpoint import checkpointer
+from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.dist.load.any_format import read_any
 from iobench.dist.world import World
 from iobench.errors import OptionError, UsageError
@@ -15,8 +15,7 @@ __all__ = ["Checkpointer"]
 DEADLINE_S = 1800.0
 
 
-class Checkpointer(checkpointer.Checkpointer):
-    __doc__ = checkpointer.Checkpointer.__doc__
+class Checkpointer(LocalCheckpointer):
 
     _read = staticmethod(read_any)
 
@@ -26,7 +25,7 @@ class Checkpointer(checkpointer.Checkpointer):
         if cls is Checkpointer and (world or World.detect()).size > 1:
             from iobench.dist.ranked import RankedCheckpointer
 
-            return object.__new__(RankedCheckpointer)  # type: ignore[return-value]
+            return object.__new__(RankedCheckpointer)  # type: ignore[return-value]  # a subclass
         return object.__new__(cls)
 
     def __init__(

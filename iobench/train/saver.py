@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from iobench import linux
-from iobench.checkpoint.checkpointer import Checkpointer
+from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.retention import KeepLast
 from iobench.checkpoint.save import Save
 from iobench.errors import transfer_errors
@@ -88,11 +88,11 @@ class _NoSaver(Saver):
 
 
 class _OurSaver(Saver):
-    """Saves with a Checkpointer."""
+    """Saves with a LocalCheckpointer."""
 
     def __init__(self, arm: Arm, writer: Writer, directory: Path) -> None:
         self._sync = arm.mode == "sync"
-        self._checkpointer = Checkpointer(
+        self._checkpointer = LocalCheckpointer(
             directory,
             writer=writer,
             slots=arm.slots or 1,

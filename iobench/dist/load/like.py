@@ -10,7 +10,7 @@ import torch
 
 from iobench.checkpoint.per_rank import PerRank
 from iobench.dist.load.stored import StoredState
-from iobench.dist.saves.stock_values import Path, name_of, stock_paths
+from iobench.dist.saves.stock_values import StatePath, name_of, stock_paths
 from iobench.errors import StateMismatchError
 from iobench.formats.tensors import dtype_name
 
@@ -22,7 +22,7 @@ def is_sharded(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and hasattr(value, "placements")
 
 
-def _walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _walk(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
     """Yield the path and the value of every tensor and array of a state."""
     if isinstance(value, torch.Tensor | np.ndarray):
         yield path, value

@@ -18,7 +18,7 @@ from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.saves.index import INDEX, METADATA, Indexer
 from iobench.dist.saves.merge import merged
 from iobench.dist.saves.part import Part, part_file
-from iobench.dist.saves.plan import Plan
+from iobench.dist.saves.plan import RankPlan
 from iobench.dist.world import World
 from iobench.errors import DataMismatchError, TargetError, TransferError
 from iobench.formats.collector import collector_paused
@@ -42,10 +42,10 @@ class Assembly:
     writer: Writer
     world: World
     hosts: Sequence[str]
-    _indexer: tuple[Plan, Indexer] | None = field(default=None, init=False)
+    _indexer: tuple[RankPlan, Indexer] | None = field(default=None, init=False)
 
     def publish(
-        self, save: Save, plan: Plan, staged: Staged, checksums: Sequence[str], serial: int
+        self, save: Save, plan: RankPlan, staged: Staged, checksums: Sequence[str], serial: int
     ) -> None:
         """Commit the parts in `staged`, whose part manifests have these checksums.
 
@@ -93,7 +93,7 @@ class Assembly:
             )
         return part
 
-    def _indexer_of(self, plan: Plan) -> Indexer:
+    def _indexer_of(self, plan: RankPlan) -> Indexer:
         if self._indexer is None or self._indexer[0] is not plan:
             self._indexer = plan, Indexer(plan)
         return self._indexer[1]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from iobench.checkpoint.aliases import Leaf
-from iobench.dist.saves.plan import Plan, Source
+from iobench.dist.saves.plan import RankPlan, BoxSource
 from iobench.dist.saves.structure import RankStructure
 from iobench.formats.tensor_layouts import Located, numbers
 from iobench.formats.tensors import tensor_bytes
@@ -33,7 +33,7 @@ class RankContent:
     number: int
     rank: int
     structure: RankStructure = field(repr=False)
-    plan: Plan = field(repr=False)
+    plan: RankPlan = field(repr=False)
     skeleton: str = field(repr=False)
     alike: bool
     tensors: list[torch.Tensor] = field(repr=False)
@@ -53,14 +53,14 @@ class RankContent:
         """The names of `tensors`."""
         return self.structure.names
 
-    def _stored(self) -> Iterator[tuple[Source, tuple[int, ...]]]:
+    def _stored(self) -> Iterator[tuple[BoxSource, tuple[int, ...]]]:
         """Yield the source and the shape of each box with elements, in file order."""
         boxes = self.plan.boxes[self.rank]
         for box, source in zip(boxes, self.plan.sources, strict=True):
             if 0 not in box.sizes:
                 yield source, box.sizes
 
-    def _view(self, source: Source, sizes: tuple[int, ...]) -> torch.Tensor:
+    def _view(self, source: BoxSource, sizes: tuple[int, ...]) -> torch.Tensor:
         tensor = self.tensors[source.number].detach()
         if source.narrow is not None:
             for dim, (begin, size) in enumerate(source.narrow):

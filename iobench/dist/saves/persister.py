@@ -72,7 +72,7 @@ class RankPersister(Persister[RankContent]):
     def _drop(self, number: int) -> None:
         lease = self._waiting.pop(number, None)
         if lease is not None:
-            self._channel.drop(lease)
+            self._channel.give_back(lease, LeaseState.QUEUED)
 
     def submit(self, lease: _Lease) -> None:
         self._remember(lease)

@@ -1,4 +1,4 @@
-"""Plan: which rank writes which part of each tensor. The ranks make it together, once."""
+"""RankPlan: which rank writes which part of each tensor. The ranks make it together, once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iobench.dist.saves.structure import Held, LocalState, RankStructure
 from iobench.errors import StateError
 from iobench.formats.dcp_file import DcpFile
 
-__all__ = ["Box", "Plan", "Source", "local_plan", "made_plan"]
+__all__ = ["Box", "RankPlan", "BoxSource", "local_plan", "made_plan"]
 
 
 class Box(NamedTuple):
@@ -27,7 +27,7 @@ class Box(NamedTuple):
     sizes: tuple[int, ...]
 
 
-class Source(NamedTuple):
+class BoxSource(NamedTuple):
     """Where this rank has a box: in its tensor `number`, `shift` bytes after its beginning.
 
     One that is not contiguous there is `narrow` (begin, size) in each dimension.
@@ -39,7 +39,7 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RankPlan:
     """Boxes by rank, in the order of each rank's file, and DCP's metadata of the tensors.
 
     `file` is the layout of this rank's file, `sources` where it has the boxes. `uniform`: the
@@ -49,7 +49,7 @@ class Plan:
     boxes: list[list[Box]] = field(repr=False)
     metadata: Metadata = field(repr=False)
     file: DcpFile = field(repr=False)
-    sources: list[Source] = field(repr=False)
+    sources: list[BoxSource] = field(repr=False)
     uniform: bool
 
 
@@ -68,7 +68,7 @@ def local_plan(planner: SavePlanner, state: LocalState) -> list[Any]:
 
 def made_plan(
     planner: SavePlanner, structure: RankStructure, rank: int, rows: list[list[Any]], uniform: bool
-) -> Plan:
+) -> RankPlan:
     """Return the plan that all ranks make alike from the local plans `rows` of all of them.
 
     Raises StateError for tensors that differ between ranks or do not fit together.
@@ -81,7 +81,7 @@ def made_plan(
         raise StateError(f"the states of the ranks do not fit together: {error}") from error
     boxes = [_boxes(plan) for plan in global_plans]
     numbers = {name: at for at, name in enumerate(structure.names)}
-    return Plan(
+    return RankPlan(
         boxes=boxes,
         metadata=metadata,
         file=DcpFile([(box.dtype, box.sizes) for box in boxes[rank]]),
@@ -125,7 +125,7 @@ def _shown(dtype: torch.dtype, shape: tuple[int, ...], kind: Any) -> str:
     return f"a {'DTensor' if kind.name == 'SHARD' else 'tensor'} of {dtype} {list(shape)}"
 
 
-def _source(box: Box, number: int, held: Held, stride: tuple[int, ...]) -> Source:
+def _source(box: Box, number: int, held: Held, stride: tuple[int, ...]) -> BoxSource:
     narrow = tuple(
         (at - begin, size)
         for at, begin, size in zip(box.offsets, held.offsets, box.sizes, strict=True)
@@ -134,8 +134,8 @@ def _source(box: Box, number: int, held: Held, stride: tuple[int, ...]) -> Sourc
     for dim, (begin, size) in enumerate(narrow):
         view = view.narrow(dim, begin, size)
     if not math.prod(box.sizes):
-        return Source(number, 0, None)
+        return BoxSource(number, 0, None)
     shift = int(view.storage_offset()) * box.dtype.itemsize
-    return Source(number, shift, None if view.is_contiguous() else narrow)
+    return BoxSource(number, shift, None if view.is_contiguous() else narrow)
 
 

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from iobench.dist.agreed import agreed
 from iobench.dist.control import Control
 from iobench.dist.saves.content import RankContent
-from iobench.dist.saves.plan import Plan, local_plan, made_plan
+from iobench.dist.saves.plan import RankPlan, local_plan, made_plan
 from iobench.dist.saves.structure import LocalState, RankStructure, local_state
 
 __all__ = ["Planning"]
@@ -28,7 +28,7 @@ class Planning:
     ) -> None:
         self._control, self._planner, self._deadline_s = control, planner, deadline_s
         self._last: RankStructure | None = None
-        self._plan: Plan | None = None
+        self._plan: RankPlan | None = None
         self._keys: list[str] = []
 
     def local(self, state: Any) -> LocalState:
@@ -63,7 +63,7 @@ class Planning:
             located=local.located,
         )
 
-    def _agreed(self, local: LocalState, uniform: bool) -> Plan:
+    def _agreed(self, local: LocalState, uniform: bool) -> RankPlan:
         """Make a plan with the other ranks."""
         self._plan = None  # also if this fails
         planner = self._planner()

@@ -18,18 +18,18 @@ from iobench.checkpoint.tree_spec import json_text
 
 __all__ = ["StockValue", "ValueFiles", "name_of", "own_skeletons", "stock_paths", "stock_values"]
 
-Path = tuple[str | int, ...]
+StatePath = tuple[str | int, ...]
 
 
 class StockValue(NamedTuple):
     """A plain value at `path` of the state, as JSON. `own`: it is inside of a PerRank."""
 
-    path: Path
+    path: StatePath
     encoded: Any
     own: bool
 
 
-def name_of(path: Path) -> str:
+def name_of(path: StatePath) -> str:
     """Return stock DCP's name of what is at `path`."""
     return ".".join(map(str, path))
 
@@ -40,7 +40,7 @@ def stock_values(skeleton: Any, rank: int) -> list[StockValue]:
     return [one for one in found if isinstance(one, StockValue)]
 
 
-def stock_paths(skeleton: Any, ranks: Sequence[int]) -> list[tuple[Path, str]]:
+def stock_paths(skeleton: Any, ranks: Sequence[int]) -> list[tuple[StatePath, str]]:
     """Return the path and the name of all tensors and arrays in the skeleton of `ranks`."""
     return [one for one in _visit(skeleton, (), ranks, False) if not isinstance(one, StockValue)]
 
@@ -58,11 +58,11 @@ def own_skeletons(skeleton: Any) -> Iterator[list[Any]]:
             yield from own_skeletons(item)
 
 
-_Tensor = tuple[Path, str]
+_Tensor = tuple[StatePath, str]
 
 
 def _visit(
-    value: Any, path: Path, ranks: Sequence[int], own: bool
+    value: Any, path: StatePath, ranks: Sequence[int], own: bool
 ) -> Iterator[StockValue | _Tensor]:
     if isinstance(value, dict):
         tag = next(iter(value), "")

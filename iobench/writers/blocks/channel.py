@@ -139,13 +139,9 @@ class Channel(Generic[T]):
                 self._remove(lease)
             raise
 
-    def give_back(self, lease: Lease[T]) -> None:
-        """End `lease`, which was not submitted: its permit is free again, its memory released."""
-        self._end(lease, LeaseState.FAILED, (LeaseState.HELD,))
-
-    def drop(self, lease: Lease[T]) -> None:
-        """End `lease` as FAILED if no worker has begun it."""
-        self._end(lease, LeaseState.FAILED, (LeaseState.QUEUED,))
+    def give_back(self, lease: Lease[T], *among: LeaseState) -> None:
+        """End `lease` if its state is HELD, or one of `among`; its permit is free again."""
+        self._end(lease, LeaseState.FAILED, among or (LeaseState.HELD,))
 
     def wait(self, lease: Lease[T]) -> None:
         """Wait until `lease` has ended. Raises the first failure."""
