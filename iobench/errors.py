@@ -181,10 +181,15 @@ class JobError(IobenchError):
 
 
 class RankError(JobError):
-    """A rank of the job failed, ended, was silent or came too late. `ranks` lists such ranks."""
+    """A rank of the job failed, ended, was silent or came too late. `ranks` lists such ranks.
 
-    def __init__(self, message: str, *, ranks: Iterable[int] = ()) -> None:
-        self.ranks = tuple(ranks)
+    The exit code is that of the error by which the rank failed.
+    """
+
+    def __init__(
+        self, message: str, *, ranks: Iterable[int] = (), exit_code: int = JobError.exit_code
+    ) -> None:
+        self.ranks, self.exit_code = tuple(ranks), exit_code
         super().__init__(message)
 
 

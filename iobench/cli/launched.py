@@ -62,6 +62,10 @@ def _serve(world: World) -> None:
             code = serve(control)
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
+    except RankError as error:
+        if error.exit_code == _INTERRUPTED:
+            raise SystemExit(_INTERRUPTED) from None
+        raise
     raise typer.Exit(code)
 
 

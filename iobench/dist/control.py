@@ -34,6 +34,7 @@ CONNECT_S = 300.0
 """How long the ranks may take to start."""
 
 _RETRY_S = 0.05
+_INTERRUPTED = 130  # the exit code after Ctrl-C
 _PINGS = 20
 
 
@@ -158,7 +159,9 @@ class Control:
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one cannot go on. Their calls raise RankError."""
         if self._member is not None:
-            self._member.fail(f"{type(error).__name__}: {error}")
+            interrupted = isinstance(error, KeyboardInterrupt)
+            code = _INTERRUPTED if interrupted else getattr(error, "exit_code", 1)
+            self._member.fail(f"{type(error).__name__}: {error}".removesuffix(": "), int(code))
 
     def clock_offset(self) -> ClockOffset:
         """Measure the offset of CLOCK_MONOTONIC to that of rank 0. No other rank has to call it."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from iobench.dist.messages import MOST_BYTES, PREFIX, Message, length_of, pack, proof, unpack
 from iobench.writers.blocks import interpreter_end
+from iobench.errors import RankError
 
 __all__ = ["Hub"]
 
@@ -91,9 +92,10 @@ class Hub:
         self.close()
 
     def still_here(self) -> list[int]:
-        """Return the other ranks that are connected. Any thread may call it."""
-        peers = dict(self._peers)
-        return [r for r, one in peers.items() if r and not (one.closed or one.writer.is_closing())]
+        """Return the other ranks that are connected and not lost. Any thread may call it."""
+        gone = {0, *self._lost()}
+        peers = {rank: one for rank, one in dict(self._peers).items() if rank not in gone}
+        return [r for r, one in peers.items() if not (one.closed or one.writer.is_closing())]
 
     def _run(self, server: socket.socket) -> None:
         asyncio.set_event_loop(self._loop)
@@ -181,7 +183,8 @@ class Hub:
                 for call in self._rounds.values():
                     self._check_present(call)
             case "fail":
-                self._break([rank], f"{self._names([rank])} failed: {message['error']}")
+                reason = f"{self._names([rank])} failed: {message['error']}"
+                self._break([rank], reason, int(message["exit_code"]))
             case "put":
                 peer.phase, peer.phase_since_s = str(message["phase"]), now_s
                 self._put(rank, message, now_s)
@@ -292,11 +295,18 @@ class Hub:
         if rank in self._peers and not self._peers[rank].closed:
             self._break([rank], f"{self._names([rank])} ended")
 
-    def _break(self, ranks: list[int], message: str) -> None:
+    def _break(
+        self, ranks: list[int], message: str, exit_code: int = RankError.exit_code
+    ) -> None:
         """Tell every rank that the job cannot go on. Only the first reason counts."""
         if self._broken:
             return
-        self._broken = {"type": "broken", "ranks": ranks, "message": message}
+        self._broken = {
+            "type": "broken",
+            "ranks": ranks,
+            "message": message,
+            "exit_code": exit_code,
+        }
         for rank in sorted(self._peers, reverse=True):  # rank 0, whose process may end now, last
             self._send(rank, self._broken)
 

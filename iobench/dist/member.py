@@ -76,10 +76,10 @@ class Member:
         answer = self.call({"type": "ping", "sub": "ping", "number": number}, self._lost_after_s)
         return sent_s, float(answer["at_s"]), float(answer["received_s"])
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: str, exit_code: int = RankError.exit_code) -> None:
         """Tell the other ranks that this one cannot go on."""
         with contextlib.suppress(RankError):
-            self._send({"type": "fail", "error": error})
+            self._send({"type": "fail", "error": error, "exit_code": exit_code})
 
     def close(self) -> None:
         """Say that this rank needs the others no more, and close the connection."""
@@ -98,7 +98,8 @@ class Member:
         if os.getpid() != self._pid:
             raise UsageError("the connection to the other ranks does not work in a forked child")
         if self._broken:
-            raise RankError(*self._broken.args, ranks=self._broken.ranks)
+            broken = self._broken
+            raise RankError(*broken.args, ranks=broken.ranks, exit_code=broken.exit_code)
         if self._closed:
             raise UsageError("the connection to the other ranks is closed")
 
@@ -136,7 +137,11 @@ class Member:
                     message["received_s"] = self._heard_s
                     self._answers["ping", int(message["number"])] = message
                 case "broken" if self._broken is None:
-                    self._broken = RankError(str(message["message"]), ranks=message["ranks"])
+                    self._broken = RankError(
+                        str(message["message"]),
+                        ranks=message["ranks"],
+                        exit_code=int(message["exit_code"]),
+                    )
             self._changed.notify_all()
 
     def _beat(self) -> None:

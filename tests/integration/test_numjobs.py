@@ -9,81 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from iobench.results import ResultFile, read
+from support.meddling import meddling
+from support.sample_checks import check_samples
+
+from iobench.results import read
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
-
-_MEDDLING = """
-import os, time
-from iobench.writers.buffered import BufferedWriter
-
-class MeetingWriter(BufferedWriter):
-    name = "meeting"
-    summary = "goes on when the other process has begun as well"
-
-    def write_many(self, images, target, **options):
-        if "job-" in str(target):
-            place, _, number = str(target).rpartition("/job-")
-            open(f"{place}/met-{number}", "w").close()
-            deadline = time.monotonic() + 60
-            while not os.path.exists(f"{place}/met-{1 - int(number)}"):
-                assert time.monotonic() < deadline, "no process came"
-                time.sleep(0.01)
-        return super().write_many(images, target, **options)
-
-class FailingWriter(BufferedWriter):
-    name = "failing"
-    summary = "cannot, in the second process"
-
-    def write_many(self, images, target, **options):
-        if "step" in str(target) and str(target).endswith("job-1"):
-            raise OSError(28, "No space left on device", str(target))
-        return super().write_many(images, target, **options)
-
-class WrongWriter(BufferedWriter):
-    name = "wrong"
-    summary = "turns a byte of every file over, in the second process"
-
-    def read(self, image, target, **options):
-        done = super().read(image, target, **options)
-        if str(target).endswith("job-1"):
-            max(image.segments, key=lambda segment: segment.length).memory[0] ^= 1
-        return done
-"""
-
-
-def meddling(tmp_path: Path) -> str:
-    """A directory with a package of three writers; for PYTHONPATH."""
-    package = tmp_path / "site"
-    (package / "meddling-1.dist-info").mkdir(parents=True)
-    (package / "meddling-1.dist-info/METADATA").write_text("Name: meddling\nVersion: 1\n")
-    (package / "meddling-1.dist-info/entry_points.txt").write_text(
-        "[iobench.writers]\n"
-        + "".join(f"{n.lower()} = meddling:{n}Writer\n" for n in ("Meeting", "Failing", "Wrong"))
-    )
-    (package / "meddling.py").write_text(_MEDDLING)
-    return str(package)
 
 
 def summaries(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(done.stdout)["summaries"]
     return found
-
-
-def check_samples(record: ResultFile) -> None:
-    """Each is cold, verified, and moved what the header says of its axes."""
-    expected = {(one.operation, one.axes): one.bytes for one in record.run.variants}
-    for one in record.samples:
-        assert one.bytes == expected[one.operation, one.axes]
-        assert 0 < one.first_done_s <= one.last_done_s == one.elapsed_s
-        assert (one.first_done_s < one.last_done_s) == (one.axes.numjobs > 1)
-        assert len(one.jobs_done_s) == (one.axes.numjobs if one.axes.numjobs > 1 else 0)
-        assert min(one.jobs_done_s, default=one.first_done_s) == one.first_done_s
-        if one.operation == "restore":
-            assert one.cold is not None
-            assert one.cold.resident_fraction <= 0.01
-            assert one.verified is not None
-            assert one.verified.mismatches == 0
 
 
 def test_processes_side_by_side(

@@ -1,0 +1,159 @@
+"""`iobench run` over the ranks of a launcher: real processes, as torchrun or srun starts them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.meddling import meddling
+from support.rank_commands import RankCommand, job_number, slurm, torchrun_variables
+from support.sample_checks import check_samples
+
+from iobench.report.summary import summarise
+from iobench.results import read
+
+
+def test_torchrun(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """Both ranks of one node in one record: their own files, fio too, and rank 0 alone prints."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"),
+            *("--nproc-per-node", "2", "--master-port", job_number(), "--tee", "3"),
+            *("-m", "iobench", "run", "-w", tiny_path, "--target", target, "--size", "full"),
+            *("--writer", "buffered,peer:torch-save", "--repeat", "1", "--restore-as"),
+            *("same,subset=0.3", "-o", tmp_path / "run.jsonl", "--pool", "32MiB"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert os.listdir(target) == []
+    printed = done.stdout + done.stderr
+    assert "[default1]:" not in printed, printed
+    assert "ranks     2: the files of rank 0 to 1 of 2, each its own" in printed
+    assert "network   lo (127.0.0.1" in printed
+    record = read(tmp_path / "run.jsonl")
+    check_samples(record)
+    world = record.run.world
+    assert world is not None
+    assert (world.launcher, world.size, world.nodes) == ("torchrun", 2, 1)
+    assert world.restored_from == (0, 1)
+    assert len(record.samples) == 2 * 3
+    for one in record.samples:  # rank 1 has 14 KB of the 6 MiB
+        assert sum(one.jobs_bytes) == one.bytes
+        assert 0 < one.jobs_bytes[1] < one.jobs_bytes[0] / 100
+    report = summarise(record)
+    assert {one.verdict for one in report.summaries} == {"VALID"}
+    alone = "all ranks are on one node: each restores what it wrote itself"
+    noted = [one.operation for one in report.summaries if alone in one.reasons]
+    assert noted == ["restore"] * 4
+    assert not any(one.error for one in record.ceiling_samples), record.ceiling_samples
+
+
+def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """Each restores what the other node wrote. A writer that fails in rank 1 ends its own rows
+    with the rank's name, wrong bytes there are found, and the exit code is that of rank 0."""
+    job, more = job_number(), {"PYTHONPATH": f"{meddling(tmp_path)}:{os.environ['PYTHONPATH']}"}
+    arguments = (
+        *("run", "-w", tiny_path, "--target", target, "--writer", "failing,meeting,wrong"),
+        *("--repeat", "1", "--size", "full", "--no-ceiling", "--seed", "1", "--pool", "32MiB"),
+        *("-o", tmp_path / "run.jsonl"),
+    )
+    environments = [slurm(rank, 2, job) | more for rank in range(2)]
+    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+        (code, out, err), other = ranks.ends()
+    assert code == 1, err
+    assert other == (1, "", "")
+    assert "Save:" in out
+    host = os.uname().nodename
+    cause = f"failing numjobs=2 (JobError: rank 1 (host {host}): OSError: [Errno 28] No space left"
+    assert cause in err.splitlines()[-1]
+    assert "nodes     2 (" in err
+    assert os.listdir(target) == []
+    record = read(tmp_path / "run.jsonl")
+    world = record.run.world
+    assert world is not None
+    assert (world.launcher, world.nodes, world.restored_from) == ("slurm", 2, (1, 0))
+    assert [one.writer for one in record.failures] == ["failing"]
+    meeting = [one for one in record.samples if one.writer == "meeting"]
+    assert [one.operation for one in meeting] == ["save", "restore"]
+    # The small files of rank 1 are what rank 0 restores, and the other way round.
+    assert [one.jobs_bytes[0] > one.jobs_bytes[1] for one in meeting] == [True, False]
+    assert meeting[1].verified
+    assert meeting[1].verified.mismatches == 0
+    wrong = [one.verified for one in record.samples if one.writer == "wrong" and one.verified]
+    # The path ends in `job-1` in the rank that reads it, which is rank 0.
+    assert [0 < one.mismatches < one.tensors / 2 for one in wrong] == [True]
+    assert record.end is not None
+    assert record.end.status == "complete"
+
+
+def test_a_rank_without_the_writer_ends_all(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """With its own error and exit code: one node lacks a package that rank 0 has."""
+    job, site = job_number(), meddling(tmp_path)
+    environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
+    environments[0]["PYTHONPATH"] = f"{site}:{os.environ['PYTHONPATH']}"
+    arguments = (
+        "run",
+        "-w",
+        tiny_path,
+        "--target",
+        target,
+        "--writer",
+        "meeting",
+        "--size",
+        "full",
+    )
+    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+        first, second = ranks.ends()
+    assert [first[0], second[0]] == [2, 2], (first, second)
+    assert "iobench: unknown writer 'meeting'" in second[2]
+    assert "iobench: rank 1 (host" in first[2]
+    assert "failed: UnknownNameError: unknown writer 'meeting'" in first[2]
+    assert os.listdir(target) == []
+
+
+@pytest.mark.parametrize("how", ["killed", "interrupted"])
+def test_a_rank_ends_in_a_save(how: str, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """A killed rank is named at once, with its phase. An interrupt of all ranks, as torchrun sends
+    it, ends them. Nothing stays in the target, and the record says how far the run came."""
+    begun, job = tmp_path / "begun", job_number()
+    more = {
+        "PYTHONPATH": f"{meddling(tmp_path)}:{os.environ['PYTHONPATH']}",
+        "STUCK": str(begun),
+    }
+    arguments = (
+        *("run", "-w", tiny_path, "--target", target, "--writer", "stuck", "--size", "full"),
+        *("--repeat", "1", "--no-ceiling", "--pool", "32MiB", "-o", tmp_path / "run.jsonl"),
+    )
+    environments = [torchrun_variables(rank, 2, job) | more for rank in range(2)]
+    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+        ranks.when(begun)
+        if how == "killed":
+            ranks.signal(signal.SIGKILL, 1)
+        else:
+            ranks.signal(signal.SIGTERM, 0, 1)
+        (code, _, err), (other, out, other_err) = ranks.ends()
+    message = err.splitlines()[-1]
+    if how == "killed":
+        assert (code, other) == (1, -signal.SIGKILL)
+        assert "iobench: rank 1 (host" in message
+        assert "'save'" in message
+        assert message.endswith("ended")
+    else:
+        assert (code, other) == (130, 130), err
+        assert "interrupted" in message
+    assert (out, other_err) == ("", "")
+    assert os.listdir(target) == []
+    record = read(tmp_path / "run.jsonl")
+    assert record.samples == ()
+    assert record.end is not None
+    assert record.end.status == ("failed" if how == "killed" else "interrupted")

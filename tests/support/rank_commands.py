@@ -1,0 +1,107 @@
+"""`iobench` in several ranks: real processes with the variables of a launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.support.ranks import free_port
+
+__all__ = ["RankCommand", "job_number", "slurm", "torchrun_variables"]
+
+
+def torchrun_variables(rank: int, size: int, job: str) -> dict[str, str]:
+    """The variables of torchrun for ranks on nodes of their own."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": job,
+    }
+
+
+def slurm(rank: int, size: int, job: str) -> dict[str, str]:
+    """The variables of `srun` for ranks on nodes of their own."""
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": str(rank),
+        "SLURM_STEP_NUM_NODES": str(size),
+        "SLURM_STEP_TASKS_PER_NODE": f"1(x{size})",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_JOB_ID": job,
+        "SLURM_STEP_ID": "0",
+    }
+
+
+class RankCommand:
+    """The processes of one command, in rank order."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
+        self.processes = processes
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(
+        cls, arguments: Sequence[str | Path], environments: Sequence[Mapping[str, str]], cwd: Path
+    ) -> Iterator[RankCommand]:
+        """Start the command with each of the environments; kill what is left at the end."""
+        processes: list[subprocess.Popen[str]] = []
+        try:
+            for more in environments:
+                own = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+                processes.append(_start([*map(str, arguments)], own, cwd))
+            yield cls(processes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+                for stream in (process.stdout, process.stderr):
+                    if stream:
+                        stream.close()
+
+    def signal(self, number: signal.Signals, *ranks: int) -> None:
+        """Send a signal to some ranks."""
+        for rank in ranks:
+            self.processes[rank].send_signal(number)
+
+    def when(self, path: Path, timeout_s: float = 90) -> None:
+        """Return when the file `path` is there."""
+        until_s = time.monotonic() + timeout_s
+        while not path.exists():
+            assert time.monotonic() < until_s, "the ranks did not come so far"
+            assert all(one.poll() is None for one in self.processes), self.ends()
+            time.sleep(0.02)
+
+    def ends(self, timeout_s: float = 90) -> list[tuple[int, str, str]]:
+        """Return exit code, stdout and stderr of every rank."""
+        outputs = [one.communicate(timeout=timeout_s) for one in self.processes]
+        return [
+            (one.returncode, *output) for one, output in zip(self.processes, outputs, strict=True)
+        ]
+
+
+def _start(arguments: list[str], environment: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "iobench", *arguments],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def job_number() -> str:
+    """Return a number that no other job of this machine has now."""
+    return str(free_port())

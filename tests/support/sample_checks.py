@@ -1,0 +1,23 @@
+"""Checks of all samples in a record of several processes."""
+
+from __future__ import annotations
+
+from iobench.results import ResultFile
+
+__all__ = ["check_samples"]
+
+
+def check_samples(record: ResultFile) -> None:
+    """Each is cold, verified, and moved what the header says of its axes."""
+    expected = {(one.operation, one.axes): one.bytes for one in record.run.variants}
+    for one in record.samples:
+        assert one.bytes == expected[one.operation, one.axes]
+        assert 0 < one.first_done_s <= one.last_done_s == one.elapsed_s
+        assert (one.first_done_s < one.last_done_s) == (one.axes.numjobs > 1)
+        assert len(one.jobs_done_s) == (one.axes.numjobs if one.axes.numjobs > 1 else 0)
+        assert min(one.jobs_done_s, default=one.first_done_s) == one.first_done_s
+        if one.operation == "restore":
+            assert one.cold is not None
+            assert one.cold.resident_fraction <= 0.01
+            assert one.verified is not None
+            assert one.verified.mismatches == 0
