@@ -472,13 +472,14 @@ def test_each_manifest_is_read_once(make: Make, monkeypatch: pytest.MonkeyPatch)
         first.save(_state(step), step)
     first.close()
     read, parsed = _count_manifests(monkeypatch), []
-    parse = Manifest._from.__func__
+    parse = Manifest.parse
 
-    def counted(cls: type[Manifest], document: dict[str, Any]) -> Manifest:
-        parsed.append(len(document["files"]))
-        return parse(cls, document)
+    def counted(text: bytes, where: str, *, files: bool = True) -> Manifest:
+        found = parse(text, where, files=files)
+        parsed.append(len(found.files))
+        return found
 
-    monkeypatch.setattr(Manifest, "_from", classmethod(counted))
+    monkeypatch.setattr(Manifest, "parse", counted)
     ckpt = make()
     assert (sorted(read), parsed) == ([1, 2, 3, 4], [0] * 4)
     read.clear()
