@@ -24,6 +24,7 @@ from support.liars import AdmitsIt
 
 import iobench
 from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
+from iobench.checkpoint import manifest as manifests
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import by_age
@@ -472,13 +473,14 @@ def test_each_manifest_is_read_once(make: Make, monkeypatch: pytest.MonkeyPatch)
         first.save(_state(step), step)
     first.close()
     read, parsed = _count_manifests(monkeypatch), []
-    parse = Manifest._from.__func__
+    parse = manifests._parse
 
-    def counted(cls: type[Manifest], document: dict[str, Any]) -> Manifest:
-        parsed.append(len(document["files"]))
-        return parse(cls, document)
+    def counted(text: bytes) -> Manifest:
+        found = parse(text)
+        parsed.append(len(found.files))
+        return found
 
-    monkeypatch.setattr(Manifest, "_from", classmethod(counted))
+    monkeypatch.setattr(manifests, "_parse", counted)
     ckpt = make()
     assert (sorted(read), parsed) == ([1, 2, 3, 4], [0] * 4)
     read.clear()
