@@ -51,9 +51,10 @@ class Committer:
         began_s = time.perf_counter()
         save.status = "writing"
         image = serialized.image() if memory is None else serialized.image_in(memory)
-        skeleton = serialized.skeleton_image()
+        skeleton, serial = serialized.skeleton_image(), self.ledger.next_serial
         sent = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
-        with self.store.staged(save.step, replace=self.ledger.holds(save.step)) as staged:
+        replace = self.ledger.holds(save.step)
+        with self.store.staged(save.step, serial=serial, replace=replace) as staged:
             with recorded(image, serialized.structure.pieces) as records:
                 save.transfer = self.writer.write_many(
                     [sent, skeleton], staged.directory, sync_directory=False
@@ -65,7 +66,7 @@ class Committer:
                 )
             files = (*records, record_of(skeleton, [("", skeleton.size_bytes)]))
             with collector_paused():
-                text = self._manifest(save, files).to_json()
+                text = self._manifest(save, files, serial).to_json()
             staged.publish([text])
             save.persist_s = time.perf_counter() - began_s
             save.status = "committed"
@@ -77,7 +78,7 @@ class Committer:
             snapshot.save, snapshot.content, snapshot.memory, rate_bytes_per_s=rate_bytes_per_s
         )
 
-    def _manifest(self, save: Save, files: tuple[FileRecord, ...]) -> Manifest:
+    def _manifest(self, save: Save, files: tuple[FileRecord, ...], serial: int) -> Manifest:
         from iobench._version import __version__
 
         return Manifest(
@@ -88,7 +89,7 @@ class Committer:
             writer={"name": self.writer.name, "options": self.writer.options.to_dict()},
             format="safetensors",
             files=files,
-            serial=self.ledger.next_serial,
+            serial=serial,
         )
 
 

@@ -22,7 +22,8 @@ class Ledger:
     """Contents of `store`: read from its manifests once, then updated by every save and removal.
 
     The manifests of a directory are read at once, so that an error is raised early. Those of a
-    server are as many answers to wait for, and are read when a save or `serials` needs them.
+    server are as many answers to wait for, and are read when a save needs them, or `serials` for
+    those whose number the store does not list.
     """
 
     def __init__(self, store: CheckpointStore, keep: Retention) -> None:
@@ -31,9 +32,10 @@ class Ledger:
         self._saves: dict[int, Save] = {}
         self._replaceable: set[int] = set()
         self._serials: dict[int, int | None] = dict.fromkeys(store.steps())
+        self._serials.update(store.serials())
         self._created_s: dict[int, float] = {}
         self._unremovable: set[int] = set()
-        self._last_serial = 0
+        self._last_serial = max(store.serials().values(), default=0)
         self._unread = set(self._serials)
         if store.readers == 1:
             self._read()
@@ -66,7 +68,8 @@ class Ledger:
 
         A checkpoint that a pending save replaces is left out.
         """
-        self._read()
+        if any(self._serials.get(step) is None for step in tuple(self._unread)):
+            self._read()
         with self._lock:
             replaced = self._saves.keys() & self._replaceable
             return {

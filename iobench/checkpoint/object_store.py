@@ -1,6 +1,7 @@
 """ObjectStore: checkpoints under a prefix of a bucket. A manifest object makes one complete.
 
 Object stores have no rename. The replacement of `step-2` is `step-2.1`; then `step-2` is removed.
+The empty object `step-2/serial-7` says the serial number of its manifest in a listing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.names import name_of
 from iobench.checkpoint.removal import Backlog, remove_all, warn_of
 from iobench.checkpoint.staged import MANIFEST
-from iobench.checkpoint.staged_objects import StagedObjects
-from iobench.errors import IobenchError, UsageError
+from iobench.checkpoint.staged_objects import SERIAL, StagedObjects
+from iobench.errors import DataMismatchError, IobenchError, UsageError
 from iobench.writers.base import Writer
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
@@ -43,6 +44,7 @@ class ObjectStore:
             raise UsageError(f"{location}: needs the writer s3")
         self._place, self._writer = S3Target.parse(location), writer
         self._newest: dict[int, int] = {}  # step -> newest number, as of the last listing
+        self._serials: dict[int, int] = {}
         self._backlog = Backlog(self._remove_objects)
 
     def __str__(self) -> str:
@@ -56,22 +58,35 @@ class ObjectStore:
         warn_of(self.sweep())
 
     def steps(self) -> list[int]:
-        self._newest = _newest(self._found())
+        found = self._found()
+        self._newest = _newest(found)
+        named = {step: _serials(found[step, number]) for step, number in self._newest.items()}
+        self._serials = {step: serials[0] for step, serials in named.items() if len(serials) == 1}
         return sorted(self._newest)
+
+    def serials(self) -> dict[int, int]:
+        return dict(self._serials)
 
     def manifest(self, step: int, *, files: bool = True) -> Manifest:
         where = f"{self.locate(step)}/{MANIFEST}"
         with closing(self._writer.open_source(where)) as source:
             # Source.read(-1) reads range by range: a size that the server reports may be wrong,
             # and only its ranges prove it.
-            return Manifest.parse(source.read(-1), where, files=files)
+            manifest = Manifest.parse(source.read(-1), where, files=files)
+        named = self._serials.get(step, manifest.serial)
+        if named != manifest.serial:
+            raise DataMismatchError(
+                f"{where}: has the serial number {manifest.serial}, and the object {SERIAL}{named} "
+                "is next to it"
+            )
+        return manifest
 
     def locate(self, step: int) -> str:
         return str(self._at(step, self._newest.get(step, 0)))
 
     @contextmanager
     def staged(
-        self, step: int, *, replace: bool = False, shared: bool = False
+        self, step: int, *, serial: int, replace: bool = False, shared: bool = False
     ) -> Iterator[StagedObjects]:
         older = self._numbers(step) if replace else []
         number = max(older, default=-1) + 1
@@ -80,12 +95,13 @@ class ObjectStore:
         for place in self._backlog:
             if place[0] == step:  # a later sweep would remove the new one's objects
                 self._backlog.discard(place)
-        with StagedObjects(str(self._at(step, number)), self._writer) as staged:
+        prefix = str(self._at(step, number))
+        with StagedObjects(prefix, self._writer, serial=serial) as staged:
             try:
                 yield staged
             finally:
                 if staged.published:
-                    self._newest[step] = number
+                    self._newest[step], self._serials[step] = number, serial
                     left = [(step, number) for number in older]
                     warn_of(remove_all({step: partial(self._remove, left)}).values())
 
@@ -150,16 +166,17 @@ class ObjectStore:
     def _remove_objects(self, place: _Place) -> None:
         S3Objects(self._writer.client, self._at(*place)).remove()
 
-    def _found(self) -> dict[_Place, bool]:
-        """Return every (step, number) that has objects or uploads, and whether it is complete."""
+    def _found(self) -> dict[_Place, set[str]]:
+        """Return every (step, number) that has objects or uploads, and the names of the objects."""
         objects = S3Objects(self._writer.client, self._place)
-        keys = [*objects.keys(), *(upload.target.key for upload in objects.uploads())]
-        found: dict[_Place, bool] = {}
-        for key in keys:
+        # An unfinished upload is not an object: a large manifest is uploaded in parts.
+        stored = set(objects.keys())
+        found: dict[_Place, set[str]] = {}
+        for key in stored.union(upload.target.key for upload in objects.uploads()):
             name, _, file = key.removeprefix(self._place.key).strip("/").partition("/")
             place = _parsed(name)
             if place is not None:
-                found[place] = found.get(place, False) or file == MANIFEST
+                found.setdefault(place, set()).update({file} if key in stored else ())
         return found
 
 
@@ -169,6 +186,15 @@ def _parsed(name: str) -> _Place | None:
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 
-def _newest(found: dict[_Place, bool]) -> dict[int, int]:
+def _newest(found: dict[_Place, set[str]]) -> dict[int, int]:
     """Return step -> number of its newest complete checkpoint."""
-    return {step: number for (step, number), complete in sorted(found.items()) if complete}
+    return {step: number for (step, number) in sorted(found) if MANIFEST in found[step, number]}
+
+
+def _serials(names: set[str]) -> list[int]:
+    """Return the serial numbers in the names of a checkpoint's objects: one, or none of older ones.
+
+    The manifest decides where there are several.
+    """
+    ends = [name.removeprefix(SERIAL) for name in names if name.startswith(SERIAL)]
+    return [int(end) for end in ends if end.isdecimal()]

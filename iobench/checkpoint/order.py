@@ -22,7 +22,7 @@ def by_age(store: CheckpointStore, known: Mapping[int, int] | None = None) -> li
     steps = store.steps()
     if len(steps) < 2:
         return steps
-    known = known or {}
+    known = {**store.serials(), **(known or {})}
     serials: dict[int, int | None] = {step: known[step] for step in steps if step in known}
     for step, manifest in outlines(store, [one for one in steps if one not in serials]).items():
         serials[step] = manifest.serial if manifest else None

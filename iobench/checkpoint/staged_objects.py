@@ -17,19 +17,25 @@ from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 
-__all__ = ["StagedObjects"]
+__all__ = ["SERIAL", "StagedObjects"]
+
+SERIAL = "serial-"
+"""Begin of the name of the object that says the serial number of a checkpoint, such as serial-7."""
 
 
 class StagedObjects:
     """The prefix `final` for the objects; `publish` makes it a checkpoint.
 
+    With a `serial`, an empty object has it in its name, which a listing of the bucket returns: the
+    age order is known without a read of every manifest.
+
     Use it as a context manager. An exit without `publish` deletes everything written and aborts
     unfinished uploads. Raises TargetError when `final` has objects already.
     """
 
-    def __init__(self, final: str, writer: S3Writer) -> None:
+    def __init__(self, final: str, writer: S3Writer, *, serial: int | None = None) -> None:
         self.directory = final
-        self._writer = writer
+        self._writer, self._serial = writer, serial
         prefix = S3Target.parse(final)
         self._prefix, self._objects = prefix, S3Objects(writer.client, prefix)
         self._manifest = prefix.below(MANIFEST).key
@@ -51,6 +57,8 @@ class StagedObjects:
 
         Raises TransferError; then there is no checkpoint.
         """
+        if self._serial is not None:
+            self._writer.write(FileImage.of(f"{SERIAL}{self._serial}", []), self.directory)
         self._writer.write(FileImage.of(MANIFEST, ["".join(manifest).encode()]), self.directory)
         self.published = True
 

@@ -54,15 +54,22 @@ class CheckpointStore(Protocol):
         Without `files` it has none and is read faster.
         """
 
+    def serials(self) -> dict[int, int]:
+        """Return serial numbers by step, as far as the last call of `steps` saw them.
+
+        They are those of the manifests, which need not be read then.
+        """
+
     def locate(self, step: int) -> str | Path:
         """Return the directory or prefix of the checkpoint's files."""
 
     def staged(
-        self, step: int, *, replace: bool = False, shared: bool = False
+        self, step: int, *, serial: int, replace: bool = False, shared: bool = False
     ) -> AbstractContextManager[Staged]:
-        """Return a new checkpoint. An exit of the block without `publish` removes it.
+        """Return a new checkpoint, whose manifest will have the number `serial`.
 
-        With `shared` other processes write to its directory too, which no earlier one can know.
+        An exit of the block without `publish` removes it. With `shared` other processes write to
+        its directory too, which no earlier one can know.
 
         With `replace` it may replace a checkpoint of the same step, which stays until `publish` and
         is then removed. A RuntimeWarning says when it cannot be removed.
@@ -157,11 +164,16 @@ class DirectoryStore:
         with transfer_errors("reading", file):
             return Manifest.parse(file.read_bytes(), str(file), files=files)
 
+    def serials(self) -> dict[int, int]:
+        return {}  # a listing does not have them, and a manifest is read quickly
+
     def locate(self, step: int) -> Path:
         return self.directory / name_of(step)
 
-    def staged(self, step: int, *, replace: bool = False, shared: bool = False) -> StagedCheckpoint:
-        del shared  # the hidden name is random in any case
+    def staged(
+        self, step: int, *, serial: int, replace: bool = False, shared: bool = False
+    ) -> StagedCheckpoint:
+        del serial, shared  # the hidden name is random in any case
         return StagedCheckpoint(self.locate(step), replace=replace, lock=self._lock)
 
     def remove(self, step: int) -> None:

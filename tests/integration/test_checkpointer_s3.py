@@ -12,6 +12,8 @@ import torch
 from support.s3_servers import SERVERS, s3_server
 
 from iobench import Checkpointer, KeepLast, load_checkpoint
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.object_store import ObjectStore
 from iobench.checkpoint.staged_objects import StagedObjects
 from iobench.errors import (
     DataMismatchError,
@@ -23,6 +25,7 @@ from iobench.testing import Bucket, LocalS3
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
+from iobench.writers.transfer import Meter
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -67,7 +70,8 @@ def test_saved_kept_loaded(bucket: Bucket, writer: S3Writer) -> None:
             ckpt.save(_state(10), 10)
     assert (load_checkpoint(bucket.target, 2, writer=writer)["w"] == 2).all()
     names = {f"step-{n}/{f}" for n in (2, 10) for f in ("tensors.safetensors", "state.json")}
-    assert bucket.names() == names | {"step-2/manifest.json", "step-10/manifest.json"}
+    serials = {"step-2/serial-2", "step-10/serial-3"}
+    assert bucket.names() == names | serials | {"step-2/manifest.json", "step-10/manifest.json"}
 
 
 def test_damaged_and_unfinished(bucket: Bucket, writer: S3Writer) -> None:
@@ -80,6 +84,14 @@ def test_damaged_and_unfinished(bucket: Bucket, writer: S3Writer) -> None:
     bucket.put("step-2/tensors.safetensors", bytes(held))
     bucket.put("step-3/tensors.safetensors", b"half")
     bucket.put("other/notes", b"mine")
+    manifest = S3Target.parse(f"{bucket.target}/step-4/manifest.json")
+    where = {"Bucket": manifest.bucket, "Key": manifest.key}
+    writer.client.call(
+        lambda s3: s3.create_multipart_upload(**where), Meter(), doing="beginning", where=manifest
+    )
+    assert load_checkpoint(bucket.target, 1, writer=writer)["step"] == 1
+    with pytest.raises(TargetError, match=r"step 4; it holds \[1, 2\]"):
+        load_checkpoint(bucket.target, 4, writer=writer)
     with Checkpointer(bucket.target, writer=writer) as ckpt:
         assert ckpt.latest() == 2
         assert "step-3/tensors.safetensors" not in bucket.names()
@@ -185,6 +197,47 @@ def test_many_old_checkpoints(
         assert ckpt.steps() == [0]
         assert ckpt.load() == {"step": "again"}
     assert {name.partition("/")[0] for name in bucket.names()} == {"step-0"}
+
+
+def _manifests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the steps whose manifests are read from now on."""
+    manifest, read = ObjectStore.manifest, []
+
+    def counted(store: ObjectStore, step: int, **options: Any) -> Manifest:
+        read.append(step)
+        return manifest(store, step, **options)
+
+    monkeypatch.setattr(ObjectStore, "manifest", counted)
+    return read
+
+
+def test_the_latest_needs_one_manifest(
+    bucket: Bucket, writer: S3Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its age is in the listing, also where training went back and a lower step is newer."""
+    with Checkpointer(bucket.target, writer=writer) as ckpt:
+        for step in (100, 200, 300):
+            ckpt.save({"step": step}, step)
+        ckpt.load(200)
+        ckpt.save({"step": 210}, 210)
+    read = _manifests(monkeypatch)
+    with Checkpointer(bucket.target, writer=writer) as ckpt:
+        assert ckpt.latest() == 210
+        assert ckpt.load() == load_checkpoint(bucket.target, writer=writer) == {"step": 210}
+        assert read == [210, 210]
+        ckpt.load(100)
+        ckpt.save({"step": 300.5}, 300)  # reads the rest once, for retention
+        assert (ckpt.latest(), ckpt.load()) == (300, {"step": 300.5})
+    S3Objects(writer.client, S3Target.parse(f"{bucket.target}/step-210/serial-4")).remove()
+    del read[:]
+    with Checkpointer(bucket.target, writer=writer) as ckpt:  # step 210 is of an older version
+        assert load_checkpoint(bucket.target, writer=writer) == ckpt.load() == {"step": 300.5}
+    assert sorted(read)[:3] == [100, 200, 210]
+    bucket.put("step-300.1/serial-9", b"")  # two of them: the manifest decides
+    assert load_checkpoint(bucket.target, writer=writer) == {"step": 300.5}
+    S3Objects(writer.client, S3Target.parse(f"{bucket.target}/step-300.1/serial-5")).remove()
+    with pytest.raises(DataMismatchError, match="serial number 5, and the object serial-9"):
+        load_checkpoint(bucket.target, writer=writer)
 
 
 def _refuse(*_: Any) -> None:

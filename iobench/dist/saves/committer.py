@@ -87,9 +87,9 @@ class RankCommitter:
             try:
                 if save.error is not None:
                     raise save.error
-                replace = ledger.holds(save.step)
+                serial, replace = ledger.next_serial, ledger.holds(save.step)
                 staged = stack.enter_context(
-                    self.store.staged(save.step, replace=replace, shared=True)
+                    self.store.staged(save.step, serial=serial, replace=replace, shared=True)
                 )
             except BaseException as failure:
                 self._tell(_NEXT, failure)
@@ -100,7 +100,7 @@ class RankCommitter:
             phase = _commit_phase(save.step)
             try:
                 assert self.assembly is not None
-                self.assembly.publish(save, content.plan, staged, votes, ledger.next_serial)
+                self.assembly.publish(save, content.plan, staged, votes, serial)
             except BaseException as failure:
                 self._tell(phase, failure)
                 raise
