@@ -48,7 +48,7 @@ class Located(NamedTuple):
         return cls(numbers([]), numbers([]), [])
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """What many tensors have in common. `reach_bytes` is from their first to their last element."""
 
     dtype: torch.dtype
@@ -68,13 +68,13 @@ class TensorLayouts:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take strided tensors without lazy conjugation or negation."""
-        equal: dict[Any, Layout] = {}  # few layouts in many tensors: few objects
-        self.each = list[Layout]()
+        equal: dict[Any, TensorLayout] = {}  # few layouts in many tensors: few objects
+        self.each = list[TensorLayout]()
         for tensor in tensors:
             key = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
             layout = equal.get(key)
             if layout is None:
-                layout = Layout(*key, reach_bytes(tensor), tensor.is_contiguous())
+                layout = TensorLayout(*key, reach_bytes(tensor), tensor.is_contiguous())
                 equal[key] = layout
             self.each.append(layout)
         self.reaches = numbers(layout.reach_bytes for layout in self.each)

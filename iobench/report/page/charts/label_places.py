@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["HEIGHT", "WIDTH", "Box", "Place", "meet", "placed"]
+__all__ = ["HEIGHT", "WIDTH", "LabelBox", "Place", "meet", "placed"]
 
 HEIGHT = 300
 """Of the chart, in pixels."""
@@ -14,7 +14,7 @@ WIDTH = 760
 _LETTER, _LINE, _GAP = 7.0, 15, 9  # pixels
 _FAR = 0.6 * WIDTH
 
-Box = tuple[float, float, float, float]
+LabelBox = tuple[float, float, float, float]
 """Left, top, right and bottom in pixels."""
 
 
@@ -26,7 +26,7 @@ class Place:
     dx: int
     dy: int
 
-    def box(self, x: float, y: float, width: float) -> Box:
+    def box(self, x: float, y: float, width: float) -> LabelBox:
         """Return left, top, right and bottom of a label of `width` pixels at a point."""
         left = {"left": 0.0, "right": -width, "center": -width / 2}[self.align] + x + self.dx
         return left, y + self.dy - _LINE / 2, left + width, y + self.dy + _LINE / 2
@@ -68,10 +68,10 @@ def placed(points: Sequence[tuple[float, float, str]]) -> Iterator[Place]:
         yield label
 
 
-def _inside(box: Box) -> bool:
+def _inside(box: LabelBox) -> bool:
     return box[0] >= 0 and box[2] <= WIDTH and box[1] >= 0
 
 
-def meet(one: Box, other: Box) -> bool:
+def meet(one: LabelBox, other: LabelBox) -> bool:
     """Whether two boxes overlap."""
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
