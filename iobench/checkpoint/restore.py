@@ -16,6 +16,7 @@ from iobench.checkpoint.compared import compared
 from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import by_age, readable_manifest
+from iobench.checkpoint.per_rank import PerRank
 from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.serialized import SKELETON, TENSORS
 from iobench.checkpoint.store import CheckpointStore
@@ -45,6 +46,8 @@ FORMAT = "safetensors"
 
 Read = Callable[[CheckpointStore, Writer, int, Manifest, Any], tuple[Any, Transfer]]
 """Reads the checkpoint of a step with this manifest; the last argument is `like`."""
+
+_OWN = "PerRank"
 
 _MOST_CHANGES = 10  # checkpoints that a trainer may remove under a reader before it gives up
 
@@ -203,6 +206,9 @@ def _compare(where: str, like: Any, state: Any) -> None:
     if isinstance(like, dict) and isinstance(state, dict):
         state = {key: state[key] for key in like if key in state}
     expected, found = dict(_described(like)), dict(_described(state))
+    # Of another world size, a PerRank has other values, or a list of them.
+    own = [name for name, what in expected.items() if what == _OWN]
+    expected, found = _without(expected, own), _without(found, own)
     missing = [name for name in expected if name not in found]
     unexpected = [name for name in found if name not in expected]
     misshaped = {
@@ -214,12 +220,24 @@ def _compare(where: str, like: Any, state: Any) -> None:
         raise StateMismatchError(where, missing=missing, unexpected=unexpected, misshaped=misshaped)
 
 
+def _without(described: dict[str, str], own: list[str]) -> dict[str, str]:
+    """Leave out what is at the names `own` or below."""
+    inside = tuple(f"{name}." for name in own)
+    return {
+        name: what
+        for name, what in described.items()
+        if name not in own and not name.startswith(inside)
+    }
+
+
 def _described(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield (path, dtype and shape) of every tensor and array of a state."""
     if isinstance(state, torch.Tensor):
         yield path, f"{dtype_name(state.dtype)} {list(state.shape)}"
     elif isinstance(state, np.ndarray):
         yield path, f"{state.dtype} {list(state.shape)}"
+    elif isinstance(state, PerRank):
+        yield path, _OWN
     elif isinstance(state, dict | list | tuple):
         items = state.items() if isinstance(state, dict) else enumerate(state)
         for key, value in items:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import copy_into
 from iobench.dist.agreed import agreed
 from iobench.dist.checkpointer import Checkpointer
-from iobench.dist.control import shared_control
+from iobench.dist.control import Control, shared_control
 from iobench.dist.load.ranks import load_together
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.committer import RankCommitter
@@ -38,7 +38,7 @@ from iobench.writers.blocks.channel import Lease
 
 __all__ = ["RankedCheckpointer"]
 
-_made = itertools.count()
+_made: weakref.WeakKeyDictionary[Control, int] = weakref.WeakKeyDictionary()
 
 
 class RankedCheckpointer(Checkpointer):
@@ -53,8 +53,10 @@ class RankedCheckpointer(Checkpointer):
 
     def __init__(self, location: str | Path, *, world: World | None = None, **options: Any) -> None:
         self._world = world or World.detect()
+        shared = shared_control(self._world)
         # All ranks make their Checkpointers in the same order.
-        control = shared_control(self._world).sub(f"checkpointer {next(_made)}")
+        number = _made[shared] = _made.get(shared, 0) + 1
+        control = shared.sub(f"checkpointer {number}")
         self._control, self._background = control.sub("trainer"), control.sub("persister")
         self._number = 0
         super().__init__(location, world=self._world, **options)

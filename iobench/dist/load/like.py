@@ -10,11 +10,11 @@ import torch
 
 from iobench.checkpoint.per_rank import PerRank
 from iobench.dist.load.stored import StoredState
-from iobench.dist.saves.stock_values import StatePath, name_of, stock_paths
+from iobench.dist.saves.stock_values import StatePath, name_of, shared_skeleton, stock_paths
 from iobench.errors import StateMismatchError
 from iobench.formats.tensors import dtype_name
 
-__all__ = ["compared_with", "is_sharded", "local_box", "resharded", "sharded_like"]
+__all__ = ["compared_with", "empty_local", "is_sharded", "local_box", "resharded", "sharded_like"]
 
 
 def is_sharded(value: Any) -> bool:
@@ -23,11 +23,9 @@ def is_sharded(value: Any) -> bool:
 
 
 def _walk(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
-    """Yield the path and the value of every tensor and array of a state."""
+    """Yield the path and the value of every tensor and array of a state, without PerRank."""
     if isinstance(value, torch.Tensor | np.ndarray):
         yield path, value
-    elif isinstance(value, PerRank):
-        yield from _walk(value.value, path)
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _walk(item, (*path, str(key)))
@@ -36,17 +34,16 @@ def _walk(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
             yield from _walk(item, (*path, number))
 
 
-def compared_with(
-    like: Any, stored: StoredState, skeleton: Any, rank: int, where: str
-) -> dict[str, Any]:
+def compared_with(like: Any, stored: StoredState, where: str) -> dict[str, Any]:
     """Return the DTensors of `like` by the name of the saved tensor that they show.
 
     Raises StateMismatchError unless all tensors of `like` are in the checkpoint and the other way
-    round, for the top-level entries of `like`, with equal dtypes and shapes.
+    round, for the top-level entries of `like`, with equal dtypes and shapes. What is in a PerRank
+    is not compared.
     """
     if like is None:
         return {}
-    saved = {path: name for path, name in stock_paths(skeleton, [rank])}
+    saved = dict(stock_paths(shared_skeleton(stored.skeleton), []))
     if isinstance(like, dict):
         keys = set(map(str, like))
         saved = {path: name for path, name in saved.items() if not path or path[0] in keys}
@@ -107,19 +104,38 @@ def sharded_like(sharded: Any, local: torch.Tensor) -> Any:
 
 def resharded(state: Any, like: Any) -> Any:
     """Return `state` with the full tensors replaced by DTensors where `like` has some."""
-    if is_sharded(like) and isinstance(state, torch.Tensor):
-        local = empty_local(like)
-        part = state
-        for dim, (size, begin) in enumerate(zip(*local_box(like), strict=True)):
-            part = part.narrow(dim, begin, size)
-        local.copy_(part)
-        return sharded_like(like, local)
-    if isinstance(like, PerRank):
-        return resharded(state, like.value)
-    if isinstance(like, Mapping) and isinstance(state, dict):
-        for key in state.keys() & like.keys():
-            state[key] = resharded(state[key], like[key])
+    return _Resharded().of(state, like)
+
+
+class _Resharded:
+    """Makes the DTensors of one state. Tied tensors stay tied."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+
+    def of(self, state: Any, like: Any) -> Any:
+        if isinstance(state, torch.Tensor):
+            if not is_sharded(like):
+                return state
+            key = id(state), like._spec
+            if key not in self._made:
+                self._made[key] = _part_of(state, like)
+            return self._made[key]
+        if isinstance(like, PerRank):
+            return self.of(state, like.value)
+        if isinstance(like, Mapping) and isinstance(state, dict):
+            for key in state.keys() & like.keys():
+                state[key] = self.of(state[key], like[key])
+        elif isinstance(like, list | tuple) and type(state) in (list, tuple):
+            if len(like) == len(state):
+                pairs = zip(state, like, strict=True)
+                return type(state)(self.of(one, other) for one, other in pairs)
         return state
-    if isinstance(like, list | tuple) and type(state) in (list, tuple) and len(like) == len(state):
-        return type(state)(resharded(one, other) for one, other in zip(state, like, strict=True))
-    return state
+
+
+def _part_of(full: torch.Tensor, sharded: Any) -> Any:
+    local, part = empty_local(sharded), full
+    for dim, (size, begin) in enumerate(zip(*local_box(sharded), strict=True)):
+        part = part.narrow(dim, begin, size)
+    local.copy_(part)
+    return sharded_like(sharded, local)

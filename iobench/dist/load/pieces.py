@@ -59,7 +59,7 @@ def read_pieces(
     """
     stored = stored_state(store, writer, step, manifest)
     skeleton = _selected(stored.skeleton, rank, ranks)
-    sharded = compared_with(like, stored, skeleton, rank, f"{store}: step {step}")
+    sharded = compared_with(like, stored, f"{store}: step {step}")
     needed = dict.fromkeys(name for _, name in stock_paths(skeleton, range(manifest.world_size)))
     tensors: dict[str, Any] = {}
     copies: dict[StoredPiece, list[_Copy]] = defaultdict(list)

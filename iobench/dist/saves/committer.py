@@ -132,12 +132,12 @@ class RankCommitter:
 
         Raises RankError for all ranks if one of them failed.
         """
-        phase, attempt = f"vote on step {order.step}", os.path.basename(order.directory)
+        phase = f"vote on step {order.step}"
         save.status = "writing"
         try:
             if save.error is not None:
                 raise save.error
-            save.transfer, checksum = self.parts.write(content, memory, order.directory, attempt)
+            save.transfer, checksum = self.parts.write(content, memory, order.directory)
         except BaseException as failure:
             self._tell(phase, failure)
             raise

@@ -10,7 +10,7 @@ import torch
 from iobench.checkpoint.aliases import Leaf
 from iobench.dist.saves.plan import RankPlan, BoxSource
 from iobench.dist.saves.structure import RankStructure
-from iobench.formats.tensor_layouts import Located, numbers
+from iobench.formats.tensor_layouts import Located
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import Bytes, FileImage
 
@@ -97,15 +97,12 @@ class RankContent:
         return self._image(self.plan.file.text(data), end)
 
     def _image(self, text: bytes, end: bytes) -> FileImage:
-        stored = list(self._stored())
-        addresses = numbers(
-            self.located.addresses[source.number] + source.shift for source, _ in stored
-        )
-        apart = {
-            number: tensor_bytes(self._view(source, sizes))
-            for number, (source, sizes) in enumerate(stored)
-            if source.narrow is not None
-        }
+        places = self.plan.places
+        addresses = self.located.addresses[places.numbers] + places.shifts
+        apart = {}
+        if places.apart:
+            stored = list(self._stored())
+            apart = {number: tensor_bytes(self._view(*stored[number])) for number in places.apart}
         owners = (self.located.owners, self.tensors)
         return self.plan.file.image(
             data_file(self.rank), text, addresses, apart, owners, end=end

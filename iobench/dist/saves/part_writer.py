@@ -45,7 +45,7 @@ class PartWriter:
     _values: ValueFiles = field(default_factory=ValueFiles)
 
     def write(
-        self, content: RankContent, memory: Bytes | None, directory: str | Path, attempt: str
+        self, content: RankContent, memory: Bytes | None, directory: str | Path
     ) -> Written:
         """Write this rank's file, and then its part manifest. On return both are durable.
 
@@ -78,7 +78,6 @@ class PartWriter:
             )
         (record,) = records
         text = Part(
-            attempt=attempt,
             rank=rank,
             host=self.world.host,
             file=record,
@@ -88,8 +87,8 @@ class PartWriter:
         ).to_json()
         # Each rank syncs the directory too: on a file system of several nodes, the sync of rank 0
         # need not make the names durable that others made.
-        self.writer.write(FileImage.of(part_file(rank), [text.encode()]), directory)
-        return Written(transfer, xxhash.xxh3_64_hexdigest(text.encode()))
+        self.writer.write(FileImage.of(part_file(rank), [text]), directory)
+        return Written(transfer, xxhash.xxh3_64_hexdigest(text))
 
     def discard(self, directory: str | Path) -> None:
         """Remove what this rank wrote, where rank 0 has not done so.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from iobench.dist.saves.plan_json import read_plan, write_plan
 from iobench.dist.saves.structure import Held, LocalState, RankStructure
 from iobench.errors import StateError
 from iobench.formats.dcp_file import DcpFile
+from iobench.formats.many_parts import Numbers
+from iobench.formats.tensor_layouts import numbers
 
 __all__ = ["Box", "RankPlan", "BoxSource", "local_plan", "made_plan"]
 
@@ -38,6 +41,25 @@ class BoxSource(NamedTuple):
     narrow: tuple[tuple[int, int], ...] | None
 
 
+class _Places(NamedTuple):
+    """The sources of the boxes with elements, as arrays; `apart` are those that must be copied."""
+
+    numbers: Numbers
+    shifts: Numbers
+    apart: list[int]
+
+    @classmethod
+    def of(cls, boxes: Sequence[Box], sources: Sequence[BoxSource]) -> _Places:
+        stored = [
+            source for box, source in zip(boxes, sources, strict=True) if 0 not in box.sizes
+        ]
+        return cls(
+            numbers(source.number for source in stored),
+            numbers(source.shift for source in stored),
+            [at for at, source in enumerate(stored) if source.narrow is not None],
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankPlan:
     """Boxes by rank, in the order of each rank's file, and DCP's metadata of the tensors.
@@ -50,6 +72,7 @@ class RankPlan:
     metadata: Metadata = field(repr=False)
     file: DcpFile = field(repr=False)
     sources: list[BoxSource] = field(repr=False)
+    places: _Places = field(repr=False)
     uniform: bool
 
 
@@ -80,15 +103,17 @@ def made_plan(
     except (ValueError, AssertionError) as error:
         raise StateError(f"the states of the ranks do not fit together: {error}") from error
     boxes = [_boxes(plan) for plan in global_plans]
-    numbers = {name: at for at, name in enumerate(structure.names)}
+    number_of = {name: at for at, name in enumerate(structure.names)}
+    sources = [
+        _source(box, number_of[box.name], structure.held[box.name], structure.strides[box.name])
+        for box in boxes[rank]
+    ]
     return RankPlan(
         boxes=boxes,
         metadata=metadata,
         file=DcpFile([(box.dtype, box.sizes) for box in boxes[rank]]),
-        sources=[
-            _source(box, numbers[box.name], structure.held[box.name], structure.strides[box.name])
-            for box in boxes[rank]
-        ],
+        sources=sources,
+        places=_Places.of(boxes[rank], sources),
         uniform=uniform,
     )
 

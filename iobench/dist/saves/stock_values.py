@@ -16,7 +16,7 @@ import torch
 from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.tree_spec import json_text
 
-__all__ = ["StockValue", "ValueFiles", "name_of", "own_skeletons", "stock_paths", "stock_values"]
+__all__ = ["StockValue", "ValueFiles", "name_of", "own_skeletons", "shared_skeleton", "stock_paths", "stock_values"]
 
 StatePath = tuple[str | int, ...]
 
@@ -111,6 +111,17 @@ def _has_tensors(value: Any) -> bool:
     if isinstance(value, dict):
         return not {"$tensor", "$array"}.isdisjoint(value) or any(map(_has_tensors, value.values()))
     return False
+
+
+def shared_skeleton(skeleton: Any) -> Any:
+    """Return a skeleton without the values of each PerRank."""
+    if isinstance(skeleton, list):
+        return [shared_skeleton(item) for item in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    if "$per_rank" in skeleton:
+        return {"$per_rank": []}
+    return {key: shared_skeleton(item) for key, item in skeleton.items()}
 
 
 class ValueFiles:

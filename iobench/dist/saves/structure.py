@@ -13,6 +13,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from iobench.checkpoint.state_tree import FlatState, flatten, plain_text
 from iobench.checkpoint.tree_spec import Collected, json_text
 from iobench.dist.saves.local_tree import localized, tied
+from iobench.dist.saves.stock_values import shared_skeleton
 from iobench.errors import StateError
 from iobench.formats.tensor_layouts import Located, TensorLayouts
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
@@ -77,7 +78,7 @@ class RankStructure:
         self.layouts = TensorLayouts(tensors)
         self.on_cpu = all(tensor.is_cpu for tensor in tensors)
         self.has_per_rank = bool(flat.per_rank) or '"$per_rank"' in json_text(flat.skeleton)
-        self.digest = _hash(json_text(_without_per_rank(flat.skeleton)))
+        self.digest = _hash(json_text(shared_skeleton(flat.skeleton)))
         """Of what must be the same on all ranks: the skeleton without PerRank."""
         self._array_types = [(torch_dtype(one.dtype), one.shape) for one in flat.arrays.values()]
         self._spec = flat.spec
@@ -197,16 +198,6 @@ def _tensor(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Te
 def _tie_numbers(names: Sequence[str], ties: Mapping[str, str]) -> list[tuple[int, int]]:
     number = {name: at for at, name in enumerate(names)}
     return [(number[name], number[leaf]) for name, leaf in ties.items()]
-
-
-def _without_per_rank(skeleton: Any) -> Any:
-    if isinstance(skeleton, list):
-        return [_without_per_rank(item) for item in skeleton]
-    if not isinstance(skeleton, dict):
-        return skeleton
-    if "$per_rank" in skeleton:
-        return {"$per_rank": []}
-    return {key: _without_per_rank(item) for key, item in skeleton.items()}
 
 
 def _hash(text: str) -> str:

@@ -1,0 +1,143 @@
+"""RankPool: ranks that stay alive over many tests, since each takes seconds to import torch.
+
+A test sends the name of a function of a module under `tests`; every rank calls it, and the results
+come back as JSON. The ranks are also jobs of fewer ranks: `in_world(2)` makes ranks 0 and 1 one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.support.ranks import free_port
+
+__all__ = ["PoolError", "RankPool", "in_world", "mesh_of"]
+
+_REPOSITORY = Path(__file__).parents[2]
+
+
+class PoolError(Exception):
+    """A function raised in some ranks; `traces` are by rank, "" where it returned."""
+
+    def __init__(self, traces: Sequence[str]) -> None:
+        super().__init__("\n".join(traces))
+        self.traces = traces
+
+
+class RankPool:
+    """`size` processes with torchrun's variables and a gloo process group."""
+
+    def __init__(self, size: int) -> None:
+        common = {
+            **os.environ,
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "TORCHELASTIC_RUN_ID": f"pool-{os.getpid()}",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+        }
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.support.rank_pool"],
+                env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for rank in range(size)
+        ]
+
+    def call(self, function: Callable[..., Any], *args: Any, world: int | None = None) -> list[Any]:
+        """Call `function(size, *args)` in all ranks, or in the first `world`; return the results.
+
+        `size` is the number of these ranks. Raises PoolError.
+        """
+        ranks = self.processes[:world]
+        command = json.dumps([function.__module__, function.__name__, [len(ranks), *args]])
+        for rank in ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(command + "\n")
+            rank.stdin.flush()
+        answers = []
+        for rank in ranks:
+            assert rank.stdout is not None
+            line = rank.stdout.readline()
+            answers.append(json.loads(line) if line else {"trace": "the rank ended"})
+        if any("trace" in answer for answer in answers):
+            raise PoolError([answer.get("trace", "") for answer in answers])
+        return [answer["result"] for answer in answers]
+
+    def close(self) -> None:
+        """End the ranks. Raises AssertionError if one of them fails at its end."""
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        try:
+            codes = [process.wait(60) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+                assert process.stdout is not None
+                process.stdout.close()
+        assert codes == [0] * len(codes), codes
+
+
+_meshes: dict[int, Any] = {}
+_controls: dict[int, Any] = {}
+
+
+def mesh_of(size: int) -> Any:
+    """Return the mesh of the first `size` ranks, in a rank."""
+    return _meshes[size]
+
+
+def in_world(size: int) -> Any:
+    """Return the World of the first `size` ranks, in one of them, and connect to the others."""
+    from iobench.dist import control
+    from iobench.dist.world import World
+
+    found = World.detect()
+    world = replace(found, size=size, local_size=size, job=f"{found.job}-{size}")
+    if size not in _controls:
+        _controls[size] = control.Control.connect(world, deadline_s=60)
+    control._shared = _controls[size]
+    return world
+
+
+def _main() -> None:
+    """Serve one rank: a line with a call on stdin gives a line with the result on stdout."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what tests and libraries print goes to stderr
+    dist.init_process_group("gloo")
+    for size in range(1, dist.get_world_size() + 1):
+        _meshes[size] = DeviceMesh("cpu", torch.arange(size))
+    for line in sys.stdin:
+        module, name, args = json.loads(line)
+        try:
+            found = {"result": getattr(importlib.import_module(module), name)(*args)}
+        except BaseException:  # noqa: BLE001 -- the test gets it
+            found = {"trace": traceback.format_exc()}
+        print(json.dumps(found), file=answers, flush=True)
+    for connected in _controls.values():
+        connected.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    # The functions of tests import this module by its name: one module, not two.
+    importlib.import_module("tests.support.rank_pool")._main()

@@ -1,0 +1,149 @@
+"""What the ranks of a RankPool do with states and checkpoints: functions that they call by name."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import iobench
+from tests.support.rank_pool import in_world, mesh_of
+
+__all__ = ["LAYOUTS", "digest", "full", "load", "save", "state_of", "stock_load"]
+
+LAYOUTS = ("rows", "columns", "mixed", "replicated")
+
+
+def full(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model: uneven ones, a scalar, one without elements."""
+    random = torch.Generator().manual_seed(seed)
+    return {
+        "w0": torch.randn(7, 5, generator=random),
+        "w1": torch.randn(6, 9, generator=random),
+        "one": torch.randn(1, 3, generator=random),
+        "vector": torch.randn(5, generator=random),
+        "large": torch.randn(700, 600, generator=random),
+        "half": torch.randn(4, 4, generator=random).bfloat16(),
+        "scalar": torch.randn((), generator=random),
+        "empty": torch.empty(0, 4),
+    }
+
+
+def _placement(layout: str, number: int, dims: int) -> Any:
+    if layout == "replicated" or not dims:
+        return Replicate()
+    if layout == "mixed":
+        return [Shard(0), Shard(dims - 1), Replicate()][number % 3]
+    return Shard(dims - 1 if layout == "columns" else 0)
+
+
+def sharded(tensors: dict[str, torch.Tensor], layout: str, size: int) -> dict[str, Any]:
+    """Return DTensors of `tensors` on the first `size` ranks, without a collective."""
+    made = {}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        placement = _placement(layout, number, tensor.ndim)
+        local, mesh = tensor.clone(), mesh_of(size)
+        if isinstance(placement, Shard):
+            parts = torch.chunk(tensor, size, placement.dim)
+            rank = mesh.get_local_rank()
+            gone = tensor.narrow(placement.dim, 0, 0)
+            local = parts[rank].clone() if rank < len(parts) else gone.clone()
+        made[name] = DTensor.from_local(
+            local, mesh, [placement], shape=tensor.shape, stride=tensor.stride(), run_check=False
+        )
+    return made
+
+
+def state_of(rank: int, size: int, layout: str, seed: int = 0) -> dict[str, Any]:
+    """Return a state with tensors, tied weights, plain values and values of this rank."""
+    tensors = full(seed)
+    model = sharded(tensors, layout, size) if size > 1 else dict(tensors)
+    return {
+        "model": {**model, "tied": model["w0"]},
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3.0), "moment": tensors["w1"] * 2}},
+            "groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0, 1]}],
+            "pair": (1, tensors["vector"] + 1),
+        },
+        "rng": iobench.PerRank({"torch": torch.full((4,), rank), "python": (rank, [1, 2])}),
+        "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "epoch": 5 + seed,
+    }
+
+
+def digest(tensors: dict[str, Any]) -> str:
+    """Return a hash of the bytes, dtypes and shapes of tensors."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def save(size: int, directory: str, step: int, layout: str) -> str:
+    """Save a state from `size` ranks; return the status of the save."""
+    world = in_world(size)
+    with iobench.Checkpointer(directory, world=world, deadline_s=60) as ckpt:
+        return str(ckpt.save(state_of(world.rank, size, layout), step).status)
+
+
+def load(size: int, directory: str, step: int, layout: str, saved_by: int) -> str:
+    """Load a step twice: whole, and like a state of this layout. Return a hash of the model."""
+    world = in_world(size)
+    like = state_of(world.rank, size, layout, seed=1)
+    with iobench.Checkpointer(directory, world=world, deadline_s=60) as ckpt:
+        whole = ckpt.load(step)
+        parts = ckpt.load(step, like=like)
+    _check(whole, world.rank, size, saved_by)
+    _check({**parts, "model": whole["model"]}, world.rank, size, saved_by)
+    if size > 1:
+        for name, expected in state_of(world.rank, size, layout)["model"].items():
+            found = parts["model"][name]
+            assert found.placements == expected.placements, name
+            assert torch.equal(found.to_local(), expected.to_local()), name
+    assert parts["model"]["tied"] is parts["model"]["w0"]
+    whole["model"].pop("tied")
+    return digest(whole["model"])
+
+
+def _check(state: dict[str, Any], rank: int, size: int, saved_by: int) -> None:
+    """Compare everything but the model."""
+    expected = state_of(rank, 1, "rows")
+    assert list(state) == list(expected)
+    moment = state["optimizer"]["state"][0]
+    assert torch.equal(moment["moment"], expected["optimizer"]["state"][0]["moment"])
+    assert moment["step"] == 3.0
+    assert state["optimizer"]["groups"] == expected["optimizer"]["groups"]
+    assert type(state["optimizer"]["pair"]) is tuple
+    assert torch.equal(state["optimizer"]["pair"][1], full()["vector"] + 1)
+    assert state["epoch"] == 5
+    assert np.array_equal(state["array"], expected["array"])
+    assert state["array"].dtype == np.int16
+    own = state["rng"]
+    if size == saved_by:
+        values = {rank: own}
+    else:
+        assert isinstance(own, iobench.SavedPerRank)
+        assert len(own.values) == saved_by
+        values = dict(enumerate(own.values))
+    for number, value in values.items():
+        assert value["torch"].tolist() == [number] * 4
+        assert value["python"] == (number, [1, 2])
+
+
+def stock_load(size: int, directory: str, layout: str) -> None:
+    """Let stock `dcp.load` read a checkpoint into another sharding."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    world = in_world(size)
+    state = {"model": sharded(full(1), layout, size), "epoch": 0}
+    dcp.load(state, checkpoint_id=Path(directory), process_group=dist.group.WORLD)
+    for name, expected in sharded(full(), layout, size).items():
+        assert torch.equal(state["model"][name].to_local(), expected.to_local()), name
+    assert state["epoch"] == 5
+    assert world.size == dist.get_world_size()
