@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import struct
@@ -50,7 +51,7 @@ class Link:
         """Send the piece `number`. The memory may change after the return. Raises RankError."""
         size = sum(map(len, views))
         header = memoryview(_HEADER.pack(number, size))
-        self._move(self._send_some, [header, *(memoryview(view) for view in views)], "take")
+        self._move(self._send_some, [header, *(view.data for view in views)], "take")
 
     def receive(self, views_of: Callable[[int, int], Sequence[Bytes]]) -> int:
         """Receive a piece and return its number.
@@ -60,15 +61,13 @@ class Link:
         header = bytearray(_HEADER.size)
         self._move(self._receive_some, [memoryview(header)], "send")
         number, size = _HEADER.unpack(header)
-        self._move(self._receive_some, map(memoryview, views_of(number, size)), "send")
+        self._move(self._receive_some, (view.data for view in views_of(number, size)), "send")
         return int(number)
 
     def cut(self) -> None:
         """End the connection in both directions: a wait of another thread raises RankError."""
-        try:
+        with contextlib.suppress(OSError):  # the peer was faster
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the peer was faster
 
     def close(self) -> None:
         """Free the connection; no thread may use it any more."""
@@ -92,7 +91,9 @@ class Link:
             except BlockingIOError:  # nothing moved within _LOOK_S
                 self._check()
                 if time.monotonic() - moved_s > self._deadline_s:
-                    raise self._failed(f"did not {verb} a byte for {self._deadline_s:g} s") from None
+                    raise self._failed(
+                        f"did not {verb} a byte for {self._deadline_s:g} s"
+                    ) from None
                 continue
             except OSError as error:
                 raise self._failed(f"ended the connection ({error.strerror or error})") from error

@@ -48,7 +48,9 @@ class Transport:
         self._incoming: dict[tuple[int, int], Link] = {}
         self._epoch = 0
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed = self._cut = False
+        self.nodes: list[int] = [self._world.node]
+        """The node of each rank."""
         self._server: socket.socket | None = None
         if self._world.size > 1:
             self._listen()
@@ -57,11 +59,16 @@ class Transport:
         interface = self._control.interface
         assert interface is not None  # a job of several ranks has one
         self._server = socket.create_server((interface.address, 0), backlog=_ROOM)
-        own = [interface.address, self._server.getsockname()[1], self._world.host]
+        port = self._server.getsockname()[1]
+        own = [interface.address, port, self._world.host, self._world.node]
         deadline_s = _CONNECT_S
         token = secrets.token_hex(16) if self._world.rank == 0 else None
         self._token: str = self._control.broadcast("token", token, deadline_s=deadline_s)
-        self._addresses = self._control.all_gather("addresses", own, deadline_s=deadline_s)
+        found = self._control.all_gather("addresses", own, deadline_s=deadline_s)
+        self._addresses: list[tuple[str, int, str]] = [
+            (at, port, name) for at, port, name, _ in found
+        ]
+        self.nodes = [node for *_, node in found]
         self._server.settimeout(_LOOK_S)
         self._thread = threading.Thread(target=self._accept, name="iobench-transport", daemon=True)
         self._thread.start()
@@ -78,7 +85,7 @@ class Transport:
             try:
                 connection = socket.create_connection((host, port), timeout=_GREETING_S)
                 try:
-                    self._greet(connection)
+                    self._greet(connection, rank)
                 except BaseException:
                     connection.close()
                     raise
@@ -89,6 +96,8 @@ class Transport:
                     ranks=[rank],
                 ) from error
             self._outgoing[rank] = self._link(connection, rank)
+        if self._cut:
+            self._outgoing[rank].cut()
         return self._outgoing[rank]
 
     def incoming(self, rank: int) -> Link:
@@ -97,6 +106,8 @@ class Transport:
         with self._changed:
             while key not in self._incoming:
                 self._control.check()
+                if self._cut:
+                    raise RankError(f"rank {rank}: all links were cut", ranks=[rank])
                 if time.monotonic() > until_s:
                     raise RankError(
                         f"rank {rank} (host {self._addresses[rank][2]}) did not connect within "
@@ -108,6 +119,9 @@ class Transport:
 
     def cut(self) -> None:
         """End all links, so that no thread and no other rank waits on them. `reset` follows."""
+        with self._changed:
+            self._cut = True
+            self._changed.notify_all()
         for link in self._links():
             link.cut()
 
@@ -118,22 +132,25 @@ class Transport:
             old = self._links()
             self._outgoing.clear()
             self._epoch += 1
+            self._cut = False
             self._incoming = {key: one for key, one in self._incoming.items() if one not in old}
         for link in old:
             link.close()
 
     def close(self) -> None:
         """Close all connections. A second call does nothing."""
-        self._closed = True
+        with self._changed:
+            self._closed = True
+            links = [*self._outgoing.values(), *self._incoming.values()]
+            self._outgoing.clear()
+            self._incoming.clear()
+        for link in links:
+            link.cut()
+            link.close()
         if self._server is not None:
             self._thread.join()
             self._server.close()
             self._server = None
-        for link in [*self._outgoing.values(), *self._incoming.values()]:
-            link.cut()
-            link.close()
-        self._outgoing.clear()
-        self._incoming.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -191,14 +208,12 @@ class Transport:
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             connection.close()  # the caller, if it is a rank, gets an error and reports it
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _greet(self, connection: socket.socket, peer: int) -> None:
         asked = _read(connection)
         nonce, rank, epoch = secrets.token_hex(16), self._world.rank, self._epoch
         own = proof(self._token, str(asked["nonce"]), f"{rank} {epoch}")
         connection.sendall(pack({"rank": rank, "epoch": epoch, "nonce": nonce, "proof": own}))
-        peer = connection.getpeername()
-        (target,) = [n for n, (h, p, _) in enumerate(self._addresses) if (h, p) == peer]
-        expected = proof(self._token, nonce, f"answer {target}")
+        expected = proof(self._token, nonce, f"answer {peer}")
         if not hmac.compare_digest(str(_read(connection)["proof"]), expected):
             raise ConnectionError("another job answers here")
 

@@ -1,0 +1,244 @@
+"""Exchange: one rank's part of a restore plan. It reads, sends and receives at the same time."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import queue
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from iobench.dist.restore_plan import Piece, Plan
+from iobench.dist.slices import Range
+from iobench.dist.transport import Transport
+from iobench.errors import RankError
+from iobench.units import MIB
+from iobench.writers.base import Writer
+from iobench.writers.image import Bytes, FileImage, Memory, Segment
+from iobench.writers.transfer import Meter
+
+__all__ = ["Exchange", "WatchedImage"]
+
+_NETWORK = "network"
+_RUN = 256 * MIB
+
+
+class Exchange:
+    """Runs a plan once in one rank.
+
+    This thread reads this rank's ranges. As soon as a piece is read or received, a thread for each
+    neighbour sends it on. The memory is the image's own: pieces are neither copied nor collected.
+    """
+
+    def __init__(
+        self,
+        made: Plan,
+        images: Mapping[int, FileImage],
+        location: str,
+        *,
+        writer: Writer,
+        transport: Transport,
+        rank: int,
+    ) -> None:
+        """`images` maps the numbers of the files in the plan to images in host memory."""
+        self._images, self._location, self._writer = images, location, writer
+        self._transport, self._rank, self._ranges = transport, rank, made.reads[rank]
+        self._pieces: dict[int, Piece] = {}
+        self._due: dict[int, set[int]] = defaultdict(set)  # pieces by the rank that sends them
+        self._sends: Counter[int] = Counter()
+        own: dict[int, list[int]] = defaultdict(list)
+        for number, piece in enumerate(made.pieces):
+            if rank not in piece.ring:
+                continue
+            self._pieces[number] = piece
+            sender, receiver = piece.before(rank), piece.after(rank)
+            if sender is None:
+                own[piece.file].append(number)
+            else:
+                self._due[sender].add(number)
+            if receiver is not None:
+                self._sends[receiver] += 1
+        self._queues = {peer: queue.SimpleQueue[int | None]() for peer in self._sends}
+        self._own = {file: _Progress(self._pieces, numbers) for file, numbers in own.items()}
+        self._lock = threading.Lock()
+        self.failure: BaseException | None = None
+        """What stopped this rank: an error of its own rather than the end of a connection."""
+        self.meter = Meter()
+
+    def run(self) -> None:
+        """Fill the memory of all that this rank wants; on return it may change.
+
+        Raises the error that stopped this rank: RankError for a connection, or what the writer
+        raises. The links are cut then.
+        """
+        threads = [
+            threading.Thread(
+                target=self._guard, args=(work, peer), name=f"iobench-{verb}-{peer}", daemon=True
+            )
+            for verb, work, peers in (
+                ("send", self._send_to, self._sends),
+                ("receive", self._receive_from, self._due),
+            )
+            for peer in peers
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._read()
+            for thread in threads:
+                thread.join()
+        except BaseException as error:
+            self._stop(error)
+            for thread in threads:
+                thread.join()
+            raise
+        if self.failure is not None:
+            raise self.failure
+
+    def _guard(self, work: Callable[[int], None], peer: int) -> None:
+        try:
+            work(peer)
+        except BaseException as error:  # noqa: BLE001 -- `run` raises it in the caller's thread
+            self._stop(error)
+
+    def _stop(self, error: BaseException) -> None:
+        """End all waits of this rank's threads, and through the connections those of the others."""
+        with self._lock:
+            if self.failure is None or isinstance(self.failure, RankError):
+                self.failure = error
+        self._transport.cut()
+        for waiting in self._queues.values():
+            waiting.put(None)
+
+    def _read(self) -> None:
+        for file, start, stop in _in_runs(self._ranges):
+            if self.failure is not None:
+                return
+            progress = self._own.get(file)
+            image = self._images[file]
+            if progress is not None:
+                image = WatchedImage(image, functools.partial(self._filled, progress))
+            done = self._writer.read(image, self._location, start=start, stop=stop)
+            self.meter.add(done, done.phases_s)
+            if progress is not None:  # a writer need not report every range
+                self._filled(progress, start, stop)
+
+    def _filled(self, progress: _Progress, start: int, stop: int) -> None:
+        for number in progress.filled(start, stop):
+            self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        receiver = self._pieces[number].after(self._rank)
+        if receiver is not None:
+            self._queues[receiver].put(number)
+
+    def _send_to(self, peer: int) -> None:
+        link = self._transport.outgoing(peer)
+        for _ in range(self._sends[peer]):
+            number = self._queues[peer].get()
+            if number is None:
+                return
+            piece = self._pieces[number]
+            link.send(number, self._images[piece.file].views(piece.start, piece.stop))
+
+    def _receive_from(self, peer: int) -> None:
+        link, due = self._transport.incoming(peer), self._due[peer]
+
+        def memory(number: int, size: int) -> Sequence[Bytes]:
+            piece = self._pieces.get(number)
+            if piece is None or number not in due or size != piece.stop - piece.start:
+                raise RankError(
+                    f"rank {peer} (host {link.host}) sent {size} bytes as piece {number}, which is "
+                    "not in the plan of this rank",
+                    ranks=[peer],
+                )
+            return self._images[piece.file].views(piece.start, piece.stop)
+
+        received = Meter()
+        while due:
+            number = link.receive(memory)
+            due.remove(number)
+            piece = self._pieces[number]
+            self._images[piece.file].filled(piece.start, piece.stop)
+            self._pass_on(number)
+            received.count(_NETWORK, piece.stop - piece.start)
+        with self._lock:
+            self.meter.add(received, {})
+
+
+def _in_runs(ranges: Iterable[Range]) -> Iterator[Range]:
+    """Cut the ranges so that a rank soon ends when another one has failed."""
+    for file, start, stop in ranges:
+        for begin in range(start, stop, _RUN):
+            yield Range(file, begin, min(begin + _RUN, stop))
+
+
+class _Progress:
+    """The pieces of one file that this rank reads: which of them are complete. Thread-safe."""
+
+    def __init__(self, pieces: Mapping[int, Piece], numbers: Sequence[int]) -> None:
+        self._lock = threading.Lock()
+        self._numbers = sorted(numbers, key=lambda number: pieces[number].start)
+        self._pieces = pieces
+        self._starts = [pieces[number].start for number in self._numbers]
+        self._parts: dict[int, dict[int, int]] = {number: {} for number in numbers}
+
+    def filled(self, start: int, stop: int) -> list[int]:
+        """Return the pieces that are complete since [start, stop) is filled, each once."""
+        complete = []
+        with self._lock:
+            at = max(0, bisect.bisect_right(self._starts, start) - 1)
+            for number in self._numbers[at : bisect.bisect_left(self._starts, stop)]:
+                piece, parts = self._pieces[number], self._parts.get(number)
+                begin, end = max(start, piece.start), min(stop, piece.stop)
+                if parts is None or begin >= end:
+                    continue
+                parts[begin] = max(end, parts.get(begin, 0))
+                if _covers(parts, piece.start, piece.stop):
+                    del self._parts[number]
+                    complete.append(number)
+        return complete
+
+
+def _covers(parts: Mapping[int, int], start: int, stop: int) -> bool:
+    """Whether the ranges, of which `parts` maps each start to its stop, cover [start, stop)."""
+    for begin, end in sorted(parts.items()):
+        if begin > start:
+            return False
+        start = max(start, end)
+    return start >= stop
+
+
+class WatchedImage(FileImage):
+    """The image `image`; `noted` is called with each range that a writer has filled."""
+
+    def __init__(self, image: FileImage, noted: Callable[[int, int], None]) -> None:
+        values = {name: getattr(image, name) for name in ("path", "size_bytes", "on_device")}
+        for name, value in {**values, "_image": image, "_noted": noted}.items():
+            object.__setattr__(self, name, value)  # a FileImage is frozen
+
+    _image: FileImage
+    _noted: Callable[[int, int], None]
+
+    @functools.cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        return self._image.segments
+
+    @functools.cached_property
+    def _starts(self) -> Sequence[int]:
+        return self._image._starts
+
+    @property
+    def writable(self) -> bool:
+        return self._image.writable
+
+    def parts(self) -> Iterator[tuple[int, Memory]]:
+        return self._image.parts()
+
+    def pieces(self, start: int, stop: int) -> list[Memory]:
+        return self._image.pieces(start, stop)
+
+    def filled(self, start: int, stop: int) -> None:
+        self._image.filled(start, stop)
+        self._noted(start, stop)
