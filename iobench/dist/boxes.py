@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-__all__ = ["Box", "boxes", "cut_bytes"]
+__all__ = ["boxes", "cut_bytes"]
 
 
-class Box(NamedTuple):
+class _Box(NamedTuple):
     """Elements [offset, offset + size) in each dimension."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
-def boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
+def boxes(shape: Sequence[int], start: int, stop: int) -> list[_Box]:
     """Return the boxes of elements [start, stop) of a tensor of `shape`, in row-major order.
 
     They are disjoint and each is contiguous in memory. Rows that are whole form one box; a part of
@@ -25,7 +25,7 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
     if start >= stop:
         return []
     if not shape:
-        return [Box((), ())]
+        return [_Box((), ())]
     row = prod(shape[1:])
     first, last = -(-start // row), stop // row
     if first > last:  # all in one row
@@ -33,13 +33,13 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
     found = _in_row(shape, first - 1, row - (first * row - start), row)
     if first < last:
         inner = tuple(shape[1:])
-        found.append(Box((first, *(0 for _ in inner)), (last - first, *inner)))
+        found.append(_Box((first, *(0 for _ in inner)), (last - first, *inner)))
     return found + _in_row(shape, last, 0, stop - last * row)
 
 
-def _in_row(shape: Sequence[int], row: int, start: int, stop: int) -> list[Box]:
+def _in_row(shape: Sequence[int], row: int, start: int, stop: int) -> list[_Box]:
     return [
-        Box((row, *box.offsets), (1, *box.sizes))
+        _Box((row, *box.offsets), (1, *box.sizes))
         for box in boxes(shape[1:], start, stop)
         if start < stop
     ]

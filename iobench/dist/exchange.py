@@ -9,7 +9,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from iobench.dist.restore_plan import Piece, Plan
+from iobench.dist.restore_plan import RingPiece, ReadPlan
 from iobench.dist.slices import Range
 from iobench.dist.transport import Transport
 from iobench.errors import RankError
@@ -33,7 +33,7 @@ class Exchange:
 
     def __init__(
         self,
-        made: Plan,
+        made: ReadPlan,
         images: Mapping[int, FileImage],
         location: str,
         *,
@@ -44,7 +44,7 @@ class Exchange:
         """`images` maps the numbers of the files in the plan to images in host memory."""
         self._images, self._location, self._writer = images, location, writer
         self._transport, self._rank, self._ranges = transport, rank, made.reads[rank]
-        self._pieces: dict[int, Piece] = {}
+        self._pieces: dict[int, RingPiece] = {}
         self._due: dict[int, set[int]] = defaultdict(set)  # pieces by the rank that sends them
         self._sends: Counter[int] = Counter()
         own: dict[int, list[int]] = defaultdict(list)
@@ -177,7 +177,7 @@ def _in_runs(ranges: Iterable[Range]) -> Iterator[Range]:
 class _Progress:
     """The pieces of one file that this rank reads: which of them are complete. Thread-safe."""
 
-    def __init__(self, pieces: Mapping[int, Piece], numbers: Sequence[int]) -> None:
+    def __init__(self, pieces: Mapping[int, RingPiece], numbers: Sequence[int]) -> None:
         self._lock = threading.Lock()
         self._numbers = sorted(numbers, key=lambda number: pieces[number].start)
         self._pieces = pieces

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from iobench.dist.exchange import Exchange
-from iobench.dist.restore_plan import MODES, Mode, Plan, Shared, head, merged, plan, shared
+from iobench.dist.restore_plan import MODES, ReadMode, ReadPlan, Shared, head, merged, plan, shared
 from iobench.dist.slices import Range
 from iobench.dist.transport import Transport
 from iobench.errors import OptionError, RankError
@@ -52,9 +52,9 @@ class Reader:
             raise OptionError(f"restore_mode={mode!r}: choose {', '.join(RESTORE_MODES)}")
         self._writer, self._transport, self._deadline_s = writer, transport, deadline_s
         self._control = transport.control
-        self.mode: Mode | None = None if mode == "auto" else mode
+        self.mode: ReadMode | None = None if mode == "auto" else mode
         """The mode of the reads; None until "auto" has measured."""
-        self.measured: dict[Mode, float] = {}
+        self.measured: dict[ReadMode, float] = {}
         """What "auto" has measured: bytes that every rank got, per second of the slowest rank."""
 
     def read(
@@ -79,7 +79,7 @@ class Reader:
         if self.mode is None:
             parts = self._measure(parts, images, location, meter)
             reason = "fastest of a measurement" if self.measured else "too few bytes to measure"
-        mode: Mode = self.mode or "all"
+        mode: ReadMode = self.mode or "all"
         self._run(plan(parts, mode, self._nodes, piece_bytes=_PIECE), images, location, meter)
         meter.decided(mode, reason)
         from_storage = sum(count.bytes for path, count in meter.paths.items() if path != "network")
@@ -119,7 +119,7 @@ class Reader:
         if sample < _SMALLEST_SAMPLE // 4:
             return parts
         sample = min(max(sample, _SMALLEST_SAMPLE), _LARGEST_SAMPLE)
-        spent_s: dict[Mode, list[float]] = {mode: [] for mode in MODES}
+        spent_s: dict[ReadMode, list[float]] = {mode: [] for mode in MODES}
         # The first, which makes the connections, is not used.
         for mode, part in (
             ("all-gather", _LEAST),
@@ -135,12 +135,12 @@ class Reader:
         for mode, (*_, least_s, whole_s) in spent_s.items():
             # What a read takes without bytes counts once in a restore, and not at all here.
             self.measured[mode] = sample / max(whole_s - least_s, whole_s / 10)
-        best: Mode = max(self.measured, key=self.measured.__getitem__)
+        best: ReadMode = max(self.measured, key=self.measured.__getitem__)
         self.mode = best
         return parts
 
     def _run(
-        self, made: Plan, images: Mapping[int, FileImage], location: str, meter: Meter
+        self, made: ReadPlan, images: Mapping[int, FileImage], location: str, meter: Meter
     ) -> None:
         """Run a plan; every rank learns whether all have succeeded."""
         rank = self._control.world.rank

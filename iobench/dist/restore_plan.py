@@ -1,4 +1,4 @@
-"""Restore plan: which rank reads which bytes from storage, and which way they take to the others.
+"""Read plan: which rank reads which bytes from storage, and which way they take to the others.
 
     all         each rank reads what it needs
     broadcast   one rank reads what several need, and passes it on
@@ -20,10 +20,10 @@ from typing import Literal, NamedTuple, get_args
 from iobench.dist.slices import Range, fitting_align, slices
 from iobench.errors import OptionError
 
-__all__ = ["MODES", "Mode", "Piece", "Plan", "Shared", "head", "merged", "plan", "shared"]
+__all__ = ["MODES", "ReadMode", "RingPiece", "ReadPlan", "Shared", "head", "merged", "plan", "shared"]
 
-Mode = Literal["all", "broadcast", "all-gather"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+ReadMode = Literal["all", "broadcast", "all-gather"]
+MODES: tuple[ReadMode, ...] = get_args(ReadMode)
 
 
 class Shared(NamedTuple):
@@ -40,7 +40,7 @@ class Shared(NamedTuple):
         return self.stop - self.start
 
 
-class Piece(NamedTuple):
+class RingPiece(NamedTuple):
     """Bytes that travel together; `reader` reads them, and they go round `ring` from there."""
 
     file: int
@@ -59,11 +59,11 @@ class Piece(NamedTuple):
         return None if following == self.reader else following
 
 
-class Plan(NamedTuple):
+class ReadPlan(NamedTuple):
     """`reads[rank]`: the ranges that each rank reads. `pieces`: those that go to other ranks."""
 
     reads: list[list[Range]]
-    pieces: list[Piece]
+    pieces: list[RingPiece]
 
     @property
     def read_bytes(self) -> int:
@@ -123,7 +123,7 @@ def head(parts: Sequence[Shared], size_bytes: int) -> tuple[list[Shared], list[S
     return taken, left
 
 
-def plan(parts: Sequence[Shared], mode: Mode, nodes: Sequence[int], *, piece_bytes: int) -> Plan:
+def plan(parts: Sequence[Shared], mode: ReadMode, nodes: Sequence[int], *, piece_bytes: int) -> ReadPlan:
     """Return who reads the bytes of `parts`, and the pieces of at most `piece_bytes` to pass on.
 
     Bytes that one rank wants are read by this rank in every mode. Raises OptionError.
@@ -131,7 +131,7 @@ def plan(parts: Sequence[Shared], mode: Mode, nodes: Sequence[int], *, piece_byt
     if mode not in MODES:
         raise OptionError(f"restore_mode={mode!r}: choose {', '.join(MODES)} or auto")
     reads: list[list[Range]] = [[] for _ in nodes]
-    pieces: list[Piece] = []
+    pieces: list[RingPiece] = []
     groups: dict[tuple[int, ...], list[Shared]] = defaultdict(list)
     for part in parts:
         groups[part.ring].append(part)
@@ -149,9 +149,9 @@ def plan(parts: Sequence[Shared], mode: Mode, nodes: Sequence[int], *, piece_byt
                 file, begin = members[number].file, members[number].start
                 reads[rank].append(Range(file, begin + start, begin + stop))
                 pieces += _pieces(reads[rank][-1], rank, ring, piece_bytes)
-    return Plan([merged(ranges) for ranges in reads], pieces)
+    return ReadPlan([merged(ranges) for ranges in reads], pieces)
 
 
-def _pieces(part: Range, reader: int, ring: tuple[int, ...], piece_bytes: int) -> Iterable[Piece]:
+def _pieces(part: Range, reader: int, ring: tuple[int, ...], piece_bytes: int) -> Iterable[RingPiece]:
     edges = [*range(part.start, part.stop, piece_bytes), part.stop]
-    return (Piece(part.item, *edge, reader, ring) for edge in itertools.pairwise(edges))
+    return (RingPiece(part.item, *edge, reader, ring) for edge in itertools.pairwise(edges))

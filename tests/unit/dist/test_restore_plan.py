@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.dist.restore_plan import MODES, Mode, Range, head, merged, plan, shared
+from iobench.dist.restore_plan import MODES, ReadMode, Range, head, merged, plan, shared
 from iobench.errors import OptionError
 
 _RANGES = st.lists(
@@ -27,7 +27,7 @@ def _bytes(ranges: list[Range]) -> set[tuple[int, int]]:
 
 @given(_WANTED, st.sampled_from(MODES), st.integers(1, 20), st.integers(1, 3), st.integers(0, 50))
 def test_each_rank_gets_what_it_wants(
-    wanted: list[list[Range]], mode: Mode, piece_bytes: int, per_node: int, sample: int
+    wanted: list[list[Range]], mode: ReadMode, piece_bytes: int, per_node: int, sample: int
 ) -> None:
     """Pieces are followed from hop to hop: nothing twice, nothing that a rank does not want."""
     nodes = [rank // per_node for rank in range(len(wanted))]
