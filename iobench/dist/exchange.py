@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import queue
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from iobench.dist.progress import Progress, WatchedImage
 from iobench.dist.restore_plan import RingPiece, ReadPlan
 from iobench.dist.slices import Range
 from iobench.dist.transport import Transport
 from iobench.errors import RankError
 from iobench.units import MIB
 from iobench.writers.base import Writer
-from iobench.writers.image import Bytes, FileImage, Memory, Segment
+from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Meter
 
-__all__ = ["Exchange", "WatchedImage"]
+__all__ = ["Exchange"]
 
 _NETWORK = "network"
 _RUN = 256 * MIB
@@ -60,11 +60,17 @@ class Exchange:
             if receiver is not None:
                 self._sends[receiver] += 1
         self._queues = {peer: queue.SimpleQueue[int | None]() for peer in self._sends}
-        self._own = {file: _Progress(self._pieces, numbers) for file, numbers in own.items()}
+        self._own = {file: self._progress(numbers) for file, numbers in own.items()}
         self._lock = threading.Lock()
         self.failure: BaseException | None = None
         """What stopped this rank: an error of its own rather than the end of a connection."""
         self.meter = Meter()
+
+    def _progress(self, numbers: list[int]) -> tuple[list[int], Progress]:
+        """Return the pieces of one file in its order, and the progress of reading them."""
+        numbers.sort(key=lambda number: self._pieces[number].start)
+        parts = [(self._pieces[number].start, self._pieces[number].stop) for number in numbers]
+        return numbers, Progress(parts)
 
     def run(self) -> None:
         """Fill the memory of all that this rank wants; on return it may change.
@@ -115,18 +121,19 @@ class Exchange:
         for file, start, stop in _in_runs(self._ranges):
             if self.failure is not None:
                 return
-            progress = self._own.get(file)
             image = self._images[file]
-            if progress is not None:
-                image = WatchedImage(image, functools.partial(self._filled, progress))
+            own = self._own.get(file)
+            noted = None if own is None else functools.partial(self._filled, *own)
+            if noted is not None:
+                image = WatchedImage(image, noted)
             done = self._writer.read(image, self._location, start=start, stop=stop)
             self.meter.add(done, done.phases_s)
-            if progress is not None:  # a writer need not report every range
-                self._filled(progress, start, stop)
+            if noted is not None:  # a writer need not report every range
+                noted(start, stop)
 
-    def _filled(self, progress: _Progress, start: int, stop: int) -> None:
-        for number in progress.filled(start, stop):
-            self._pass_on(number)
+    def _filled(self, numbers: list[int], progress: Progress, start: int, stop: int) -> None:
+        for place in progress.filled(start, stop):
+            self._pass_on(numbers[place])
 
     def _pass_on(self, number: int) -> None:
         receiver = self._pieces[number].after(self._rank)
@@ -172,73 +179,3 @@ def _in_runs(ranges: Iterable[Range]) -> Iterator[Range]:
     for file, start, stop in ranges:
         for begin in range(start, stop, _RUN):
             yield Range(file, begin, min(begin + _RUN, stop))
-
-
-class _Progress:
-    """The pieces of one file that this rank reads: which of them are complete. Thread-safe."""
-
-    def __init__(self, pieces: Mapping[int, RingPiece], numbers: Sequence[int]) -> None:
-        self._lock = threading.Lock()
-        self._numbers = sorted(numbers, key=lambda number: pieces[number].start)
-        self._pieces = pieces
-        self._starts = [pieces[number].start for number in self._numbers]
-        self._parts: dict[int, dict[int, int]] = {number: {} for number in numbers}
-
-    def filled(self, start: int, stop: int) -> list[int]:
-        """Return the pieces that are complete since [start, stop) is filled, each once."""
-        complete = []
-        with self._lock:
-            at = max(0, bisect.bisect_right(self._starts, start) - 1)
-            for number in self._numbers[at : bisect.bisect_left(self._starts, stop)]:
-                piece, parts = self._pieces[number], self._parts.get(number)
-                begin, end = max(start, piece.start), min(stop, piece.stop)
-                if parts is None or begin >= end:
-                    continue
-                parts[begin] = max(end, parts.get(begin, 0))
-                if _covers(parts, piece.start, piece.stop):
-                    del self._parts[number]
-                    complete.append(number)
-        return complete
-
-
-def _covers(parts: Mapping[int, int], start: int, stop: int) -> bool:
-    """Whether the ranges, of which `parts` maps each start to its stop, cover [start, stop)."""
-    for begin, end in sorted(parts.items()):
-        if begin > start:
-            return False
-        start = max(start, end)
-    return start >= stop
-
-
-class WatchedImage(FileImage):
-    """The image `image`; `noted` is called with each range that a writer has filled."""
-
-    def __init__(self, image: FileImage, noted: Callable[[int, int], None]) -> None:
-        values = {name: getattr(image, name) for name in ("path", "size_bytes", "on_device")}
-        for name, value in {**values, "_image": image, "_noted": noted}.items():
-            object.__setattr__(self, name, value)  # a FileImage is frozen
-
-    _image: FileImage
-    _noted: Callable[[int, int], None]
-
-    @functools.cached_property
-    def segments(self) -> tuple[Segment, ...]:
-        return self._image.segments
-
-    @functools.cached_property
-    def _starts(self) -> Sequence[int]:
-        return self._image._starts
-
-    @property
-    def writable(self) -> bool:
-        return self._image.writable
-
-    def parts(self) -> Iterator[tuple[int, Memory]]:
-        return self._image.parts()
-
-    def pieces(self, start: int, stop: int) -> list[Memory]:
-        return self._image.pieces(start, stop)
-
-    def filled(self, start: int, stop: int) -> None:
-        self._image.filled(start, stop)
-        self._noted(start, stop)

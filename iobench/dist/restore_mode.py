@@ -6,22 +6,29 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
 
 from iobench.dist.exchange import Exchange
-from iobench.dist.restore_plan import MODES, ReadMode, ReadPlan, Shared, head, merged, plan, shared
+from iobench.dist.restore_plan import (
+    MODES,
+    ReadMode,
+    ReadPlan,
+    RestoreMode,
+    Shared,
+    check_restore_mode,
+    head,
+    merged,
+    plan,
+    shared,
+)
 from iobench.dist.slices import Range
 from iobench.dist.transport import Transport
-from iobench.errors import OptionError, RankError
+from iobench.errors import RankError
 from iobench.units import KIB, MIB
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["RESTORE_MODES", "Reader", "RestoreMode"]
-
-RestoreMode = Literal["all", "broadcast", "all-gather", "auto"]
-RESTORE_MODES: tuple[RestoreMode, ...] = get_args(RestoreMode)
+__all__ = ["OtherRankError", "Reader"]
 
 _PIECE = 4 * MIB
 _SMALLEST_PIECE = 64 * KIB
@@ -29,6 +36,10 @@ _PIECES_OF_SAMPLE = 16  # so that the ranks read and pass on at the same time, l
 _SAMPLE_SHARE = 64
 _LEAST = 4 * KIB
 _SMALLEST_SAMPLE, _LARGEST_SAMPLE = MIB, 256 * MIB
+
+
+class OtherRankError(RankError):
+    """Another rank could not read from storage. The ranks can go on together."""
 
 
 class Reader:
@@ -48,12 +59,13 @@ class Reader:
         deadline_s: float = 3600.0,
     ) -> None:
         """`deadline_s`: how long one rank may be behind another at the end of a read."""
-        if mode not in RESTORE_MODES:
-            raise OptionError(f"restore_mode={mode!r}: choose {', '.join(RESTORE_MODES)}")
+        check_restore_mode(mode)
         self._writer, self._transport, self._deadline_s = writer, transport, deadline_s
         self._control = transport.control
         self.mode: ReadMode | None = None if mode == "auto" else mode
         """The mode of the reads; None until "auto" has measured."""
+        self.distinct_bytes = self.storage_bytes = 0
+        """Of all reads: the bytes that at least one rank wanted, and those that all ranks read."""
         self.measured: dict[ReadMode, float] = {}
         """What "auto" has measured: bytes that every rank got, per second of the slowest rank."""
 
@@ -68,8 +80,9 @@ class Reader:
         with their checksums there, whatever way they came.
 
         The Transfer counts the bytes of this rank: `paths` has those that it read, and `network`
-        those that it received. Raises what the writer raises for an error of this rank; RankError
-        in the other ranks, and for a rank that is lost. The memory's content is undefined then.
+        those that it received. Raises what the writer raises for an error of this rank, and
+        OtherRankError in the other ranks; RankError for a rank or a connection that is lost. The
+        memory's content is undefined then.
         """
         meter = Meter()
         own = merged(wanted)
@@ -82,15 +95,16 @@ class Reader:
         mode: ReadMode = self.mode or "all"
         self._run(plan(parts, mode, self._nodes, piece_bytes=_PIECE), images, location, meter)
         meter.decided(mode, reason)
-        from_storage = sum(count.bytes for path, count in meter.paths.items() if path != "network")
-        every = self._control.all_gather("read", from_storage, deadline_s=self._deadline_s)
-        size = sum(part.size_bytes for part in own)
-        return replace(
-            meter.transfer(
-                self._writer.name, "read", size, durable=True, files=len({r.item for r in own})
-            ),
-            read_amplification=sum(every) / distinct if distinct and len(every) > 1 else None,
+        from_storage = sum(
+            count.bytes for path, count in meter.paths.items() if path != "network"
         )
+        every = self._control.all_gather("read", from_storage, deadline_s=self._deadline_s)
+        self.distinct_bytes += distinct
+        self.storage_bytes += sum(every)
+        size, files = sum(part.size_bytes for part in own), len({part.item for part in own})
+        done = meter.transfer(self._writer.name, "read", size, durable=True, files=files)
+        several = distinct and len(every) > 1
+        return replace(done, read_amplification=sum(every) / distinct if several else None)
 
     @property
     def _nodes(self) -> Sequence[int]:
@@ -165,7 +179,8 @@ class Reader:
         # A rank that fails ends its connections, and its neighbours fail for that: not the cause.
         causes = {rank: text for rank, (link, text) in failed.items() if not link}
         named = causes or {rank: text for rank, (_, text) in failed.items()}
-        raise RankError(
+        kind = OtherRankError if causes else RankError
+        raise kind(
             "; ".join(f"rank {rank} could not restore: {text}" for rank, text in named.items()),
             ranks=named,
         ) from failure

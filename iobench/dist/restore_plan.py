@@ -20,10 +20,18 @@ from typing import Literal, NamedTuple, get_args
 from iobench.dist.slices import Range, fitting_align, slices
 from iobench.errors import OptionError
 
-__all__ = ["MODES", "ReadMode", "RingPiece", "ReadPlan", "Shared", "head", "merged", "plan", "shared"]
+__all__ = ["MODES", "RESTORE_MODES", "RestoreMode", "check_restore_mode", "ReadMode", "RingPiece", "ReadPlan", "Shared", "head", "merged", "plan", "shared"]
 
 ReadMode = Literal["all", "broadcast", "all-gather"]
 MODES: tuple[ReadMode, ...] = get_args(ReadMode)
+RestoreMode = Literal["all", "broadcast", "all-gather", "auto"]
+RESTORE_MODES: tuple[RestoreMode, ...] = get_args(RestoreMode)
+
+
+def check_restore_mode(mode: str) -> None:
+    """Raise OptionError if `mode` is not one of RESTORE_MODES."""
+    if mode not in RESTORE_MODES:
+        raise OptionError(f"restore_mode={mode!r}: choose {', '.join(RESTORE_MODES)}")
 
 
 class Shared(NamedTuple):
@@ -126,10 +134,8 @@ def head(parts: Sequence[Shared], size_bytes: int) -> tuple[list[Shared], list[S
 def plan(parts: Sequence[Shared], mode: ReadMode, nodes: Sequence[int], *, piece_bytes: int) -> ReadPlan:
     """Return who reads the bytes of `parts`, and the pieces of at most `piece_bytes` to pass on.
 
-    Bytes that one rank wants are read by this rank in every mode. Raises OptionError.
+    Bytes that one rank wants are read by this rank in every mode.
     """
-    if mode not in MODES:
-        raise OptionError(f"restore_mode={mode!r}: choose {', '.join(MODES)} or auto")
     reads: list[list[Range]] = [[] for _ in nodes]
     pieces: list[RingPiece] = []
     groups: dict[tuple[int, ...], list[Shared]] = defaultdict(list)

@@ -16,8 +16,8 @@ from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.compared import compared
 from iobench.dist.control import Control
 from iobench.dist.link import Link
-from iobench.dist.restore_mode import RESTORE_MODES, Reader
-from iobench.dist.restore_plan import MODES, Range
+from iobench.dist.restore_mode import Reader
+from iobench.dist.restore_plan import RESTORE_MODES, Range
 from iobench.dist.transport import Transport
 from iobench.dist.world import World
 from iobench.errors import DataMismatchError, RankError, TransferError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.dist.restore_plan import MODES, ReadMode, Range, head, merged, plan, shared
+from iobench.dist.restore_plan import MODES, Range, ReadMode, check_restore_mode, head, merged, plan, shared
 from iobench.errors import OptionError
 
 _RANGES = st.lists(
@@ -83,4 +83,4 @@ def test_who_reads() -> None:
 def test_another_mode_is_refused() -> None:
     """A word that is not a mode is an error that lists the modes."""
     with pytest.raises(OptionError, match="broadcast"):
-        plan([], "tree", [0], piece_bytes=1)  # type: ignore[arg-type]
+        check_restore_mode("tree")
