@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
+from iobench.checkpoint.restore import OnCorrupt
 from iobench.dist.load.any_format import read_any
+from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.dist.world import World
 from iobench.errors import OptionError, UsageError
 
@@ -44,3 +46,29 @@ class Checkpointer(LocalCheckpointer):
             raise UsageError("replicate: there is no replication yet")
         self._deadline_s = float(deadline_s)
         super().__init__(location, **options)
+
+    def load(
+        self,
+        step: int | Literal["latest"] = "latest",
+        *,
+        on_corrupt: OnCorrupt = "raise",
+        like: Any = None,
+        restore_mode: RestoreMode = "auto",
+    ) -> Any:
+        """Return the state of the checkpoint `step`, or of the newest one. Waits for saves first.
+
+        Every byte is compared with its checksum. A damaged checkpoint raises DataMismatchError.
+        With `on_corrupt="previous"` the newest undamaged checkpoint before it is restored instead,
+        with a RuntimeWarning; `loaded` gives its step. `like` is a state of the expected structure:
+        a checkpoint of another model raises StateMismatchError, which lists missing, unexpected and
+        mis-shaped names. Only the top-level entries of `like` are compared. Raises TargetError when
+        there is no such checkpoint. Later checkpoints stay until a save of the same step replaces
+        them. From the next save on they count as older than all others.
+
+        `restore_mode` of several ranks: with "all" each rank reads what it needs. With "broadcast"
+        one of the ranks that need the same bytes reads them and passes them on, with "all-gather"
+        each of them reads a part. "auto" measures the three on the first bytes.
+        """
+        check_restore_mode(restore_mode)
+        self._restore_mode = restore_mode
+        return super().load(step, on_corrupt=on_corrupt, like=like)

@@ -163,6 +163,11 @@ class Control:
             code = _INTERRUPTED if interrupted else getattr(error, "exit_code", 1)
             self._member.fail(f"{type(error).__name__}: {error}".removesuffix(": "), int(code))
 
+    def check(self) -> None:
+        """Raise RankError if a rank was lost: for a wait on something else than these calls."""
+        if self._member is not None:
+            self._member.check()
+
     def clock_offset(self) -> ClockOffset:
         """Measure the offset of CLOCK_MONOTONIC to that of rank 0. No other rank has to call it."""
         if self._member is None or self.world.rank == 0:

@@ -52,14 +52,14 @@ class Member:
         The hub keeps the deadline. This rank waits a little longer for its answer.
         """
         key = (str(message["sub"]), int(message["number"]))
-        self._check()
+        self.check()
         self._phase = str(message.get("phase", self._phase))
         self._send(message)
         now_s = listening_s = time.monotonic()
         until_s = now_s + deadline_s + self._lost_after_s
         with self._changed:
             while key not in self._answers:
-                self._check()
+                self.check()
                 silent_s = now_s - max(self._heard_s, listening_s)
                 if silent_s > self._lost_after_s or now_s > until_s:
                     self._break_hub(f"is silent for {silent_s:.0f} s")
@@ -94,7 +94,8 @@ class Member:
                 self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise RankError if a rank was lost, and UsageError after `close`."""
         if os.getpid() != self._pid:
             raise UsageError("the connection to the other ranks does not work in a forked child")
         if self._broken:
@@ -112,7 +113,7 @@ class Member:
             with self._changed:
                 if self._broken is None:
                     self._break_hub(f"cannot be reached: {error}")
-                self._check()
+                self.check()
 
     def _receive(self) -> None:
         try:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from iobench.checkpoint.ledger import Ledger
@@ -25,6 +27,8 @@ from iobench.dist.agreed import agreed
 from iobench.dist.checkpointer import Checkpointer
 from iobench.dist.control import Control, shared_control
 from iobench.dist.load.ranks import load_together
+from iobench.dist.load.shared_reader import SharedReader
+from iobench.dist.restore_mode import Reader
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.committer import RankCommitter
 from iobench.dist.saves.content import RankContent
@@ -32,6 +36,8 @@ from iobench.dist.saves.part_writer import PartWriter
 from iobench.dist.saves.persister import RankPersister
 from iobench.dist.saves.planning import Planning
 from iobench.dist.saves.structure import LocalState
+from iobench.dist.slice_planner import SlicePlanner
+from iobench.dist.transport import Transport
 from iobench.dist.world import World
 from iobench.errors import RankError, UsageError
 from iobench.writers.blocks.channel import Lease
@@ -68,11 +74,12 @@ class RankedCheckpointer(Checkpointer):
         try:
             self._agreed(f"opening {location}", lambda: self._lead(location, keep))
             self._agreed(f"looking at {location}", lambda: self._writer.require(location))
-            hosts = self._agreed("hosts", lambda: self._world.host)
+            places = self._agreed("hosts", lambda: [self._world.host, self._world.node])
         except BaseException:
             self._store.release()
             raise
-        self._planning = Planning(self._control, self._planner(), deadline_s=self._deadline_s)
+        hosts, nodes = [host for host, _ in places], [node for _, node in places]
+        self._planning = Planning(self._control, self._planner(nodes), deadline_s=self._deadline_s)
         committer = RankCommitter(
             control=self._background,
             store=self._store,
@@ -101,8 +108,9 @@ class RankedCheckpointer(Checkpointer):
     def _agreed(self, phase: str, work: Callable[[], Any]) -> list[Any]:
         return agreed(self._control, phase, work, deadline_s=self._deadline_s)
 
-    def _planner(self) -> Callable[[], SavePlanner]:
-        return DefaultSavePlanner
+    def _planner(self, nodes: list[int]) -> Callable[[], SavePlanner]:
+        """Return what plans a save: replicated tensors are cut over the ranks that hold them."""
+        return partial(SlicePlanner, nodes=nodes)
 
     def due(self, step: int) -> bool:
         """Return whether to save after `step`, by the schedule of rank 0."""
@@ -169,19 +177,33 @@ class RankedCheckpointer(Checkpointer):
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
     ) -> tuple[Any, Loaded]:
         leads = self._world.rank == 0
-        state, loaded = load_together(
-            self._agreed,
-            self._world,
-            self._store,
-            self._writer,
-            step,
-            on_corrupt=on_corrupt,
-            like=like,
-            known=self._ledger.serials() if leads and step == "latest" else None,
-        )
+        with self._shared_reader() as reader:
+            state, loaded = load_together(
+                self._agreed,
+                self._world,
+                self._store,
+                self._writer,
+                step,
+                on_corrupt=on_corrupt,
+                like=like,
+                known=self._ledger.serials() if leads and step == "latest" else None,
+                reader=reader,
+            )
         if leads:
             self._ledger.resumed_from(loaded.step)
         return state, loaded
+
+    @contextlib.contextmanager
+    def _shared_reader(self) -> Iterator[Callable[[], SharedReader | None]]:
+        """Provide what makes the reader of one checkpoint; the connections end with the block."""
+        if self._restore_mode == "all":
+            yield lambda: None
+            return
+        deadline_s = self._deadline_s
+        with Transport(self._control) as transport:
+            modes = Reader(self._writer, transport, self._restore_mode, deadline_s=deadline_s)
+            control = self._control.sub("load")
+            yield lambda: SharedReader(modes, control, deadline_s=deadline_s)
 
     def latest(self) -> int | None:
         """Return the step that was saved last, as this rank sees the directory; None without one.

@@ -43,6 +43,8 @@ class Transfer:
     `decisions` counts the operations of a writer that chooses by path and reason: "direct: large".
     `completed` maps each tick of `TICK_S` seconds of time.perf_counter to the bytes of the
     operations that ended in it. Padding counts, as in `paths`.
+    `read_amplification` of a restore by several ranks: the bytes that they read from storage
+    together, divided by the bytes that at least one of them needs. None for one rank.
     """
 
     writer: str
@@ -57,6 +59,7 @@ class Transfer:
     fallbacks: tuple[Fallback, ...] = ()
     decisions: Mapping[str, int] = field(default_factory=dict)
     completed: Mapping[int, int] = field(default_factory=dict)
+    read_amplification: float | None = None
 
     @property
     def rate_bytes_per_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,6 +16,9 @@ from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
+
+if TYPE_CHECKING:
+    from iobench.dist.load.reader import PieceReader
 
 __all__ = ["load_checkpoint", "read_any"]
 
@@ -47,15 +50,19 @@ def read_any(
     *,
     rank: int = 0,
     ranks: int = 1,
+    reader: PieceReader | None = None,
 ) -> tuple[Any, Transfer]:
     """Return the state for `rank` of `ranks`, and the transfer of its tensors.
 
-    Every byte that is used is compared with its checksum. Raises what `restore` raises.
+    `reader` fetches the pieces of a checkpoint that several ranks saved; by default this rank reads
+    them. Every byte that is used is compared with its checksum. Raises what `restore` raises.
     """
     if manifest.format == "dcp":
         from iobench.dist.load.pieces import read_pieces
 
-        return read_pieces(store, writer, step, manifest, like, rank=rank, ranks=ranks)
+        return read_pieces(
+            store, writer, step, manifest, like, rank=rank, ranks=ranks, reader=reader
+        )
     state, transfer = read_plain(store, writer, step, manifest, like, rank=rank, ranks=ranks)
     if like is not None:
         from iobench.dist.load.like import resharded

@@ -10,6 +10,7 @@ from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.restore import Loaded, OnCorrupt, candidates
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.load.any_format import read_any
+from iobench.dist.load.shared_reader import SharedReader
 from iobench.dist.world import World
 from iobench.errors import DataMismatchError, OptionError, TransferError
 from iobench.writers.base import Writer
@@ -31,8 +32,11 @@ def load_together(
     on_corrupt: OnCorrupt,
     like: Any,
     known: Mapping[int, int] | None,
+    reader: Callable[[], SharedReader | None],
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint that rank 0 chooses; see `Checkpointer.load`.
+
+    `reader` makes what reads one checkpoint for all ranks; None: each reads what it needs.
 
     Raises DataMismatchError in all ranks for damage that one rank found.
     """
@@ -44,7 +48,7 @@ def load_together(
     )[0]
     passed_over: dict[int, str] = {}
     for at, candidate in enumerate(steps):
-        restored, damage = _one(agreed, world, store, writer, candidate, like)
+        restored, damage = _one(agreed, world, store, writer, candidate, like, reader())
         if not damage:
             assert restored is not None  # no rank found damage
             state, transfer = restored
@@ -63,7 +67,13 @@ def load_together(
 
 
 def _one(
-    agreed: Agreed, world: World, store: CheckpointStore, writer: Writer, step: int, like: Any
+    agreed: Agreed,
+    world: World,
+    store: CheckpointStore,
+    writer: Writer,
+    step: int,
+    like: Any,
+    reader: SharedReader | None,
 ) -> tuple[tuple[Any, Transfer] | None, str]:
     """Restore one checkpoint. Return the result, and the damage that any rank found, or ""."""
     restored: list[tuple[Any, Transfer]] = []
@@ -71,14 +81,20 @@ def _one(
     def read() -> list[Any]:
         try:
             manifest = store.manifest(step)
+            rank, ranks = world.rank, world.size
             restored.append(
-                read_any(store, writer, step, manifest, like, rank=world.rank, ranks=world.size)
+                read_any(
+                    store, writer, step, manifest, like, rank=rank, ranks=ranks, reader=reader
+                )
             )
         except (DataMismatchError, TransferError) as error:
             damage = damage_of(error, store.locate(step))
             if damage is None:
                 raise
             return [str(damage), None]
+        finally:
+            if reader is not None:
+                reader.finish()
         return ["", [manifest.serial, manifest.created_s]]
 
     found = agreed(f"restore of step {step}", read)

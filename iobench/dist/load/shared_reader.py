@@ -1,0 +1,195 @@
+"""SharedReader: the pieces that several ranks need are read once, and passed on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from iobench import linux
+from iobench.checkpoint.manifest import FileRecord
+from iobench.dist.control import Control
+from iobench.dist.load.reader import Deliver, check_piece
+from iobench.dist.load.stored import StoredPiece
+from iobench.dist.progress import Progress, WatchedImage
+from iobench.dist.restore_mode import OtherRankError, Reader
+from iobench.dist.slices import Range
+from iobench.environment.memory import host_takes_free_memory
+from iobench.errors import DataMismatchError
+from iobench.units import GIB, MIB
+from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.transfer import Transfer
+
+__all__ = ["SharedReader"]
+
+_AT_ONCE = GIB
+_GAP = MIB  # smaller gaps between two pieces are read, not skipped
+
+
+class SharedReader:
+    """A PieceReader for all ranks of a job, by one of the restore modes. For one load.
+
+    Each rank compares every piece with its checksum, whether it came from storage or from another
+    rank, in a thread of its own while the next ones arrive. A rank has up to 1 GiB of pieces in
+    memory at once; ranks that need the same pieces need them in the same order.
+    """
+
+    def __init__(self, reader: Reader, control: Control, *, deadline_s: float) -> None:
+        self._reader, self._control, self._deadline_s = reader, control, deadline_s
+        self._begun = False
+
+    def read(
+        self,
+        location: str | Path,
+        files: Mapping[str, FileRecord],
+        pieces: Iterable[StoredPiece],
+        deliver: Deliver,
+    ) -> Transfer:
+        """Read the pieces; see PieceReader.
+
+        A failure of another rank raises DataMismatchError too: the load fails in all ranks alike.
+        """
+        windows = list(_windows(pieces))
+        self._begun = True
+        counts = self._agree("pieces", {"windows": len(windows)})
+        numbers = {path: number for number, path in enumerate(sorted(files))}
+        memory: dict[str, Bytes] = {}
+        transfers = []
+        for at in range(max(int(one["windows"]) for one in counts)):
+            window = windows[at] if at < len(windows) else {}
+            memory = {path: memory[path] for path in window if path in memory}
+            for path in window.keys() - memory.keys():
+                # Address space for the whole file. Pages take memory when they are filled, and
+                # are given up with the window.
+                size = files[path].size_bytes
+                memory[path] = fresh_pages(size, huge=not host_takes_free_memory())
+            transfers.append(self._read_window(location, numbers, window, memory, deliver))
+        reader = self._reader
+        if not transfers:
+            transfers.append(reader.read({}, str(location), []))
+        whole = reader.storage_bytes / reader.distinct_bytes if reader.distinct_bytes else None
+        return replace(Transfer.total(transfers), read_amplification=whole)
+
+    def finish(self) -> None:
+        """Release the other ranks if this one failed before it read: they wait for it."""
+        if not self._begun:
+            self._tell("pieces", {"error": "it failed before it read"})
+
+    def _read_window(
+        self,
+        location: str | Path,
+        numbers: Mapping[str, int],
+        window: Mapping[str, Sequence[StoredPiece]],
+        memory: Mapping[str, Bytes],
+        deliver: Deliver,
+    ) -> Transfer:
+        check = _Check(location, memory, deliver)
+        images: dict[int, FileImage] = {}
+        wanted: list[Range] = []
+        for path, pieces in window.items():
+            image = FileImage.of(path, [memory[path]])
+            images[numbers[path]] = WatchedImage(image, check.watch(pieces))
+            wanted += _ranges(numbers[path], pieces)
+        try:
+            done = self._reader.read(images, str(location), wanted)
+        except OtherRankError as error:
+            raise DataMismatchError(str(error)) from error
+        finally:
+            check.end()
+        wrong = check.failure
+        self._agree("checked", {"error": None if wrong is None else str(wrong)}, wrong)
+        for path, pieces in window.items():
+            start, stop = pieces[0].start, pieces[-1].stop
+            linux.give_up_pages(memory[path].ctypes.data + start, stop - start)
+        return done
+
+    def _agree(
+        self, phase: str, value: dict[str, Any], error: BaseException | None = None
+    ) -> list[Any]:
+        """Return what all ranks told. Raises `error`, or DataMismatchError for that of others."""
+        every = self._tell(phase, value)
+        if error is not None:
+            raise error
+        failed = {rank: one["error"] for rank, one in enumerate(every) if one.get("error")}
+        if failed:
+            raise DataMismatchError("; ".join(f"rank {r}: {text}" for r, text in failed.items()))
+        return every
+
+    def _tell(self, phase: str, value: dict[str, Any]) -> list[Any]:
+        return self._control.all_gather(phase, value, deadline_s=self._deadline_s)
+
+
+class _Check:
+    """Compares pieces with their checksums and delivers them, in a thread, as they arrive."""
+
+    def __init__(
+        self, location: str | Path, memory: Mapping[str, Bytes], deliver: Deliver
+    ) -> None:
+        self._location, self._memory, self._deliver = location, memory, deliver
+        self._arrived: queue.SimpleQueue[StoredPiece | None] = queue.SimpleQueue()
+        self._left: dict[StoredPiece, None] = {}
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="iobench-check", daemon=True)
+        self._thread.start()
+
+    def watch(self, pieces: Sequence[StoredPiece]) -> Any:
+        """Return a function to be called with the ranges of the file that are filled."""
+        progress = Progress([(piece.start, piece.stop) for piece in pieces])
+        self._left.update(dict.fromkeys(pieces))
+
+        def filled(start: int, stop: int) -> None:
+            for place in progress.filled(start, stop):
+                self._arrived.put(pieces[place])
+
+        return filled
+
+    def end(self) -> None:
+        """Wait until all pieces that arrived are delivered."""
+        self._arrived.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (piece := self._arrived.get()) is not None:
+            self._take(piece)
+        if self._left and self.failure is None:
+            self.failure = DataMismatchError(f"{next(iter(self._left)).name} did not arrive")
+
+    def _take(self, piece: StoredPiece) -> None:
+        if self.failure is not None:
+            return
+        data = self._memory[piece.path][piece.start : piece.stop]
+        try:
+            check_piece(piece, data, self._location)
+            self._deliver(piece, data)
+            del self._left[piece]
+        except Exception as error:  # noqa: BLE001 -- raised in the caller's thread
+            self.failure = error
+
+
+def _windows(pieces: Iterable[StoredPiece]) -> Iterator[dict[str, list[StoredPiece]]]:
+    """Yield pieces by file, in an order that does not depend on the rank, up to 1 GiB at once."""
+    window: dict[str, list[StoredPiece]] = {}
+    size = 0
+    for piece in sorted(pieces, key=lambda piece: (piece.path, piece.start)):
+        if size + piece.stop - piece.start > _AT_ONCE and window:
+            yield window
+            window, size = {}, 0
+        window.setdefault(piece.path, []).append(piece)
+        size += piece.stop - piece.start
+    if window:
+        yield window
+
+
+def _ranges(number: int, pieces: Sequence[StoredPiece]) -> Iterator[Range]:
+    """Yield the ranges to read: pieces with small gaps between them are one range."""
+    start, stop = pieces[0].start, pieces[0].stop
+    for piece in pieces[1:]:
+        if piece.start - stop >= _GAP:
+            yield Range(number, start, stop)
+            start = piece.start
+        stop = max(stop, piece.stop)
+    yield Range(number, start, stop)

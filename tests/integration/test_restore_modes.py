@@ -1,0 +1,187 @@
+"""Restore modes: real ranks read files together, also when storage, wires and ranks fail."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from support.ranks import start_ranks
+
+_BEGIN = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from iobench.checkpoint.checksums import record_of
+from iobench.checkpoint.compared import compared
+from iobench.dist.control import Control
+from iobench.dist.link import Link
+from iobench.dist.restore_mode import Reader
+from iobench.dist.restore_plan import RESTORE_MODES, Range
+from iobench.dist.transport import Transport
+from iobench.dist.world import World
+from iobench.errors import DataMismatchError, RankError, TransferError
+from iobench.writers.image import FileImage
+from iobench.writers.registry import make
+
+world = World.detect()
+control = Control.connect(world, deadline_s=20, lost_after_s=2)
+transport = Transport(control)
+here, size = Path("{here}"), 5_000_003
+data = np.random.default_rng(5).integers(0, 256, size, dtype=np.uint8)
+if world.rank == 0:
+    data.tofile(here / "large")
+    data[:70_000].tofile(here / "small")
+control.barrier("files", deadline_s=20)
+
+def blank(name="large", bytes=size):
+    memory = np.zeros(bytes, np.uint8)
+    return memory, FileImage.of(name, [memory[:777], memory[777:bytes // 2], memory[bytes // 2:]])
+
+def read(mode, images, wanted, name="buffered"):
+    return Reader(make(name), transport, mode).read(images, str(here), wanted)
+"""
+
+_READS = """
+for mode in RESTORE_MODES:
+    for writer in ("buffered", "odirect"):
+        (memory, image), (other, second) = blank(), blank("small", 70_000)
+        record = record_of(FileImage.of("large", [data]), [("a", 1_000_001), ("b", 4_000_002)])
+        with compared(image, record, "large") as incoming:
+            done = read(mode, {0: incoming, 1: second},
+                        [Range(0, 0, size), Range(1, 0, 70_000)], writer)
+        assert np.array_equal(memory, data) and np.array_equal(other, data[:70_000])
+        assert done.bytes == size + 70_000 and done.files == 2
+        if mode in ("broadcast", "all-gather"):
+            assert done.read_amplification < 1.01, done  # 4 KiB around each range of odirect
+            received = done.paths.get("network")
+            assert (received is not None) == (mode == "all-gather" or world.rank > 0)
+        elif mode == "all":
+            assert done.read_amplification >= 3 and "network" not in done.paths
+        else:
+            assert 1 <= done.read_amplification <= 3.01
+    # Every rank wants another part: some of the bytes are shared by two, some by none.
+    begin = world.rank * 1_000_000
+    memory, image = blank()
+    done = read(mode, {0: image}, [Range(0, begin, begin + 2_500_000)])
+    assert np.array_equal(memory[begin:begin + 2_500_000], data[begin:begin + 2_500_000])
+    assert not memory[:begin].any() and not memory[begin + 2_500_000:].any()
+# Nothing for some ranks, and nothing at all.
+for ranks in ([1], []):
+    memory, image = blank()
+    read("all-gather", {0: image}, [Range(0, 5, 99)] if world.rank in ranks else [])
+    assert memory.any() == (world.rank in ranks)
+"""
+
+_FAILURES = """
+def flipped(link, number, views):
+    views = [view.copy() for view in views]
+    views[-1][-1] ^= 1
+    send(link, number, views)
+
+send = Link.send
+for mode in ("broadcast", "all-gather"):
+    if world.rank == 0:
+        Link.send = flipped  # a wrong bit on the wire from rank 0
+    memory, image = blank()
+    record = record_of(FileImage.of("large", [data]), [("a", size)])
+    try:
+        with compared(image, record, "large") as incoming:
+            read(mode, {0: incoming}, [Range(0, 0, size)])
+        wrong = False
+    except DataMismatchError:
+        wrong = True
+    # Every other rank notices; so does rank 0 for no byte that it read itself or got from rank 2.
+    assert wrong == (world.rank > 0), (mode, world.rank)
+    Link.send = send
+# Storage fails in one rank: it raises its own error, the others name it, and the next read works.
+control.barrier("before", deadline_s=20)
+memory, image = blank("absent") if world.rank == 1 else blank()
+for mode in ("all", "broadcast", "all-gather"):
+    try:
+        read(mode, {0: image}, [Range(0, 0, size)])
+        assert mode == "broadcast"  # rank 1 reads nothing
+    except TransferError as error:
+        assert world.rank == 1 and "absent" in str(error)
+    except RankError as error:
+        assert world.rank != 1 and error.ranks == (1,) and "absent" in str(error), error
+    memory2, image2 = blank()
+    read(mode, {0: image2}, [Range(0, 0, size)])
+    assert np.array_equal(memory2, data)
+"""
+
+_STRANGER = """
+import contextlib, socket
+host, port, _ = transport._addresses[(world.rank + 1) % world.size]
+hello = b'{"rank":0,"epoch":0,"nonce":"0","proof":"0"}'
+length = len(hello).to_bytes(4, "big")
+for text in (b"", b"\\0\\0\\0\\2{}", b"\\xff" * 100, length + hello + b" " * 50):
+    with socket.create_connection((host, port), timeout=9) as stranger:
+        stranger.sendall(text)
+        said = b""
+        with contextlib.suppress(ConnectionResetError):
+            while len(text) > 50 and (part := stranger.recv(4096)):
+                said += part
+        assert b"proof" not in said  # a nonce, then the end
+memory, image = blank()
+read("all-gather", {0: image}, [Range(0, 0, size)])
+assert np.array_equal(memory, data)
+"""
+
+_END = """
+control.barrier("end", deadline_s=20)
+transport.close()
+control.close()
+print("done")
+"""
+
+
+def _job(code: str, here: Path) -> str:
+    return _BEGIN.replace("{here}", str(here)) + code
+
+
+def test_reads_and_failures(tmp_path: Path) -> None:
+    """All modes with equal and different ranges; a wrong bit, a storage error, and strangers."""
+    code = _job(_READS + _FAILURES + _STRANGER + _END, tmp_path)
+    with start_ranks(code, 3, local_size=1) as ranks:
+        ends = ranks.ends()
+    assert [(code, out) for code, out, _ in ends] == [(0, "done\n")] * 3, ends
+
+
+_SLOW = """
+from iobench.writers.buffered import BufferedWriter
+class Slow(BufferedWriter):
+    def read(self, image, target, *, start=0, stop=None):
+        print("reading", flush=True)
+        time.sleep({seconds})
+        return super().read(image, target, start=start, stop=stop)
+
+memory, image = blank()
+try:
+    Reader(Slow(), transport, "{mode}").read({{0: image}}, str(here), [Range(0, 0, size)])
+except RankError as error:
+    print(list(error.ranks), error, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "mode", "victim"),
+    [
+        (signal.SIGKILL, "broadcast", 0),
+        (signal.SIGKILL, "all-gather", 1),
+        (signal.SIGSTOP, "all-gather", 2),
+    ],
+)
+def test_a_rank_that_is_lost(
+    number: signal.Signals, mode: str, victim: int, tmp_path: Path
+) -> None:
+    """Killed or stopped in a restore: the others end soon, and name it."""
+    code = _job(_SLOW.format(seconds=1, mode=mode), tmp_path)
+    with start_ranks(code, 3, local_size=1) as ranks:
+        assert ranks.line(victim) == "reading"
+        ranks.kill(victim, number)
+        others = [ranks.end(rank, 30) for rank in range(3) if rank != victim]
+    for code_, out, err in others:
+        assert code_ == 0, err
+        assert f"[{victim}]" in out, (out, err)
+        assert f"rank {victim}" in out
