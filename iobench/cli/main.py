@@ -76,7 +76,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _main(
     ctx: typer.Context,
-    version: bool = typer.Option(
+    _shown: bool = typer.Option(
         False, "--version", help="Print the version.", callback=_version, is_eager=True
     ),
 ) -> None:
