@@ -53,6 +53,7 @@ SECTIONS = {
         "s3": "",
         "gds": "GPUs",
     },
+    "Many nodes": {"distributed": "", "launchers": "Slurm, Kubernetes, MPI, Ray"},
     "Plan": {"plan": "How often to save", "train": "What saves cost training"},
     "Reference": {
         "cli": "Command line",

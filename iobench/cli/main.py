@@ -16,6 +16,7 @@ from iobench.cli.compare import CompareCommand, compare
 from iobench.cli.doctor import doctor
 from iobench.cli.exec import exec_
 from iobench.cli.given import GroupedCommand
+from iobench.cli.launched import one_process
 from iobench.cli.plan import plan
 from iobench.cli.report import report
 from iobench.cli.reproduce import reproduce
@@ -33,6 +34,8 @@ from iobench.text import printable
 __all__ = ["app", "run"]
 
 _INTERRUPTED = 130
+_ONE_PROCESS = ("autotune", "plan", "reproduce", "train")
+"""Verbs that measure, or think, in one process: several ranks would do the same work at once."""
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 """The error that typer raises for a command line that it cannot parse. It has no public name."""
 
@@ -72,11 +75,14 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    version: bool = typer.Option(
+    ctx: typer.Context,
+    _shown: bool = typer.Option(
         False, "--version", help="Print the version.", callback=_version, is_eager=True
     ),
 ) -> None:
     """Measure how fast checkpoints are saved and restored here, and by which I/O path."""
+    if ctx.invoked_subcommand in _ONE_PROCESS:
+        one_process(ctx.invoked_subcommand)
 
 
 def run() -> None:

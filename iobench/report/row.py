@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from iobench.report.ranks import RankRates
 from iobench.results import Fallback, MemoryUse, Operation
-from iobench.results.setting import HasSetting, Setting
+from iobench.results.setting import IF_SET, HasSetting, Setting
 
 __all__ = ["Summary"]
 
@@ -24,6 +25,8 @@ class Summary(HasSetting):
     `ratio` is the rate over the baseline's rate, paired by repetition, and `ratio_ci95` its
     interval (see `stats.paired_log_ratio`). Both are None without a baseline, for the baseline,
     and unless both contenders are VALID or SCALED.
+
+    `ranks` has the rates of the ranks of a launcher; it is absent in other runs.
 
     `label` is the writer with the options and axes that differ between rows. `Winner` names rows
     by their label.
@@ -43,6 +46,7 @@ class Summary(HasSetting):
     memory: MemoryUse | None = None
     first_done_s: float
     last_done_s: float
+    ranks: RankRates | None = field(default=None, metadata=IF_SET)
     phases_s: Mapping[str, float]
     paths: Mapping[str, int]
     fallbacks: tuple[Fallback, ...]

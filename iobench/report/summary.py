@@ -26,6 +26,7 @@ from iobench.bench.judging.verdict import (
 from iobench.errors import ResultFileError
 from iobench.report.baseline import baseline_samples, paired_ratio
 from iobench.report.ceiling import Ceiling, find_ceilings
+from iobench.report.ranks import rank_rates
 from iobench.report.row import Summary
 from iobench.report.winners import RANKED, Winner, find_target_winners, find_winners
 from iobench.results import (
@@ -36,6 +37,7 @@ from iobench.results import (
     ResultFile,
     Sample,
     WorkloadFacts,
+    WorldFacts,
     contender_of,
     figure_of,
     to_plain,
@@ -72,8 +74,9 @@ class Report:
     """Figures of a run: saves, fastest first, then restores; FAILED ones come last in each.
 
     `baseline` is the contender that ratios refer to. `failures` are the operations that raised.
-    INVALID or FAILED figures cannot win. `record` is the path of the result file, `target` the
-    measured place. `stopped` says how far a run got that did not finish.
+    `world` has the ranks of a launcher. INVALID or FAILED figures cannot win. `record` is the path
+    of the result file, `target` the measured place. `stopped` says how far a run got that did not
+    finish.
 
     A run of several targets has a ceiling of each in `ceilings`, and no figure in `ceiling`.
     `target_winners` are the fastest targets of each operation.
@@ -82,6 +85,7 @@ class Report:
     schema: str = SCHEMA
     environment: Environment
     workload: WorkloadFacts
+    world: WorldFacts | None = field(default=None, metadata=IF_SET)
     ceiling: Ceiling
     ceilings: Mapping[str, Ceiling] = field(default_factory=dict, metadata=IF_SET)
     baseline: Mapping[str, Any] | None = None
@@ -119,6 +123,7 @@ def summarise(result: ResultFile) -> Report:
                 ceilings.get(samples[0].axes.target, Ceiling()),
                 against=baseline_samples(groups, baseline, samples[0]),
                 failure=failed.get(contender),
+                world=result.run.world,
             ),
             samples,
         )
@@ -134,6 +139,7 @@ def summarise(result: ResultFile) -> Report:
     return Report(
         environment=result.run.environment,
         workload=result.run.workload,
+        world=result.run.world,
         ceiling=ceilings.get(None, Ceiling(reason="each of the targets has its own")),
         ceilings={target: one for target, one in ceilings.items() if target is not None},
         baseline=baseline,
@@ -196,6 +202,7 @@ def _summary(
     *,
     against: Sequence[Sample],
     failure: Failure | None,
+    world: WorldFacts | None,
 ) -> Summary:
     first = samples[0]
     rates = [stats.rate(sample.bytes, sample.elapsed_s) for sample in samples]
@@ -218,6 +225,7 @@ def _summary(
         memory=_memory(samples),
         first_done_s=stats.median([sample.first_done_s for sample in samples]),
         last_done_s=stats.median([sample.last_done_s for sample in samples]),
+        ranks=rank_rates(samples, world),
         phases_s=_phases(samples),
         paths=_paths(samples),
         fallbacks=tuple(dict.fromkeys(one for sample in samples for one in sample.fallbacks)),

@@ -10,6 +10,7 @@ from iobench.bench.judging.verdict import VerdictStatus
 from iobench.report.alike import part_of
 from iobench.report.ceiling import NO_JOB, Ceiling
 from iobench.report.grid import Grid
+from iobench.report.ranks import rank_lines, straggler_lines
 from iobench.report.summary import Report, Summary
 from iobench.report.winners import RANKED
 from iobench.results import Run
@@ -69,12 +70,16 @@ _MOST_NAMES = 12  # in a line below the table
 def heading(report: Report) -> str:
     """Return the workload as text: `llama7b, rank 0: 4.00 GiB of 25.10 GiB in 6 files`.
 
-    The axes that all rows share follow, because labels leave them out: `numjobs=4`.
+    The ranks of a launcher come before: `llama7b on 16 ranks of 2 nodes`. The axes that all rows
+    share follow, because labels leave them out: `numjobs=4`.
     """
     workload = report.workload
     of = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
     files = count_of(workload.files, "file")
-    what = f"{workload.name}, rank {workload.rank}: {format_size(workload.bytes)}{of} in {files}"
+    name, world = workload.name, report.world
+    if world is not None:
+        name += f" on {count_of(world.size, 'rank')} of {count_of(world.nodes, 'node')}"
+    what = f"{name}, rank {workload.rank}: {format_size(workload.bytes)}{of} in {files}"
     return ", ".join([what, *common_axes(one.setting for one in report.summaries)])
 
 
@@ -159,21 +164,22 @@ def phases(summary: Summary) -> str:
 def footnotes(report: Report) -> list[str]:
     """Return all notes: failures, winners, decisions, baseline, ceiling, intervals, reasons."""
     lines = (
-        *(_failure_lines, _winner_lines, _decision_lines, _baseline_line, _ceiling_lines),
-        *(_interval_line, _memory_line, _reason_lines),
+        *(_failure_lines, _winner_lines, _straggler_lines, _rank_lines, _decision_lines),
+        *(_baseline_line, _ceiling_lines, _interval_line, _memory_line, _reason_lines),
     )
     return [line for part in lines for line in part(report)]
 
 
 def urgent_notes(report: Report) -> list[str]:
-    """Return the footnotes that every reader must see: failures, also of fio, and bad rows."""
+    """Return the footnotes for every reader: failures, also of fio, stragglers, and bad rows."""
     bad = {
         reason for one in report.summaries if one.verdict not in RANKED for reason in one.reasons
     }
     fio = [
         _no_ceiling(of, one) for of, one in _ceilings(report) if one.reason not in (None, NO_JOB)
     ]
-    return [*_failure_lines(report), *fio, *_reason_lines(report, bad)]
+    late = _straggler_lines(report)
+    return [*_failure_lines(report), *fio, *late, *_reason_lines(report, bad)]
 
 
 def environment_line(report: Report | Run) -> str:
@@ -203,6 +209,26 @@ def _storage(storage: Mapping[str, Any]) -> list[str]:
     device = part_of(storage, "device")
     known = storage.get("fs_type") or storage.get("kind"), device.get("model") or device.get("name")
     return [str(fact) for fact in known if fact]
+
+
+def _rank_lines(report: Report) -> list[str]:
+    """Return the range of the ranks' rates in each row."""
+    return [
+        line
+        for one in report.summaries
+        if one.ranks is not None
+        for line in rank_lines(f"{one.label} {one.operation}", one.samples, one.ranks)
+    ]
+
+
+def _straggler_lines(report: Report) -> list[str]:
+    """Return the ranks that were late in each row, by host."""
+    return [
+        line
+        for one in report.summaries
+        if one.ranks is not None
+        for line in straggler_lines(f"{one.label} {one.operation}", one.samples, one.ranks)
+    ]
 
 
 def _decision_lines(report: Report) -> list[str]:

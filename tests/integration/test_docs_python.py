@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer.main
 from support.scripted_s3 import scripted_s3
 
 import iobench
@@ -179,6 +182,33 @@ def _exec() -> Iterator[Names]:
     assert torch.equal(names["tensors"]["weight"], torch.ones(3))
 
 
+def _launchers() -> Iterator[Names]:
+    """Ray, whose workers have torchrun's variables; a run with these is in test_ranks_run.py."""
+    from iobench.cli.main import app
+
+    ran: list[list[str]] = []
+
+    class TorchTrainer:
+        def __init__(self, function: Callable[[], None], scaling_config: SimpleNamespace) -> None:
+            assert scaling_config.num_workers > 1
+            self.fit = function
+
+    def run(command: list[str], *, check: bool) -> None:
+        assert check
+        ran.append(command)
+
+    train = SimpleNamespace(ScalingConfig=SimpleNamespace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "ray", SimpleNamespace(train=train))
+        patch.setitem(sys.modules, "ray.train", train)
+        patch.setitem(sys.modules, "ray.train.torch", SimpleNamespace(TorchTrainer=TorchTrainer))
+        patch.setattr(subprocess, "run", run)
+        yield {}
+    ((python, *words),) = ran
+    assert (python, words[:2]) == (sys.executable, ["-m", "iobench"])
+    typer.main.get_command(app).make_context("iobench", words[2:])
+
+
 def _plain() -> Iterator[Names]:
     yield {**_training(), "iobench": iobench, "torch": torch}
 
@@ -188,6 +218,7 @@ _STAND_INS: dict[str, Callable[[], Iterator[Names]]] = {
     "exec.md": _exec,
     "gds.md": _gds,
     "integrations.md": _integrations,
+    "launchers.md": _launchers,
     "results.md": _results,
     "s3.md": _s3,
 }

@@ -55,7 +55,7 @@ def test_torchrun(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     alone = "all ranks are on one node: each restores what it wrote itself"
     noted = [one.operation for one in report.summaries if alone in one.reasons]
     assert noted == ["restore"] * 4
-    assert not any(one.error for one in record.ceiling_samples), record.ceiling_samples
+    assert not any(one.error for one in record.ceiling), record.ceiling
 
 
 def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> None:

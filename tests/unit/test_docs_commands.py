@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer.main
+import yaml
 
 from iobench import peers
 from iobench.cli.main import app
@@ -28,7 +29,7 @@ _LANGUAGES = {
     "sh": "here, like indented commands",
     "text": "test_docs_tables.py: marked as an output",
     "toml": "test_documented.py of writers; here for peers; test_tutorials.py",
-    "yaml": "test_schema.py of workloads; test_dlio.py for integrations",
+    "yaml": "test_schema.py of workloads; test_dlio.py for integrations; here for launchers",
 }
 _SHOWN = {
     "checkpointer.md": "test_documented.py of checkpointer",
@@ -132,6 +133,42 @@ def test_every_block_has_a_test(page: Path) -> None:
         or block.strip().startswith(_PRINTED)
     ]
     assert len(shown) == (page.name in _SHOWN), shown
+
+
+_LAUNCHERS = ("torchrun ", "srun ", "mpirun ")
+
+
+@pytest.mark.parametrize("page", ["distributed.md", "launchers.md"])
+def test_launchers_start_a_command_that_parses(page: str) -> None:
+    """What follows `iobench` in each command. The options of the launchers are not checked."""
+    lines = [one for one in _code_lines(_ROOT / "docs" / page) if one.startswith(_LAUNCHERS)]
+    assert lines
+    for line in lines:
+        launcher, _, rest = re.sub(r"\s+", " ", line).partition(" iobench ")
+        assert rest, line
+        assert launcher.startswith("torchrun") == launcher.endswith(" -m"), line
+        _parse(shlex.split(rest))
+
+
+def test_the_job_of_kubernetes() -> None:
+    """An Indexed Job whose Service gives the first pod the name at which torchrun meets; as many
+    pods as torchrun has nodes, and a command of iobench that parses."""
+    page = (_ROOT / "docs/launchers.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, _BLOCKS)
+    service, job = yaml.safe_load_all(block)
+    selector = {"job-name": job["metadata"]["name"]}
+    assert service["spec"] == {"clusterIP": "None", "selector": selector}
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert (spec["completionMode"], spec["backoffLimit"]) == ("Indexed", 0)
+    assert pod["subdomain"] == service["metadata"]["name"]
+    (container,) = pod["containers"]
+    assert all(isinstance(word, str) for word in container["command"])
+    options, rest = " ".join(container["command"]).split(" -m iobench ")
+    assert f"--nnodes {spec['completions']} " in options
+    assert spec["completions"] == spec["parallelism"]
+    assert f"--master-addr {job['metadata']['name']}-0.{pod['subdomain']} " in options
+    assert "--node-rank $(JOB_COMPLETION_INDEX) " in options
+    _parse(rest.split())
 
 
 def test_benchmarks_that_pages_name_exist() -> None:

@@ -13,7 +13,7 @@ from iobench.bench.judging.verdict import Context, judge
 from iobench.report.page.palette import colour_of, shape_of
 from iobench.report.summary import Report, Summary, group, summarise
 from iobench.report.winners import RANKED
-from iobench.results import Interference, Operation, ResultFile, Sample
+from iobench.results import Interference, Operation, ResultFile, Sample, WorldFacts
 from iobench.results.setting import at_target
 from iobench.units import GIB, format_rate, format_seconds, format_size
 
@@ -33,6 +33,8 @@ class RunRow:
     summary: Summary
     samples: Sequence[Sample]
     context: Context
+    world: WorldFacts | None = None
+    """The ranks of a launcher, if there are any."""
 
     @property
     def counts(self) -> bool:
@@ -121,7 +123,12 @@ class Measured:
             for one in samples[:1]
         }
         return tuple(
-            RunRow(summary=one, samples=found[one.operation, repr(one.setting)], context=context)
+            RunRow(
+                summary=one,
+                samples=found[one.operation, repr(one.setting)],
+                context=context,
+                world=self.result.run.world,
+            )
             for one in self.report.summaries
         )
 

@@ -1,0 +1,133 @@
+"""The ranks of a row: their rates, and the stragglers among them, by host."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from iobench.bench.judging.stats import median, rate
+from iobench.results import Sample, WorldFacts
+from iobench.units import GIB
+
+__all__ = [
+    *("STRAGGLER", "RankRate", "RankRates", "Straggler"),
+    *("rank_lines", "rank_rates", "straggler_lines", "stragglers"),
+]
+
+STRAGGLER = 1.2
+"""A process is a straggler if it takes longer than so many times the median of its sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRate:
+    """The median rate of one rank over the samples of a row."""
+
+    rank: int
+    host: str
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """A rank that took more than 1.2 times its sample's median in `samples` of the row's samples.
+
+    `worst` is the largest ratio of its time to that median. `bytes` is the ratio of its bytes to
+    the median of all ranks: a rank with more bytes takes longer anywhere.
+    """
+
+    rank: int
+    host: str
+    samples: int
+    worst: float
+    bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRates:
+    """Rates of the ranks of a row, each a median over the samples, and the stragglers."""
+
+    slowest: RankRate
+    fastest: RankRate
+    median_bytes_per_s: float
+    stragglers: tuple[Straggler, ...]
+
+
+def stragglers(sample: Sample) -> list[int]:
+    """Return the processes of one sample that take more than 1.2 times its median."""
+    if not sample.jobs_done_s:
+        return []
+    limit = STRAGGLER * median(sample.jobs_done_s)
+    return [job for job, done_s in enumerate(sample.jobs_done_s) if done_s > limit]
+
+
+def rank_rates(samples: Sequence[Sample], world: WorldFacts | None) -> RankRates | None:
+    """Return the rates of the ranks of one row; None without ranks of a launcher.
+
+    Ranks without bytes have no rate.
+    """
+    if world is None or not all(one.jobs_bytes and one.jobs_done_s for one in samples):
+        return None
+    rates = [
+        RankRate(
+            rank=rank,
+            host=world.hosts[rank],
+            bytes_per_s=median(
+                [rate(one.jobs_bytes[rank], one.jobs_done_s[rank]) for one in samples]
+            ),
+        )
+        for rank in range(world.size)
+        if all(one.jobs_bytes[rank] for one in samples)
+    ]
+    if not rates:
+        return None
+    rates.sort(key=lambda one: one.bytes_per_s)
+    return RankRates(
+        slowest=rates[0],
+        fastest=rates[-1],
+        median_bytes_per_s=median([one.bytes_per_s for one in rates]),
+        stragglers=tuple(_found(samples, world)),
+    )
+
+
+def _found(samples: Sequence[Sample], world: WorldFacts) -> Iterator[Straggler]:
+    late: dict[int, list[float]] = defaultdict(list)
+    for sample in samples:
+        middle = median(sample.jobs_done_s)
+        for rank in stragglers(sample):
+            late[rank].append(sample.jobs_done_s[rank] / middle)
+    for rank in sorted(late):
+        sizes = samples[0].jobs_bytes
+        yield Straggler(
+            rank=rank,
+            host=world.hosts[rank],
+            samples=len(late[rank]),
+            worst=max(late[rank]),
+            bytes=sizes[rank] / max(1.0, median(sizes)),
+        )
+
+
+def rank_lines(label: str, of: int, rates: RankRates) -> Iterator[str]:
+    """Yield the range of the ranks' rates as a line; `of` is the number of samples."""
+    low, high = rates.slowest, rates.fastest
+    yield (
+        f"ranks of {label}: {_gib(low.bytes_per_s)} (rank {low.rank}, host {low.host}) to "
+        f"{_gib(high.bytes_per_s)} GiB/s (rank {high.rank}, host {high.host}), "
+        f"median {_gib(rates.median_bytes_per_s)}; medians of {of}"
+    )
+
+
+def straggler_lines(label: str, of: int, rates: RankRates) -> Iterator[str]:
+    """Yield the stragglers as one line, by host; `of` is the number of samples."""
+    by_host: dict[str, list[str]] = defaultdict(list)
+    for one in rates.stragglers:
+        more = f", with {one.bytes:.3g}x the bytes" if one.bytes > STRAGGLER else ""
+        text = f"rank {one.rank} in {one.samples} of {of}, up to {one.worst:.2f}x the median{more}"
+        by_host[one.host].append(text)
+    if by_host:
+        hosts = "; ".join(f"host {host}: {', '.join(texts)}" for host, texts in by_host.items())
+        yield f"stragglers of {label}: {hosts}"
+
+
+def _gib(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / GIB:.2f}"

@@ -1,0 +1,79 @@
+"""The ranks of a row: rates, and stragglers by host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from iobench.report.ranks import rank_lines, rank_rates, straggler_lines
+from iobench.results import Sample, WorldFacts
+from iobench.units import GIB
+
+WORLD = WorldFacts(
+    launcher="slurm",
+    size=4,
+    nodes=2,
+    hosts=("a", "a", "b", "b"),
+    node=(0, 0, 1, 1),
+    interface=None,
+    restored_from=(2, 3, 0, 1),
+    clock_offset_s=(0.0,) * 4,
+    clock_error_s=(0.0,) * 4,
+)
+
+
+@pytest.fixture
+def sample(make_sample: Callable[..., Sample]) -> Callable[..., Sample]:
+    def make(*done_s: float, **more: Any) -> Sample:
+        return make_sample(jobs_done_s=done_s, **({"jobs_bytes": (GIB,) * 4} | more))
+
+    return make
+
+
+def test_rates_and_stragglers(sample: Callable[..., Sample]) -> None:
+    """Medians over the samples; a straggler takes more than 1.2 times the median of its sample."""
+    samples = [sample(1, 1, 1, 2), sample(1, 1, 1, 4), sample(1, 1, 1.1, 1.15)]
+    rates = rank_rates(samples, WORLD)
+    assert rates is not None
+    assert (rates.slowest.rank, rates.slowest.host) == (3, "b")
+    assert rates.slowest.bytes_per_s == GIB / 2
+    assert (rates.fastest.bytes_per_s, rates.median_bytes_per_s) == (GIB, GIB)
+    (one,) = rates.stragglers
+    assert (one.rank, one.host, one.samples, one.worst, one.bytes) == (3, "b", 2, 4.0, 1.0)
+    assert list(straggler_lines("odirect save", 3, rates)) == [
+        "stragglers of odirect save: host b: rank 3 in 2 of 3, up to 4.00x the median"
+    ]
+    (line,) = rank_lines("odirect save", 3, rates)
+    assert line.startswith("ranks of odirect save: 0.50 (rank 3, host b) to 1.00 GiB/s (rank ")
+
+
+def test_more_bytes_explain_a_straggler(sample: Callable[..., Sample]) -> None:
+    """Rank 0 of many frameworks writes far more than the others. Ranks without bytes have no rate."""
+    samples = [sample(4, 1, 1, 0.1, jobs_bytes=(4 * GIB, GIB, GIB, 0))]
+    rates = rank_rates(samples, WORLD)
+    assert rates is not None
+    assert {rates.slowest.rank, rates.fastest.rank} <= {0, 1, 2}
+    (line,) = straggler_lines("x save", 1, rates)
+    assert line.endswith("rank 0 in 1 of 1, up to 4.00x the median, with 4x the bytes")
+
+
+def test_without_stragglers_there_is_no_line(sample: Callable[..., Sample]) -> None:
+    """All within 1.2 times the median."""
+    rates = rank_rates([sample(1, 1.1, 1.1, 1.2)], WORLD)
+    assert rates is not None
+    assert list(straggler_lines("x save", 1, rates)) == []
+
+
+def test_other_runs_have_no_ranks(sample: Callable[..., Sample]) -> None:
+    """Those of --numjobs, older records, and ranks that all move nothing."""
+    assert rank_rates([sample(1, 1, 1, 1)], None) is None
+    assert rank_rates([sample(1, 1, 1, 1, jobs_bytes=())], WORLD) is None
+    assert rank_rates([sample(1, 1, 1, 1, jobs_bytes=(0,) * 4)], WORLD) is None
+
+
+def test_each_rank_has_its_facts() -> None:
+    """A record with too few hosts is refused when it is read."""
+    with pytest.raises(ValueError, match="hosts must have 5 values, and has 4"):
+        WorldFacts(**{**vars(WORLD), "size": 5})
