@@ -163,6 +163,11 @@ class Control:
             code = _INTERRUPTED if interrupted else getattr(error, "exit_code", 1)
             self._member.fail(f"{type(error).__name__}: {error}".removesuffix(": "), int(code))
 
+    @property
+    def broken(self) -> bool:
+        """Whether a rank was lost, so that every further call raises RankError."""
+        return self._member is not None and self._member.broken
+
     def clock_offset(self) -> ClockOffset:
         """Measure the offset of CLOCK_MONOTONIC to that of rank 0. No other rank has to call it."""
         if self._member is None or self.world.rank == 0:

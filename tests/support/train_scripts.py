@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from iobench import Checkpointer, KeepLast, PerRank
+from iobench import Checkpointer, KeepLast, PerRank, load_checkpoint
 from iobench.dist import control
 from iobench.dist.world import World
 from iobench.errors import RankError
 
-__all__ = ["check", "made", "trains"]
+__all__ = ["check", "made", "newest_checked", "trains"]
 
 _SIZE = 20_000
 _SILENT_S = 2.0
@@ -41,12 +42,30 @@ def check(state: dict[str, Any], step: int, rank: int) -> None:
     assert own["seed"].unique().tolist() == [1000.0 * step + rank], own
 
 
+def newest_checked(directory: Path) -> int:
+    """Return the newest step after a check of every value and of each visible name; -1 if none.
+
+    All visible names must be complete checkpoints.
+    """
+    names = [name for name in os.listdir(directory) if not name.startswith(".")]
+    for name in names:
+        assert (directory / name / "manifest.json").exists(), sorted(os.listdir(directory / name))
+    if not names:
+        return -1
+    state = load_checkpoint(directory)
+    for rank, own in enumerate(state["own"].values):
+        check({**state, "own": own}, state["step"], rank)
+    return int(state["step"])
+
+
 def _say(text: str) -> None:
     os.write(1, f"{text}\n".encode())  # one write, because a kill falls between two
 
 
 def trains(directory: str, saves: int, pause_s: float = 0.0, how: str = "async") -> None:
     """Load the newest checkpoint and save some more; exit with 3 after a RankError.
+
+    `how`: "async", "sync", or "wait": asynchronous, and waits for each save.
 
     Prints "begin", "open", "loaded N" (-1: none), "saved N" and "done".
     """
@@ -74,6 +93,8 @@ def _train(ckpt: Checkpointer, step: int, rank: int, saves: int, pause_s: float,
     reported = step
     for now in range(step + 1, step + 1 + saves):
         (ckpt.save if how == "sync" else ckpt.save_async)(made(now, rank), now)
+        if how == "wait":
+            ckpt.wait()
         committed = max((s.step for s in ckpt.saves if s.status == "committed"), default=-1)
         if committed > reported:
             reported = committed
