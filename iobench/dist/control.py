@@ -168,6 +168,11 @@ class Control:
         if self._member is not None:
             self._member.check()
 
+    @property
+    def broken(self) -> bool:
+        """Whether a rank was lost, so that every further call raises RankError."""
+        return self._member is not None and self._member.broken
+
     def clock_offset(self) -> ClockOffset:
         """Measure the offset of CLOCK_MONOTONIC to that of rank 0. No other rank has to call it."""
         if self._member is None or self.world.rank == 0:

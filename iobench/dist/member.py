@@ -76,6 +76,11 @@ class Member:
         answer = self.call({"type": "ping", "sub": "ping", "number": number}, self._lost_after_s)
         return sent_s, float(answer["at_s"]), float(answer["received_s"])
 
+    @property
+    def broken(self) -> bool:
+        """Whether a rank was lost."""
+        return self._broken is not None
+
     def fail(self, error: str, exit_code: int = RankError.exit_code) -> None:
         """Tell the other ranks that this one cannot go on."""
         with contextlib.suppress(RankError):

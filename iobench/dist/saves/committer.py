@@ -80,9 +80,7 @@ class RankCommitter:
         memory = None if snapshot.slot is None else snapshot.memory
         self.commit(snapshot.save, snapshot.content, memory)
 
-    def _lead(
-        self, ledger: Ledger, save: Save, content: RankContent, memory: Bytes | None
-    ) -> None:
+    def _lead(self, ledger: Ledger, save: Save, content: RankContent, memory: Bytes | None) -> None:
         with contextlib.ExitStack() as stack:
             try:
                 if save.error is not None:
@@ -120,8 +118,11 @@ class RankCommitter:
         try:
             self._vote(save, content, memory, order)
             self.control.broadcast(_commit_phase(order.step), deadline_s=self.deadline_s)
-        except BaseException as failure:
-            self._discard(directory, failure)
+        except RankError as failure:
+            # Rank 0 may publish this part although another rank was lost: it has the votes, and
+            # the loss is told to all ranks at once. Only a call that fails says that it does not.
+            if not self.control.broken:
+                self._discard(directory, failure)
             raise
         return True
 

@@ -1,0 +1,103 @@
+"""What the ranks of a trainer do in the tests of faults: load, check, save, and report."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from iobench import Checkpointer, KeepLast, PerRank, load_checkpoint
+from iobench.dist import control
+from iobench.dist.world import World
+from iobench.errors import RankError
+
+__all__ = ["check", "made", "newest_checked", "trains"]
+
+_SIZE = 20_000
+_SILENT_S = 2.0
+_CONNECT_S = 10.0
+
+
+def made(step: int, rank: int) -> dict[str, Any]:
+    """Return the state of a rank at a step: replicated tensors, and one of the rank itself."""
+    return {
+        "w": torch.full((_SIZE,), float(step)),
+        "small": torch.full((3, 5), float(step)),
+        "own": PerRank({"seed": torch.full((100,), 1000.0 * step + rank), "rank": rank}),
+        "step": step,
+    }
+
+
+def check(state: dict[str, Any], step: int, rank: int) -> None:
+    """Raise AssertionError unless every value is that of this step and rank."""
+    assert state["step"] == step, (state["step"], step)
+    assert state["w"].shape == (_SIZE,)
+    for name in ("w", "small"):
+        assert state[name].unique().tolist() == [step], (name, state[name].unique())
+    own = state["own"]
+    assert own["rank"] == rank, own
+    assert own["seed"].unique().tolist() == [1000.0 * step + rank], own
+
+
+def newest_checked(directory: Path) -> int:
+    """Return the newest step after a check of every value and of each visible name; -1 if none.
+
+    All visible names must be complete checkpoints.
+    """
+    names = [name for name in os.listdir(directory) if not name.startswith(".")]
+    for name in names:
+        assert (directory / name / "manifest.json").exists(), sorted(os.listdir(directory / name))
+    if not names:
+        return -1
+    state = load_checkpoint(directory)
+    for rank, own in enumerate(state["own"].values):
+        check({**state, "own": own}, state["step"], rank)
+    return int(state["step"])
+
+
+def _say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())  # one write, because a kill falls between two
+
+
+def trains(directory: str, saves: int, pause_s: float = 0.0, how: str = "async") -> None:
+    """Load the newest checkpoint and save some more; exit with 3 after a RankError.
+
+    `how`: "async", "sync", or "wait": asynchronous, and waits for each save.
+
+    Prints "begin", "open", "loaded N" (-1: none), "saved N" and "done".
+    """
+    _say("begin")
+    world = World.detect()
+    try:
+        if world.size > 1:
+            control._shared = control.Control.connect(
+                world, deadline_s=_CONNECT_S, lost_after_s=_SILENT_S
+            )
+        with Checkpointer(directory, keep=KeepLast(2), writer="odirect") as ckpt:
+            _say("open")
+            step = ckpt.latest()
+            if step is not None:
+                check(ckpt.load(), step, world.rank)
+            _say(f"loaded {-1 if step is None else step}")
+            _train(ckpt, -1 if step is None else step, world.rank, saves, pause_s, how)
+    except RankError as error:
+        _say(f"lost {list(error.ranks)} {error}")
+        raise SystemExit(3) from None
+    _say("done")
+
+
+def _train(ckpt: Checkpointer, step: int, rank: int, saves: int, pause_s: float, how: str) -> None:
+    reported = step
+    for now in range(step + 1, step + 1 + saves):
+        (ckpt.save if how == "sync" else ckpt.save_async)(made(now, rank), now)
+        if how == "wait":
+            ckpt.wait()
+        committed = max((s.step for s in ckpt.saves if s.status == "committed"), default=-1)
+        if committed > reported:
+            reported = committed
+            _say(f"saved {committed}")
+        if pause_s:
+            threading.Event().wait(pause_s)
