@@ -25,8 +25,9 @@ _OF_OTHERS = ("bytes", "reads", "streams", "failures")
 def _cases() -> Iterator[object]:
     for server in SERVERS:
         for number, options in enumerate(_SETTINGS):
-            # moto returns a CRC32C for multipart objects that does not match their bytes.
-            if (server, options.get("checksum")) == ("moto", "crc32c"):
+            # moto returns a CRC32C for multipart objects that does not match their bytes. It reads
+            # neither the signature that replaces the checksum nor a bucket in the host's name.
+            if server == "moto" and number:
                 continue
             shown = ",".join([server, *(f"{k}={v}" for k, v in options.items())])
             for group, checks in check_groups(groups=_OF_OTHERS if number else GROUPS).items():

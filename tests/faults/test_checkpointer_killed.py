@@ -6,12 +6,13 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support.preloaded import Preloaded
 
 from iobench import Checkpointer, load_checkpoint
 
@@ -56,34 +57,35 @@ for line in sys.stdin:
 """
 
 
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[Preloaded]:
+    """A process that imports torch once, and forks the trainers."""
+    with Preloaded(["-c", _TRAINERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        yield started
+
+
 @pytest.mark.parametrize("mode", ["async", "lazy", "sync"])
-def test_killed(mode: str, tmp_path: Path) -> None:
+def test_killed(mode: str, trainers: Preloaded, tmp_path: Path) -> None:
     """`load` returns the newest complete checkpoint, and no reported checkpoint is lost."""
     moments = random.Random(mode)
-    command = [sys.executable, "-c", _TRAINERS]
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save({"w": torch.zeros(_SIZE), "step": 0}, 0)
     held = 0
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as trainers:
-        for number in range(_KILLS):
-            after = ("pid", "step")[number % 2]
-            reported = _kill_one(trainers, tmp_path, mode, after, moments.uniform(0, 0.05))
-            state = load_checkpoint(tmp_path)
-            assert state["w"].unique().tolist() == [state["step"]]
-            assert len(state["w"]) == _SIZE
-            assert state["step"] >= max(reported, held)
-            held = state["step"]
+    for number in range(_KILLS):
+        after = ("pid", "step")[number % 2]
+        reported = _kill_one(trainers, tmp_path, mode, after, moments.uniform(0, 0.05))
+        state = load_checkpoint(tmp_path)
+        assert state["w"].unique().tolist() == [state["step"]]
+        assert len(state["w"]) == _SIZE
+        assert state["step"] >= max(reported, held)
+        held = state["step"]
     with Checkpointer(tmp_path) as ckpt:  # which removes what is half written
         left = {path.name for path in tmp_path.iterdir()} - {".iobench-lock"}
         assert left == {f"step-{step}" for step in ckpt.steps()}
     assert held >= _KILLS // 2
 
 
-def _kill_one(
-    trainers: subprocess.Popen[str], directory: Path, mode: str, after: str, delay_s: float
-) -> int:
+def _kill_one(trainers: Preloaded, directory: Path, mode: str, after: str, delay_s: float) -> int:
     """Kill a trainer some time after its start or first reported step; return its last step.
 
     It must live until then: one that fails, or hangs for a minute, fails the test.
