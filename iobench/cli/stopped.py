@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iobench.cli.report import write_report
+from iobench.cli.servers import print_warning
 from iobench.errors import IobenchError, ResultFileError
 
 if TYPE_CHECKING:
@@ -41,4 +42,4 @@ def report_stopped(record: Path, page: Path | None) -> None:
         else:
             print("no report: nothing was measured yet", file=sys.stderr)
     except IobenchError as error:
-        print(f"warning: no report: {error}", file=sys.stderr)
+        print_warning(f"no report: {error}")
