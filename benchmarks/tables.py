@@ -259,9 +259,12 @@ def _row(cells: Row) -> str:
 
 
 def records(directory: Path, page: Path) -> str:
-    """A row per record of iobench in `directory`: when, and by which command."""
+    """A row per reference record in `directory`: when, and by which command.
+
+    Other records there are somebody's own, with the paths of a machine in their commands.
+    """
     rows = []
-    for path in sorted(directory.glob("*.jsonl")):
+    for path in sorted(directory.glob("reference-*.jsonl")):
         with path.open(encoding="utf-8") as file:
             first = json.loads(file.readline())
         command = shlex.join(_asked(_asked(first["command"], "-o"), "--target"))

@@ -25,8 +25,9 @@ from iobench.cli.given import (
     given,
     the_workload,
 )
-from iobench.cli.report import ReportOption, check_report, write_report
+from iobench.cli.report import ReportOption, check_report, write_report_of
 from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
+from iobench.cli.stopped import report_stopped
 from iobench.errors import UsageError
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
 
@@ -244,16 +245,18 @@ def _tune(
     from iobench.tune.emit import emit, write
     from iobench.tune.tuning import run_tuning
 
-    with quiet_stdout(), TuneProgress(quiet=quiet) as progress:
-        outcome = run_tuning(tuning, journal, progress, began_s=began_s)
+    try:
+        with quiet_stdout(), TuneProgress(quiet=quiet) as progress:
+            outcome = run_tuning(tuning, journal, progress, began_s=began_s)
+    except BaseException:  # interrupted, or the target is full: the race so far is still useful
+        report_stopped(journal.path, report)
+        raise
     write(output, emit(outcome, tuning, journal.header))
     show = write_document if format_ is ListingFormat.JSON else write_table
     show(outcome, tuning, journal.header, sys.stdout)
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
     if report is not None:
-        from iobench.report.page.tuning_page import tuning_page
-
-        write_report(lambda: tuning_page([journal.path]), report)
+        write_report_of([journal.path], report)
 
 
 def _expect(tuning: Tuning) -> None:

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from iobench.cli.report import ReportOption, check_report, write_report
+from iobench.cli.servers import print_warning
 from iobench.errors import IobenchError, RegressionError, UsageError
 from iobench.report.render import DocumentFormat
 from iobench.units import parse_percent
@@ -83,10 +84,9 @@ def compare(
         slower = f"slower by more than {threshold}: {', '.join(worse)}"
         if strict or not comparison.one_run_a_side:
             raise RegressionError(slower)
-        typer.echo(
-            f"warning: {slower}; one run a side does not show whether the code did it: give "
-            "several runs, or --strict for exit code 5",
-            err=True,
+        print_warning(
+            f"{slower}; one run a side does not show whether the code did it: give several runs, "
+            "or --strict for exit code 5"
         )
     if comparison.spoilt:
         raise IobenchError(
@@ -125,7 +125,7 @@ def _read(paths: Sequence[str]) -> list[ResultFile]:
                 f"{result.path} is a record of iobench train; give records of iobench run"
             )
         if result.incomplete:
-            typer.echo(f"warning: {result.incomplete}", err=True)
+            print_warning(result.incomplete)
     repeated = {one.run.run_id for one in found}
     if len(repeated) < len(found):
         raise UsageError(f"{', '.join(paths)}: the same run twice on one side has no spread")

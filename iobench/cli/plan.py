@@ -11,7 +11,7 @@ import typer
 
 from iobench.cli.given import LARGEST_SEED, DocumentFormatOption, check_effect, the_workload
 from iobench.cli.report import ReportOption, check_report, write_report
-from iobench.cli.servers import preparing
+from iobench.cli.servers import preparing, print_warning
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.report.render import DocumentFormat
 from iobench.units import parse_percent, parse_seconds, parse_size
@@ -294,7 +294,7 @@ def _read(path: Path) -> ResultFile:
 
     result = read(path)
     if result.incomplete:
-        typer.echo(f"warning: {result.incomplete}", err=True)
+        print_warning(result.incomplete)
     return result
 
 

@@ -11,7 +11,7 @@ import typer
 
 from iobench.cli.given import DocumentFormatOption, check_effect, check_output, the_directory
 from iobench.cli.report import ReportOption, check_report, write_report
-from iobench.cli.servers import HERE, preparing, print_plan
+from iobench.cli.servers import HERE, preparing, print_plan, print_warning
 from iobench.report.render import DocumentFormat
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def reproduce(
     )
     for record in records:
         if record.incomplete:
-            typer.echo(f"warning: {record.incomplete}", err=True)
+            print_warning(record.incomplete)
     found = judge_records(about, records)
     write(about, records, found, format_, sys.stdout)
     if report is not None:

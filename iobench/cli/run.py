@@ -24,7 +24,8 @@ from iobench.cli.given import (
 from iobench.cli.launched import launched
 from iobench.cli.report import REPORT_HELP, check_report, write_report_of
 from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
-from iobench.errors import ContenderError, DataMismatchError, IobenchError, ResultFileError
+from iobench.cli.stopped import read_stopped, report_stopped
+from iobench.errors import ContenderError, DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.report.render import ReportFormat
 from iobench.units import parse_size
@@ -307,10 +308,10 @@ def _run(
         result = measure(plan, path, ranks, quiet=quiet)
     except BaseException:
         # Interrupted, or the disk is full: the samples recorded so far are still useful.
-        recorded = _recorded(path)
+        recorded = read_stopped(path)
         if recorded is not None and recorded.samples:
             _show(recorded, format_, details=details)
-            _report_rest(recorded, page)
+            report_stopped(path, page)
         raise
     _show(result, format_, details=details)
     if page is not None:
@@ -324,25 +325,6 @@ def _show(result: ResultFile, format_: ReportFormat, *, details: bool) -> None:
 
     render(summarise(result), format_, sys.stdout, details=details)
     print(f"record: {result.path}", file=sys.stderr)
-
-
-def _report_rest(recorded: ResultFile, page: Path | None) -> None:
-    """Write the page of a run that stopped; if that fails too, warn: the first error counts."""
-    try:
-        if page is not None:
-            write_report_of([recorded.path], page)
-    except IobenchError as error:
-        print(f"warning: no report: {error}", file=sys.stderr)
-
-
-def _recorded(path: Path) -> ResultFile | None:
-    """Return the record of a run that stopped; None if no file can be read."""
-    from iobench.results import read
-
-    try:
-        return read(path)
-    except ResultFileError:  # the error that stopped the run is reported instead
-        return None
 
 
 def measure(

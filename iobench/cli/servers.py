@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from iobench.cli.given import check_target
 from iobench.errors import UsageError
 
-__all__ = ["HERE", "preparing", "print_plan", "quiet_stdout", "server"]
+__all__ = ["HERE", "preparing", "print_plan", "print_warning", "quiet_stdout", "server"]
 
 HERE = "."
 """The default of --target."""
@@ -56,6 +56,11 @@ def print_plan(lines: Iterable[str], *, indent: str = _PLAN_INDENT) -> None:
 
             line = wrapped(line, width, indent)
         print(line, file=sys.stderr)
+
+
+def print_warning(text: str) -> None:
+    """Print a warning to stderr, wrapped like a plan."""
+    print_plan([f"warning: {text}"], indent=" " * len("warning: "))
 
 
 @contextmanager

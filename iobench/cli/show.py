@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iobench.cli.servers import print_warning
 from iobench.errors import UsageError
 from iobench.report.render import DocumentFormat, ReportFormat, render
 from iobench.text import printable
@@ -51,14 +52,19 @@ def show(
         raise UsageError("--series and --plot are two drawings; give one of them")
     result = read(path)
     if result.incomplete:
-        typer.echo(f"warning: {printable(result.incomplete)}", err=True)
+        print_warning(printable(result.incomplete))
     if result.training:
-        _show_training(result, format_, other=series or plot or details)
+        if series or plot:
+            raise UsageError(
+                "--series and --plot draw a record of iobench run, and this one is of iobench "
+                f"train; iobench report {path} -o FILE.html draws it"
+            )
+        _show_training(result, format_, details=details)
         return
     if series or plot:
         if format_ is not ReportFormat.TABLE:
             name = "--series" if series else "--plot"
-            raise UsageError(f"{name} draws for people; programs find the figures in the record")
+            raise UsageError(f"{name} is a drawing without a format; leave out --format or {name}")
         from iobench.report import plot as rates
         from iobench.report import series as over_time
 
@@ -67,12 +73,11 @@ def show(
     render(summarise(result), format_, sys.stdout, details=details)
 
 
-def _show_training(result: ResultFile, format_: ReportFormat, *, other: bool) -> None:
+def _show_training(result: ResultFile, format_: ReportFormat, *, details: bool) -> None:
     from iobench.report.training import write
 
-    if other or format_ is ReportFormat.CSV:
+    if details or format_ is ReportFormat.CSV:
         raise UsageError(
-            "a record of iobench train is shown as table, json or md, without --series, --plot or "
-            "--details"
+            "a record of iobench train is shown as table, json or md, and without --details"
         )
     write(result, DocumentFormat(format_), sys.stdout)

@@ -18,8 +18,9 @@ from iobench.cli.given import (
     the_directory,
     the_workload,
 )
-from iobench.cli.report import ReportOption, check_report, write_report
+from iobench.cli.report import ReportOption, check_report, write_report_of
 from iobench.cli.servers import HERE, preparing, print_plan
+from iobench.cli.stopped import read_stopped, report_stopped
 from iobench.errors import DataMismatchError
 from iobench.report.render import DocumentFormat
 
@@ -132,13 +133,22 @@ def train(
             device=device.value,
             seed=seed,
         )
-    result = measure_training(session, output, quiet=quiet)
-    training.write(result, format_, sys.stdout)
-    print(f"record: {result.path}", file=sys.stderr)
-    if report is not None:
-        from iobench.report.page.train_page import train_page
+    from iobench.results import default_path
 
-        write_report(lambda: train_page([result]), report)
+    path = output or default_path(f"train-{session.workload.name}")
+    try:
+        result = measure_training(session, path, quiet=quiet)
+    except BaseException:  # interrupted, or the disk is full: what was recorded is still useful
+        recorded = read_stopped(path)
+        if recorded is not None and recorded.training:
+            training.write(recorded, format_, sys.stdout)
+            print(f"record: {path}", file=sys.stderr)
+            report_stopped(path, report)
+        raise
+    training.write(result, format_, sys.stdout)
+    print(f"record: {path}", file=sys.stderr)
+    if report is not None:
+        write_report_of([path], report)
     raise_differences(result)
 
 

@@ -254,6 +254,8 @@ class _Names:
         self._pattern, self._replaced = re.compile("|".join(parts)), {}
 
     def _note(self, old: str, new: str, where: str) -> str:
+        if new == old:  # a copy that is scrubbed again
+            return new
         first = self._replaced.get(old, Removed(where=where, old=old, new=new, count=0))
         self._replaced[old] = replace(first, count=first.count + 1)
         return new

@@ -35,10 +35,19 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
-    """Write a Page to a file and open it: `open_page(page, width=400, scheme="dark")`."""
+    """Write a Page to a file and open it: `open_page(page, width=400, scheme="dark")`.
+
+    All its charts are drawn, unless the browser is never `idle`: then the first one is.
+    """
     contexts = []
 
-    def opened(page: Page, width: int = 1280, scheme: Literal["light", "dark"] = "light") -> Opened:
+    def opened(
+        page: Page,
+        width: int = 1280,
+        scheme: Literal["light", "dark"] = "light",
+        *,
+        idle: bool = True,
+    ) -> Opened:
         path = tmp_path / f"{len(contexts)}.html"
         path.write_text(html(page), encoding="utf-8")
         context = browser.new_context(
@@ -46,6 +55,8 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
         )
         contexts.append(context)
         tab = context.new_page()
+        if not idle:
+            tab.add_init_script("window.requestIdleCallback = () => 0")
         tab.set_default_timeout(_WAIT_MS)
         one = Opened(tab)
         tab.on("console", lambda message: one.problems.append(f"console: {message.text}"))
@@ -53,7 +64,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
         tab.on("dialog", lambda dialog: one.problems.append(f"dialog: {dialog.message}"))
         tab.on("request", lambda request: _check(request.url, path, one.problems))
         tab.goto(path.as_uri())
-        tab.wait_for_selector("html[data-drawn]")
+        tab.wait_for_selector("html[data-drawn]" if idle else ".chart[data-drawn]")
         return one
 
     yield opened

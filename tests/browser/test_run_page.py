@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.browser import OpenPage
 from support.records import HOSTILE, hostile_record
 
@@ -33,6 +34,23 @@ def test_all_of_a_run(open_page: OpenPage, tmp_path: Path) -> None:
     before = opened.run(widths)
     assert opened.page.pdf().startswith(b"%PDF")
     assert opened.run(widths) == before  # drawn for the paper, and then for the screen again
+    assert opened.problems == []
+
+
+def test_charts_are_drawn_when_they_are_seen(open_page: OpenPage) -> None:
+    """Those near the screen first, one where somebody scrolls to it, and all of them on paper."""
+    page = page_of([_RECORD])
+    opened = open_page(page, idle=False)
+    last = opened.page.locator("figure .chart").last
+    assert last.get_attribute("data-drawn") is None
+    last.scroll_into_view_if_needed()
+    opened.page.wait_for_selector(f'figure[data-chart="{[*page.charts][-1]}"] svg')
+    drawn = opened.count("figure svg")
+    assert 0 < drawn < len(page.charts)
+    paper = len(opened.page.pdf())
+    assert opened.count("figure svg") == len(page.charts)
+    assert opened.count("html[data-drawn]") == 1
+    assert paper == pytest.approx(len(open_page(page).page.pdf()), rel=0.02)
     assert opened.problems == []
 
 

@@ -275,6 +275,7 @@ def start(
             [
                 *("-m", "iobench", "autotune", "-w", tiny_path, "--target", target),
                 *(*_QUICK, "-o", output, "--journal", journal, "--writer", "buffered,odirect"),
+                *("--report", journal.with_suffix(".html")),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -301,15 +302,19 @@ def test_interrupted_and_resumed(
     journal: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Ctrl-C leaves only the journal; --resume measures only what is missing."""
+    """Ctrl-C leaves only the journal, and the page of --report; --resume measures what is
+    missing."""
     process = start(8)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=_PATIENCE_S)
     assert (process.returncode, stdout) == (130, ""), stderr
-    assert stderr.splitlines()[-2:] == [
+    page = journal.with_suffix(".html")
+    assert stderr.splitlines()[-3:] == [
+        f"report: {page}",
         f"go on with iobench autotune --resume {journal}",
         "iobench: interrupted; temporary files are removed",
     ]
+    assert "Not confirmed" in page.read_text()
     assert os.listdir(target) == []
     assert not output.exists()
     before = journal.read_bytes()

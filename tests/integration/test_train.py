@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,22 +125,32 @@ def test_refused(
 
 
 def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
-    """Ctrl-C between blocks: exit code 130, an empty target, and the record says so."""
-    record = tmp_path / "run.jsonl"
+    """Ctrl-C between blocks: exit code 130, an empty target, and the record says so. What was
+    measured is printed, and in the page of --report."""
+    record, page = tmp_path / "run.jsonl", tmp_path / "report.html"
     command = (
         *("-m", "iobench", "train", "-w", tiny_path, "--target", target),
-        *("-o", record, "--size", "full", "--steps", "200", "--every", "2"),
+        *("-o", record, "--report", page, "--size", "full", "--steps", "20", "--every", "10"),
         *("--mode", "async", "--writer", "buffered", "--model-params", "100000"),
+        *("--repeat", "1000"),
     )
     environment = os.environ | ONE_THREAD
-    with Preloaded(command, stderr=subprocess.PIPE, env=environment) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Preloaded(command, **pipes, env=environment) as process:
         assert process.stderr
-        while not any(target.glob(".iobench-run-*/lock")):
+        while not (record.exists() and record.read_bytes().count(b"\n") > 2):
             assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        printed = process.communicate()[1]
+        table, printed = process.communicate()
     assert process.returncode == 130, printed
     assert not any(target.iterdir())
     end = read(record).end
     assert end is not None
     assert end.status == "interrupted"
+    assert "buffered" in table
+    assert printed.splitlines()[-3:] == [
+        *(f"record: {record}", f"report: {page}"),
+        "iobench: interrupted; temporary files are removed",
+    ]
+    assert "interrupted" in page.read_text()

@@ -47,9 +47,15 @@ def _read_training(path: Path) -> ResultFile | None:
 
 
 def _read_tuning(path: Path) -> Path | None:
-    from iobench.report.page.tuning_page import read_tuning
+    """Return `path` if it is a journal of a tuning. Other readers report a missing file."""
+    from iobench.tune.journal import SCHEMA  # not tuning_page, which imports torch
 
-    return read_tuning(path)
+    family = f'{{"schema": "{SCHEMA.partition("/")[0]}/'.encode()
+    try:
+        with path.open("rb") as file:
+            return path if file.read(len(family)) == family else None
+    except OSError:
+        return None
 
 
 KINDS = {

@@ -19,23 +19,12 @@ from iobench.report.page.tables import spread_words, tables_section
 from iobench.report.tuning import grid, notes
 from iobench.results import Environment
 from iobench.tune.emit import machine_words, storage_words
-from iobench.tune.journal import SCHEMA, read_journal
+from iobench.tune.journal import read_journal
 from iobench.tune.outcome import Outcome, Standing
 from iobench.tune.replay import ReplayedTuning, replay
 from iobench.units import count_of, format_size
 
-__all__ = ["read_tuning", "tuning_page"]
-
-_FAMILY = f'{{"schema": "{SCHEMA.partition("/")[0]}/'.encode()
-
-
-def read_tuning(path: Path) -> Path | None:
-    """Return `path` if it is a journal of a tuning. Other readers report a missing file."""
-    try:
-        with path.open("rb") as file:
-            return path if file.read(len(_FAMILY)) == _FAMILY else None
-    except OSError:
-        return None
+__all__ = ["tuning_page"]
 
 
 def tuning_page(paths: Sequence[Path]) -> Page:

@@ -50,7 +50,7 @@ def test_rates_and_stragglers(sample: Callable[..., Sample]) -> None:
 
 
 def test_more_bytes_explain_a_straggler(sample: Callable[..., Sample]) -> None:
-    """Rank 0 of many frameworks writes far more than the others. Ranks without bytes have no rate."""
+    """Rank 0 of many frameworks writes far more than the others. Without bytes there is no rate."""
     samples = [sample(4, 1, 1, 0.1, jobs_bytes=(4 * GIB, GIB, GIB, 0))]
     rates = rank_rates(samples, WORLD)
     assert rates is not None

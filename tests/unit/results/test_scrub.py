@@ -214,3 +214,11 @@ def test_a_write_that_fails_leaves_no_copy(
     if isinstance(error, OSError):
         assert str(raised.value) == f"{copy} cannot be written: No space left"
     assert not copy.exists()
+
+
+def test_a_copy_is_scrubbed_again_without_a_change() -> None:
+    """Its replacements are not listed as values that were removed."""
+    once = scrub(changed(command=["iobench", "run", "--target", "/home/someone/disk"]))
+    again = scrub(once.lines)
+    assert once.removed
+    assert (again.removed, again.lines) == ((), once.lines)

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts, one after the other from the top, and saves attached files.
+// Draws the charts and saves attached files.
 (() => {
   const options = {
     mode: "vega-lite",
@@ -10,13 +10,35 @@
     tooltip: { theme: "page", disableDefaultStyle: true },
   };
 
-  async function draw() {
-    for (const place of document.querySelectorAll(".chart")) {
-      const spec = JSON.parse(place.querySelector("script").textContent);
-      await vegaEmbed(place, spec, options);
-      place.dataset.drawn = "";
-    }
-    document.documentElement.dataset.drawn = "";
+  const waiting = new Set(document.querySelectorAll(".chart"));
+  let undrawn = waiting.size;
+
+  async function draw(place) {
+    if (!waiting.delete(place)) return;
+    const spec = JSON.parse(place.querySelector("script").textContent);
+    await vegaEmbed(place, spec, options);
+    place.dataset.drawn = "";
+    undrawn -= 1;
+    finish();
+  }
+
+  function finish() {
+    if (undrawn === 0) document.documentElement.dataset.drawn = "";
+  }
+
+  // Charts near the screen come first. The others are drawn one by one while nobody waits, so that
+  // the page can be read before all of them are there.
+  function drawInOrder() {
+    const near = new IntersectionObserver((entries) => {
+      for (const one of entries) if (one.isIntersecting) draw(one.target);
+    }, { rootMargin: "50%" });
+    waiting.forEach((place) => near.observe(place));
+    const idle = window.requestIdleCallback ?? ((call) => setTimeout(call, 50));
+    const next = async () => {
+      for (const [place] of waiting.entries()) return draw(place).then(() => idle(next));
+    };
+    idle(next);
+    finish();
   }
 
   async function unpacked(text) {
@@ -40,9 +62,10 @@
   for (const [event, width] of [["beforeprint", "180mm"], ["afterprint", ""]]) {
     window.addEventListener(event, () => {
       document.querySelector("main").style.width = width;
+      waiting.forEach(draw); // paper has all of them
       window.dispatchEvent(new Event("resize"));
     });
   }
 
-  draw();
+  drawInOrder();
 })();

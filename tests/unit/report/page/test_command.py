@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from iobench.cli.report import report
-from iobench.cli.run import _report_rest
+from iobench.cli.stopped import report_stopped
 from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
 from iobench.report.page import kinds
 from iobench.results import ResultFile
@@ -85,14 +85,6 @@ def test_without_the_extra(
     assert issubclass(UnavailableError, IobenchError)
 
 
-def test_a_stopped_run_without_its_report(
-    example: ResultFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The error that stopped the run counts, not that of the report."""
-    _report_rest(example, tmp_path / "gone" / "a.html")
-    assert capsys.readouterr().err.startswith("warning: no report: --report ")
-
-
 def test_kinds_are_not_mixed(example_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each report is of one kind of record."""
     odd = kinds.RecordKind(reads=lambda path: path if path.suffix == ".odd" else None, page="x:y")
@@ -109,3 +101,27 @@ def test_a_run_imports_no_charts() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_page_of_what_stopped(
+    recorded: ResultFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what was measured; no page, and one line at most, where there is nothing or it fails."""
+    lines = recorded.path.read_text().splitlines(keepends=True)
+    record, page = tmp_path / "record.jsonl", tmp_path / "page.html"
+    for kept, said in (
+        (None, ""),
+        (1, "no report: nothing was measured yet"),
+        (20, f"report: {page}"),
+    ):
+        if kept is not None:
+            record.write_text("".join(lines[:kept]))
+        report_stopped(record, page)
+        assert capsys.readouterr().err.strip() == said
+        assert page.exists() == said.startswith("report: ")
+    report_stopped(record, None)
+    report_stopped(record, tmp_path / "gone" / "a.html")
+    assert capsys.readouterr().err.startswith("warning: no report: --report ")
+    record.write_text("no record")
+    report_stopped(record, page)
+    assert capsys.readouterr().err.startswith("warning: no report: ")
