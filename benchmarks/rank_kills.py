@@ -1,6 +1,6 @@
 """Kill ranks of a job at random moments, again and again. The figures of docs/reliability.md.
 
-    python benchmarks/rank_kills.py --kills 1000 --seed 1
+    PYTHONPATH=tests python benchmarks/rank_kills.py --kills 1000 --seed 1
 
 Four nodes are network namespaces with a rank each, which saves without a pause. Needs root. Every
 attempt is checked, see tests/support/rank_kills.py; the first one that fails ends the run with
@@ -18,8 +18,6 @@ import time
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 
 from support.nodes import open_nodes
 from support.rank_kills import PRELOAD, RankKills
