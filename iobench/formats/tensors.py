@@ -21,6 +21,7 @@ __all__ = [
     "OnDevice",
     "allocate",
     "allocate_on",
+    "array_dtype",
     "device_bytes",
     "dtype_name",
     "flat_tensor",
@@ -163,6 +164,17 @@ def tensor_from_bytes(
     values, same = _numpy_type(dtype)
     made = torch.from_numpy(np.ndarray(shape, values, data, start))
     return made if same else made.view(dtype)
+
+
+def array_dtype(dtype: torch.dtype, shape: Sequence[int]) -> np.dtype[Any] | None:
+    """Return the dtype of a numpy array that is a tensor of `dtype` and `shape` for torch.
+
+    None if numpy lacks the dtype, or has no such array.
+    """
+    if 0 in shape or len(shape) > _MOST_DIMENSIONS:
+        return None
+    values, same = _numpy_type(dtype)
+    return values if same else None
 
 
 @functools.cache
