@@ -194,6 +194,7 @@ def flat_tensor(data: Memory) -> torch.Tensor:
     return torch.from_numpy(data)
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype, such as `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
