@@ -44,6 +44,10 @@ os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_ex
 # With the same ninja as the setup: another version would build them again, for minutes.
 os.environ["PATH"] = os.path.join(sys.prefix, "bin") + os.pathsep + os.environ["PATH"]
 
+# One thread of torch, also in children: two tests run at a time, and threads that share a busy core
+# wait for each other longer than such small tensors take. Before anything imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 settings.register_profile("iobench", deadline=None)  # timings never decide a test
 settings.load_profile("iobench")
 

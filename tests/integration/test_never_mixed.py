@@ -122,6 +122,7 @@ def _train(seed: int, directory: Path) -> Checkpointer:
 def test_never_mixed_never_stale(runs: Path, part: int) -> None:
     """Each committed checkpoint holds its own step's values and no other, whatever overlapped."""
     statuses: set[str] = set()
+    reader = BufferedWriter()
     for seed in range(part, _SCHEDULES, 4):
         directory = runs / str(seed)
         ckpt = _train(seed, directory)
@@ -131,6 +132,7 @@ def test_never_mixed_never_stale(runs: Path, part: int) -> None:
         assert set(held) <= committed, f"schedule {seed}"
         assert max(held, default=None) == max(committed, default=None), f"schedule {seed}"
         for step in held:
-            assert _values(load_checkpoint(directory, step)) == {float(step)}, f"schedule {seed}"
+            loaded = load_checkpoint(directory, step, writer=reader)
+            assert _values(loaded) == {float(step)}, f"schedule {seed}"
         shutil.rmtree(directory)
     assert statuses == {"committed", "skipped", "superseded"}

@@ -112,11 +112,15 @@ def test_a_simulated_step_is_the_whole_step(
 @pytest.mark.parametrize("spoil", [False, True])
 def test_resume(spoil: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One byte that differs after a resume is reported; the losses alone would not show it."""
-    threads = torch.get_num_threads()
-    found = _run(_InMemory(spoil=spoil), tmp_path, every=2, monkeypatch=monkeypatch)
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = _run(_InMemory(spoil=spoil), tmp_path, every=2, monkeypatch=monkeypatch)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(usual)
     assert found.losses_equal
     assert found.resumed_equal is not spoil
-    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize(("every", "steps"), [(1, [0, 1, 2]), (2, [0, 1]), (3, [0, 1])])
