@@ -185,6 +185,7 @@ def test_memory_against_rate(recorded: ResultFile) -> None:
     assert low == MIB
     assert high > 1536 * MIB
     assert "odirect 2.41 GiB/s for 64.00 MiB" in chart.alt
+    assert not values(chart, "rule")
     assert memory_chart(_group(Measured.of(recorded), "save")) is None
 
 
@@ -198,6 +199,19 @@ def test_labels_of_the_trade_do_not_hide_each_other() -> None:
     assert not [(a, b) for a, b in combinations(boxes, 2) if meet(a, b)]
     (last,) = placed([(0.95, 0.5, "buffered")])
     assert last.align == "right"
+
+
+def test_labels_of_writers_that_cost_the_same() -> None:
+    """Ten page caches of one size: all labels are apart, and a line leads to the far ones."""
+    points = [(0.9, 0.4 + 0.01 * n, f"peer:number-{n}") for n in range(10)]
+    found = list(placed(points))
+    boxes = [
+        label.box(x * WIDTH, y * HEIGHT, 7.0 * len(text))
+        for label, (x, y, text) in zip(found, points, strict=True)
+    ]
+    assert not [(a, b) for a, b in combinations(boxes, 2) if meet(a, b)]
+    assert all(box[1] >= 0 and box[3] <= HEIGHT for box in boxes)
+    assert sum(one.apart for one in found) >= 5
 
 
 def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
