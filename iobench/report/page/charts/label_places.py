@@ -13,6 +13,7 @@ WIDTH = 760
 """For the labels: a wider chart has more room for them, a phone less."""
 _LETTER, _LINE, _GAP = 7.0, 15, 9  # pixels
 _FAR = 0.6 * WIDTH
+_FARTHEST = 180  # pixels from a point to its label: many writers may cost the same
 
 LabelBox = tuple[float, float, float, float]
 """Left, top, right and bottom in pixels."""
@@ -25,6 +26,11 @@ class Place:
     align: str
     dx: int
     dy: int
+
+    @property
+    def apart(self) -> bool:
+        """Whether the label is so far from its point that a line must lead to it."""
+        return abs(self.dx) > _GAP
 
     def box(self, x: float, y: float, width: float) -> LabelBox:
         """Return left, top, right and bottom of a label of `width` pixels at a point."""
@@ -41,9 +47,14 @@ _PLACES = (
     Place("left", _GAP, _LINE),
     Place("right", -_GAP, -_LINE),
     Place("right", -_GAP, _LINE),
-    Place("center", 0, -2 * _LINE),
-    Place("center", 0, 2 * _LINE),
+    *(
+        Place(align, dx, dy)
+        for further in range(_LINE + 10, _FARTHEST, 5)
+        for dy in (further, -further)
+        for align, dx in (("left", 3 * _GAP), ("right", -3 * _GAP))
+    ),
 )
+"""The first ones are next to the point. A line leads from the point to each further one."""
 
 
 def placed(points: Sequence[tuple[float, float, str]]) -> Iterator[Place]:
@@ -69,7 +80,7 @@ def placed(points: Sequence[tuple[float, float, str]]) -> Iterator[Place]:
 
 
 def _inside(box: LabelBox) -> bool:
-    return box[0] >= 0 and box[2] <= WIDTH and box[1] >= 0
+    return box[0] >= 0 and box[2] <= WIDTH and box[1] >= 0 and box[3] <= HEIGHT
 
 
 def meet(one: LabelBox, other: LabelBox) -> bool:

@@ -12,7 +12,7 @@ from iobench.report.grid import Grid
 from iobench.report.page.charts.label_places import HEIGHT, placed
 from iobench.report.page.page import Chart
 from iobench.report.page.rows import Group, RunRow
-from iobench.report.page.theme import INK, data_of, spec_of
+from iobench.report.page.theme import INK, MUTED, data_of, spec_of
 from iobench.results import MemoryUse
 from iobench.units import GIB, MIB, format_size
 
@@ -117,7 +117,7 @@ def _layers(
     y = alt.Y("y:Q", scale=_to(most), axis=alt.Axis(title="GiB/s", tickCount=5))
     texts = [group.label(one.row) for one in points]
     tops = [1 - one.row.median / most for one in points]
-    places = placed(list(zip(across, tops, texts, strict=True)))
+    places = list(placed(list(zip(across, tops, texts, strict=True))))
     values = [
         {
             "x": one.x,
@@ -128,6 +128,8 @@ def _layers(
             "rate": f"{one.row.median:.2f} GiB/s",
             "cost": one.words,
             **{f"part{number}": part for number, part in enumerate(one.more.values())},
+            "x2": one.x,
+            "y2": one.row.median,
             "align": place.align,
             "dx": place.dx,
             "dy": place.dy,
@@ -151,7 +153,15 @@ def _layers(
         dx=alt.expr("datum.dx"),
         dy=alt.expr("datum.dy"),
     )
-    return [dots, labels.encode(text="label:N")]
+    leaders = [value for value, place in zip(values, places, strict=True) if place.apart]
+    lines = alt.Chart(data_of(leaders)).mark_rule(
+        color=MUTED,
+        opacity=0.6,
+        x2Offset=alt.expr("datum.dx + (datum.dx < 0 ? 2 : -2)"),
+        y2Offset=alt.expr("datum.dy"),
+    )
+    own = [lines.encode(x=x, y=y, x2="x2:Q", y2="y2:Q")] if leaders else []
+    return [*own, dots, labels.encode(text="label:N")]
 
 
 def _alt(group: Group, cost: str, points: Sequence[_Point]) -> str:

@@ -1,5 +1,6 @@
 """Runs with all charts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,18 +8,21 @@ import pytest
 from iobench.report.page.page import Page
 from iobench.report.page.rows import Measured
 from iobench.report.page.run_page import run_page
-from iobench.results import ResultFile, read
+from iobench.results import MemoryUse, ResultFile, read
+from iobench.units import MIB
 
 
 @pytest.fixture(scope="session")
 def recorded() -> ResultFile:
-    """A whole run with series and ceilings."""
-    return read(Path(__file__).parents[4] / "results" / "reference-llama7b.jsonl")
+    """A whole run with series, memory and ceilings."""
+    result = read(Path(__file__).parents[4] / "results" / "reference-llama7b.jsonl")
+    used = MemoryUse(process_bytes=32 * MIB, page_cache_bytes=None)
+    return replace(result, samples=tuple(replace(one, memory=used) for one in result.samples))
 
 
 @pytest.fixture(scope="session")
 def old() -> ResultFile:
-    """A run of an earlier version, without series."""
+    """A run of an earlier version, without series and memory."""
     return read(Path(__file__).parents[2] / "results" / "recorded.jsonl")
 
 

@@ -24,7 +24,19 @@ from iobench.results import Interference, MemoryUse, ResultFile, Sample
 from iobench.units import GIB, MIB
 
 _OPERATIONS = ("save", "restore")
-_KINDS = ("rate", "phases", "trade", "over-time", "in-order")
+_OF_OPERATION = (("rate",), ("phases",), ("trade", "memory"), ("over-time",), ("in-order",))
+"""The charts of each section, for one operation."""
+
+
+def _names(*absent: str) -> list[str]:
+    """The names of all charts but some, in the order of the page."""
+    return [
+        f"{kind}-{operation}"
+        for kinds in _OF_OPERATION
+        for operation in _OPERATIONS
+        for kind in kinds
+        if kind not in absent
+    ]
 
 
 def _layers(chart: Chart, mark: str) -> Iterator[list[Mapping[str, Any]]]:
@@ -47,7 +59,7 @@ def _with(result: ResultFile, change: Callable[[Sample], Sample]) -> Measured:
 @pytest.mark.slow
 def test_the_specs_are_vega_lite(page: Page) -> None:
     """Altair's schema accepts each of them, and each has the width of its container."""
-    assert [*page.charts] == [f"{kind}-{one}" for kind in _KINDS for one in _OPERATIONS]
+    assert [*page.charts] == _names()
     for chart in page.charts.values():
         alt.LayerChart.from_dict({**chart.spec, "config": {}})
         assert chart.spec["width"] == "container"
@@ -160,8 +172,7 @@ def test_bytes_over_time_are_all_of_them(measured: Measured) -> None:
 def test_old_records_have_no_series(old: ResultFile) -> None:
     """Then there is no such chart, and the page has all others."""
     assert over_time_chart(_group(Measured.of(old), "save")) is None
-    kinds = [kind for kind in _KINDS if kind != "over-time"]
-    assert [*run_page([old]).charts] == [f"{kind}-{one}" for kind in kinds for one in _OPERATIONS]
+    assert [*run_page([old]).charts] == _names("over-time", "memory")
 
 
 def test_memory_against_rate(recorded: ResultFile) -> None:
@@ -184,8 +195,10 @@ def test_memory_against_rate(recorded: ResultFile) -> None:
     low, high = chart.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
     assert low == MIB
     assert high > 1536 * MIB
-    assert "odirect 2.41 GiB/s for 64.00 MiB" in chart.alt
-    assert memory_chart(_group(Measured.of(recorded), "save")) is None
+    assert "GiB/s for 64.00 MiB" in chart.alt
+    assert not values(chart, "rule")
+    without = _with(recorded, lambda one: replace(one, memory=None))
+    assert memory_chart(_group(without, "save")) is None
 
 
 def test_labels_of_the_trade_do_not_hide_each_other() -> None:
@@ -198,6 +211,19 @@ def test_labels_of_the_trade_do_not_hide_each_other() -> None:
     assert not [(a, b) for a, b in combinations(boxes, 2) if meet(a, b)]
     (last,) = placed([(0.95, 0.5, "buffered")])
     assert last.align == "right"
+
+
+def test_labels_of_writers_that_cost_the_same() -> None:
+    """Ten page caches of one size: all labels are apart, and a line leads to the far ones."""
+    points = [(0.9, 0.4 + 0.01 * n, f"peer:number-{n}") for n in range(10)]
+    found = list(placed(points))
+    boxes = [
+        label.box(x * WIDTH, y * HEIGHT, 7.0 * len(text))
+        for label, (x, y, text) in zip(found, points, strict=True)
+    ]
+    assert not [(a, b) for a, b in combinations(boxes, 2) if meet(a, b)]
+    assert all(box[1] >= 0 and box[3] <= HEIGHT for box in boxes)
+    assert sum(one.apart for one in found) >= 5
 
 
 def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
