@@ -61,7 +61,7 @@ def test_torchrun(tiny_path: Path, target: Path, tmp_path: Path) -> None:
 def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """Each restores what the other node wrote. A writer that fails in rank 1 ends its own rows
     with the rank's name, wrong bytes there are found, and the exit code is that of rank 0."""
-    job, more = job_number(), {"PYTHONPATH": f"{meddling(tmp_path)}:{os.environ['PYTHONPATH']}"}
+    job, more = job_number(), {"PYTHONPATH": meddling(tmp_path)}
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "failing,meeting,wrong"),
         *("--repeat", "1", "--size", "full", "--no-ceiling", "--seed", "1", "--pool", "32MiB"),
@@ -100,7 +100,7 @@ def test_a_rank_without_the_writer_ends_all(tiny_path: Path, target: Path, tmp_p
     """With its own error and exit code: one node lacks a package that rank 0 has."""
     job, site = job_number(), meddling(tmp_path)
     environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
-    environments[0]["PYTHONPATH"] = f"{site}:{os.environ['PYTHONPATH']}"
+    environments[0]["PYTHONPATH"] = site
     arguments = (
         "run",
         "-w",
@@ -127,7 +127,7 @@ def test_a_rank_ends_in_a_save(how: str, tiny_path: Path, target: Path, tmp_path
     it, ends them. Nothing stays in the target, and the record says how far the run came."""
     begun, job = tmp_path / "begun", job_number()
     more = {
-        "PYTHONPATH": f"{meddling(tmp_path)}:{os.environ['PYTHONPATH']}",
+        "PYTHONPATH": meddling(tmp_path),
         "STUCK": str(begun),
     }
     arguments = (

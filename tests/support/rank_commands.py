@@ -6,11 +6,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from support.preloaded import Preloaded
 from tests.support.ranks import free_port
 
 __all__ = ["RankCommand", "job_number", "slurm", "torchrun_variables"]
@@ -92,11 +92,10 @@ class RankCommand:
 
 
 def _start(arguments: list[str], environment: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "iobench", *arguments],
+    return Preloaded(
+        ["-m", "iobench", *arguments],
         cwd=cwd,
         env=environment,
-        text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
