@@ -228,6 +228,7 @@ class RankGroup(Executor):
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         """End the jobs. After an error, wait until no rank can write any more."""
+        self._steps.__exit__()
         if error is None:
             self._launched.jobs_ended()
             return

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from iobench.bench.counters.monitor import Usage
 from iobench.bench.processes.group import Release
@@ -68,6 +68,13 @@ class Steps:
         self._control, self._job = control, job
         self._clock = RankClock(control)
         self.lead = Lead()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what this rank has started: a fio job would go on."""
+        self._job.fio_stop()
 
     def carry_out(self, message: dict[str, Any], release: Release | None = None) -> list[Any]:
         """Carry out the command in `message`; return the replies of all ranks in rank 0.
