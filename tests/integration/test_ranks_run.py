@@ -15,6 +15,10 @@ from support.sample_checks import check_samples
 
 from iobench.report.summary import summarise
 from iobench.results import read
+from iobench.testing import LocalS3
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.target import S3Target
 
 
 def test_torchrun(tiny_path: Path, target: Path, tmp_path: Path) -> None:
@@ -156,3 +160,23 @@ def test_a_rank_ends_in_a_save(how: str, tiny_path: Path, target: Path, tmp_path
     assert record.samples == ()
     assert record.end is not None
     assert record.end.status == ("failed" if how == "killed" else "interrupted")
+
+
+def test_a_bucket(server: LocalS3, tiny_path: Path, tmp_path: Path) -> None:
+    """Ranks share it as they share a directory; no fio, no page cache, no device."""
+    target, job = f"{server.target}/ranks", job_number()
+    arguments = (
+        *("run", "-w", tiny_path, "--target", target, "--writer", "s3", "--size", "full"),
+        *("--repeat", "1", "--pool", "32MiB", "--format", "json", "-o", tmp_path / "run.jsonl"),
+    )
+    environments = [torchrun_variables(rank, 2, job) | server.environment for rank in range(2)]
+    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+        (code, _, err), other = ranks.ends()
+    assert code == 0, err
+    assert other == (0, "", "")
+    record = read(tmp_path / "run.jsonl")
+    check_samples(record)
+    assert {one.verdict for one in summarise(record).summaries} == {"VALID"}
+    assert [one.jobs_bytes[0] > one.jobs_bytes[1] for one in record.samples] == [True, False]
+    with server.active():
+        assert list(S3Objects(S3Writer().client, S3Target.parse(target)).names("")) == []
