@@ -72,7 +72,8 @@ def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> No
         *("--restore-as", "same,subset=0.3", "-o", tmp_path / "run.jsonl"),
     )
     environments = [slurm(rank, 2, job) | more for rank in range(2)]
-    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+    machines = os.geteuid() == 0
+    with RankCommand.started(arguments, environments, tmp_path, machines=machines) as ranks:
         (code, out, err), other = ranks.ends()
     assert code == 1, err
     assert other == (1, "", "")
@@ -92,6 +93,15 @@ def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> No
     # The small files of rank 1 are what rank 0 restores, and the other way round.
     assert [one.jobs_bytes[0] > one.jobs_bytes[1] for one in meeting] == [True, False, False]
     assert [one.verified and one.verified.mismatches for one in meeting] == [None, 0, 0]
+    for one in meeting if machines else ():  # each counts what the device of both moves
+        assert one.device is not None
+        moved = one.device.write_bytes if one.operation == "save" else one.device.read_bytes
+        assert moved is not None
+        assert moved >= 1.98 * one.bytes
+        assert one.stored is not None
+        assert (one.stored.unsynced_bytes, one.stored.problems) == (0, ())
+        assert one.operation == "restore" or one.stored.flushed is True
+        assert 0 < one.clock_error_s < 0.1
     wrong = [one.verified for one in record.samples if one.writer == "wrong" and one.verified]
     assert len(wrong) == 2  # both ranks read, and the files of rank 1 come back wrong
     assert all(0 < one.mismatches < one.tensors / 2 for one in wrong)
