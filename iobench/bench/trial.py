@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from iobench.bench.axes import Variant
 from iobench.bench.counters.monitor import Counted
+from iobench.bench.counters.nodes import over_machines
 from iobench.bench.counters.series import make_series
 from iobench.bench.processes.clock import Clock
 from iobench.bench.processes.group import Executor
@@ -88,7 +89,7 @@ class Trial:
         clock = self._clock()
         if not contender.stores:
             done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)), clock)
-            counted = clock.stop(done)
+            counted = self._stop(clock, done)
             memory = self._memory("save")
             return self._sample("save", done, counted, clock.started_at, memory=memory)
         with self.target.scratch.staged(self._name) as staged:
@@ -98,7 +99,7 @@ class Trial:
             written_s = clock.counters.elapsed_s()
             staged.publish(self._manifest(done))
             commit_s = clock.counters.elapsed_s() - written_s
-        counted = clock.stop(done)
+        counted = self._stop(clock, done)
         memory = self._memory("save")
         if not contender.saves:
             return None
@@ -133,7 +134,7 @@ class Trial:
         done = self._ask(partial(Job.restore, ref=ref), clock)
         # Ranks tell their end through the network, which takes time after the last one.
         ended_s = None if self._ranks is None else max(one.at_s for one in done)
-        counted = clock.stop(done, ended_s)
+        counted = self._stop(clock, done, ended_s)
         memory = self._memory("restore")
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
         return self._sample(
@@ -196,6 +197,11 @@ class Trial:
             clock.start(None)
         return clock
 
+    def _stop(self, clock: Clock, done: Sequence[Done], ended_s: float | None = None) -> Counted:
+        """Stop the clock, and return the counters of all machines."""
+        counted = clock.stop(done, ended_s)
+        return counted if self._ranks is None else over_machines(counted, self._ranks.counted())
+
     def _make_cold(self, ref: CheckpointRef) -> Cold:
         """Evict the checkpoint, on every node, and count what stays in their page caches."""
         if self._ranks is None or self.target.scratch.directory is None:
@@ -250,7 +256,7 @@ class Trial:
             stored = over_ranks(stored, self._ranks.inspect(self._ref(self._checkpoint)))
         if flushes is None:
             return stored
-        elsewhere = [one.node.flushed for one in self._saved if one.node is not None]
+        elsewhere = [one.flushed for one in self._ranks.nodes] if self._ranks is not None else []
         return replace(stored, flushed=all_true([flushes > 0, *elsewhere]))
 
     def _memory(self, operation: Operation) -> MemoryUse:

@@ -152,7 +152,8 @@ def _next(report: Report) -> Iterator[str]:
     """Yield the next commands, without those for which the report lacks data."""
     name, target = report.workload.name, report.target or ""
     ranked = [one for one in report.summaries if one.verdict in RANKED]
-    if name in workloads.names() and target.startswith("/") and ranked:
+    # The command of a run over ranks begins with a launcher's, which the record does not have.
+    if report.world is None and name in workloads.names() and target.startswith("/") and ranked:
         winners = (*report.winners, *report.target_winners)
         if any(one.repetitions < LEAST_SAMPLES for one in winners):
             yield f"iobench run {name}{_option(target)} --repeat {LEAST_SAMPLES + 1}"

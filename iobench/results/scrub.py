@@ -280,7 +280,7 @@ def _learn(names: _Names, key: str, value: Any) -> None:
         for one in value:
             _learn(names, key, one)
     elif isinstance(value, str) and value:
-        if key == "hostname":
+        if key in ("hostname", "hosts"):
             names.host(value)
             names.learn("host", value)
         elif key == "source":

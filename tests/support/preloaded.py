@@ -171,6 +171,8 @@ def _become(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    added = environment.get("PYTHONPATH", "").split(os.pathsep)  # a package of the test
+    sys.path[:0] = [path for path in added if path and path not in sys.path]
     if "OMP_NUM_THREADS" in environment:  # which torch has read already
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
     tempfile.tempdir = None

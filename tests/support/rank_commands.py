@@ -6,11 +6,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from support.preloaded import Preloaded
 from tests.support.ranks import free_port
 
 __all__ = ["RankCommand", "job_number", "slurm", "torchrun_variables"]
@@ -44,6 +44,18 @@ def slurm(rank: int, size: int, job: str) -> dict[str, str]:
     }
 
 
+_ELSEWHERE = """
+import ctypes, subprocess, sys
+assert ctypes.CDLL(None).unshare(0x20000) == 0  # CLONE_NEWNS
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "--bind", sys.argv[1], "/proc/sys/kernel/random/boot_id"], check=True)
+sys.argv = ["iobench", *sys.argv[2:]]
+from iobench.__main__ import run
+run()
+"""
+"""A process that sees another kernel's id, as on another machine. Only root may do that."""
+
+
 class RankCommand:
     """The processes of one command, in rank order."""
 
@@ -53,14 +65,27 @@ class RankCommand:
     @classmethod
     @contextlib.contextmanager
     def started(
-        cls, arguments: Sequence[str | Path], environments: Sequence[Mapping[str, str]], cwd: Path
+        cls,
+        arguments: Sequence[str | Path],
+        environments: Sequence[Mapping[str, str]],
+        cwd: Path,
+        *,
+        machines: bool = False,
     ) -> Iterator[RankCommand]:
-        """Start the command with each of the environments; kill what is left at the end."""
+        """Start the command with each of the environments; kill what is left at the end.
+
+        With `machines`, each rank seems to be on a machine of its own.
+        """
         processes: list[subprocess.Popen[str]] = []
         try:
-            for more in environments:
+            for rank, more in enumerate(environments):
                 own = {**os.environ, "OMP_NUM_THREADS": "1", **more}
-                processes.append(_start([*map(str, arguments)], own, cwd))
+                program = ["-m", "iobench"]
+                if machines:
+                    boot = cwd / f"boot-{rank}"
+                    boot.write_text(f"{rank}\n")
+                    program = ["-c", _ELSEWHERE, str(boot)]
+                processes.append(_start([*program, *map(str, arguments)], own, cwd))
             yield cls(processes)
         finally:
             for process in processes:
@@ -92,11 +117,10 @@ class RankCommand:
 
 
 def _start(arguments: list[str], environment: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "iobench", *arguments],
+    return Preloaded(
+        arguments,
         cwd=cwd,
         env=environment,
-        text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from iobench.bench.counters.monitor import Counted, Counters, Monitor
-from iobench.bench.counters.nodes import over_machines
 from iobench.bench.counters.sampler import Sampler
 from iobench.bench.processes.job import Done
 from iobench.results import utc_now
@@ -30,10 +29,9 @@ class Clock:
             self.counters = Counters(self._monitor, self._sampler, began_s)
 
     def stop(self, done: Sequence[Done], ended_s: float | None = None) -> Counted:
-        """Return the growth of all counters, with those of other processes and machines.
+        """Return the growth of all counters of this machine, with the usage of other processes.
 
         `ended_s` is the moment at which the clock ends, if that was before this call.
         """
         usages = [one.usage for one in done if one.usage is not None]
-        nodes = [one.node for one in done if one.node is not None]
-        return over_machines(self.counters.stop(usages, ended_s), nodes)
+        return self.counters.stop(usages, ended_s)

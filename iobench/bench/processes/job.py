@@ -17,7 +17,6 @@ from iobench import linux
 from iobench.bench.contenders.base import Contender
 from iobench.bench.counters.memory import OperationMemory
 from iobench.bench.counters.monitor import Usage
-from iobench.bench.counters.nodes import NodeCounts
 from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import Location
 from iobench.results.records import Verified
@@ -77,8 +76,6 @@ class Done:
     file_bytes: Sequence[int] = ()
     """Of a save, the bytes of each file."""
     usage: Usage | None = None
-    node: NodeCounts | None = None
-    """The counters of its machine, if it is the one that counts there."""
     late_s: float = 0.0
     """How long after the common release it began."""
     clock_error_s: float = 0.0

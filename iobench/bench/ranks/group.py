@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from iobench.bench import fio
+from iobench.bench.counters.nodes import NodeCounts
 from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor, Release
 from iobench.bench.processes.job import CheckpointRef, Done, Job
@@ -86,6 +87,8 @@ class RankGroup(Executor):
         self._launched = launched
         self._control, self.members = launched.control, launched.members
         self.machines = len(self.members.first_of_machine)
+        self.nodes: list[NodeCounts] = []
+        """What the other machines counted during the last timed operation."""
         given = setups(plan, self.members, scratch, warm_ups, show_token(scratch))
         launched.begin()
         self._control.scatter("set-up", [to_plain(one) for one in given], deadline_s=SETUP_S)
@@ -140,6 +143,13 @@ class RankGroup(Executor):
             ]
         )
 
+    def counted(self) -> list[NodeCounts]:
+        """Return the counters of the other machines during the last timed operation."""
+        if self.machines == 1:
+            return []
+        self.nodes = [one for one in self._all(RankJob.counted) if one is not None]
+        return self.nodes
+
     def notes(
         self, operation: Operation, done: Sequence[Done], device: DeviceCounts | None
     ) -> tuple[str, ...]:
@@ -157,7 +167,7 @@ class RankGroup(Executor):
             yield "a rank began late, by more than 1% of the time of the longest transfer"
         if device is None:
             return
-        if None in (one.node.device for one in done if one.node is not None):
+        if any(one.device is None for one in self.nodes):
             yield "not every node counts the device of the target: its counters are not used"
         if operation == "restore":
             yield self.members.restore_note
@@ -228,6 +238,7 @@ class RankGroup(Executor):
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         """End the jobs. After an error, wait until no rank can write any more."""
+        self._steps.__exit__()
         if error is None:
             self._launched.jobs_ended()
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,8 +86,7 @@ class Members:
     @property
     def world(self) -> WorldSize:
         """The ranks as a plan needs them: their number, and the most on one node."""
-        local = max(self.nodes.count(node) for node in set(self.nodes))
-        return WorldSize(size=self.size, local=local)
+        return WorldSize(size=self.size, local=max(Counter(self.nodes).values()))
 
     @cached_property
     def sources(self) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from iobench.bench import fio
-from iobench.bench.counters.nodes import NodeCounter
+from iobench.bench.counters.nodes import NodeCounter, NodeCounts
 from iobench.bench.processes.job import CheckpointRef, Done, Job, JobSetup
 from iobench.bench.targets.base import Location
 from iobench.bench.targets.cold import EvictedFiles, evict
@@ -77,6 +77,8 @@ class RankJob(Job):
     def __init__(self, setup: JobSetup, machine: Machine | None = None) -> None:
         super().__init__(setup)
         self._machine = machine
+        self._counter: NodeCounter | None = None
+        self._counted: NodeCounts | None = None
         self._fio = ExitStack()
         self._measure: Callable[[], fio.FioSample] | None = None
 
@@ -98,16 +100,25 @@ class RankJob(Job):
             sync_directory(directory)
         return replace(done, at_s=time.perf_counter())
 
-    def counter(self, ref: CheckpointRef) -> NodeCounter | None:
-        """Start the counters of this machine; None where another rank or the run counts."""
+    def count(self, ref: CheckpointRef) -> None:
+        """Start the counters of this machine, unless another rank or the run counts there."""
         storage = self._machine and self._machine.counts and self._machine.under(ref.directory)
-        if not storage:
-            return None
-        return NodeCounter(
-            storage.monitor,
-            device_counts=storage.instruments.device_counts,
-            flush_counts=storage.instruments.flush_counts,
-        )
+        if storage:
+            self._counter = NodeCounter(
+                storage.monitor,
+                device_counts=storage.instruments.device_counts,
+                flush_counts=storage.instruments.flush_counts,
+            )
+
+    def all_done(self) -> None:
+        """Stop the counters: all ranks are done, also the others of this machine."""
+        if self._counter is not None:
+            self._counted, self._counter = self._counter.stop(), None
+
+    def counted(self) -> NodeCounts | None:
+        """Return what this machine counted during the last timed operation of all ranks."""
+        counted, self._counted = self._counted, None
+        return counted
 
     def digests(self, shape: int) -> str:
         """Return the digests of the tensors that were saved, for the rank that restores them."""

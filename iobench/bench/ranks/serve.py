@@ -19,10 +19,10 @@ def serve(control: Control) -> int:
     introduce(control)
     if control.broadcast("plan", deadline_s=OPERATION_S) is not None:
         setup = from_plain(Setup, control.scatter("set-up", deadline_s=SETUP_S))
-        steps = Steps(control, make_job(setup))
-        control.barrier("start", deadline_s=SETUP_S)
-        while (message := control.broadcast(NEXT, deadline_s=OPERATION_S)) is not None:
-            if message["each"]:
-                message = control.scatter(f"own {NEXT}", deadline_s=OPERATION_S)
-            steps.carry_out(message)
+        with Steps(control, make_job(setup)) as steps:
+            control.barrier("start", deadline_s=SETUP_S)
+            while (message := control.broadcast(NEXT, deadline_s=OPERATION_S)) is not None:
+                if message["each"]:
+                    message = control.scatter(f"own {NEXT}", deadline_s=OPERATION_S)
+                steps.carry_out(message)
     return int(control.broadcast(END, deadline_s=OPERATION_S))

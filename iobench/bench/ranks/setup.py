@@ -125,7 +125,7 @@ def make_job(setup: Setup) -> RankJob:
         for number in needed:
             contenders[number].require(target)
     directories = [Path(one) for one in setup.scratch if not is_s3(one)]
-    if directories:  # the run removes what a killed rank leaves there
+    if directories and setup.number:  # the run removes what a killed rank leaves there
         tempfile.tempdir = str(directories[0])
     files = _files(setup, setup.rank)
     sizes = tuple(sum(table.sizes) for table in files)

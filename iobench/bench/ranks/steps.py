@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from iobench.bench.counters.monitor import Usage
 from iobench.bench.processes.group import Release
@@ -69,6 +69,13 @@ class Steps:
         self._clock = RankClock(control)
         self.lead = Lead()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what this rank has started: a fio job would go on."""
+        self._job.fio_stop()
+
     def carry_out(self, message: dict[str, Any], release: Release | None = None) -> list[Any]:
         """Carry out the command in `message`; return the replies of all ranks in rank 0.
 
@@ -83,7 +90,9 @@ class Steps:
         else:
             self._control.barrier(f"{name} begins", deadline_s=OPERATION_S)
             reply = _reply(lambda: command(self._job))
-        return self._control.gather(f"{name} done", reply, deadline_s=OPERATION_S)
+        replies = self._control.gather(f"{name} done", reply, deadline_s=OPERATION_S)
+        self._job.all_done()
+        return replies
 
     @staticmethod
     def _command(message: dict[str, Any]) -> Callable[[RankJob], Any]:
@@ -101,8 +110,8 @@ class Steps:
         release: Release | None,
     ) -> dict[str, Any]:
         self._clock.refresh()
-        ref = message["with"].get("ref")
-        counter = None if ref is None else self._job.counter(from_plain(CheckpointRef, ref))
+        if ref := message["with"].get("ref"):
+            self._job.count(from_plain(CheckpointRef, ref))
         self._control.barrier(f"{name} begins", deadline_s=OPERATION_S)
         first = release is not None
         at_s = time.perf_counter() + self.lead.seconds if first else None
@@ -117,8 +126,7 @@ class Steps:
             if not isinstance(done, Done):
                 return done
             usage = None if first else Usage.now() - before
-            node = None if counter is None else counter.stop()
-            done = replace(done, usage=usage, node=node, late_s=late_s)
+            done = replace(done, usage=usage, late_s=late_s)
             return done if first else self._in_time_of_rank_0(done, there_s)
 
         return _reply(measured)

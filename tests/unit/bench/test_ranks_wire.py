@@ -14,6 +14,7 @@ import pytest
 from iobench.bench.counters.monitor import Usage
 from iobench.bench.counters.nodes import NodeCounts
 from iobench.bench.processes.job import CheckpointRef, CheckpointSizes, Done, Job
+from iobench.bench.ranks.rank_job import RankJob
 from iobench.bench.ranks.wire import command_of, message_of, reply_of
 from iobench.environment import DeviceCounters
 from iobench.errors import JobError
@@ -78,13 +79,6 @@ def test_a_command_arrives_with_its_arguments(what: Any, given: dict[str, Any]) 
             notes=("n",),
             file_bytes=(4, 6),
             usage=Usage(cpu_s=0.1, io={"rchar": 1}),
-            node=NodeCounts(
-                device=DeviceCounters(read_bytes=1, write_bytes=2, flushes=3),
-                system_cpu_s=1.0,
-                steal_s=0.0,
-                memory_stall_s=None,
-                flushed=True,
-            ),
             late_s=0.25,
         ),
         Done(transfer=TRANSFER, at_s=1.5, notes=()),
@@ -105,6 +99,15 @@ def test_other_replies_come_back() -> None:
     nothing: Any = reply_of(partial(Job.prepare, shape=0), None, "")
     assert nothing is None
     assert to_plain(array("q", [1, 2])) == [1, 2]
+    counts = NodeCounts(
+        device=DeviceCounters(read_bytes=1, write_bytes=2, flushes=3),
+        system_cpu_s=1.0,
+        steal_s=0.0,
+        memory_stall_s=None,
+        flushed=True,
+    )
+    assert reply_of(RankJob.counted, to_plain(counts), "") == counts
+    assert reply_of(RankJob.counted, None, "") is None
 
 
 @pytest.mark.parametrize("reply", [3, {"transfer": 1}, None, {"at_s": float("nan")}])

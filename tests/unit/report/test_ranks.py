@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from iobench.report.ranks import rank_lines, rank_rates, straggler_lines
-from iobench.results import Sample, WorldFacts
+from iobench.results import ResultFile, Sample, WorldFacts
 from iobench.units import GIB
 
 WORLD = WorldFacts(
@@ -25,9 +25,11 @@ WORLD = WorldFacts(
 
 
 @pytest.fixture
-def sample(make_sample: Callable[..., Sample]) -> Callable[..., Sample]:
-    def make(*done_s: float, **more: Any) -> Sample:
-        return make_sample(jobs_done_s=done_s, **({"jobs_bytes": (GIB,) * 4} | more))
+def sample(example: ResultFile) -> Callable[..., Sample]:
+    """A sample whose ranks were done after so many seconds."""
+
+    def make(*done_s: float, jobs_bytes: tuple[int, ...] = (GIB,) * 4) -> Sample:
+        return replace(example.samples[0], jobs_done_s=done_s, jobs_bytes=jobs_bytes)
 
     return make
 
@@ -50,7 +52,7 @@ def test_rates_and_stragglers(sample: Callable[..., Sample]) -> None:
 
 
 def test_more_bytes_explain_a_straggler(sample: Callable[..., Sample]) -> None:
-    """Rank 0 of many frameworks writes far more than the others. Without bytes there is no rate."""
+    """Rank 0 of many frameworks writes far more than others. Ranks without bytes have no rate."""
     samples = [sample(4, 1, 1, 0.1, jobs_bytes=(4 * GIB, GIB, GIB, 0))]
     rates = rank_rates(samples, WORLD)
     assert rates is not None

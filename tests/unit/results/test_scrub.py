@@ -222,3 +222,20 @@ def test_a_copy_is_scrubbed_again_without_a_change() -> None:
     again = scrub(once.lines)
     assert once.removed
     assert (again.removed, again.lines) == ((), once.lines)
+
+
+def test_the_hosts_of_ranks() -> None:
+    """Each is replaced wherever it occurs, also in a message about a rank."""
+    lines = changed(error="JobError: rank 1 (host zqnode07): OSError: disk full")
+    header = json.loads(lines[0])
+    header["world"] = {
+        "launcher": "slurm",
+        "hosts": ["zqnode03", "zqnode07"],
+        "interface": "eth0 (10.1.2.3, the route to zqnode03)",
+    }
+    copy = scrub([f"{json.dumps(header)}\n".encode(), *lines[1:]])
+    assert json.loads(copy.lines[0])["world"]["hosts"] == ["host2", "host3"]
+    assert json.loads(copy.lines[0])["world"]["launcher"] == "slurm"
+    assert "rank 1 (host host3): OSError" in texts(copy)
+    assert "zqnode" not in texts(copy)
+    assert "10.1.2.3" not in texts(copy)

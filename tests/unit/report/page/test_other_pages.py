@@ -22,7 +22,7 @@ from iobench.goodput.measured import by_hand
 from iobench.report.answer import Line
 from iobench.report.compare import compare
 from iobench.report.outlook import Outlook
-from iobench.report.page.charts.jobs import jobs_chart, stragglers
+from iobench.report.page.charts.jobs import jobs_chart
 from iobench.report.page.compare_page import compare_page
 from iobench.report.page.html import html
 from iobench.report.page.kinds import page_of
@@ -32,8 +32,9 @@ from iobench.report.page.reproduce_page import reproduce_page
 from iobench.report.page.rows import Measured
 from iobench.report.page.run_page import run_page
 from iobench.report.page.train_page import train_page
+from iobench.report.ranks import stragglers
 from iobench.report.training import training_costs
-from iobench.results import ResultFile, read
+from iobench.results import ResultFile, WorldFacts, read
 
 _RESULTS = Path(__file__).parents[4] / "results"
 
@@ -192,6 +193,39 @@ def test_processes() -> None:
     drawn = values(page.charts["jobs-save"], "point")
     assert len(drawn) == sum(len(one.jobs_done_s) for one in samples if one.operation == "save")
     assert "triangle-up" in {row["shape"] for row in drawn}
+    check(page)
+
+
+def test_ranks() -> None:
+    """Each dot has its host and rate; the table has the slowest and the fastest rank."""
+    result = reference("numjobs-llama7b-zero3")
+    four = [one for one in result.samples if one.axes.numjobs == 4]
+    samples = [
+        replace(one, jobs_done_s=(1.0, 1.0, 1.0, 2.0), jobs_bytes=(one.bytes // 4,) * 4)
+        for one in four
+    ]
+    world = WorldFacts(
+        launcher="torchrun",
+        size=4,
+        nodes=2,
+        hosts=("a", "a", "b", "b"),
+        node=(0, 0, 1, 1),
+        interface="eth0",
+        restored_from=(2, 3, 0, 1),
+        clock_offset_s=(0.0,) * 4,
+        clock_error_s=(0.0,) * 4,
+    )
+    page = run_page([replace(result, run=replace(result.run, world=world), samples=tuple(samples))])
+    chart = page.charts["jobs-save"]
+    assert "the ranks of each save" in chart.title
+    drawn = values(chart, "point")
+    # repetition, rank, done after, host, rate
+    assert ("rank 3, a straggler", "b") in {(row["word1"], row["word3"]) for row in drawn}
+    assert all(row["word4"].endswith("GB/s)") for row in drawn)
+    assert chart.numbers is not None
+    saves = len([one for one in samples if one.operation == "save"]) // len(chart.numbers.rows)
+    assert {row[-1] for row in chart.numbers.rows} == {f"3 (b): {saves} of {saves}"}
+    assert {row[4] for row in chart.numbers.rows} == {"3 (b)"}
     check(page)
 
 
