@@ -91,6 +91,7 @@ class RankedCheckpointer(Checkpointer):
             )
             if leads
             else None,
+            hosts=hosts,
         )
         self._committer = committer  # type: ignore[assignment]  # of several ranks
         self._persister = RankPersister(
