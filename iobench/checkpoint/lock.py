@@ -6,13 +6,14 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import socket
 import stat
 import time
 import weakref
 from pathlib import Path
 
-from iobench.errors import TargetError, TransferError
+from iobench.errors import TargetError, TransferError, transfer_errors
 from iobench.writers.local.new_file import make_directories
 
 __all__ = ["LOCK", "DirectoryLock", "lock_directory"]
@@ -31,7 +32,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / LOCK
-        self._fd = -1
+        self._fd, self._note = -1, b""
         fd = _open(self._path)
         try:
             self._take(fd)
@@ -52,17 +53,23 @@ class DirectoryLock:
                 f"{self._path.parent} is in use: {_describe(holder)}. Close that Checkpointer "
                 "first; iobench.load_checkpoint reads checkpoints without the lock"
             ) from None
-        note = json.dumps(
-            {"pid": os.getpid(), "host": socket.gethostname(), "since_s": int(time.time())}
+        self._note = note = json.dumps(
+            {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "since_s": int(time.time()),
+                "token": secrets.token_hex(4),
+            }
         ).encode()
         os.pwrite(fd, note, 0)  # overwrite, then truncate: needs no space on a full disk
         os.ftruncate(fd, len(note))
 
     def check(self) -> None:
-        """Raise TargetError unless the lock's name still leads to the locked file.
+        """Raise TargetError unless the lock's name still leads to the locked file with our note.
 
         An flock belongs to the inode, not to the name. After the directory is removed and made
-        again, another process can lock the new file.
+        again, another process can lock the new file. Some file systems of several nodes keep locks
+        on each node alone: there a process of another node replaces the note.
         """
         held = os.fstat(self._fd)
         try:
@@ -76,6 +83,14 @@ class DirectoryLock:
                 f"{self._path.parent} was removed or replaced since this Checkpointer opened it, "
                 "so others may write there: nothing is saved or removed; close this Checkpointer "
                 "and open another"
+            )
+        with transfer_errors("checking", self._path):
+            note = self._path.read_bytes()  # opened anew: a network file system asks its server
+        if note != self._note:
+            raise TargetError(
+                f"{self._path.parent} is in use by another job too: "
+                f"{_describe(note.decode(errors='replace'))}. Its file system keeps no locks "
+                "between nodes; nothing is saved or removed; close this Checkpointer"
             )
 
     def release(self) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.restore import OnCorrupt
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.snapshot import Content
 from iobench.dist.load.any_format import read_any
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.dist.world import World
-from iobench.errors import OptionError, UsageError
+from iobench.errors import OptionError, StateError, UsageError
 
 __all__ = ["Checkpointer"]
 
@@ -47,6 +50,12 @@ class Checkpointer(LocalCheckpointer):
         self._deadline_s = float(deadline_s)
         super().__init__(location, **options)
 
+    def _content_of(self, state: Any) -> Content:
+        return super()._content_of(_of_one_rank(state))
+
+    def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
+        return super()._begin(_of_one_rank(state), step)
+
     def load(
         self,
         step: int | Literal["latest"] = "latest",
@@ -72,3 +81,23 @@ class Checkpointer(LocalCheckpointer):
         check_restore_mode(restore_mode)
         self._restore_mode = restore_mode
         return super().load(step, on_corrupt=on_corrupt, like=like)
+
+
+def _of_one_rank(state: Any) -> Any:
+    """Return `state` with plain tensors for DTensors, which in a world of one are whole.
+
+    Raises StateError for one that other ranks hold too.
+    """
+    if "torch.distributed.tensor" not in sys.modules:  # so no DTensor exists
+        return state
+    from iobench.dist.saves.local_tree import localized
+
+    found: list[Any] = []
+    whole = localized(state, found)
+    for tensor in found:
+        if tensor is not None and tensor.device_mesh.size() > 1:
+            raise StateError(
+                f"a DTensor of {list(tensor.shape)} is sharded over {tensor.device_mesh.size()} "
+                "ranks, but the Checkpointer is alone: make one in every rank, without `world`"
+            )
+    return whole

@@ -91,6 +91,7 @@ class RankedCheckpointer(Checkpointer):
             )
             if leads
             else None,
+            hosts=hosts,
         )
         self._committer = committer  # type: ignore[assignment]  # of several ranks
         self._persister = RankPersister(
@@ -141,7 +142,7 @@ class RankedCheckpointer(Checkpointer):
 
         try:
             every = self._agreed(f"save of step {step}", look)
-            self._raise_failure([number for one in every for number in one["failed"]])
+            self._raise_failure([rank for rank, one in enumerate(every) if one["failed"]])
             self._number += 1
             content = self._planning.content(self._number, found[0], every)
         except BaseException as error:
@@ -151,13 +152,15 @@ class RankedCheckpointer(Checkpointer):
         self._saves.append(save)
         return content, save
 
-    def _raise_failure(self, failed: list[int]) -> None:
-        """Raise what failed in the background, in all ranks alike. `failed` are saves by number."""
-        if not failed:
+    def _raise_failure(self, ranks: list[int]) -> None:
+        """Raise what failed in the background, in all ranks alike, if some `ranks` know of it."""
+        if not ranks:
             return
         self._persister.wait()  # this rank may not know yet
         self._persister.raise_failure()
-        raise RankError("a save failed in the background of another rank")
+        raise RankError(
+            f"a save failed in the background; ranks {ranks} had not raised it yet", ranks=ranks
+        )
 
     def _save_from_gpu(self, lease: Lease[Snapshot[Any]]) -> None:
         save, content = lease.item.save, lease.item.content

@@ -110,3 +110,13 @@ def test_makes_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "file").touch()
     with pytest.raises(TargetError, match="file"):
         lock_directory(tmp_path / "file" / "a")
+
+
+def test_another_node_takes_it_where_locks_are_local(tmp_path: Path) -> None:
+    """On such a file system another node can lock the same file: its note replaces ours."""
+    lock = lock_directory(tmp_path)
+    lock.check()
+    (tmp_path / LOCK).write_text('{"pid": 7, "host": "node9", "since_s": 0, "token": "x"}')
+    with pytest.raises(TargetError, match="in use by another job too: process 7 on host node9"):
+        lock.check()
+    lock.release()
