@@ -12,6 +12,7 @@ import torch
 import iobench
 from tests.support import rank_saves
 from tests.support.rank_pool import RankPool
+from tests.support.rank_states import digest, full
 
 _HOW = ("save", "save_async")
 
@@ -128,6 +129,13 @@ def test_lazy_saves(pool: RankPool, tmp_path: Path) -> None:
         assert "was changed during its lazy copy" in first
         assert ("rank 1 (host" in first) == (rank == 0)
         assert (again, steps) == ("", [1, 3])
+
+
+def test_the_copy_from_a_device(pool: RankPool, tmp_path: Path) -> None:
+    """Part by part into a slot, here with tensors of the host, gives the same checkpoint."""
+    expected = digest(full(3))
+    for found in pool.call(rank_saves.like_a_device, str(tmp_path)):
+        assert found == ["committed", "committed", True, True, expected, expected]
 
 
 def test_a_schedule_that_measures_decides_for_all(pool: RankPool, tmp_path: Path) -> None:

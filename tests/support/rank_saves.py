@@ -16,14 +16,15 @@ import torch
 import iobench
 from iobench.checkpoint.slots import SlotPool
 from iobench.dist.saves.assembly import Assembly
+from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
 from iobench.errors import StateError
 from tests.support.rank_pool import in_world
-from tests.support.rank_states import state_of
+from tests.support.rank_states import digest, state_of
 
 __all__ = [
     *("auto_schedule", "broken_job", "failing", "gated", "held_lock", "kept", "lazy", "leftovers"),
-    *("loads", "node_local", "opens", "refused", "saves"),
+    *("like_a_device", "loads", "node_local", "opens", "refused", "saves"),
 ]
 
 _SECONDS = 60.0
@@ -257,6 +258,31 @@ def node_local(size: int, directory: str) -> list[Any]:
     if other:
         assert not libc.umount2(directory.encode(), 2)  # MNT_DETACH
     return [error, left]
+
+
+def like_a_device(size: int, directory: str) -> list[Any]:
+    """Save as if the tensors were on a device: into pinned slots, part by part."""
+    world = in_world(size)
+    state = state_of(world.rank, size, "mixed", seed=3)
+    transposed = torch.arange(12.0).reshape(3, 4).t()
+    state["transposed"] = transposed
+    with (
+        mock.patch.object(RankContent, "on_cpu", False),
+        mock.patch("iobench.checkpoint.slots.Pinned"),
+        mock.patch("iobench.checkpoint.persister.current_device", return_value=0),
+        _checkpointer(size, directory) as ckpt,
+    ):
+        ckpt.prepare(state, wait=True)
+        statuses = [ckpt.save(state, 1).status]
+        made = ckpt.save_async(state, 2)
+        ckpt.wait()
+        found = [ckpt.load(step) for step in (1, 2)]
+        equal = [torch.equal(one["transposed"], transposed) for one in found]
+        hashes = []
+        for one in found:
+            one["model"].pop("tied")
+            hashes.append(digest(one["model"]))
+        return [*statuses, made.status, *equal, *hashes]
 
 
 def broken_job(size: int, directory: str) -> list[str]:
