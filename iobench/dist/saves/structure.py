@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import xxhash
 from torch.distributed.tensor import DTensor
@@ -15,7 +16,8 @@ from iobench.checkpoint.tree_spec import Collected, json_text
 from iobench.dist.saves.local_tree import localized, tied
 from iobench.dist.saves.stock_values import shared_skeleton
 from iobench.errors import StateError
-from iobench.formats.tensor_layouts import Located, TensorLayouts
+from iobench.formats.many_parts import Numbers
+from iobench.formats.tensor_layouts import Located, TensorLayouts, numbers
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 from iobench.writers.image import Bytes
 
@@ -85,7 +87,13 @@ class RankStructure:
         self._specs = [None if whole is None else whole._spec for whole in sharded]
         self._texts, self._order = flat.template() if flat.spec else ([], [])
         self._shared = sorted(set(range(len(flat.plain))) - flat.per_rank)
-        self._ties = _tie_numbers(self.names, self.tied)
+        number = {name: at for at, name in enumerate(self.names)}
+        self._ties = (
+            numbers(number[name] for name in self.tied),
+            numbers(number[leaf] for leaf in self.tied.values()),
+        )
+        self._filled = np.flatnonzero([tensor.numel() for tensor in tensors])
+        self._distinct = len({tensor.data_ptr() for tensor in tensors if tensor.numel()})
         rows = [(name, *held, self.strides[name]) for name, held in self.held.items()]
         self.key = _hash(repr((rows, self.tied, self.digest if not flat.spec else self._texts)))
 
@@ -97,19 +105,17 @@ class RankStructure:
         if len(sharded) != len(self._specs):
             return None
         for whole, spec in zip(sharded, self._specs, strict=True):
-            if (spec is None) != (whole is None) or (whole is not None and whole._spec != spec):
+            found_spec = None if whole is None else whole._spec
+            if found_spec is not spec and found_spec != spec:
                 return None
         return found
 
-    def still_tied(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def still_tied(self, addresses: Numbers) -> bool:
         """Whether the tensors are tied like those of the first state."""
-        places = [
-            (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape)
-            for tensor in tensors
-        ]
-        if any(places[one] != places[other] for one, other in self._ties):
+        tied, leaves = self._ties
+        if (addresses[tied] != addresses[leaves]).any():
             return False
-        return len(set(places)) + len(self._ties) >= len(places)
+        return len(np.unique(addresses[self._filled])) == self._distinct
 
     def skeleton(self, texts: Mapping[int, str]) -> str:
         """Return the JSON of the skeleton with `texts` as the plain values, by number."""
@@ -166,7 +172,7 @@ def local_state(state: Any, rank: int, last: RankStructure | None) -> LocalState
     if last and found:
         tensors = [*found.tensors, *last.array_tensors(found.arrays)]
         located = last.layouts.locate(tensors)
-        if located is not None and last.still_tied(found.tensors):
+        if located is not None and last.still_tied(located.addresses):
             skeleton, digest = last.skeleton(found.texts), last.plain_digest(found.texts)
             return LocalState(last, skeleton, digest, tensors, wholes, located)
     flat = flatten(tree, rank=rank, share=tied(wholes))
@@ -193,11 +199,6 @@ def _arrays(flat: FlatState) -> list[torch.Tensor]:
 def _tensor(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     # torch has no read-only tensors and warns of read-only memory.
     return tensor_from_bytes(data if data.flags.writeable else data.copy(), dtype, shape)
-
-
-def _tie_numbers(names: Sequence[str], ties: Mapping[str, str]) -> list[tuple[int, int]]:
-    number = {name: at for at, name in enumerate(names)}
-    return [(number[name], number[leaf]) for name, leaf in ties.items()]
 
 
 def _hash(text: str) -> str:
