@@ -23,7 +23,9 @@ from iobench.errors import DataMismatchError, TargetError, TransferError, UsageE
 from iobench.integrations import dcp_reader
 from iobench.integrations.dcp import StorageReader, StorageWriter
 from iobench.testing import local_s3
+from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.buffered import BufferedWriter
+from iobench.writers.image import Bytes
 from iobench.writers.registry import make
 
 WRITERS = ("buffered", "odirect", "uring", "hybrid")
@@ -116,6 +118,26 @@ def test_stocks_is_read_by_us(tmp_path: Path, name: str, monkeypatch: pytest.Mon
         reader = StorageReader(tmp_path, make(name))
         assert_equal(loaded(reader, state), state)
         assert len(reader.transfers) > 2
+
+
+def test_two_rooms_serve_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is used again, over all files, except that of a tensor larger than a run."""
+    state = {f"t{number}": torch.randn(1 << 12) for number in range(40)}
+    state["large"] = torch.randn(1 << 18)
+    dcp.save(state, storage_writer=StorageWriter(tmp_path, "odirect"), no_dist=True)
+    made: list[int] = []
+
+    def counted(size_bytes: int, *, huge: bool) -> Bytes:
+        made.append(size_bytes)
+        return fresh_pages(size_bytes, huge=huge)
+
+    monkeypatch.setattr(dcp_reader, "fresh_pages", counted)
+    monkeypatch.setattr(dcp_reader, "_AT_ONCE", 1 << 16)
+    reader = StorageReader(tmp_path, "odirect")
+    assert_equal(loaded(reader, state), state)
+    assert len(reader.transfers) > 8
+    assert sorted(made)[:2] == [1 << 16] * 2
+    assert [size > 1 << 20 for size in sorted(made)[2:]] == [True]
 
 
 def test_a_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""PartsImage: the same pieces as a FileImage of the same memory."""
+"""PartsImage: the same pieces as a FileImage of the same memory. WindowImage: a part of a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import UsageError
-from iobench.formats.many_parts import PartsImage
+from iobench.formats.many_parts import PartsImage, WindowImage
 from iobench.writers.image import FileImage
 
 
@@ -43,3 +43,17 @@ def test_what_it_refuses() -> None:
     frozen = np.zeros(3, np.uint8)
     frozen.flags.writeable = False
     assert not PartsImage("f", [np.zeros(1, np.uint8), frozen]).writable
+
+
+def test_a_window() -> None:
+    """The bytes in memory can be read, also up to the end of the file; others are refused."""
+    memory = np.arange(8, dtype=np.uint8)
+    image = WindowImage("f", 20, 14, memory)
+    assert (image.size_bytes, image.writable, image.in_one_piece(15, 20)) == (20, True, True)
+    assert [view.tolist() for view in image.views(15, 20)] == [[1, 2, 3, 4, 5]]
+    assert [(at, part.tolist()) for at, part in image.parts()] == [(14, [0, 1, 2, 3, 4, 5])]
+    for start, stop in ((13, 15), (0, 20), (14, 21)):
+        with pytest.raises(IndexError):
+            image.views(start, stop)
+    with pytest.raises(IndexError):
+        WindowImage("f", 20, 2, memory).views(3, 11)
