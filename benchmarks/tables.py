@@ -85,7 +85,7 @@ def rates(path: Path, operation: str) -> str:
     jobs = any(one.axes.numjobs != 1 for one in shown)
     head = [operation, "GiB/s", "interval"]
     head += [f"times `{baseline}`"] * bool(baseline) + ["of fio's best"] * with_fio
-    memory = any(one.memory for one in shown)
+    memory = any(one.memory and one.memory.total_bytes is not None for one in shown)
     head += ["first done", "last done"] * jobs + ["CPU s/GiB"] + ["memory"] * memory
     rows = []
     for name, one in zip(labels(one.setting for one in shown), shown, strict=True):

@@ -265,11 +265,14 @@ class Trial:
         ref = self._ref(self._checkpoint)
         used = self._ask(partial(Job.memory, ref=ref, restored=restored))
         known = [one for one in used if one is not None]
-        # The page caches of other ranks' machines are not counted.
-        counts = self.variant.contender.stores and self._ranks is None
+        cached: int | None = 0
+        if self._ranks is not None and self._ranks.machines > 1:
+            cached = None  # those of other machines are not counted
+        elif self.variant.contender.stores:
+            cached = self.target.cached_bytes(self._name)
         return MemoryUse(
             process_bytes=sum(known) if len(known) == len(used) else None,
-            page_cache_bytes=self.target.cached_bytes(self._name) if counts else None,
+            page_cache_bytes=cached,
         )
 
     @property

@@ -144,7 +144,7 @@ def columns(report: Report, *, details: bool = False) -> list[str]:
         "ratio": all(one.ratio is None for one in rows),
         "first": all(one.axes.numjobs == 1 for one in rows),
         "last": all(one.axes.numjobs == 1 for one in rows),
-        "memory": all(one.memory is None for one in rows),
+        "memory": all(one.memory is None or one.memory.total_bytes is None for one in rows),
         "phases": not details,
         "verdict": len(verdicts) == 1 and verdicts <= set(RANKED),
     }
@@ -326,7 +326,7 @@ def _interval_line(report: Report) -> list[str]:
 
 
 def _memory_line(report: Report) -> list[str]:
-    if not any(one.memory for one in report.summaries):
+    if not any(one.memory and one.memory.total_bytes is not None for one in report.summaries):
         return []
     return ["memory: the most that the operation took besides the tensors, with page cache"]
 

@@ -91,7 +91,8 @@ class MemoryUse:
 
     `process_bytes`: the most memory of the processes themselves, with what the writer keeps for
     its next operation, without the tensors. `page_cache_bytes`: pages of the checkpoint's files in
-    the page cache right after the clock; None for an object store, and on a file system in memory.
+    the page cache right after the clock; 0 where no files are stored, None on a file system in
+    memory and over several machines.
     """
 
     process_bytes: int | None
@@ -99,10 +100,10 @@ class MemoryUse:
 
     @property
     def total_bytes(self) -> int | None:
-        """The sum of the parts that are known; None if that of the processes is not."""
-        if self.process_bytes is None:
+        """The sum; None if a part is unknown: that of a buffered save is nearly all page cache."""
+        if self.process_bytes is None or self.page_cache_bytes is None:
             return None
-        return self.process_bytes + (self.page_cache_bytes or 0)
+        return self.process_bytes + self.page_cache_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,9 @@ def test_torchrun(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     for one in record.samples:  # rank 1 has 14 KB of the 6 MiB
         assert sum(one.jobs_bytes) == one.bytes
         assert 0 < one.jobs_bytes[1] < one.jobs_bytes[0] / 100
+        assert one.memory is not None
+        cached = one.memory.page_cache_bytes  # of both ranks
+        assert cached is None or cached >= one.bytes
     report = summarise(record)
     assert {one.verdict for one in report.summaries} == {"VALID"}
     alone = "all ranks are on one node: each restores what it wrote itself"

@@ -127,10 +127,13 @@ class OpenTarget:
     def cached_bytes(self, name: str) -> int | None:
         """Return the bytes of the files of the checkpoint `name` that are in the page cache.
 
-        None where dirty pages cannot be counted either: on tmpfs, for example, all are there.
+        0 in a bucket, which has no files here. None where dirty pages cannot be counted either: on
+        tmpfs, for example, all are there.
         """
         directory, instruments = self.scratch.directory, self.instruments
-        if instruments is None or instruments.unseen or directory is None:
+        if directory is None:
+            return 0
+        if instruments is None or instruments.unseen:
             return None
         return resident_bytes(FilesBelow(directory / name))[0]
 

@@ -136,7 +136,7 @@ def test_a_contender_that_stores_nothing_has_no_page_cache(
     sample = make_trial(WriterContender(make("null")), tiny, tmp_path, idle).save()
     assert sample is not None
     assert sample.memory is not None
-    assert sample.memory.page_cache_bytes is None
+    assert sample.memory.page_cache_bytes == 0
 
 
 def test_peers_that_map_files_say_so(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_a_run_without_samples_has_no_summaries(example: ResultFile) -> None:
 
 
 def test_memory_is_the_median_of_both_parts(example: ResultFile) -> None:
-    """It has a column where a record has it; what is unknown is left out of the sum."""
+    """It has a column where a record has it; there is no sum if a part is unknown."""
     assert summarise(example).summaries[0].memory is None
     parts = [(5, 100), (40, None), (3, 300)]
     uses = [MemoryUse(process_bytes=one * MIB, page_cache_bytes=two) for one, two in parts]
@@ -233,6 +233,7 @@ def test_memory_is_the_median_of_both_parts(example: ResultFile) -> None:
     assert save.memory == MemoryUse(process_bytes=5 * MIB, page_cache_bytes=200)
     assert save.memory.total_bytes == 5 * MIB + 200
     assert all(one.memory is None for one in others)
+    assert replace(save.memory, page_cache_bytes=None).total_bytes is None
     assert cells(save)["memory"] == "5.00 MiB"
     assert cells(others[0])["memory"] == "-"
     assert "memory" in columns(report)

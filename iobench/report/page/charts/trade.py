@@ -99,11 +99,9 @@ _PARTS = ("of the processes", "page cache")
 
 
 def _parts(used: MemoryUse) -> dict[str, str]:
-    parts = (used.process_bytes, used.page_cache_bytes)
-    return {
-        name: "unknown" if one is None else format_size(one)
-        for name, one in zip(_PARTS, parts, strict=True)
-    }
+    """Return both parts, which are known if their sum is."""
+    parts = (used.process_bytes or 0, used.page_cache_bytes or 0)
+    return {name: format_size(one) for name, one in zip(_PARTS, parts, strict=True)}
 
 
 def _layers(

@@ -16,7 +16,7 @@ from iobench.units import MIB
 def recorded() -> ResultFile:
     """A whole run with series, memory and ceilings."""
     result = read(Path(__file__).parents[4] / "results" / "reference-llama7b.jsonl")
-    used = MemoryUse(process_bytes=32 * MIB, page_cache_bytes=None)
+    used = MemoryUse(process_bytes=32 * MIB, page_cache_bytes=0)
     return replace(result, samples=tuple(replace(one, memory=used) for one in result.samples))
 
 

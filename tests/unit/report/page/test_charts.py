@@ -177,7 +177,7 @@ def test_old_records_have_no_series(old: ResultFile) -> None:
 
 def test_memory_against_rate(recorded: ResultFile) -> None:
     """A dot per writer at its sum, with both parts; a record without memory has no such chart."""
-    used = {"buffered": (0, 1536 * MIB), "uncached": (MIB, None)}
+    used = {"buffered": (0, 1536 * MIB), "uncached": (MIB, 0)}
 
     def change(one: Sample) -> Sample:
         process, cached = used.get(one.writer, (64 * MIB, 0))
@@ -191,14 +191,15 @@ def test_memory_against_rate(recorded: ResultFile) -> None:
         "uncached": MIB,
         "odirect": 64 * MIB,
     }
-    assert (dots["uncached"]["part0"], dots["uncached"]["part1"]) == ("1.00 MiB", "unknown")
+    assert (dots["uncached"]["part0"], dots["uncached"]["part1"]) == ("1.00 MiB", "0 B")
     low, high = chart.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
     assert low == MIB
     assert high > 1536 * MIB
     assert "GiB/s for 64.00 MiB" in chart.alt
     assert not values(chart, "rule")
-    without = _with(recorded, lambda one: replace(one, memory=None))
-    assert memory_chart(_group(without, "save")) is None
+    for unknown in (None, MemoryUse(process_bytes=MIB, page_cache_bytes=None)):
+        without = _with(recorded, lambda one, memory=unknown: replace(one, memory=memory))
+        assert memory_chart(_group(without, "save")) is None
 
 
 def test_labels_of_the_trade_do_not_hide_each_other() -> None:
