@@ -204,7 +204,9 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
     if plan.world is not None:
         has, most = plan.workload.world_size, plan.world.size
         whose = f"the files of rank 0 to {min(most, has) - 1} of {has}, each its own"
-        if most > has:
+        if axes.replicas:
+            whose = "replicas of rank 0, each saves its files and restores those that rank 0 saved"
+        elif most > has:
             whose += f"; from rank {has} on, copies of these"
         yield f"ranks     {most}: {whose}, {total} in all"
         if plan.part:

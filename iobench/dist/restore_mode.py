@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -133,22 +134,24 @@ class Reader:
         if sample < _SMALLEST_SAMPLE // 4:
             return parts
         sample = min(max(sample, _SMALLEST_SAMPLE), _LARGEST_SAMPLE)
-        spent_s: dict[ReadMode, list[float]] = {mode: [] for mode in MODES}
-        # The first, which makes the connections, is not used.
-        for mode, part in (
-            ("all-gather", _LEAST),
-            *((mode, part) for part in (_LEAST, sample) for mode in MODES),
-        ):
-            taken, parts = head(parts, part * len(self._nodes) if part == _LEAST else part)
+        # The first one makes the connections. Of two equal ones the faster counts: another process
+        # of the machine may delay one of them by more than it takes.
+        sizes = (_LEAST * len(self._nodes), sample // 2)
+        steps: list[tuple[ReadMode, int]] = [("all-gather", sizes[0])]
+        steps += [(mode, size) for _ in range(2) for size in sizes for mode in MODES]
+        spent_s: dict[tuple[ReadMode, int], float] = {}
+        for mode, size in steps:
+            taken, parts = head(parts, size)
             one = Meter()
-            piece = min(max(part // _PIECES_OF_SAMPLE, _SMALLEST_PIECE), _PIECE)
+            piece = min(max(size // _PIECES_OF_SAMPLE, _SMALLEST_PIECE), _PIECE)
             self._run(plan(taken, mode, self._nodes, piece_bytes=piece), images, location, one)
             every = self._control.all_gather(mode, one.elapsed_s(), deadline_s=self._deadline_s)
             meter.add(one, {f"measuring {mode}": max(every)})
-            spent_s[mode].append(max(every))
-        for mode, (*_, least_s, whole_s) in spent_s.items():
+            spent_s[mode, size] = min(max(every), spent_s.get((mode, size), math.inf))
+        for mode in MODES:
             # What a read takes without bytes counts once in a restore, and not at all here.
-            self.measured[mode] = sample / max(whole_s - least_s, whole_s / 10)
+            least_s, whole_s = (spent_s[mode, size] for size in sizes)
+            self.measured[mode] = sizes[1] / max(whole_s - least_s, whole_s / 4)
         best: ReadMode = max(self.measured, key=self.measured.__getitem__)
         self.mode = best
         return parts
