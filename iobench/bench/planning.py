@@ -76,6 +76,8 @@ def make_plan(
     by_location = dict(zip(axes.targets, targets, strict=True))
     often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
     variants = list(axes.variants(chosen))
+    if not variants:
+        raise UsageError(f"nothing to measure: {'; '.join(axes.skipped(chosen))}")
     with_twins = [*variants, *(first_of_each_target(variants) if aa else ())]
     scaled = _scaled(
         full, rank, full_bytes, size, with_twins, axes, by_location, often.times, ceiling
