@@ -16,8 +16,9 @@ from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.compared import compared
 from iobench.dist.control import Control
 from iobench.dist.link import Link
+from iobench.dist import restore_mode
 from iobench.dist.restore_mode import Reader
-from iobench.dist.restore_plan import RESTORE_MODES, Range
+from iobench.dist.restore_plan import MODES, RESTORE_MODES, Range
 from iobench.dist.transport import Transport
 from iobench.dist.world import World
 from iobench.errors import DataMismatchError, RankError, TransferError
@@ -38,8 +39,14 @@ def blank(name="large", bytes=size):
     memory = np.zeros(bytes, np.uint8)
     return memory, FileImage.of(name, [memory[:777], memory[777:bytes // 2], memory[bytes // 2:]])
 
+restore_mode._SMALLEST_SAMPLE = 1 << 16  # the files are too small to be measured
+
 def read(mode, images, wanted, name="buffered"):
-    return Reader(make(name), transport, mode).read(images, str(here), wanted)
+    reader = Reader(make(name), transport, mode)
+    done = reader.read(images, str(here), wanted)
+    assert bool(reader.measured) == (mode == "auto" and len(images) == 2), reader.measured
+    assert reader.mode in (MODES if reader.measured else (None, mode))
+    return done
 """
 
 _READS = """
