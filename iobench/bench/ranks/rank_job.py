@@ -113,6 +113,11 @@ class RankJob(Job):
         if self._replica:
             self._transport = Transport(control)
 
+    def leave(self) -> None:
+        """Close the connections."""
+        if self._transport is not None:
+            self._transport.close()
+
     def restore(self, ref: CheckpointRef) -> Done:
         """Restore the subset that was given to `scrub`; replicas do it together."""
         if ref.restore_mode is None:
