@@ -1,6 +1,6 @@
 """Slices and restore modes on four nodes with limited links. Needs root.
 
-    python benchmarks/ranks.py [--size 64MiB] [--repeat 3] [-o record.json]
+    python benchmarks/ranks.py [--size 64MiB] [--repeat 3] [--best] [-o record.json]
 
 Nodes are network namespaces on this machine. Each has a link to the other nodes and a link to a
 storage network, in which `rclone serve s3` runs; `tc tbf` limits the links. Rates are low, so that
@@ -58,6 +58,10 @@ SHAPINGS = {
     "one fast node": Shaping((40, 5, 5, 5), FREE, FREE),
     "all limited": Shaping((10,) * NODES, 20, 10),
 }
+BEST = dict(
+    zip(SHAPINGS, ("all-gather", "all-gather", "all", "broadcast", "all-gather"), strict=True)
+)
+"""The fastest mode of each, as measured without --best."""
 
 
 # What runs in the ranks.
@@ -225,7 +229,7 @@ def _in(pid: int, command: str) -> None:
     subprocess.run(["nsenter", "-t", str(pid), "-n", *command.split()], check=True)
 
 
-def measured(size: int, repeat: int) -> list[dict[str, Any]]:
+def measured(size: int, repeat: int, *, only_best: bool) -> list[dict[str, Any]]:
     """Measure everything, in random order within each repetition."""
     samples = []
     with cluster() as made:
@@ -237,7 +241,8 @@ def measured(size: int, repeat: int) -> list[dict[str, Any]]:
         for number in range(repeat):
             for name in random.sample(list(SHAPINGS), len(SHAPINGS)):
                 made.shape(SHAPINGS[name])
-                arms = random.sample([ALONE, *MODES], 1 + len(MODES))
+                arms = [BEST[name], "auto"] if only_best else [ALONE, *MODES]
+                random.shuffle(arms)
                 for found in made.run("restores", arms, size, digest):
                     samples.append({"shaping": name, "repeat": number, **found})
                     print(samples[-1], file=sys.stderr, flush=True)
@@ -255,9 +260,9 @@ def table(samples: list[dict[str, Any]]) -> str:
     lines.append("| --- |" + " ---: |" * 6 + " --- |")
     for name in SHAPINGS:
         spent = {arm: _median(samples, name, arm) for arm in (ALONE, *MODES)}
-        best = min(spent[mode] for mode in MODES[:3])
+        best = min(spent[mode] for mode in MODES[:3] if spent[mode])
         chosen = {s["chosen"] for s in samples if (s["shaping"], s["arm"]) == (name, "auto")}
-        cells = [f"{spent[arm]:.2f} s" for arm in spent]
+        cells = [f"{spent[arm]:.2f} s" if spent[arm] else "-" for arm in spent]
         lines.append(
             f"| {name} | {' | '.join(cells)} | {spent['auto'] / best:.2f} | "
             f"{', '.join(sorted(chosen))} |"
@@ -271,7 +276,8 @@ def table(samples: list[dict[str, Any]]) -> str:
 
 
 def _median(samples: list[dict[str, Any]], shaping: str, arm: str) -> float:
-    return statistics.median(s["s"] for s in samples if (s["shaping"], s["arm"]) == (shaping, arm))
+    found = [s["s"] for s in samples if (s["shaping"], s["arm"]) == (shaping, arm)]
+    return statistics.median(found) if found else 0.0
 
 
 def main() -> None:
@@ -279,9 +285,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=parse_size, default=parse_size("64MiB"))
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--best", action="store_true", help="only `auto` and the best mode")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    samples = measured(given.size, given.repeat)
+    samples = measured(given.size, given.repeat, only_best=given.best)
     if given.output:
         record = {
             "size_bytes": given.size,

@@ -21,10 +21,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data import subset
+from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.errors import OptionError
 from iobench.results.setting import AxisValues, Setting
 from iobench.workloads.reshape import Shape
@@ -41,13 +42,15 @@ T = TypeVar("T")
 class Variant:
     """A contender with files of one shape, saved and restored by `numjobs` processes at once.
 
-    `target` is the location, in a run of several targets; None in a run of one.
+    `target` is the location, in a run of several targets; None in a run of one. With a
+    `restore_mode` all processes restore the same files together.
     """
 
     contender: Contender
     shape: Shape = field(default_factory=Shape)
     numjobs: int = 1
     target: str | None = None
+    restore_mode: RestoreMode | None = None
 
     def setting(self, restored: float | None = None) -> Setting:
         """Return the setting for a record; `restored` is the part of the bytes that is restored.
@@ -61,6 +64,7 @@ class Variant:
             restore_as=None if restored is None else subset.text_of(restored),
             numjobs=self.numjobs,
             target=self.target,
+            restore_mode=self.restore_mode,
         )
         return Setting(writer=self.contender.name, options=self.contender.options, axes=axes)
 
@@ -84,14 +88,16 @@ class Axes:
 
     `shapes` are the combinations of serializers and granularities. `subsets` are the parts of the
     bytes that are restored (None for all). `numjobs` are the numbers of concurrent processes.
-    `targets` are the locations of several targets, or None for the one target of a run. `absent`
-    has the reasons why contenders take no part in some of them, by contender and location.
+    `targets` are the locations of several targets, or None for the one target of a run.
+    `restore_modes`: with one, all ranks are replicas of the first one and restore its files.
+    `absent` has the reasons why contenders take no part in some of them, by contender and location.
     """
 
     shapes: tuple[Shape, ...] = (Shape(),)
     subsets: tuple[float | None, ...] = (None,)
     numjobs: tuple[int, ...] = (1,)
     targets: tuple[str | None, ...] = (None,)
+    restore_modes: tuple[RestoreMode | None, ...] = (None,)
     absent: Mapping[tuple[Contender, str | None], str] = field(default_factory=dict)
 
     @classmethod
@@ -102,6 +108,7 @@ class Axes:
         granularity: str | None = None,
         restore_as: str = _SAME,
         numjobs: str = "1",
+        restore_mode: str | None = None,
     ) -> Self:
         """Parse the options of `iobench run`: each has one value, or several between commas.
 
@@ -115,6 +122,9 @@ class Axes:
             shapes=tuple(Shape.parse(*one) for one in shapes),
             subsets=tuple(_values("--restore-as", restore_as, subset.parse)),
             numjobs=tuple(_values("--numjobs", numjobs, _jobs)),
+            restore_modes=(None,)
+            if restore_mode is None
+            else tuple(_values("--restore-mode", restore_mode, _mode)),
         )
 
     @property
@@ -127,6 +137,11 @@ class Axes:
         """Whether all samples of one operation move the same bytes, those of one process."""
         return len(self.shapes) == len(self.subsets) == self.most_jobs == 1
 
+    @property
+    def replicas(self) -> bool:
+        """Whether all ranks have, and restore, the same files."""
+        return self.restore_modes != (None,)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the values of each axis for the plan's record."""
         return {
@@ -137,24 +152,43 @@ class Axes:
             "restore_subsets": list(self.subsets),
             "numjobs": list(self.numjobs),
             **({"targets": list(self.targets)} if len(self.targets) > 1 else {}),
+            **({"restore_modes": list(self.restore_modes)} if self.replicas else {}),
         }
 
     def variants(self, contenders: Sequence[Contender]) -> Iterator[Variant]:
         """Yield every contender at every point that applies to it.
 
-        Peers have a format of their own, so they take part with the first serializer only.
+        Peers have a format of their own, so they take part with the first serializer only. They
+        restore in each process for itself, so they take no part in restore modes.
         """
         for one in contenders:
+            if one.is_peer and self.replicas:
+                continue
             for shape in self.shapes:
                 if one.is_peer and shape.serializer != self.shapes[0].serializer:
                     continue
-                for numjobs, target in product(self.numjobs, self.targets):
+                for numjobs, target, mode in product(
+                    self.numjobs, self.targets, self.restore_modes
+                ):
                     if (one, target) not in self.absent:
-                        yield Variant(contender=one, shape=shape, numjobs=numjobs, target=target)
+                        yield Variant(
+                            contender=one,
+                            shape=shape,
+                            numjobs=numjobs,
+                            target=target,
+                            restore_mode=mode,
+                        )
 
     def skipped(self, contenders: Sequence[Contender]) -> list[str]:
         """Return the combinations that are left out, each with its reason."""
         reasons = list(self.absent.values())
+        if self.replicas:
+            reasons += [
+                f"{one.name} with --restore-mode: each of its processes restores for itself"
+                for one in contenders
+                if one.is_peer
+            ]
+            return reasons
         serializers = dict.fromkeys(shape.serializer for shape in self.shapes)
         if len(serializers) == 1:
             return reasons
@@ -179,6 +213,11 @@ def _values(option: str, text: str, parse: Callable[[str], T]) -> list[T]:
 
 def _changed(text: str) -> str | None:
     return None if text == _SAME else text
+
+
+def _mode(text: str) -> RestoreMode:
+    check_restore_mode(text)
+    return cast(RestoreMode, text)
 
 
 def _jobs(text: str) -> int:

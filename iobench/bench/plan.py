@@ -92,9 +92,12 @@ class Plan:
 
         If the workload has fewer ranks, or if some ranks write much less than others, every process
         saves a copy of the files of `rank`. The ranks of a launcher always save the files of their
-        own rank; where the workload has fewer ranks, they begin again with its first one.
+        own rank; where the workload has fewer ranks, they begin again with its first one. Replicas
+        save the files of the first rank.
         """
         most = self.axes.most_jobs
+        if self.axes.replicas:
+            return (0,) * most
         if self.world is not None:
             return tuple(rank % self.workload.world_size for rank in range(most))
         own = range(self.rank, self.rank + most)

@@ -76,6 +76,8 @@ def make_plan(
     by_location = dict(zip(axes.targets, targets, strict=True))
     often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
     variants = list(axes.variants(chosen))
+    if not variants:
+        raise UsageError(f"nothing to measure: {'; '.join(axes.skipped(chosen))}")
     with_twins = [*variants, *(first_of_each_target(variants) if aa else ())]
     scaled = _scaled(
         full, rank, full_bytes, size, with_twins, axes, by_location, often.times, ceiling
@@ -204,7 +206,9 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
     if plan.world is not None:
         has, most = plan.workload.world_size, plan.world.size
         whose = f"the files of rank 0 to {min(most, has) - 1} of {has}, each its own"
-        if most > has:
+        if axes.replicas:
+            whose = "replicas of rank 0, each saves its files and restores those that rank 0 saved"
+        elif most > has:
             whose += f"; from rank {has} on, copies of these"
         yield f"ranks     {most}: {whose}, {total} in all"
         if plan.part:

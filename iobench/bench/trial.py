@@ -217,7 +217,12 @@ class Trial:
         return self.target.scratch.locate(self._name)
 
     def _ref(self, directory: Location) -> CheckpointRef:
-        return CheckpointRef(contender=self.contender, shape=self.shape, directory=directory)
+        return CheckpointRef(
+            contender=self.contender,
+            shape=self.shape,
+            directory=directory,
+            restore_mode=self.variant.restore_mode,
+        )
 
     def _manifest(self, done: Sequence[Done]) -> Iterator[str]:
         """Yield the manifest as JSON, file by file: there may be 100,000."""

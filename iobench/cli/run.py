@@ -139,6 +139,16 @@ def run(
             "files of its own, and the last one to end counts. Several are compared: 1,2,4",
         ),
     ] = "1",
+    restore_mode: Annotated[
+        str | None,
+        _axis_option(
+            "--restore-mode",
+            help="How the ranks of a launcher, as replicas of the first one, restore its files: "
+            "each reads them (all), one reads and passes on (broadcast), each reads a part "
+            "(all-gather), or auto. Several are compared: all,broadcast",
+            show_default="each rank has files of its own",
+        ),
+    ] = None,
     rank: Annotated[int, _axis_option("--rank", min=0, help="The rank to replay.")] = 0,
     ceiling: Annotated[
         bool, _rule_option("--ceiling/--no-ceiling", help="Measure fio in the same run.")
@@ -210,6 +220,7 @@ def run(
                 granularity=granularity,
                 restore_as=restore_as,
                 numjobs=numjobs,
+                restore_mode=restore_mode,
             )
             targets = tuple(one for text in target or [HERE] for one in split_targets(text))
             for one in targets:
@@ -261,7 +272,9 @@ def _check_effects(
     ranks: Launched | None,
 ) -> None:
     """Raise UsageError for options that would have no effect."""
-    if ranks is not None:
+    if ranks is None:
+        check_effect(ctx, ("restore_mode",), "only the ranks of a launcher restore together")
+    else:
         why = f"{ranks.members.size} ranks take part, started by {ranks.members.launcher}"
         check_effect(ctx, ("numjobs", "rank", "s3_local"), why)
     if repeat != "auto":

@@ -39,15 +39,19 @@ class Checkpointer(LocalCheckpointer):
         *,
         world: World | None = None,
         replicate: object | None = None,
+        writers_per_node: int | Literal["auto"] | None = None,
         deadline_s: float = DEADLINE_S,
         **options: Any,
     ) -> None:
         del world  # see __new__
+        many = writers_per_node
+        if many not in (None, "auto") and not (type(many) is int and many > 0):
+            raise OptionError(f"writers_per_node={many!r}: 1 or more, 'auto', or None for all")
         if type(deadline_s) not in (int, float) or not deadline_s > 0:
             raise OptionError(f"deadline_s={deadline_s!r}: seconds, above 0")
         if replicate is not None:
             raise UsageError("replicate: there is no replication yet")
-        self._deadline_s = float(deadline_s)
+        self._deadline_s, self._writers_per_node = float(deadline_s), many
         super().__init__(location, **options)
 
     def _content_of(self, state: Any) -> Content:

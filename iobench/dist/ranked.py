@@ -39,6 +39,7 @@ from iobench.dist.saves.structure import LocalState
 from iobench.dist.slice_planner import SlicePlanner
 from iobench.dist.transport import Transport
 from iobench.dist.world import World
+from iobench.dist.writers_per_node import WritersPerNode, measure_writers
 from iobench.errors import RankError, UsageError
 from iobench.writers.blocks.channel import Lease
 
@@ -56,6 +57,8 @@ class RankedCheckpointer(Checkpointer):
 
     _persister: RankPersister
     _ledger: Ledger
+    writers_per_node: WritersPerNode | None = None
+    """What `writers_per_node="auto"` has measured; None otherwise."""
 
     def __init__(self, location: str | Path, *, world: World | None = None, **options: Any) -> None:
         self._world = world or World.detect()
@@ -75,11 +78,12 @@ class RankedCheckpointer(Checkpointer):
             self._agreed(f"opening {location}", lambda: self._lead(location, keep))
             self._agreed(f"looking at {location}", lambda: self._writer.require(location))
             places = self._agreed("hosts", lambda: [self._world.host, self._world.node])
+            planner = self._planner([node for _, node in places])
         except BaseException:
             self._store.release()
             raise
-        hosts, nodes = [host for host, _ in places], [node for _, node in places]
-        self._planning = Planning(self._control, self._planner(nodes), deadline_s=self._deadline_s)
+        hosts = [host for host, _ in places]
+        self._planning = Planning(self._control, planner, deadline_s=self._deadline_s)
         committer = RankCommitter(
             control=self._background,
             store=self._store,
@@ -111,7 +115,13 @@ class RankedCheckpointer(Checkpointer):
 
     def _planner(self, nodes: list[int]) -> Callable[[], SavePlanner]:
         """Return what plans a save: replicated tensors are cut over the ranks that hold them."""
-        return partial(SlicePlanner, nodes=nodes)
+        many = self._writers_per_node
+        if many == "auto":
+            self.writers_per_node = measure_writers(
+                self._control, self._writer, str(self._store), deadline_s=self._deadline_s
+            )
+            many = self.writers_per_node.writers
+        return partial(SlicePlanner, nodes=nodes, writers_per_node=many)
 
     def due(self, step: int) -> bool:
         """Return whether to save after `step`, by the schedule of rank 0."""

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 
 from iobench.errors import TransferError
 from iobench.integrations.default_writer import WriterLike, chosen_writer
-from iobench.integrations.removal import remove_file
+from iobench.writers.removal import remove_file
 from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
 

@@ -22,8 +22,8 @@ from iobench.formats import torch_file
 from iobench.integrations import torch_dropins
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
-from iobench.integrations.removal import remove_file
 from iobench.units import parse_size
+from iobench.writers.removal import remove_file
 from iobench.writers.transfer import Transfer
 
 with needs("lightning", "lightning>=2.4"):

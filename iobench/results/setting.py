@@ -39,7 +39,9 @@ class AxisValues:
     `format`: serialization of the files. `granularity`: how tensors are distributed over files.
     None means the workload's own. `restore_as`: the part that a restore loads; None for all.
     `numjobs`: concurrent processes. `target`: the location, in runs of several targets; None and
-    not written in runs of one. A new axis needs a default, so that older records still load.
+    not written in runs of one. `restore_mode`: how ranks restore a replica together; None and not
+    written where each restores files of its own. A new axis needs a default, so that older records
+    still load.
     """
 
     flattened: ClassVar[bool] = True
@@ -49,6 +51,7 @@ class AxisValues:
     restore_as: str | None = _axis("restore-as", of_restores=True)
     numjobs: int = _axis("numjobs", default=1)
     target: str | None = _axis("target", if_set=True)
+    restore_mode: str | None = _axis("restore-mode", if_set=True)
 
     def __post_init__(self) -> None:
         if self.numjobs < 1:

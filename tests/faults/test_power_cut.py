@@ -20,13 +20,13 @@ import iobench.torch
 from iobench.checkpoint.staged import MANIFEST
 from iobench.formats import safetensors
 from iobench.integrations.dcp import StorageWriter
-from iobench.integrations.removal import remove_file
 from iobench.integrations.staged_directory import StagedDirectory
 from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import write_text
+from iobench.writers.removal import remove_file
 
 pytestmark = pytest.mark.root
 

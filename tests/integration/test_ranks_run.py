@@ -193,3 +193,32 @@ def test_a_bucket(server: LocalS3, tiny_path: Path, tmp_path: Path) -> None:
     assert [one.jobs_bytes[0] > one.jobs_bytes[1] for one in record.samples] == [True, False]
     with server.active():
         assert list(S3Objects(S3Writer().client, S3Target.parse(target)).names("")) == []
+
+
+def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+    """Every rank saves the files of rank 0, and all restore those that rank 0 saved."""
+    job = job_number()
+    arguments = (
+        *("run", "-w", tiny_path, "--target", target, "--writer", "odirect", "--repeat", "1"),
+        *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-ceiling"),
+        *("--pool", "32MiB", "-o", tmp_path / "run.jsonl"),
+    )
+    environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
+    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+        ends = ranks.ends()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert "replicas of rank 0" in ends[0][2]
+    assert os.listdir(target) == []
+    record = read(tmp_path / "run.jsonl")
+    check_samples(record)
+    world = record.run.world
+    assert world is not None
+    assert world.restored_from == (0, 0)
+    received = {
+        one.axes.restore_mode: one.paths["network"].bytes if "network" in one.paths else 0
+        for one in record.samples
+        if one.operation == "restore"
+    }
+    both = next(one.bytes for one in record.samples if one.operation == "restore")
+    # Half of all bytes are those of one rank: the other one receives them, of either half.
+    assert received == {"all": 0, "broadcast": both // 2, "all-gather": both // 2}

@@ -16,8 +16,9 @@ from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.compared import compared
 from iobench.dist.control import Control
 from iobench.dist.link import Link
+from iobench.dist import restore_mode
 from iobench.dist.restore_mode import Reader
-from iobench.dist.restore_plan import RESTORE_MODES, Range
+from iobench.dist.restore_plan import MODES, RESTORE_MODES, Range
 from iobench.dist.transport import Transport
 from iobench.dist.world import World
 from iobench.errors import DataMismatchError, RankError, TransferError
@@ -38,8 +39,14 @@ def blank(name="large", bytes=size):
     memory = np.zeros(bytes, np.uint8)
     return memory, FileImage.of(name, [memory[:777], memory[777:bytes // 2], memory[bytes // 2:]])
 
+restore_mode._SMALLEST_SAMPLE = 1 << 16  # the files are too small to be measured
+
 def read(mode, images, wanted, name="buffered"):
-    return Reader(make(name), transport, mode).read(images, str(here), wanted)
+    reader = Reader(make(name), transport, mode)
+    done = reader.read(images, str(here), wanted)
+    assert bool(reader.measured) == (mode == "auto" and len(images) == 2), reader.measured
+    assert reader.mode in (MODES if reader.measured else (None, mode))
+    return done
 """
 
 _READS = """
@@ -128,6 +135,20 @@ read("all-gather", {0: image}, [Range(0, 0, size)])
 assert np.array_equal(memory, data)
 """
 
+_WRITERS = """
+from iobench.dist.writers_per_node import measure_writers
+found = measure_writers(control, make("buffered"), str(here), size_bytes=1 << 20)
+assert list(found.rates) == [1, 2] and found.writers in (1, 2) and all(found.rates.values())
+control.barrier("measured", deadline_s=20)
+assert sorted(one.name for one in here.iterdir()) == ["large", "small"]
+try:
+    measure_writers(control, make("buffered"), str(here / "absent"), size_bytes=1 << 20)
+except TransferError:
+    pass  # in the ranks that write first
+except RankError as error:
+    assert "absent" in str(error)
+"""
+
 _END = """
 control.barrier("end", deadline_s=20)
 transport.close()
@@ -141,9 +162,12 @@ def _job(code: str, here: Path) -> str:
 
 
 def test_reads_and_failures(tmp_path: Path) -> None:
-    """All modes with equal and different ranges; a wrong bit, a storage error, and strangers."""
-    code = _job(_READS + _FAILURES + _STRANGER + _END, tmp_path)
-    with start_ranks(code, 3, local_size=1) as ranks:
+    """All modes with equal and different ranges; a wrong bit, a storage error, and strangers.
+
+    The number of writers per node is measured in the same job, since a start takes seconds.
+    """
+    code = _job(_READS + _FAILURES + _STRANGER + _WRITERS + _END, tmp_path)
+    with start_ranks(code, 3, local_size=2) as ranks:
         ends = ranks.ends()
     assert [(code, out) for code, out, _ in ends] == [(0, "done\n")] * 3, ends
 

@@ -19,6 +19,8 @@ from iobench.bench.data.pool import RandomPool, Windows
 from iobench.bench.data.restored import RestoredFile
 from iobench.bench.data.states import Placement, States, TensorDict
 from iobench.bench.data.subset import choose, read_some
+from iobench.dist.restore_mode import Reader
+from iobench.dist.slices import Range
 from iobench.formats import raw, safetensors, torch_file, torch_image
 from iobench.results.records import Verified
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec
@@ -173,6 +175,24 @@ class Replay:
             return Transfer.total(
                 self._restore(number, writer, directory) for number in range(len(self.files))
             )
+
+    def restore_together(self, reader: Reader, writer: Writer, directory: str | Path) -> Transfer:
+        """Read every file back, together with all ranks that restore the same files.
+
+        A window of the pool may be part of several files: all of them have the same bytes there.
+        """
+        self._pool.intact = False
+        began = time.perf_counter()
+        with self._pool.trimmed():
+            images = {
+                number: self._open(number, writer, directory).image
+                for number in range(len(self.files))
+            }
+            parse_s = time.perf_counter() - began
+            wanted = [Range(number, 0, image.size_bytes) for number, image in images.items()]
+            transfer = reader.read(images, str(directory), wanted)
+        phases = {"parse": parse_s, **transfer.phases_s}
+        return replace(transfer, phases_s=phases, elapsed_s=time.perf_counter() - began)
 
     def _restore(self, number: int, writer: Writer, directory: str | Path) -> Transfer:
         began = time.perf_counter()

@@ -317,7 +317,9 @@ def _unreached(sample: Sample) -> tuple[Reason | None, list[Reason]]:
     """
     save = sample.operation == "save"
     counts = _counts(sample)
-    parts = {name: count / sample.bytes for name, count in counts.items() if count is not None}
+    received = sample.paths.get("network")  # from other ranks, which read it
+    moved = sample.bytes - (received.bytes if received else 0)
+    parts = {name: count / moved for name, count in counts.items() if count is not None and moved}
     low = {name: part for name, part in parts.items() if part < REACHED_LIMIT}
     what = "did not reach the device" if save else "did not come from the device"
     if "device" in low and ("process" in low or (not save and "process" not in parts)):

@@ -19,6 +19,7 @@ from iobench.bench.counters.memory import OperationMemory
 from iobench.bench.counters.monitor import Usage
 from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import Location
+from iobench.dist.restore_plan import RestoreMode
 from iobench.results.records import Verified
 from iobench.workloads import FileSpec
 from iobench.writers.transfer import Meter, Transfer
@@ -46,11 +47,15 @@ class JobSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRef:
-    """A checkpoint that a job moves: the indices of its contender and shape, and its location."""
+    """A checkpoint that a job moves: the indices of its contender and shape, and its location.
+
+    `restore_mode` is how ranks restore it together; None: each restores files of its own.
+    """
 
     contender: int
     shape: int
     directory: Location
+    restore_mode: RestoreMode | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

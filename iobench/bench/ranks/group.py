@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -85,6 +86,7 @@ class RankGroup(Executor):
         warm_ups: Sequence[Location],
     ) -> None:
         self._launched = launched
+        launched.members = replace(launched.members, replicas=plan.axes.replicas)
         self._control, self.members = launched.control, launched.members
         self.machines = len(self.members.first_of_machine)
         self.nodes: list[NodeCounts] = []
@@ -92,7 +94,9 @@ class RankGroup(Executor):
         given = setups(plan, self.members, scratch, warm_ups, show_token(scratch))
         launched.begin()
         self._control.scatter("set-up", [to_plain(one) for one in given], deadline_s=SETUP_S)
-        self._steps = Steps(self._control, make_job(given[0]))
+        job = make_job(given[0])
+        job.join(self._control)
+        self._steps = Steps(self._control, job)
         self._control.barrier("start", deadline_s=SETUP_S)
 
     def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
@@ -133,7 +137,7 @@ class RankGroup(Executor):
 
     def hand_over(self, shape: int) -> None:
         """Give each rank the digests of the files that it restores: another rank saved them."""
-        if self.members.node_count == 1:
+        if self.members.node_count == 1 and not self.members.replicas:
             return
         digests = self._all(partial(RankJob.digests, shape=shape))
         self._each(

@@ -69,6 +69,8 @@ class Members:
     members: Sequence[RankFacts]
     launcher: str
     interface: str | None
+    replicas: bool = False
+    """Whether all ranks restore what rank 0 saved."""
 
     @property
     def size(self) -> int:
@@ -91,7 +93,7 @@ class Members:
     @cached_property
     def sources(self) -> list[int]:
         """The rank whose files each rank restores."""
-        return sources_of(self.nodes)
+        return [0] * self.size if self.replicas else sources_of(self.nodes)
 
     @cached_property
     def first_of_node(self) -> list[int]:

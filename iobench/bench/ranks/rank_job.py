@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from iobench.bench import fio
+from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters.nodes import NodeCounter, NodeCounts
 from iobench.bench.processes.job import CheckpointRef, Done, Job, JobSetup
 from iobench.bench.targets.base import Location
@@ -19,6 +20,9 @@ from iobench.bench.targets.entries import FilesBelow
 from iobench.bench.targets.instruments import Instruments
 from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import reraise
+from iobench.dist.control import Control
+from iobench.dist.restore_mode import Reader
+from iobench.dist.transport import Transport
 from iobench.environment import DeviceMonitor
 from iobench.results.records import Operation, Stored
 from iobench.writers.local.new_file import sync_directory
@@ -74,8 +78,12 @@ class Machine:
 class RankJob(Job):
     """The job of one rank. Rank 0's has no `machine`: its run counts and settles itself."""
 
-    def __init__(self, setup: JobSetup, machine: Machine | None = None) -> None:
+    def __init__(
+        self, setup: JobSetup, machine: Machine | None = None, *, replica: bool = False
+    ) -> None:
         super().__init__(setup)
+        self._replica = replica
+        self._transport: Transport | None = None
         self._machine = machine
         self._counter: NodeCounter | None = None
         self._counted: NodeCounts | None = None
@@ -99,6 +107,27 @@ class RankJob(Job):
         for directory, _, _ in os.walk(self._own(ref.directory), topdown=False, onerror=reraise):
             sync_directory(directory)
         return replace(done, at_s=time.perf_counter())
+
+    def join(self, control: Control) -> None:
+        """Connect replicas with each other. All ranks call it."""
+        if self._replica:
+            self._transport = Transport(control)
+
+    def leave(self) -> None:
+        """Close the connections."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def restore(self, ref: CheckpointRef) -> Done:
+        """Restore the subset that was given to `scrub`; replicas do it together."""
+        if ref.restore_mode is None:
+            return super().restore(ref)
+        assert self._transport is not None  # `join` was called
+        one, replay = self.contenders[ref.contender], self.sources[ref.shape]
+        assert isinstance(one, WriterContender)  # others take no part
+        reader = Reader(one.writer, self._transport, ref.restore_mode)
+        done = replay.restore_together(reader, one.writer, self._from(ref.directory))
+        return self._done(one, replay, done)
 
     def count(self, ref: CheckpointRef) -> None:
         """Start the counters of this machine, unless another rank or the run counts there."""

@@ -19,7 +19,9 @@ def serve(control: Control) -> int:
     introduce(control)
     if control.broadcast("plan", deadline_s=OPERATION_S) is not None:
         setup = from_plain(Setup, control.scatter("set-up", deadline_s=SETUP_S))
-        with Steps(control, make_job(setup)) as steps:
+        job = make_job(setup)
+        job.join(control)
+        with Steps(control, job) as steps:
             control.barrier("start", deadline_s=SETUP_S)
             while (message := control.broadcast(NEXT, deadline_s=OPERATION_S)) is not None:
                 if message["each"]:

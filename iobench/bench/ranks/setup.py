@@ -55,6 +55,8 @@ class Setup:
     """The bytes of the rank's files in each shape, as rank 0 computes them."""
     counts: bool
     away: bool
+    replicas: bool = False
+    """Whether all ranks restore together what rank 0 saved."""
 
 
 def setups(
@@ -96,6 +98,7 @@ def setups(
             sizes=tuple(sum(files.sizes) for files in plan.files_of_jobs[number]),
             counts=number in members.first_of_machine,
             away=members.away(number),
+            replicas=members.replicas,
         )
         for number in range(members.size)
     ]
@@ -146,6 +149,7 @@ def make_job(setup: Setup) -> RankJob:
             source_files=() if setup.source is None else _files(setup, setup.source_rank),
         ),
         Machine(setup.scratch, counts=setup.counts, away=setup.away) if setup.number else None,
+        replica=setup.replicas,
     )
     job.warm_up(setup.warm_ups)
     return job

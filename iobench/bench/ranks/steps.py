@@ -73,8 +73,9 @@ class Steps:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End what this rank has started: a fio job would go on."""
+        """End what this rank has started: a fio job would go on, and connections stay."""
         self._job.fio_stop()
+        self._job.leave()
 
     def carry_out(self, message: dict[str, Any], release: Release | None = None) -> list[Any]:
         """Carry out the command in `message`; return the replies of all ranks in rank 0.

@@ -46,6 +46,21 @@ def test_every_combination_takes_part() -> None:
     ]
 
 
+def test_replicas_restore_by_our_writers_only() -> None:
+    """Each mode is a row; a peer restores in each process for itself, and is left out."""
+    assert labels(restore_mode="all,broadcast") == [
+        "odirect restore-mode=all",
+        "odirect restore-mode=broadcast",
+    ]
+    axes = Axes.parse(restore_mode="auto")
+    (reason,) = axes.skipped(choose(BOTH, ".")[0])
+    assert reason.startswith("peer:torch-save with --restore-mode")
+    with pytest.raises(OptionError, match="all-gather"):
+        Axes.parse(restore_mode="tree")
+    with pytest.raises(UsageError, match="nothing to measure: peer:torch-save"):
+        make_plan(workload="llama7b", writers="peer:torch-save", target=".", axes=axes)
+
+
 def test_skipped_combinations_are_listed(tmp_path: Path) -> None:
     plan = make_plan(
         workload="llama7b",
