@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.restore import OnCorrupt
 from iobench.dist.load.any_format import read_any
+from iobench.dist.replicas.scheme import Partner, Xor
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.dist.world import World
-from iobench.errors import OptionError, UsageError
+from iobench.errors import OptionError
 
 __all__ = ["Checkpointer"]
 
@@ -20,6 +22,7 @@ DEADLINE_S = 1800.0
 class Checkpointer(LocalCheckpointer):
 
     _read = staticmethod(read_any)
+    _ranked = False
 
     def __new__(cls, *args: Any, world: World | None = None, **options: Any) -> Self:
         """Return the Checkpointer of a rank if the job has several."""
@@ -35,15 +38,25 @@ class Checkpointer(LocalCheckpointer):
         location: str | Path,
         *,
         world: World | None = None,
-        replicate: object | None = None,
+        replicate: Partner | Xor | None = None,
+        failed_restarts: int = 2,
         deadline_s: float = DEADLINE_S,
         **options: Any,
     ) -> None:
         del world  # see __new__
         if type(deadline_s) not in (int, float) or not deadline_s > 0:
             raise OptionError(f"deadline_s={deadline_s!r}: seconds, above 0")
-        if replicate is not None:
-            raise UsageError("replicate: there is no replication yet")
+        if replicate is not None and not isinstance(replicate, Partner | Xor):
+            raise OptionError(f"replicate={replicate!r}: takes a value such as iobench.Partner()")
+        if type(failed_restarts) is not int or failed_restarts < 1:
+            raise OptionError(f"failed_restarts={failed_restarts!r}: a whole number, 1 or more")
+        self._replicate, self._failed_restarts = replicate, failed_restarts
+        if replicate is not None and not self._ranked:
+            warnings.warn(
+                "replicate: this job has one rank, so nothing is replicated",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self._deadline_s = float(deadline_s)
         super().__init__(location, **options)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,9 @@ from iobench.checkpoint.persister import Snapshot
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.control import Control
+from iobench.dist.replicas.offering import Offering
+from iobench.dist.replicas.recovery import Version
+from iobench.dist.replicas.replicator import Replicator
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
@@ -45,6 +49,7 @@ class Order(NamedTuple):
     number: int
     step: int
     directory: str
+    serial: int
 
 
 @dataclass(kw_only=True)
@@ -57,6 +62,8 @@ class RankCommitter:
     deadline_s: float
     ledger: Ledger | None
     assembly: Assembly | None
+    replicator: Replicator | None = None
+    committed: Callable[[], None] = lambda: None
     _order: Order | None = field(default=None, init=False)
 
     def commit(self, save: Save, content: RankContent, memory: Bytes | None = None) -> None:
@@ -85,26 +92,29 @@ class RankCommitter:
             try:
                 if save.error is not None:
                     raise save.error
-                serial, replace = ledger.next_serial, ledger.holds(save.step)
+                serial, replace = ledger.new_serial(), ledger.holds(save.step)
                 staged = stack.enter_context(
                     self.store.staged(save.step, serial=serial, replace=replace, shared=True)
                 )
             except BaseException as failure:
                 self._tell(_NEXT, failure)
                 raise
-            order = Order(content.number, save.step, os.fspath(staged.directory))
+            order = Order(content.number, save.step, os.fspath(staged.directory), serial)
             self.control.broadcast(_NEXT, order._asdict(), deadline_s=self.deadline_s)
             votes = self._vote(save, content, memory, order)
             phase = _commit_phase(save.step)
             try:
                 assert self.assembly is not None
-                self.assembly.publish(save, content.plan, staged, votes, serial)
+                self.assembly.publish(
+                    save, content.plan, staged, votes, serial, _attempt_of(order)
+                )
             except BaseException as failure:
                 self._tell(phase, failure)
                 raise
             save.status = "committed"
             self.control.broadcast(phase, deadline_s=self.deadline_s)
-        ledger.committed(save)
+        ledger.committed(save, serial)
+        self.committed()
 
     def _follow(self, save: Save, content: RankContent, memory: Bytes | None) -> bool:
         """Return False, and do nothing, if rank 0 chose a later save."""
@@ -135,13 +145,19 @@ class RankCommitter:
         """
         phase = f"vote on step {order.step}"
         save.status = "writing"
-        try:
-            if save.error is not None:
-                raise save.error
-            save.transfer, checksum = self.parts.write(content, memory, order.directory)
-        except BaseException as failure:
-            self._tell(phase, failure)
-            raise
+        version = Version(order.serial, order.step, _attempt_of(order))
+        with Offering(self.replicator, version, save.created_s) as offering:
+            try:
+                if save.error is not None:
+                    raise save.error
+                if offering.wanted and self.assembly is not None:
+                    offering.table = self.assembly.table(content.plan)
+                save.transfer, checksum = self.parts.write(
+                    content, memory, order.directory, offering
+                )
+            except BaseException as failure:
+                self._tell(phase, failure)
+                raise
         found: list[str] = self.control.gather(phase, checksum, deadline_s=self.deadline_s)
         return found
 
@@ -163,6 +179,11 @@ class RankCommitter:
             self.parts.discard(directory)
         except TransferError as error:
             failure.add_note(f"{directory}: what was written could not be removed ({error})")
+
+
+def _attempt_of(order: Order) -> str:
+    """Return the random name of the hidden directory: no other save has it."""
+    return os.path.basename(order.directory.rstrip("/"))
 
 
 def _commit_phase(step: int) -> str:
