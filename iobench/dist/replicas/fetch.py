@@ -11,7 +11,7 @@ import numpy as np
 from iobench.dist.replicas.endpoint import Address, Endpoint, described
 from iobench.dist.replicas.parity import ParityReader
 from iobench.dist.replicas.pieces import digest_at, digest_of, pieces_of, span_of
-from iobench.dist.replicas.recovery import RecoveryPlan, CopySource
+from iobench.dist.replicas.recovery import CopySource, RecoveryPlan
 from iobench.dist.replicas.segment import Key, RankBytes
 from iobench.errors import ReplicaError
 from iobench.writers.image import Bytes

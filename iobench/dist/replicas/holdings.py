@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from iobench.dist.replicas.recovery import Version
-from iobench.dist.replicas.segment import Key, NodeMemory, MemorySegment
+from iobench.dist.replicas.segment import Key, MemorySegment, NodeMemory
 from iobench.errors import ReplicaError
 
 __all__ = ["Holdings"]

@@ -15,12 +15,13 @@ from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.store import CheckpointStore
 from iobench.checkpoint.tree_spec import json_text
-from iobench.dist.replicas.fetch import Fetcher
+from iobench.dist.replicas.fetch import Fetched, Fetcher
 from iobench.dist.replicas.header import SaveHeader
 from iobench.dist.replicas.recovery import RecoveryPlan
 from iobench.dist.saves.index import INDEX
 from iobench.dist.saves.merge import merged
 from iobench.errors import DataMismatchError, ReplicaError
+from iobench.units import MIB
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter, Transfer
@@ -57,6 +58,10 @@ def manifest_of(
         serial=plan.version.serial,
     )
     return manifest, index
+
+
+_AT_ONCE = 16 * MIB
+"""Bytes after which those that wait for a part of a file get it."""
 
 
 class NearestStore:
@@ -121,10 +126,8 @@ class NearestWriter:
         meter, rank = Meter(), self._names[image.path]
         missing: list[tuple[int, int]] = []
         with self._lock, meter.phase("memory"):
-            at = start
-            for view in image.views(start, stop):
-                missing += self._fetch(rank, at, view, meter)
-                at += len(view)
+            for at in range(start, stop, _AT_ONCE):
+                missing += self._fetch(rank, image, at, min(at + _AT_ONCE, stop), meter)
         if missing and not self._stored:
             raise DataMismatchError(
                 f"step at {target}: no copy of rank {rank} has valid bytes {missing[:3]}: "
@@ -137,17 +140,30 @@ class NearestWriter:
             self._count("storage", end - begin)
         return meter.transfer(self._writer.name, "read", stop - start, durable=True)
 
-    def _fetch(self, rank: int, start: int, view: Any, meter: Meter) -> list[tuple[int, int]]:
-        try:
-            found = self._fetcher.fetch(rank, start, view)
-        except ReplicaError as error:
-            self.notes.append(str(error))
-            return [(start, start + len(view))]
-        for kind, count in found.read_bytes.items():
-            meter.count(f"memory ({kind})", count)
-            self._count(kind, count)
-        self.notes += found.notes
-        return found.missing
+    def _fetch(
+        self, rank: int, image: FileImage, start: int, stop: int, meter: Meter
+    ) -> list[tuple[int, int]]:
+        """Fill bytes of the image from memory; return the ranges that are still missing."""
+        missing: list[tuple[int, int]] = []
+        at = start
+        for view in image.views(start, stop):
+            end = at + len(view)
+            try:
+                found = self._fetcher.fetch(rank, at, view)
+            except ReplicaError as error:
+                self.notes.append(str(error))
+                found = Fetched(missing=[(at, end)])
+            for kind, count in found.read_bytes.items():
+                meter.count(f"memory ({kind})", count)
+                self._count(kind, count)
+            self.notes += found.notes
+            for begin, after in [*found.missing, (end, end)]:
+                if begin > at:
+                    image.filled(at, begin)
+                at = after
+            missing += found.missing
+            at = end
+        return missing
 
     def _count(self, kind: str, size_bytes: int) -> None:
         self.read_bytes[kind] = self.read_bytes.get(kind, 0) + size_bytes
@@ -157,5 +173,6 @@ class NearestWriter:
         for view in image.views(start, stop):
             view[:] = memoryview(self._texts[image.path])[at : at + len(view)]
             at += len(view)
+        image.filled(start, stop)
         meter.count("memory (own)", stop - start)
         return meter.transfer(self._writer.name, "read", stop - start, durable=True)

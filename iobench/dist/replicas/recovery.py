@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 __all__ = [
+    "CopySource",
     "MemoryCopy",
     "ParityCopy",
     "RecoveryPlan",
-    "CopySource",
     "StoredCopy",
     "Version",
     "recovery_plan",

@@ -1,4 +1,4 @@
-"""MemorySegment: memory of the agent for one rank's bytes, or for parity. NodeMemory: its limits."""
+"""MemorySegment: memory for one rank's bytes, or for parity. NodeMemory: its limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from iobench.errors import ReplicaError
 from iobench.units import GIB, format_size
 from iobench.writers.image import Bytes
 
-__all__ = ["Key", "NodeMemory", "RankBytes", "MemorySegment"]
+__all__ = ["Key", "MemorySegment", "NodeMemory", "RankBytes"]
 
 _SPARE = GIB
 """Memory that is left to everything else on the node."""

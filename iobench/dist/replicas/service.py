@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iobench.dist.replicas.endpoint import key_of, version_of
 from iobench.dist.messages import Message
+from iobench.dist.replicas.endpoint import key_of, version_of
 from iobench.dist.replicas.frames import Wire
 from iobench.dist.replicas.pieces import PIECE, count_of
 from iobench.dist.replicas.placement import chunk_bytes, chunk_of
 from iobench.dist.replicas.push import measure, push
 from iobench.dist.replicas.recovery import Version
-from iobench.dist.replicas.segment import Key, RankBytes, MemorySegment
+from iobench.dist.replicas.segment import Key, MemorySegment, RankBytes
 from iobench.errors import ReplicaError
 from iobench.units import GIB
 from iobench.writers.image import Bytes

@@ -15,7 +15,7 @@ from iobench.dist.replicas.bucket import TokenBucket
 from iobench.dist.replicas.holdings import Holdings
 from iobench.dist.replicas.pieces import DIGEST, PIECE, digest_of
 from iobench.dist.replicas.recovery import Version
-from iobench.dist.replicas.segment import Key, NodeMemory, RankBytes, MemorySegment
+from iobench.dist.replicas.segment import Key, MemorySegment, NodeMemory, RankBytes
 from iobench.errors import ReplicaError
 from iobench.units import GIB, MIB
 

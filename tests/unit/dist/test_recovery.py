@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from iobench.dist.replicas.placement import parity_groups, partner_nodes
 from iobench.dist.replicas.recovery import (
+    CopySource,
     MemoryCopy,
     ParityCopy,
-    CopySource,
     StoredCopy,
     Version,
     recovery_plan,
