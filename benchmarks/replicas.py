@@ -11,6 +11,8 @@ per second in each direction. On the same connections, in turn within each round
   data parallel training does. The CPU is idle meanwhile, as on a GPU node, or `--work busy` with
   matrix products in one thread per rank. Steps during a replication at the default pace are
   compared with steps without one
+- stall: `save_async` while the snapshot before is still being sent, against the same without
+  replicas; the storage is a file system in memory, and idle
 - CPU: seconds of the agents per GB that they send and receive
 """
 
@@ -21,15 +23,18 @@ import json
 import os
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from iobench.dist.control import Control
+from iobench.dist.control import shared_control
 from iobench.dist.replicas.recovery import RecoveryPlan, Version
 from iobench.dist.replicas.replicator import Replicator
 from iobench.dist.replicas.runtime import AgentDirectory, job_of
@@ -49,7 +54,7 @@ def main() -> None:
     parser.add_argument("--exchange", default="1MiB")
     parser.add_argument("--work", choices=("idle", "busy"), default="idle")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--in-node", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--in-node", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.in_node:
         _Rank(asked).run()
@@ -59,12 +64,13 @@ def main() -> None:
 
     with (
         tempfile.TemporaryDirectory() as directory,
+        _memory_storage(Path(directory) / "storage") as storage,
         open_nodes(2, directory=Path(directory), limit_s=900) as nodes,
     ):
         for node in nodes:
             node.shape(parse_size(asked.link))
         ranks = nodes.ranks(
-            [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--in-node"],
+            [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--in-node", str(storage)],
             environ={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
         if any(nodes.wait(ranks, 900)):
@@ -72,6 +78,17 @@ def main() -> None:
         found = json.loads(ranks[0].stdout().splitlines()[-1])
         sys.stderr.write(ranks[0].stderr())
     _show(asked, found)
+
+
+@contextmanager
+def _memory_storage(at: Path) -> Iterator[Path]:
+    """A file system in memory that both nodes see."""
+    at.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "storage", str(at)], check=True)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
 def _show(asked: argparse.Namespace, found: dict[str, Any]) -> None:
@@ -89,6 +106,10 @@ def _show(asked: argparse.Namespace, found: dict[str, Any]) -> None:
     print(f"step without         {_shown([1000 * one for one in without])} ms ({asked.work})")
     print(f"step during          {_shown([1000 * one for one in during])} ms")
     print(f"slower by            {_shown(slower)} %")
+    print(f"stall without        {_shown([1000 * one for one in found['stall_s']])} ms")
+    print(f"stall during         {_shown([1000 * one for one in found['replicated_stall_s']])} ms")
+    pairs = zip(found["stall_s"], found["replicated_stall_s"], strict=True)
+    print(f"ratio                {_shown([b / a for a, b in pairs])}")
     print(f"CPU of both agents   {found['agent_cpu_s_per_gb']:.2f} s per GB replicated, at nice 10")
 
 
@@ -105,7 +126,7 @@ class _Rank:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked, self.size = asked, parse_size(asked.size)
         self.world = World.detect()
-        self.control = Control.connect(self.world)
+        self.control = shared_control(self.world)
         self.memory = np.random.default_rng(self.world.rank).integers(0, 256, self.size, np.uint8)
         self.image = FileImage.of("state", [self.memory])
         self.into = np.zeros_like(self.memory)  # pages are there: only the transfer counts
@@ -156,6 +177,7 @@ class _Rank:
         found["agent_cpu_s_per_gb"] = (self._agents_cpu_s() - cpu_s) / (sent + fetched) * 1e9
         replicator.warn()
         replicator.close(finished=True)
+        found |= self._stalls()
         self.control.close()
         print(json.dumps(found))
 
@@ -220,6 +242,38 @@ class _Rank:
         if replicator is not None and self.world.rank == 0 and not replicator.busy:
             sys.stderr.write("the replication ended before the steps: use a larger --size\n")
         return statistics.median(times)
+
+    def _stalls(self) -> dict[str, list[float]]:
+        """Return the stalls of saves without replicas, and while one is being sent."""
+        import torch
+
+        from iobench import Checkpointer, KeepLast, PerRank
+
+        storage = self.asked.in_node
+        options: dict[str, Any] = {"writer": "buffered", "keep": KeepLast(1)}
+        arms = {
+            "stall_s": Checkpointer(storage / "plain", **options),
+            "replicated_stall_s": Checkpointer(storage / "kept", replicate=Partner(), **options),
+        }
+        tensors = torch.from_numpy(self.memory).view(torch.float32).split(1 << 20)
+        state = {"own": PerRank(dict(enumerate(map(torch.clone, tensors))))}
+        for ckpt in arms.values():
+            ckpt.prepare(state, wait=True)
+        found: dict[str, list[float]] = {name: [] for name in arms}
+        for number in range(self.asked.rounds):
+            for name, ckpt in arms.items():
+                ckpt.save_async(state, 2 * number)
+                ckpt.wait()
+                busy = len(ckpt.replicas) < 2 * number + 1
+                found[name].append(ckpt.save_async(state, 2 * number + 1).stall_s)
+                ckpt.wait()
+                while name != "stall_s" and len(ckpt.replicas) < 2 * number + 2:
+                    time.sleep(0.01)
+                if name != "stall_s" and not busy:
+                    sys.stderr.write("the replica was sent before the save: use a larger --size\n")
+        for ckpt in arms.values():
+            ckpt.close()
+        return found
 
     def _compute(self) -> None:
         if self.asked.work == "idle":
