@@ -210,10 +210,14 @@ class RankedCheckpointer(Checkpointer):
                     raise
                 restoring.without(chosen.plan, str(error))
         version = restoring.version_of(loaded.step, chosen)
-        if leads:
-            self._ledger.resumed_from(loaded.step)
-            self._ledger.seen(version.serial)
-            self._failed.loaded(loaded.step)
+
+        def note() -> None:
+            if leads:
+                self._ledger.resumed_from(loaded.step)
+                self._ledger.seen(version.serial)
+                self._failed.loaded(loaded.step)
+
+        self._agreed(f"resume from step {loaded.step}", note)
         if self._replicator is not None:
             self._replicator.resumed(version)
         return state, loaded

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import warnings
 from pathlib import Path
 
 from iobench.errors import transfer_errors
@@ -54,7 +54,18 @@ class FailedRestarts:
             sync_directory(self._directory)
 
     def progressed(self) -> None:
-        """Forget all counts: the job has saved something newer, or has ended well."""
-        if self._directory is not None:
-            with transfer_errors("removing", self._path), contextlib.suppress(FileNotFoundError):
-                self._path.unlink()
+        """Forget all counts: the job has saved something newer, or has ended well.
+
+        A file that cannot be removed gives a RuntimeWarning: the save itself is committed.
+        """
+        if self._directory is None:
+            return
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            warnings.warn(
+                f"{self._path} cannot be removed ({error.strerror}): the next restart may count as "
+                "a failed one",
+                RuntimeWarning,
+                stacklevel=2,
+            )

@@ -89,6 +89,12 @@ class Restoring:
 
         versions, counts = self.agreed(f"sources of step {step}", stored)[0]
         self._failed = dict(counts)
+        committed = {(serial, at): attempt for serial, at, attempt in versions if attempt}
+        memory = [  # without another save of a step that was then committed
+            one
+            for one in memory
+            if committed.get(one.version[:2], one.version.attempt) == one.version.attempt
+        ]
         copies: _Copies = [*memory, *(StoredCopy(Version(*one)) for one in versions)]
         self._copies = [one for one in copies if step in ("latest", one.version.step)]
 
