@@ -24,6 +24,7 @@ _TIMEOUT_S = 60.0
 _TRIES = 3
 _PROBE = 4 * MIB
 _PROBE_S = 0.2
+_AHEAD = 4  # so that the link is busy while an answer is on its way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +85,14 @@ def measure(address: Address, agent: Agent) -> float:
     with Endpoint.remote(address, agent.token, timeout_s=_TIMEOUT_S) as other:
         other.wire.send({"op": "probe"}, payload)
         other.wire.answer()
-        began_s, sent = time.monotonic(), 0
-        while (elapsed_s := time.monotonic() - began_s) < _PROBE_S or not sent:
+        began_s, sent, answered = time.monotonic(), 0, 0
+        while time.monotonic() - began_s < _PROBE_S or not sent:
             other.wire.send({"op": "probe"}, payload)
+            sent += 1
+            if sent - answered > _AHEAD:
+                other.wire.answer()
+                answered += 1
+        for _ in range(sent - answered):
             other.wire.answer()
-            sent += len(payload)
-    return sent / elapsed_s
+        elapsed_s = time.monotonic() - began_s
+    return sent * _PROBE / elapsed_s
