@@ -103,6 +103,7 @@ class RankedCheckpointer(Checkpointer):
             else None,
             replicator=self._replicator,
             committed=self._failed.progressed,
+            hosts=hosts,
         )
         self._committer = committer  # type: ignore[assignment]  # of several ranks
         self._persister = RankPersister(

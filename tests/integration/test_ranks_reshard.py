@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+import iobench
+from iobench.checkpoint.object_store import ObjectStore
+from iobench.testing import LocalS3
+from iobench.writers.s3 import S3Writer
 from tests.support import rank_states
 from tests.support.rank_pool import RankPool
 from tests.support.rank_states import LAYOUTS, digest, full
@@ -44,3 +54,53 @@ def test_any_world_size(pool: RankPool, saved: Path, saved_by: int, size: int) -
         step = 10 * saved_by + number
         found = pool.call(rank_states.load, str(saved), step, layout, saved_by, world=size)
         assert found == [digest(full())] * size
+
+
+@pytest.mark.parametrize(("saved_by", "number"), [(2, 0), (3, 2), (4, 1)])
+def test_stock_torch_reads_it(
+    pool: RankPool, saved: Path, tmp_path: Path, saved_by: int, number: int
+) -> None:
+    """`dcp.load` at another sharding, and torch's format_utils, which read every item."""
+    checkpoint = saved / f"step-{10 * saved_by + number}"
+    pool.call(rank_states.stock_load, str(checkpoint), "columns")
+    dcp_to_torch_save(checkpoint, tmp_path / "whole.pt")
+    found = torch.load(tmp_path / "whole.pt", weights_only=False)
+    model, expected = found["model"], full()
+    assert torch.equal(model.pop("tied"), expected["w0"])
+    assert digest(model) == digest(expected)
+    assert found["epoch"] == 5
+    assert found["optimizer"]["groups"] == [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0, 1]}]
+    assert torch.equal(found["optimizer"]["pair"][1], expected["vector"] + 1)
+    for rank in range(saved_by):
+        assert found["rng"][f"rank{rank}"]["python"] == (rank, [1, 2])
+        assert found["rng"][f"rank{rank}"]["torch"].tolist() == [rank] * 4
+
+
+def test_all_of_it_without_a_job(saved: Path) -> None:
+    """`load_checkpoint` in one process reads what four ranks saved, without torch's pickle."""
+    state = iobench.load_checkpoint(saved, 40)
+    state["model"].pop("tied")
+    assert digest(state["model"]) == digest(full())
+    assert [one["python"][0] for one in state["rng"].values] == [0, 1, 2, 3]
+    manifest = json.loads((saved / "step-40" / "manifest.json").read_text())
+    assert (manifest["format"], manifest["world_size"]) == ("dcp", 4)
+    assert all(piece["xxh3_64"] for file in manifest["files"] for piece in file["pieces"])
+    assert not list((saved / "step-40").glob("part-*"))
+
+
+def test_in_a_bucket(pool: RankPool, server: LocalS3) -> None:
+    """The manifest object is the commit; the ranks of an earlier start write to another prefix."""
+    with server.active():
+        environ = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        bucket = f"{server.target}/run-{secrets.token_hex(4)}"
+        for step in (1, 2):
+            found = pool.call(rank_states.save_to_bucket, bucket, step, environ, world=2)
+            assert found == [["committed", f"{step}"]] * 2
+        state = iobench.load_checkpoint(bucket, writer="s3")
+        state["model"].pop("tied")
+        assert digest(state["model"]) == digest(full())
+        store = ObjectStore(bucket, S3Writer())
+        assert store.steps() == [2]  # KeepLast(1)
+        assert re.fullmatch(r".*/step-2\.[0-9]+", store.locate(2))
+        loaded = pool.call(rank_states.load_from_bucket, bucket, environ, world=3)
+        assert loaded == [digest(full())] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import iobench
 from tests.support.rank_pool import in_world, mesh_of
 
-__all__ = ["LAYOUTS", "digest", "full", "load", "save", "state_of", "stock_load"]
+__all__ = [
+    *("LAYOUTS", "digest", "full", "load", "load_from_bucket", "save", "save_to_bucket"),
+    *("state_of", "stock_load"),
+]
 
 LAYOUTS = ("rows", "columns", "mixed", "replicated")
 
@@ -147,3 +151,23 @@ def stock_load(size: int, directory: str, layout: str) -> None:
         assert torch.equal(state["model"][name].to_local(), expected.to_local()), name
     assert state["epoch"] == 5
     assert world.size == dist.get_world_size()
+
+
+def save_to_bucket(size: int, bucket: str, step: int, environ: dict[str, str]) -> list[str]:
+    """Save a state in the background to a bucket; return the status and the step found there."""
+    os.environ.update(environ)
+    world = in_world(size)
+    options = {"writer": "s3", "keep": iobench.KeepLast(1), "deadline_s": 60}
+    with iobench.Checkpointer(bucket, world=world, **options) as ckpt:
+        made = ckpt.save_async(state_of(world.rank, size, "rows"), step)
+        ckpt.wait()
+        return [str(made.status), str(ckpt.latest())]
+
+
+def load_from_bucket(size: int, bucket: str, environ: dict[str, str]) -> str:
+    """Load the newest state of a bucket; return the hash of its model."""
+    os.environ.update(environ)
+    with iobench.Checkpointer(bucket, world=in_world(size), writer="s3", deadline_s=60) as ckpt:
+        model = ckpt.load()["model"]
+    model.pop("tied")
+    return digest(model)

@@ -80,6 +80,8 @@ def _one(
 
     def read() -> list[Any]:
         try:
+            if world.rank:
+                store.steps()  # a bucket must be listed to know where a checkpoint is
             manifest = store.manifest(step)
             rank, ranks = world.rank, world.size
             restored.append(

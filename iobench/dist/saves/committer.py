@@ -14,10 +14,9 @@ a rank of an earlier start of the job cannot write into it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -54,7 +53,7 @@ class Order(NamedTuple):
 
 @dataclass(kw_only=True)
 class RankCommitter:
-    """Commits checkpoints of all ranks. `ledger` and `assembly` are those of rank 0."""
+    """Commits checkpoints of all ranks on `hosts`. `ledger` and `assembly` are those of rank 0."""
 
     control: Control
     store: CheckpointStore
@@ -62,6 +61,7 @@ class RankCommitter:
     deadline_s: float
     ledger: Ledger | None
     assembly: Assembly | None
+    hosts: Sequence[str]
     replicator: Replicator | None = None
     committed: Callable[[], None] = lambda: None
     _order: Order | None = field(default=None, init=False)
@@ -88,66 +88,100 @@ class RankCommitter:
         self.commit(snapshot.save, snapshot.content, memory)
 
     def _lead(self, ledger: Ledger, save: Save, content: RankContent, memory: Bytes | None) -> None:
-        with contextlib.ExitStack() as stack:
-            try:
-                if save.error is not None:
-                    raise save.error
-                serial, replace = ledger.new_serial(), ledger.holds(save.step)
-                staged = stack.enter_context(
-                    self.store.staged(save.step, serial=serial, replace=replace, shared=True)
-                )
-            except BaseException as failure:
-                self._tell(_NEXT, failure)
-                raise
-            order = Order(content.number, save.step, os.fspath(staged.directory), serial)
-            self.control.broadcast(_NEXT, order._asdict(), deadline_s=self.deadline_s)
-            votes = self._vote(save, content, memory, order)
-            phase = _commit_phase(save.step)
-            try:
+        order: Order | None = None
+        try:
+            if save.error is not None:
+                raise save.error
+            serial, replace = ledger.new_serial(), ledger.holds(save.step)
+            with self.store.staged(
+                save.step, serial=serial, replace=replace, shared=True
+            ) as staged:
+                order = Order(content.number, save.step, os.fspath(staged.directory), serial)
+                self.control.broadcast(_NEXT, order._asdict(), deadline_s=self.deadline_s)
+                votes = self._vote(save, content, memory, order)
                 assert self.assembly is not None
-                self.assembly.publish(
-                    save, content.plan, staged, votes, serial, _attempt_of(order)
-                )
-            except BaseException as failure:
-                self._tell(phase, failure)
+                self.assembly.publish(save, content.plan, staged, votes, serial, _attempt_of(order))
+                save.status = "committed"
+                ledger.committed(save, serial)
+                self.committed()
+        except RankError:  # of a call: every rank knows
+            raise
+        except BaseException as failure:
+            # What was written is removed by now: the others see to what is left on their nodes.
+            if save.status == "committed":
+                self._conclude(order, None)
                 raise
-            save.status = "committed"
-            self.control.broadcast(phase, deadline_s=self.deadline_s)
-        ledger.committed(save, serial)
-        self.committed()
+            raise self._conclude(order, failure) from failure
+        self._conclude(order, None)
+
+    def _conclude(self, order: Order | None, failure: BaseException | None) -> BaseException:
+        """Tell the others how the save ended. Return what this rank raises."""
+        failed: dict[str, str] = {}
+        if isinstance(failure, _VoteError):
+            failed = failure.failed
+        elif failure is not None:
+            failed = {"0": _shown(failure)}
+        if order is None:  # nothing was announced
+            self.control.broadcast(_NEXT, {"failed": failed}, deadline_s=self.deadline_s)
+            return self._error("the begin of a save", failed)
+        phase = _commit_phase(order.step)
+        self.control.broadcast(phase, {"failed": failed}, deadline_s=self.deadline_s)
+        if isinstance(failure, Exception) or failure is None:
+            return self._error(phase, failed)
+        return failure  # Ctrl-C
+
+    def _error(self, phase: str, failed: Mapping[str, str]) -> RankError:
+        """Return the error of a save that failed in these ranks."""
+        ranks = sorted(map(int, failed))
+        texts = [
+            f"rank {one} (host {self.hosts[one]}), {phase}: {failed[str(one)]}" for one in ranks
+        ]
+        return RankError("; ".join(texts), ranks=ranks)
 
     def _follow(self, save: Save, content: RankContent, memory: Bytes | None) -> bool:
         """Return False, and do nothing, if rank 0 chose a later save."""
         order = self._order
         if order is None:
-            order = Order(**self.control.broadcast(_NEXT, deadline_s=self.deadline_s))
+            found = self.control.broadcast(_NEXT, deadline_s=self.deadline_s)
+            if "failed" in found:
+                raise self._error("the begin of a save", found["failed"])
+            order = Order(**found)
         self._order = order if order.number > content.number else None
         if self._order is not None:
             return False
-        directory = order.directory if is_s3(order.directory) else Path(order.directory)
-        try:
-            self._vote(save, content, memory, order)
-            self.control.broadcast(_commit_phase(order.step), deadline_s=self.deadline_s)
-        except RankError as failure:
-            # Rank 0 may publish this part although another rank was lost: it has the votes, and
-            # the loss is told to all ranks at once. Only a call that fails says that it does not.
-            if not self.control.broken:
-                self._discard(directory, failure)
-            raise
+        own = self._part(save, content, memory, order)
+        phase = _commit_phase(order.step)
+        self.control.gather(_vote_phase(order.step), own.vote, deadline_s=self.deadline_s)
+        failed = self.control.broadcast(phase, deadline_s=self.deadline_s)["failed"]
+        if failed:
+            error = self._error(phase, failed)
+            self._discard(order, error)
+            raise error from own.failure
         return True
 
     def _vote(
         self, save: Save, content: RankContent, memory: Bytes | None, order: Order
     ) -> list[str]:
-        """Write this rank's part and vote. Return the checksums of all part manifests in rank 0.
+        """Write the part of rank 0 and collect the votes. Return the checksums of all parts.
 
-        Raises RankError for all ranks if one of them failed.
+        Raises _VoteError if a rank failed.
         """
-        phase = f"vote on step {order.step}"
+        own = self._part(save, content, memory, order)
+        phase = _vote_phase(order.step)
+        votes = self.control.gather(phase, own.vote, deadline_s=self.deadline_s)
+        failed = {f"{rank}": vote["error"] for rank, vote in enumerate(votes) if "error" in vote}
+        if own.failure is not None and not isinstance(own.failure, Exception):
+            raise own.failure
+        if failed:
+            raise _VoteError(failed) from own.failure
+        return [vote["checksum"] for vote in votes]
+
+    def _part(self, save: Save, content: RankContent, memory: Bytes | None, order: Order) -> _Own:
+        """Write the part of this rank."""
         save.status = "writing"
         version = Version(order.serial, order.step, _attempt_of(order))
-        with Offering(self.replicator, version, save.created_s) as offering:
-            try:
+        try:
+            with Offering(self.replicator, version, save.created_s) as offering:
                 if save.error is not None:
                     raise save.error
                 if offering.wanted and self.assembly is not None:
@@ -155,35 +189,40 @@ class RankCommitter:
                 save.transfer, checksum = self.parts.write(
                     content, memory, order.directory, offering
                 )
-            except BaseException as failure:
-                self._tell(phase, failure)
-                raise
-        found: list[str] = self.control.gather(phase, checksum, deadline_s=self.deadline_s)
-        return found
+        except BaseException as failure:  # noqa: BLE001 -- raised when the others know
+            return _Own({"error": _shown(failure)}, failure)
+        return _Own({"checksum": checksum}, None)
 
-    def _tell(self, phase: str, failure: BaseException) -> None:
-        """Tell all ranks that this one failed, by the call that they make in this phase.
-
-        Raises the RankError that the others raise too, with `failure` as its cause. For Ctrl-C and
-        the like it returns.
-        """
-        try:
-            call = self.control.gather if phase.startswith("vote") else self.control.broadcast
-            call(phase, error=_shown(failure), deadline_s=self.deadline_s)
-        except RankError as told:
-            if isinstance(failure, Exception):
-                raise told from failure
-
-    def _discard(self, directory: str | Path, failure: BaseException) -> None:
+    def _discard(self, order: Order, failure: BaseException) -> None:
+        directory = order.directory if is_s3(order.directory) else Path(order.directory)
         try:
             self.parts.discard(directory)
         except TransferError as error:
             failure.add_note(f"{directory}: what was written could not be removed ({error})")
 
 
+class _Own(NamedTuple):
+    """The vote of this rank, and why it failed."""
+
+    vote: dict[str, str]
+    failure: BaseException | None
+
+
+class _VoteError(Exception):
+    """Ranks voted against a commit; `failed` maps them to their errors."""
+
+    def __init__(self, failed: dict[str, str]) -> None:
+        super().__init__(failed)
+        self.failed = failed
+
+
 def _attempt_of(order: Order) -> str:
     """Return the random name of the hidden directory: no other save has it."""
     return os.path.basename(order.directory.rstrip("/"))
+
+
+def _vote_phase(step: int) -> str:
+    return f"vote on step {step}"
 
 
 def _commit_phase(step: int) -> str:

@@ -1,0 +1,174 @@
+"""Saves of real ranks: the same ones in all ranks, and a failure of one fails in all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import iobench
+from tests.support import rank_saves
+from tests.support.rank_pool import RankPool
+
+_HOW = ("save", "save_async")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    made = RankPool(2)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("slots", "on_full", "steps", "expected"),
+    [
+        (3, "wait", [1, 2, 3], ["committed", "superseded", "committed"]),
+        (1, "skip", [1, 2], ["committed", "skipped"]),
+        (2, "supersede", [1, 2, 3], ["committed", "superseded", "committed"]),
+    ],
+)
+def test_rank_0_decides_which_snapshot_is_written(
+    pool: RankPool, tmp_path: Path, slots: int, on_full: str, steps: list[int], expected: list[str]
+) -> None:
+    """The newest snapshot is next; all ranks write, skip and supersede the same ones."""
+    directory = tmp_path / "a"
+    found = pool.call(rank_saves.gated, str(directory), slots, on_full, steps)
+    assert found == [expected] * 2
+    written = [step for step, status in zip(steps, expected, strict=True) if status == "committed"]
+    for step in written:
+        assert iobench.load_checkpoint(directory, step)["epoch"] == 5 + step
+    assert rank_saves.leftovers(str(directory)) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        *((what, how) for what in ("write:0", "write:1", "publish:0") for how in _HOW),
+        ("slot:0", "save_async"),
+        ("slot:1", "save_async"),
+    ],
+)
+def test_a_failure_fails_in_all_ranks(pool: RankPool, tmp_path: Path, what: str, how: str) -> None:
+    """Every rank names the rank that failed; nothing is visible or left; the next save works."""
+    found = pool.call(rank_saves.failing, str(tmp_path), what, how)
+    failed = what[-1]
+    for rank, (first, second, third, steps, status) in enumerate(found):
+        if how == "save":
+            assert f"rank {failed} (host" in first
+            assert second == ""
+        elif first:  # no slot: raised at once in this rank
+            assert (str(rank), first) == (failed, "StateError: no memory left")
+        if how == "save_async":
+            assert f"rank {failed} (host" in second
+        assert third == ""
+        assert steps == []
+        assert status[0] == "failed"
+        assert status[-1] == "committed"
+    assert rank_saves.leftovers(str(tmp_path)) == []
+    assert iobench.load_checkpoint(tmp_path)["epoch"] == 5
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("shape", "w is a tensor of torch.float32 [3] on rank 0 and a tensor of torch.float32 [4]"),
+        ("value", "state['epoch'] differs between rank 0 (1) and rank 1 (2); wrap it in"),
+        ("object", "state['epoch'] is a builtins.object, which a checkpoint cannot hold"),
+        ("step", "step 1 is saved already"),
+    ],
+)
+def test_states_that_do_not_fit_together(
+    pool: RankPool, tmp_path: Path, what: str, message: str
+) -> None:
+    """All ranks raise, with the path of the value; the next save works."""
+    found = pool.call(rank_saves.refused, str(tmp_path), what)
+    for error, later in found:
+        assert message in error
+        assert later == ""
+    assert rank_saves.leftovers(str(tmp_path)) == []
+
+
+def test_damage_in_the_part_of_one_rank(pool: RankPool, tmp_path: Path) -> None:
+    """A flipped bit raises in all ranks, and "previous" restores the one before in all of them."""
+    pool.call(rank_saves.saves, str(tmp_path), [1, 2])
+    file = tmp_path / "step-2" / "__1_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+    for error, epoch, _ in pool.call(rank_saves.loads, str(tmp_path), "raise"):
+        assert error.startswith("DataMismatchError")
+        assert "__1_0.distcp: damaged, the checksum of" in error
+        assert epoch is None
+    assert pool.call(rank_saves.loads, str(tmp_path), "previous") == [["", 6, 1]] * 2
+    file.unlink()
+    with pytest.raises(iobench.errors.DataMismatchError):
+        iobench.load_checkpoint(tmp_path)
+
+
+def test_retention_and_removal(pool: RankPool, tmp_path: Path) -> None:
+    """Rank 0 removes for all; a state of another structure is planned anew."""
+    for found in pool.call(rank_saves.kept, str(tmp_path)):
+        steps, latest, left, then, error, again, names = found
+        assert (steps, latest, left, then) == ([3, 4], 4, [3], 3)
+        assert "there is no checkpoint of step 4" in error
+        assert again == [3, 4]
+        assert names == ["empty", "half"]
+
+
+def test_lazy_saves(pool: RankPool, tmp_path: Path) -> None:
+    """A tensor that changes during the copy of one rank fails the save in all ranks."""
+    for rank, (value, first, again, steps) in enumerate(pool.call(rank_saves.lazy, str(tmp_path))):
+        assert value == 1.0
+        assert "was changed during its lazy copy" in first
+        assert ("rank 1 (host" in first) == (rank == 0)
+        assert (again, steps) == ("", [1, 3])
+
+
+def test_a_schedule_that_measures_decides_for_all(pool: RankPool, tmp_path: Path) -> None:
+    first, second = pool.call(rank_saves.auto_schedule, str(tmp_path))
+    assert first == second
+    assert any(first)
+
+
+def test_two_jobs_in_one_directory(pool: RankPool, tmp_path: Path) -> None:
+    """Another job is refused, in all of its ranks, with the holder's name."""
+    holder = f"process {os.getpid()} on host"
+    with iobench.Checkpointer(tmp_path):
+        for error in pool.call(rank_saves.opens, str(tmp_path)):
+            assert "is in use" in error
+            assert holder in error
+    assert pool.call(rank_saves.held_lock, str(tmp_path)) == ["", ""]
+    with pytest.raises(iobench.errors.TargetError, match="is in use"):
+        iobench.Checkpointer(tmp_path)
+    assert pool.call(rank_saves.held_lock, str(tmp_path)) == ["", ""]
+
+
+def test_a_directory_of_one_node_alone(pool: RankPool, tmp_path: Path) -> None:
+    """Rank 0 looks at every part, so it names the rank whose directory is another one."""
+    found = pool.call(rank_saves.node_local, str(tmp_path))
+    for error, left in found:
+        assert "rank 1 on host" in error
+        assert "does not see it; all ranks need the same directory" in error
+        assert left == []
+
+
+def test_an_exception_in_one_rank_ends_the_wait_of_the_others() -> None:
+    """`with` tells the others: they do not wait for the deadline."""
+    import tempfile
+
+    pool = RankPool(2)
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            (first,), (second,) = pool.call(rank_saves.broken_job, directory)
+            assert first.startswith("RankError: rank 1 (host")
+            assert "ValueError: the trainer failed" in first
+            assert second == "ValueError: the trainer failed"
+            assert torch.equal(iobench.load_checkpoint(directory)["w"], torch.ones(3))
+    finally:
+        pool.close()

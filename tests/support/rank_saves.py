@@ -1,0 +1,273 @@
+"""Saves that ranks of a RankPool make: in the background, with failures, and while others wait."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import iobench
+from iobench.checkpoint.slots import SlotPool
+from iobench.dist.saves.assembly import Assembly
+from iobench.dist.saves.part_writer import PartWriter
+from iobench.errors import StateError
+from tests.support.rank_pool import in_world
+from tests.support.rank_states import state_of
+
+__all__ = [
+    *("auto_schedule", "broken_job", "failing", "gated", "held_lock", "kept", "lazy", "leftovers"),
+    *("loads", "node_local", "opens", "refused", "saves"),
+]
+
+_SECONDS = 60.0
+
+
+def _checkpointer(size: int, directory: str, **options: Any) -> iobench.Checkpointer:
+    return iobench.Checkpointer(directory, world=in_world(size), deadline_s=_SECONDS, **options)
+
+
+def _raised(call: Callable[[], Any]) -> str:
+    """Return the error of `call` as text, "" without one."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 -- the test looks at it
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@contextlib.contextmanager
+def _gate(directory: str) -> Iterator[Path]:
+    """Let writes of parts wait until a file exists."""
+    gate, write = Path(f"{directory}.gate"), PartWriter.write
+
+    def waiting(self: PartWriter, *args: Any) -> Any:
+        until_s = time.monotonic() + _SECONDS
+        while not gate.exists() and time.monotonic() < until_s:
+            time.sleep(0.01)
+        return write(self, *args)
+
+    with mock.patch.object(PartWriter, "write", waiting):
+        yield gate
+
+
+def gated(size: int, directory: str, slots: int, on_full: str, steps: list[int]) -> list[str]:
+    """Save `steps` in the background while the first is being written; return each status."""
+    world = in_world(size)
+    with _gate(directory) as gate:
+        ckpt = _checkpointer(size, directory, slots=slots, on_full=on_full)
+        made = []
+        for step in steps:
+            made.append(ckpt.save_async(state_of(world.rank, size, "rows", seed=step), step))
+            if step == steps[0]:  # rank 0 has begun it, and the others wait for its word
+                until_s = time.monotonic() + 5
+                while made[0].status != "writing" and time.monotonic() < until_s:
+                    time.sleep(0.01)
+        gate.touch()
+        ckpt.close()
+    return [save.status for save in made]
+
+
+def leftovers(directory: str) -> list[str]:
+    """Return what a test must not find in a directory of checkpoints."""
+    return [name for name in os.listdir(directory) if name.startswith(".step-")]
+
+
+def _fault(what: str, size: int) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which one rank fails: `write:1` when rank 1 writes."""
+    where, _, rank = what.partition(":")
+    if in_world(size).rank != int(rank):
+        return contextlib.nullcontext()
+    full = OSError(errno.ENOSPC, "No space left on device")
+    match where:
+        case "write":
+            return mock.patch.object(PartWriter, "write", side_effect=full)
+        case "publish":
+            return mock.patch.object(Assembly, "publish", side_effect=full)
+        case "slot":
+            return mock.patch.object(SlotPool, "take", side_effect=StateError("no memory left"))
+    raise ValueError(what)
+
+
+def failing(size: int, directory: str, what: str, how: str) -> list[Any]:
+    """Save with a fault; return the errors of the save and of the next call, and what is left."""
+    world = in_world(size)
+    ckpt = _checkpointer(size, directory)
+    state = state_of(world.rank, size, "rows")
+    with _fault(what, size):
+        if how == "save":
+            first = _raised(lambda: ckpt.save(state, 1))
+        else:
+            first = _raised(lambda: ckpt.save_async(state, 1))
+            until_s = time.monotonic() + _SECONDS
+            # The other rank comes to its next call at once: it may not know of the failure yet.
+            while what.endswith(str(world.rank)) and time.monotonic() < until_s:
+                time.sleep(0.01)
+                if ckpt._persister.failed:
+                    break
+    second = _raised(lambda: ckpt.save_async(state, 2))
+    steps = ckpt.steps()
+    third = _raised(lambda: ckpt.save(state, 3))
+    ckpt.close()
+    status = [save.status for save in ckpt.saves]
+    return [first, second, third, steps, status]
+
+
+def refused(size: int, directory: str, what: str) -> list[str]:
+    """Save states that do not fit together; return the errors of a save and of a later one."""
+    world = in_world(size)
+    with _checkpointer(size, directory) as ckpt:
+        state: dict[str, Any] = {"w": torch.ones(3), "epoch": 1}
+        later = dict(state)
+        step = 1
+        match what:
+            case "shape":
+                state["w"] = torch.ones(3 + world.rank)
+            case "value":
+                state["epoch"] = 1 + world.rank
+            case "object" if world.rank == 1:
+                state["epoch"] = object()
+            case "step":
+                ckpt.save(state, 1)
+            case "negative" if world.rank == 1:
+                step = 1
+                state = {"w": {1, 2}}
+        return [_raised(lambda: ckpt.save(state, step)), _raised(lambda: ckpt.save(later, 2))]
+
+
+def saves(size: int, directory: str, steps: list[int]) -> None:
+    """Save different states in these steps."""
+    world = in_world(size)
+    with _checkpointer(size, directory) as ckpt:
+        for step in steps:
+            ckpt.save_async(state_of(world.rank, size, "mixed", seed=step), step)
+            ckpt.wait()
+
+
+def loads(size: int, directory: str, on_corrupt: str) -> list[Any]:
+    """Load the newest checkpoint; return the error, the epoch and the step."""
+    import warnings
+
+    with _checkpointer(size, directory) as ckpt, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found: list[Any] = []
+        error = _raised(lambda: found.append(ckpt.load(on_corrupt=on_corrupt)))
+        epoch = found[0]["epoch"] if found else None
+        return [error, epoch, ckpt.loaded.step if ckpt.loaded else None]
+
+
+def kept(size: int, directory: str) -> list[Any]:
+    """Retention, removal, and what each rank sees; saves of a structure that changes."""
+    world = in_world(size)
+    with _checkpointer(size, directory, keep=iobench.KeepLast(2)) as ckpt:
+        state = state_of(world.rank, size, "rows")
+        for step in (1, 2, 3):
+            ckpt.save(state, step)
+        state["more"] = torch.ones(2)
+        ckpt.save(state, 4)
+        found = [ckpt.steps(), ckpt.latest()]
+        ckpt.remove(4)
+        found += [ckpt.steps(), ckpt.latest(), _raised(lambda: ckpt.remove(4))]
+        ckpt.load(3)
+        ckpt.save(state, 4)
+        return [*found, ckpt.steps(), sorted(ckpt.load()["model"])[:2]]
+
+
+def lazy(size: int, directory: str) -> list[Any]:
+    """A lazy save, and one whose tensors change too early in rank 1."""
+    world = in_world(size)
+    ckpt = _checkpointer(size, directory, lazy=True)
+    tensors = {"w": torch.ones(1000, 1000)}
+    ckpt.save_async(tensors, 1)
+    ckpt.before_optimizer_step()
+    tensors["w"].add_(1)
+    ckpt.wait()
+    with mock.patch("iobench.checkpoint.snapshot._versions", _Versions(world.rank == 1)):
+        ckpt.save_async(tensors, 2)
+        first = _raised(ckpt.wait)
+    again = _raised(lambda: ckpt.save(tensors, 3))
+    found = [float(ckpt.load(1)["w"][0, 0]), first, again, ckpt.steps()]
+    ckpt.close()
+    return found
+
+
+class _Versions:
+    """Counters that differ between the calls, as if a tensor had changed."""
+
+    def __init__(self, changes: bool) -> None:
+        self._changes, self._calls = changes, 0
+
+    def __call__(self, _: object) -> dict[str, int]:
+        self._calls += 1
+        return {"w": self._calls if self._changes else 0}
+
+
+def auto_schedule(size: int, directory: str) -> list[bool]:
+    """Ask a schedule that measures: the ranks must agree."""
+    world = in_world(size)
+    answers = []
+    with _checkpointer(size, directory, schedule=iobench.Auto(warmup_steps=2)) as ckpt:
+        for step in range(6):
+            time.sleep(0.002 * (1 + world.rank))
+            answers.append(ckpt.due(step))
+            if answers[-1]:
+                ckpt.save_async({"w": torch.ones(3)}, step)
+    return answers
+
+
+def opens(size: int, directory: str) -> str:
+    """Return the error of opening a directory."""
+    return _raised(lambda: _checkpointer(size, directory).close())
+
+
+_open: list[iobench.Checkpointer] = []
+
+
+def held_lock(size: int, directory: str) -> str:
+    """Open a directory at the first call; save and close it at the second."""
+    if not _open:
+        _open.append(_checkpointer(size, directory))
+        return ""
+    ckpt = _open.pop()
+    error = _raised(lambda: ckpt.save({"w": torch.ones(3)}, 1))
+    ckpt.close()
+    return error
+
+
+def node_local(size: int, directory: str) -> list[Any]:
+    """Rank 1 has another file system at the path of the directory, like on another node."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    other = in_world(size).rank == 1
+    if other:
+        assert not libc.unshare(0x00020000), os.strerror(ctypes.get_errno())  # CLONE_NEWNS
+        assert not libc.mount(None, b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
+        assert not libc.mount(b"none", directory.encode(), b"tmpfs", 0, None)
+    ckpt = _checkpointer(size, directory)
+    error = _raised(lambda: ckpt.save({"w": torch.ones(3)}, 1))
+    ckpt.close()
+    left = [name for name in os.listdir(directory) if "step" in name]
+    if other:
+        assert not libc.umount2(directory.encode(), 2)  # MNT_DETACH
+    return [error, left]
+
+
+def broken_job(size: int, directory: str) -> list[str]:
+    """An exception inside of `with` in rank 1 ends the waits of the others."""
+    world = in_world(size)
+
+    def use() -> None:
+        with _checkpointer(size, directory) as ckpt:
+            ckpt.save({"w": torch.ones(3)}, 1)
+            if world.rank == 1:
+                raise ValueError("the trainer failed")
+            ckpt.save({"w": torch.ones(3)}, 2)
+
+    return [_raised(use)]
