@@ -42,6 +42,7 @@ SECTIONS = {
         "workloads": "",
         "peers": "Other projects",
         "storage": "File systems",
+        "reliability": "Reliability",
         "report": "",
         "statistics": "",
     },

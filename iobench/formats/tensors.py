@@ -21,6 +21,7 @@ __all__ = [
     "OnDevice",
     "allocate",
     "allocate_on",
+    "array_dtype",
     "device_bytes",
     "dtype_name",
     "flat_tensor",
@@ -165,6 +166,17 @@ def tensor_from_bytes(
     return made if same else made.view(dtype)
 
 
+def array_dtype(dtype: torch.dtype, shape: Sequence[int]) -> np.dtype[Any] | None:
+    """Return the dtype of a numpy array that is a tensor of `dtype` and `shape` for torch.
+
+    None if numpy lacks the dtype, or has no such array.
+    """
+    if 0 in shape or len(shape) > _MOST_DIMENSIONS:
+        return None
+    values, same = _numpy_type(dtype)
+    return values if same else None
+
+
 @functools.cache
 def _numpy_type(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
     """Return numpy's dtype, or that of integers of the same size, and whether values are equal."""
@@ -182,6 +194,7 @@ def flat_tensor(data: Memory) -> torch.Tensor:
     return torch.from_numpy(data)
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype, such as `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.nodes import Nodes, Process, open_nodes
+from support.rank_kills import PRELOAD
 from support.train_scripts import newest_checked
 
 _LOST, _KILLED = 3, -signal.SIGKILL
@@ -43,14 +44,7 @@ _LEADS = {
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    preload = [
-        "support.train_scripts",
-        "iobench.dist.ranked",
-        "iobench.dist.load.pieces",
-        "iobench.writers.odirect",
-        "torch.distributed",
-    ]
-    with open_nodes(3, directory=tmp_path_factory.mktemp("nodes"), preload=preload) as made:
+    with open_nodes(3, directory=tmp_path_factory.mktemp("nodes"), preload=PRELOAD) as made:
         yield made
 
 
@@ -167,3 +161,97 @@ def test_a_rank_is_lost_after_its_vote(nodes: Nodes, run: Path) -> None:
     ranks = _start(nodes, run, points=points)
     _expect_lost(nodes, ranks[:2], ranks[2])
     _expect_usable(nodes, run, 1)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_full_disk_on_one_node(nodes: Nodes, run: Path, victim: int) -> None:
+    """The save fails in all ranks with the name of the rank; the next save works."""
+    points = {victim: [f"{_SAVES}.part_writer.PartWriter.write:before:2:full"]}
+    ranks = _start(nodes, run, how="retry", points=points)
+    _expect_done(nodes, ranks)
+    for rank in ranks:
+        failed = re.findall(r"^failed (\d+) (.*)$", rank.stdout(), re.M)
+        assert [step for step, _ in failed] == ["2"], rank.stdout()
+        assert f"rank {victim} (host node{victim})" in failed[0][1]
+        assert "No space left on device" in failed[0][1]
+    assert set(os.listdir(run)) == {".iobench-lock", "step-1", "step-3"}
+    _expect_usable(nodes, run, 3)
+
+
+def test_directory_of_one_node(nodes: Nodes, tmp_path: Path) -> None:
+    """One node has another directory under the same name. Rank 0 sees that a part is missing."""
+    run = tmp_path / "run"
+    run.mkdir()
+    nodes[1].mount_tmpfs(run, 1 << 20)
+    try:
+        ranks = _start(nodes, run)
+        assert 0 not in nodes.wait(ranks, _LIMIT_S)
+        for rank in ranks:
+            assert "rank 1 on host node1" in rank.stdout(), rank.stdout()
+            assert "all ranks need the same directory" in rank.stdout()
+        assert not nodes[1].run("find", str(run), "-mindepth", "1")
+    finally:
+        nodes[1].unmount(run)
+    assert newest_checked(run) == -1
+    _expect_done(nodes, _start(nodes, run, saves=1))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "removed"])
+@pytest.mark.parametrize("file", ["__1_0.distcp", "part-2.json"])
+def test_part_damaged_before_the_commit(nodes: Nodes, run: Path, file: str, damage: str) -> None:
+    """Rank 0 looks at every part before it publishes. A flipped bit in data is found by loads."""
+    ranks = _start(nodes, run, points={0: [f"{_SAVES}.assembly.Assembly.publish:before:1:stop"]})
+    ranks[0].wait_stopped(_LIMIT_S)
+    (part,) = run.glob(f".step-1.*/{file}")
+    _damage(part, damage)
+    ranks[0].resume()
+    if damage == "flipped" and file.endswith("distcp"):
+        _expect_done(nodes, ranks)
+        _expect_usable(nodes, run, 3)
+        return
+    assert 0 not in nodes.wait(ranks, _LIMIT_S)
+    said = f"rank {file.strip('_part-')[0]} on host" if damage == "removed" else file
+    assert said in ranks[1].stdout(), ranks[1].stdout()
+    assert sorted(path.name for path in run.glob("step-*")) == ["step-0"]
+    _expect_usable(nodes, run, 0)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "removed"])
+def test_checkpoint_damaged_after_the_commit(nodes: Nodes, run: Path, damage: str) -> None:
+    """All ranks refuse the damaged checkpoint, or all restore the one before it."""
+    _expect_done(nodes, _start(nodes, run, saves=1))
+    _damage(run / "step-1" / "__2_0.distcp", damage)
+    ranks = _start(nodes, run)
+    assert 0 not in nodes.wait(ranks, _LIMIT_S), [rank.stdout() for rank in ranks]
+    assert all("__2_0.distcp" in rank.stdout() + rank.stderr() for rank in ranks)
+    ranks = _start(nodes, run, saves=2, how="previous", order=(1, 2, 0))
+    _expect_done(nodes, ranks)
+    assert all("loaded 0\n" in rank.stdout() for rank in ranks)
+    assert newest_checked(run) == 2
+
+
+def test_two_jobs_in_one_directory(nodes: Nodes, tmp_path: Path) -> None:
+    """The second job ends with the name of the first one; the first one goes on."""
+    run = tmp_path / "run"
+    first = nodes.ranks(_TRAINS, str(run), 20, 0.1, "wait", order=(0, 1))
+    first[0].wait_for("saved 1", _LIMIT_S)
+    second = nodes.ranks(_TRAINS, str(run), 3, 0.0, "wait", order=(2, 1))
+    assert 0 not in nodes.wait(second, _LIMIT_S)
+    for rank in second:
+        assert "is in use" in rank.stdout() + rank.stderr()
+        assert "on host node0" in rank.stdout() + rank.stderr()
+    _expect_done(nodes, first)
+    assert newest_checked(run) == 19
+
+
+def _damage(path: Path, damage: str) -> None:
+    if damage == "removed":
+        path.unlink()
+    elif damage == "truncated":
+        os.truncate(path, path.stat().st_size - 1)
+    else:
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            (byte,) = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 4]))

@@ -172,6 +172,17 @@ class Nodes(Sequence["Node"]):
                     os.kill(pid, signal.SIGKILL)
         self.wait(list(self._processes.values()), 60)
 
+    def shown(self, count: int) -> str:
+        """Return the output of the `count` processes that were started last."""
+        numbers = range(self._started - count + 1, self._started + 1)
+        files = [self._directory / f"process-{n}{end}" for n in numbers for end in (".out", ".err")]
+        return "\n".join(f"{file.name}:\n{file.read_text('utf-8')}" for file in files)
+
+    def forget(self) -> None:
+        """Remove the output of all processes that have ended."""
+        for file in self._directory.glob("process-*"):
+            file.unlink()
+
     def sleep(self, seconds: float) -> None:
         """Wait while the processes run; their ends are noticed."""
         end_s = time.monotonic() + seconds

@@ -18,7 +18,16 @@ from pathlib import Path
 
 from support.nodes import Nodes, Process
 
-__all__ = ["Attempt", "RankKills"]
+__all__ = ["PRELOAD", "Attempt", "RankKills"]
+
+PRELOAD = (
+    "support.train_scripts",
+    "iobench.dist.ranked",
+    "iobench.dist.load.pieces",
+    "iobench.writers.odirect",
+    "torch.distributed",
+)
+"""Modules that ranks with a Checkpointer import."""
 
 _FAULTS = {"kill": 70, "stop": 15, "power": 10, "partition": 5}
 """How often each happens, of 100."""
@@ -61,7 +70,7 @@ class RankKills:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        self._held = -1
+        self.held = -1
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -92,8 +101,8 @@ class RankKills:
         self._mend(fault, victim, ranks)
         reported = max((_reported(rank) for rank in ranks), default=-1)
         newest = self.newest(self.directory)
-        assert newest >= max(reported, self._held), (newest, reported, self._held)
-        self._held = newest
+        assert newest >= max(reported, self.held), (newest, reported, self.held)
+        self.held = newest
         made = Attempt(
             number=number,
             fault=fault,

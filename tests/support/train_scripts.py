@@ -65,7 +65,8 @@ def _say(text: str) -> None:
 def trains(directory: str, saves: int, pause_s: float = 0.0, how: str = "async") -> None:
     """Load the newest checkpoint and save some more; exit with 3 after a RankError.
 
-    `how`: "async", "sync", or "wait": asynchronous, and waits for each save.
+    `how`: "async", "sync", or "wait": asynchronous, and waits for each save. "retry" goes on after
+    a failed save, "previous" passes over damaged checkpoints; both wait.
 
     Prints "begin", "open", "loaded N" (-1: none), "saved N" and "done".
     """
@@ -80,7 +81,10 @@ def trains(directory: str, saves: int, pause_s: float = 0.0, how: str = "async")
             _say("open")
             step = ckpt.latest()
             if step is not None:
-                check(ckpt.load(), step, world.rank)
+                state = ckpt.load(on_corrupt="previous" if how == "previous" else "raise")
+                assert ckpt.loaded is not None
+                step = ckpt.loaded.step
+                check(state, step, world.rank)
             _say(f"loaded {-1 if step is None else step}")
             _train(ckpt, -1 if step is None else step, world.rank, saves, pause_s, how)
     except RankError as error:
@@ -92,9 +96,14 @@ def trains(directory: str, saves: int, pause_s: float = 0.0, how: str = "async")
 def _train(ckpt: Checkpointer, step: int, rank: int, saves: int, pause_s: float, how: str) -> None:
     reported = step
     for now in range(step + 1, step + 1 + saves):
-        (ckpt.save if how == "sync" else ckpt.save_async)(made(now, rank), now)
-        if how == "wait":
-            ckpt.wait()
+        try:
+            (ckpt.save if how == "sync" else ckpt.save_async)(made(now, rank), now)
+            if how != "async":
+                ckpt.wait()
+        except RankError as error:
+            if how != "retry":
+                raise
+            _say(f"failed {now} {error}")
         committed = max((s.step for s in ckpt.saves if s.status == "committed"), default=-1)
         if committed > reported:
             reported = committed

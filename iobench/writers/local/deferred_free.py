@@ -22,6 +22,7 @@ from iobench.writers.blocks.channel import Channel, Lease, LeaseState
 
 __all__ = ["freed_later", "remove_tree", "wait"]
 
+_TRIES = 1000  # each finds fewer entries
 _LARGE = 64 * MIB  # freeing a smaller file costs too little for a thread
 _MOST_HELD = 64  # descriptors
 # linux/magic.h. XFS and btrfs free in the background themselves. On NFS a removed file that is open
@@ -142,18 +143,29 @@ def remove_tree(directory: str | Path) -> None:
     """Remove `directory` and its content; free the space of large files in the background.
 
     Freeing starts when the whole tree is removed, as unlink waits while blocks are freed. Links are
-    not followed: a link at `directory` is removed, and its destination stays. Raises the OSError of
-    the first entry that cannot be removed.
+    not followed: a link at `directory` is removed, and its destination stays. What another process
+    removes at the same time is not an error. Raises the OSError of the first entry that cannot be
+    removed.
     """
     if os.path.islink(directory):
         os.unlink(directory)
         return
+    existed = os.path.lexists(directory)
     with ExitStack() as held:
         for at, _, names in os.walk(directory):
             while names:  # of 100,000 files none may be large; released before rmtree lists them
                 if (file := _deferred.hold(os.path.join(at, names.pop()))) is not None:
                     held.callback(_deferred.close_later, file)
-        shutil.rmtree(directory)
+        for left in reversed(range(_TRIES)):
+            try:
+                shutil.rmtree(directory)
+                return
+            except FileNotFoundError:
+                # Ranks remove their files of a failed save while rank 0 removes the directory.
+                if existed and not os.path.lexists(directory):
+                    return
+                if not (existed and left):
+                    raise
 
 
 def wait() -> None:

@@ -264,3 +264,34 @@ def test_remove_tree_follows_no_link(tmp_path: Path) -> None:
 def test_remove_tree_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         deferred_free.remove_tree(tmp_path / "nothing")
+
+
+def test_two_remove_the_same_directory(tmp_path: Path) -> None:
+    """What another process removes at the same time is not an error."""
+    for _ in range(5):
+        directory = tmp_path / "step"
+        directory.mkdir()
+        for number in range(200):
+            (directory / f"{number}").touch()
+        errors: list[OSError] = []
+        all_begin = threading.Barrier(3)
+
+        def remove(
+            directory: Path = directory,
+            errors: list[OSError] = errors,
+            all_begin: threading.Barrier = all_begin,
+        ) -> None:
+            all_begin.wait()
+            try:
+                deferred_free.remove_tree(directory)
+            except OSError as error:
+                if error.filename != str(directory):  # it began when all was removed
+                    errors.append(error)
+
+        threads = [threading.Thread(target=remove) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert not directory.exists()

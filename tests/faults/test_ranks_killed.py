@@ -1,0 +1,23 @@
+"""Random kills of a job with four ranks. benchmarks/rank_kills.py makes more of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.nodes import open_nodes
+from support.rank_kills import PRELOAD, RankKills
+from support.train_scripts import newest_checked
+
+_KILLS = 60
+
+
+def test_random_kills(tmp_path: Path) -> None:
+    """Ranks and nodes are killed, stopped and cut off at random moments. Each time the survivors
+    end with the name of the lost rank, and no checkpoint that was reported is lost."""
+    run = tmp_path / "run"
+    run.mkdir()
+    with open_nodes(4, directory=tmp_path, preload=PRELOAD) as nodes:
+        kills = RankKills(nodes=nodes, directory=run, newest=newest_checked, seed=16)
+        for _ in range(_KILLS):
+            kills.attempt()
+    assert kills.held >= _KILLS // 4
