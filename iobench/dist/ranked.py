@@ -59,6 +59,7 @@ class RankedCheckpointer(Checkpointer):
     """
 
     _ranked = True
+    _replicator: Replicator | None = None
     _persister: RankPersister
     _ledger: Ledger
 
@@ -80,12 +81,11 @@ class RankedCheckpointer(Checkpointer):
             self._agreed(f"opening {location}", lambda: self._lead(location, keep))
             self._agreed(f"looking at {location}", lambda: self._writer.require(location))
             places = self._agreed("hosts", lambda: [self._world.host, self._world.node])
+            if self._replicate is not None:
+                self._replicator = Replicator(self._replicate, self._control, str(self._store))
         except BaseException:
             self._store.release()
             raise
-        self._replicator = None
-        if self._replicate is not None:
-            self._replicator = Replicator(self._replicate, self._control, str(self._store))
         place = self._store.locate(0)
         self._failed = FailedRestarts(place.parent if leads and isinstance(place, Path) else "")
         hosts, nodes = [host for host, _ in places], [node for _, node in places]

@@ -33,6 +33,7 @@ _LANGUAGES = {
 }
 _SHOWN = {
     "checkpointer.md": "test_documented.py of checkpointer",
+    "distributed.md": "a drawing",
     "doctor.md": "test_doctor.py",
     "exec.md": "test_summary.py of integrations",
     "plan.md": "a formula; test_failures.py of goodput",
