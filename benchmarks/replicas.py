@@ -110,6 +110,9 @@ def _show(asked: argparse.Namespace, found: dict[str, Any]) -> None:
     print(f"stall during         {_shown([1000 * one for one in found['replicated_stall_s']])} ms")
     pairs = zip(found["stall_s"], found["replicated_stall_s"], strict=True)
     print(f"ratio                {_shown([b / a for a, b in pairs])}")
+    cpu = found["stall_s_cpu"], found["replicated_stall_s_cpu"]
+    print(f"CPU of a stall       {_shown([1000 * one for one in cpu[0]])} ms without")
+    print(f"                     {_shown([1000 * one for one in cpu[1]])} ms during")
     print(f"CPU of both agents   {found['agent_cpu_s_per_gb']:.2f} s per GB replicated, at nice 10")
 
 
@@ -259,13 +262,18 @@ class _Rank:
         state = {"own": PerRank(dict(enumerate(map(torch.clone, tensors))))}
         for ckpt in arms.values():
             ckpt.prepare(state, wait=True)
-        found: dict[str, list[float]] = {name: [] for name in arms}
+        found: dict[str, list[float]] = {
+            f"{name}{end}": [] for name in arms for end in ("", "_cpu")
+        }
         for number in range(self.asked.rounds):
             for name, ckpt in arms.items():
                 ckpt.save_async(state, 2 * number)
                 ckpt.wait()
                 busy = len(ckpt.replicas) < 2 * number + 1
+                self.control.barrier("save", deadline_s=60)
+                before_s = time.process_time()
                 found[name].append(ckpt.save_async(state, 2 * number + 1).stall_s)
+                found[f"{name}_cpu"].append(time.process_time() - before_s)
                 ckpt.wait()
                 while name != "stall_s" and len(ckpt.replicas) < 2 * number + 2:
                     time.sleep(0.01)
