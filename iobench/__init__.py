@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from iobench.checkpoint.schedule import Auto, Every
     from iobench.dist.checkpointer import Checkpointer
     from iobench.dist.load.any_format import load_checkpoint
+    from iobench.dist.replicas.scheme import Partner, Xor
     from iobench.integrations.default_writer import set_default_writer
     from iobench.writers.base import Writer
     from iobench.writers.config import dump_writer, load_writer
@@ -34,10 +35,12 @@ __all__ = [
     "KeepAll",
     "KeepEvery",
     "KeepLast",
+    "Partner",
     "PerRank",
     "SavedPerRank",
     "Transfer",
     "Writer",
+    "Xor",
     "__version__",
     "dump_writer",
     "load_checkpoint",
@@ -55,6 +58,8 @@ _HOMES = {
     "KeepLast": "iobench.checkpoint.retention",
     "PerRank": "iobench.checkpoint.per_rank",
     "SavedPerRank": "iobench.checkpoint.per_rank",
+    "Partner": "iobench.dist.replicas.scheme",
+    "Xor": "iobench.dist.replicas.scheme",
     "Transfer": "iobench.writers.transfer",
     "Writer": "iobench.writers.base",
     "dump_writer": "iobench.writers.config",

@@ -16,6 +16,7 @@ IobenchError                      1  base class
 |-- ContenderError                1  a contender failed; the others were measured
 |-- JobError                      1  one of several concurrent processes failed or ended
 |   `-- RankError                    the same for ranks of a job; names them
+|-- ReplicaError                  1  a copy in memory was not made, or cannot be read
 `-- TransferError (OSError)       1  a write, read, sync or commit failed; nothing was published
     `-- SaveError (RuntimeError)     the same in a drop-in for torch.save
 """
@@ -35,6 +36,7 @@ __all__ = [
     "OptionError",
     "RankError",
     "RegressionError",
+    "ReplicaError",
     "ResultFileError",
     "SaveError",
     "StateError",
@@ -191,6 +193,10 @@ class RankError(JobError):
     ) -> None:
         self.ranks, self.exit_code = tuple(ranks), exit_code
         super().__init__(message)
+
+
+class ReplicaError(IobenchError):
+    """A copy in a node's memory was not made, or cannot be read. Storage is not affected."""
 
 
 class TransferError(IobenchError, OSError):

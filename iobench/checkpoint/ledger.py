@@ -63,6 +63,19 @@ class Ledger:
         self._read()
         return self._last_serial + 1
 
+    def new_serial(self) -> int:
+        """Return a serial number for a checkpoint; it is not used again, even if the save fails."""
+        self._read()
+        with self._lock:
+            self._last_serial += 1
+            return self._last_serial
+
+    def seen(self, serial: int) -> None:
+        """Note a serial number that is in use elsewhere: new ones are greater."""
+        self._read()
+        with self._lock:
+            self._last_serial = max(self._last_serial, serial)
+
     def serials(self) -> dict[int, int]:
         """Return the serial numbers of the readable checkpoints, by step.
 
@@ -96,15 +109,17 @@ class Ledger:
         """Return whether there is a checkpoint of `step`."""
         return step in self._serials
 
-    def committed(self, save: Save) -> None:
+    def committed(self, save: Save, serial: int | None = None) -> None:
         """Record that `save` is durable and visible, then remove what retention drops.
 
-        All of it stops being a checkpoint. Of many, the files of a few are removed here, and the
-        rest by later saves and by `release` of the store. A checkpoint that cannot be removed does
-        not fail the save. A RuntimeWarning names it once, and later saves try again.
+        `serial` is that of `new_serial`; None: the next one. All of it stops being a checkpoint. Of
+        many, the files of a few are removed here, and the rest by later saves and by `release` of
+        the store. A checkpoint that cannot be removed does not fail the save. A RuntimeWarning
+        names it once, and later saves try again.
         """
         with self._lock:
-            self._serials[save.step] = self._last_serial = self.next_serial
+            serial = serial or self.new_serial()
+            self._serials[save.step] = serial
             self._replaceable.discard(save.step)
             self._created_s[save.step] = save.created_s
             saved = in_save_order(self._serials)

@@ -60,7 +60,8 @@ class Manifest(
     """`created_s` is in seconds since the epoch; `writer` has the name and options of the writer.
 
     Among the checkpoints of one run, the last saved one has the greatest `serial`. A manifest
-    without a serial, of an older version, counts as 0.
+    without a serial, of an older version, counts as 0. `attempt` is the random name of one save of
+    several ranks, which replicas of it in memory have too.
     """
 
     step: _Count
@@ -71,6 +72,7 @@ class Manifest(
     format: str
     files: tuple[FileRecord, ...]
     serial: _Count = 0
+    attempt: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -99,6 +101,8 @@ class Manifest(
                 for file, mark in zip(self.files, marks, strict=True)
             ],
         }
+        if not self.attempt:
+            del document["attempt"]
         text = _canonical(document)
         for mark, file in zip(marks, self.files, strict=True):
             pieces = [

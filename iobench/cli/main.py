@@ -11,6 +11,7 @@ import typer
 
 from iobench._version import __version__
 from iobench.cli import interrupts
+from iobench.cli.agent import app as agent_app
 from iobench.cli.autotune import autotune
 from iobench.cli.compare import CompareCommand, compare
 from iobench.cli.doctor import doctor
@@ -65,6 +66,7 @@ app.command(
 )(exec_)
 app.add_typer(results_app, name="results")
 app.add_typer(s3_app, name="s3")
+app.add_typer(agent_app, name="agent")
 
 
 def _version(wanted: bool) -> None:

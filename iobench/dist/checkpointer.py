@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -11,9 +12,10 @@ from iobench.checkpoint.restore import OnCorrupt
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.snapshot import Content
 from iobench.dist.load.any_format import read_any
+from iobench.dist.replicas.scheme import Partner, Xor
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.dist.world import World
-from iobench.errors import OptionError, StateError, UsageError
+from iobench.errors import OptionError, StateError
 
 __all__ = ["Checkpointer"]
 
@@ -23,6 +25,7 @@ DEADLINE_S = 1800.0
 class Checkpointer(LocalCheckpointer):
 
     _read = staticmethod(read_any)
+    _ranked = False
 
     def __new__(cls, *args: Any, world: World | None = None, **options: Any) -> Self:
         """Return the Checkpointer of a rank if the job has several."""
@@ -38,7 +41,8 @@ class Checkpointer(LocalCheckpointer):
         location: str | Path,
         *,
         world: World | None = None,
-        replicate: object | None = None,
+        replicate: Partner | Xor | None = None,
+        failed_restarts: int = 2,
         writers_per_node: int | Literal["auto"] | None = None,
         deadline_s: float = DEADLINE_S,
         **options: Any,
@@ -49,8 +53,17 @@ class Checkpointer(LocalCheckpointer):
             raise OptionError(f"writers_per_node={many!r}: 1 or more, 'auto', or None for all")
         if type(deadline_s) not in (int, float) or not deadline_s > 0:
             raise OptionError(f"deadline_s={deadline_s!r}: seconds, above 0")
-        if replicate is not None:
-            raise UsageError("replicate: there is no replication yet")
+        if replicate is not None and not isinstance(replicate, Partner | Xor):
+            raise OptionError(f"replicate={replicate!r}: takes a value such as iobench.Partner()")
+        if type(failed_restarts) is not int or failed_restarts < 1:
+            raise OptionError(f"failed_restarts={failed_restarts!r}: a whole number, 1 or more")
+        self._replicate, self._failed_restarts = replicate, failed_restarts
+        if replicate is not None and not self._ranked:
+            warnings.warn(
+                "replicate: this job has one rank, so nothing is replicated",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self._deadline_s, self._writers_per_node = float(deadline_s), many
         super().__init__(location, **options)
 

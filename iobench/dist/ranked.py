@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,6 +28,9 @@ from iobench.dist.checkpointer import Checkpointer
 from iobench.dist.control import Control, shared_control
 from iobench.dist.load.ranks import load_together
 from iobench.dist.load.shared_reader import SharedReader
+from iobench.dist.replicas.replicator import Replicated, Replicator
+from iobench.dist.replicas.restoring import Chosen, Restoring
+from iobench.dist.restarts import FailedRestarts
 from iobench.dist.restore_mode import Reader
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.committer import RankCommitter
@@ -40,7 +43,8 @@ from iobench.dist.slice_planner import SlicePlanner
 from iobench.dist.transport import Transport
 from iobench.dist.world import World
 from iobench.dist.writers_per_node import WritersPerNode, measure_writers
-from iobench.errors import RankError, UsageError
+from iobench.errors import DataMismatchError, RankError, UsageError
+from iobench.writers.base import Writer
 from iobench.writers.blocks.channel import Lease
 
 __all__ = ["RankedCheckpointer"]
@@ -55,6 +59,8 @@ class RankedCheckpointer(Checkpointer):
     follow. The trainer's thread and the persister's thread each have calls of their own.
     """
 
+    _ranked = True
+    _replicator: Replicator | None = None
     _persister: RankPersister
     _ledger: Ledger
     writers_per_node: WritersPerNode | None = None
@@ -79,9 +85,13 @@ class RankedCheckpointer(Checkpointer):
             self._agreed(f"looking at {location}", lambda: self._writer.require(location))
             places = self._agreed("hosts", lambda: [self._world.host, self._world.node])
             planner = self._planner([node for _, node in places])
+            if self._replicate is not None:
+                self._replicator = Replicator(self._replicate, self._control, str(self._store))
         except BaseException:
             self._store.release()
             raise
+        place = self._store.locate(0)
+        self._failed = FailedRestarts(place.parent if leads and isinstance(place, Path) else "")
         hosts = [host for host, _ in places]
         self._planning = Planning(self._control, planner, deadline_s=self._deadline_s)
         committer = RankCommitter(
@@ -95,6 +105,8 @@ class RankedCheckpointer(Checkpointer):
             )
             if leads
             else None,
+            replicator=self._replicator,
+            committed=self._failed.progressed,
             hosts=hosts,
         )
         self._committer = committer  # type: ignore[assignment]  # of several ranks
@@ -143,6 +155,7 @@ class RankedCheckpointer(Checkpointer):
 
         def look() -> dict[str, Any]:
             self._finish_copy()
+            self._warn_of_replicas()
             if type(step) is not int or step < 0:
                 raise UsageError(f"step {step!r}: a whole number, 0 or more")
             found.append(self._planning.local(state))
@@ -190,33 +203,88 @@ class RankedCheckpointer(Checkpointer):
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
     ) -> tuple[Any, Loaded]:
         leads = self._world.rank == 0
-        with self._shared_reader() as reader:
-            state, loaded = load_together(
-                self._agreed,
-                self._world,
-                self._store,
-                self._writer,
-                step,
-                on_corrupt=on_corrupt,
-                like=like,
-                known=self._ledger.serials() if leads and step == "latest" else None,
-                reader=reader,
-            )
-        if leads:
-            self._ledger.resumed_from(loaded.step)
+        restoring = Restoring(
+            world=self._world,
+            agreed=self._agreed,
+            store=self._store,
+            writer=self._writer,
+            ledger=self._ledger if leads else None,
+            replicator=self._replicator,
+            most_failed=self._failed_restarts,
+        )
+        restoring.look(step, self._failed.counts)
+        while True:
+            chosen = restoring.choose()
+            try:
+                state, loaded = self._load(chosen, step, on_corrupt, like)
+                break
+            except DataMismatchError as error:
+                if chosen is None or not chosen.only_in_memory or step != "latest":
+                    raise
+                restoring.without(chosen.plan, str(error))
+        version = restoring.version_of(loaded.step, chosen)
+
+        def note() -> None:
+            if leads:
+                self._ledger.resumed_from(loaded.step)
+                self._ledger.seen(version.serial)
+                self._failed.loaded(loaded.step)
+
+        self._agreed(f"resume from step {loaded.step}", note)
+        if self._replicator is not None:
+            self._replicator.resumed(version)
         return state, loaded
 
+    def _load(
+        self, chosen: Chosen | None, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
+    ) -> tuple[Any, Loaded]:
+        """Load what was chosen; without a choice, let the load say what is wrong."""
+        leads, writer = self._world.rank == 0, chosen.writer if chosen else self._writer
+        try:
+            with self._shared_reader(writer) as reader:
+                return load_together(
+                    self._agreed,
+                    self._world,
+                    chosen.store if chosen else self._store,
+                    writer,
+                    chosen.plan.version.step if chosen else step,
+                    on_corrupt=on_corrupt,
+                    like=like,
+                    known=self._ledger.serials() if leads and step == "latest" else None,
+                    reader=reader,
+                )
+        finally:
+            for note in chosen.close() if chosen else ():
+                warnings.warn(f"a replica was replaced: {note}", RuntimeWarning, stacklevel=5)
+
     @contextlib.contextmanager
-    def _shared_reader(self) -> Iterator[Callable[[], SharedReader | None]]:
+    def _shared_reader(self, writer: Writer) -> Iterator[Callable[[], SharedReader | None]]:
         """Provide what makes the reader of one checkpoint; the connections end with the block."""
         if self._restore_mode == "all":
             yield lambda: None
             return
         deadline_s = self._deadline_s
         with Transport(self._control) as transport:
-            modes = Reader(self._writer, transport, self._restore_mode, deadline_s=deadline_s)
+            modes = Reader(writer, transport, self._restore_mode, deadline_s=deadline_s)
             control = self._control.sub("load")
             yield lambda: SharedReader(modes, control, deadline_s=deadline_s)
+
+    def _warn_of_replicas(self) -> None:
+        if self._replicator is not None:
+            self._replicator.warn()
+
+    @property
+    def replicas(self) -> tuple[Replicated, ...]:
+        """Outcomes of the last 1,000 replications, oldest first; empty without `replicate`."""
+        return () if self._replicator is None else tuple(self._replicator.replicas)
+
+    def wait(self) -> None:
+        """Wait until every save is committed, superseded or failed. Raise what failed.
+
+        Replicas may still be on their way.
+        """
+        super().wait()
+        self._warn_of_replicas()
 
     def latest(self) -> int | None:
         """Return the step that was saved last, as this rank sees the directory; None without one.
@@ -252,7 +320,13 @@ class RankedCheckpointer(Checkpointer):
             self._control.barrier("close", deadline_s=self._deadline_s)
         except RankError as error:
             lost = error
-        super().close()
+        try:
+            if self._replicator is not None:
+                self._replicator.close(finished=lost is None)
+            if lost is None:
+                self._failed.progressed()
+        finally:
+            super().close()
         if lost is not None:
             raise lost
 

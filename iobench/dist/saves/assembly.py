@@ -45,7 +45,13 @@ class Assembly:
     _indexer: tuple[RankPlan, Indexer] | None = field(default=None, init=False)
 
     def publish(
-        self, save: Save, plan: RankPlan, staged: Staged, checksums: Sequence[str], serial: int
+        self,
+        save: Save,
+        plan: RankPlan,
+        staged: Staged,
+        checksums: Sequence[str],
+        serial: int,
+        attempt: str,
     ) -> None:
         """Commit the parts in `staged`, whose part manifests have these checksums.
 
@@ -68,7 +74,11 @@ class Assembly:
         staged.remove(map(part_file, numbers))
         records = [record_of(image, [("", image.size_bytes)]) for image in images]
         files = (*(part.file for part in parts), *records)
-        staged.publish([self._manifest(save, files, serial).to_json()])
+        staged.publish([self._manifest(save, files, serial, attempt).to_json()])
+
+    def table(self, plan: RankPlan) -> str:
+        """Return the part of the index that has the tensors of all ranks, as JSON."""
+        return self._indexer_of(plan).table
 
     def _part(self, directory: str | Path, rank: int, checksum: str) -> Part:
         """Return the part of a rank, after a look at both of its files."""
@@ -98,7 +108,9 @@ class Assembly:
             self._indexer = plan, Indexer(plan)
         return self._indexer[1]
 
-    def _manifest(self, save: Save, files: tuple[FileRecord, ...], serial: int) -> Manifest:
+    def _manifest(
+        self, save: Save, files: tuple[FileRecord, ...], serial: int, attempt: str
+    ) -> Manifest:
         from iobench._version import __version__
 
         return Manifest(
@@ -110,4 +122,5 @@ class Assembly:
             format=FORMAT,
             files=files,
             serial=serial,
+            attempt=attempt,
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,9 @@ from iobench.checkpoint.persister import Snapshot
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.control import Control
+from iobench.dist.replicas.offering import Offering
+from iobench.dist.replicas.recovery import Version
+from iobench.dist.replicas.replicator import Replicator
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
@@ -45,6 +48,7 @@ class Order(NamedTuple):
     number: int
     step: int
     directory: str
+    serial: int
 
 
 @dataclass(kw_only=True)
@@ -58,6 +62,8 @@ class RankCommitter:
     ledger: Ledger | None
     assembly: Assembly | None
     hosts: Sequence[str]
+    replicator: Replicator | None = None
+    committed: Callable[[], None] = lambda: None
     _order: Order | None = field(default=None, init=False)
 
     def commit(self, save: Save, content: RankContent, memory: Bytes | None = None) -> None:
@@ -81,24 +87,23 @@ class RankCommitter:
         memory = None if snapshot.slot is None else snapshot.memory
         self.commit(snapshot.save, snapshot.content, memory)
 
-    def _lead(
-        self, ledger: Ledger, save: Save, content: RankContent, memory: Bytes | None
-    ) -> None:
+    def _lead(self, ledger: Ledger, save: Save, content: RankContent, memory: Bytes | None) -> None:
         order: Order | None = None
         try:
             if save.error is not None:
                 raise save.error
-            serial, replace = ledger.next_serial, ledger.holds(save.step)
+            serial, replace = ledger.new_serial(), ledger.holds(save.step)
             with self.store.staged(
                 save.step, serial=serial, replace=replace, shared=True
             ) as staged:
-                order = Order(content.number, save.step, os.fspath(staged.directory))
+                order = Order(content.number, save.step, os.fspath(staged.directory), serial)
                 self.control.broadcast(_NEXT, order._asdict(), deadline_s=self.deadline_s)
                 votes = self._vote(save, content, memory, order)
                 assert self.assembly is not None
-                self.assembly.publish(save, content.plan, staged, votes, serial)
+                self.assembly.publish(save, content.plan, staged, votes, serial, _attempt_of(order))
                 save.status = "committed"
-                ledger.committed(save)
+                ledger.committed(save, serial)
+                self.committed()
         except RankError:  # of a call: every rank knows
             raise
         except BaseException as failure:
@@ -128,7 +133,9 @@ class RankCommitter:
     def _error(self, phase: str, failed: Mapping[str, str]) -> RankError:
         """Return the error of a save that failed in these ranks."""
         ranks = sorted(map(int, failed))
-        texts = [f"rank {one} (host {self.hosts[one]}), {phase}: {failed[str(one)]}" for one in ranks]
+        texts = [
+            f"rank {one} (host {self.hosts[one]}), {phase}: {failed[str(one)]}" for one in ranks
+        ]
         return RankError("; ".join(texts), ranks=ranks)
 
     def _follow(self, save: Save, content: RankContent, memory: Bytes | None) -> bool:
@@ -169,15 +176,19 @@ class RankCommitter:
             raise _VoteError(failed) from own.failure
         return [vote["checksum"] for vote in votes]
 
-    def _part(
-        self, save: Save, content: RankContent, memory: Bytes | None, order: Order
-    ) -> _Own:
+    def _part(self, save: Save, content: RankContent, memory: Bytes | None, order: Order) -> _Own:
         """Write the part of this rank."""
         save.status = "writing"
+        version = Version(order.serial, order.step, _attempt_of(order))
         try:
-            if save.error is not None:
-                raise save.error
-            save.transfer, checksum = self.parts.write(content, memory, order.directory)
+            with Offering(self.replicator, version, save.created_s) as offering:
+                if save.error is not None:
+                    raise save.error
+                if offering.wanted and self.assembly is not None:
+                    offering.table = self.assembly.table(content.plan)
+                save.transfer, checksum = self.parts.write(
+                    content, memory, order.directory, offering
+                )
         except BaseException as failure:  # noqa: BLE001 -- raised when the others know
             return _Own({"error": _shown(failure)}, failure)
         return _Own({"checksum": checksum}, None)
@@ -203,6 +214,11 @@ class _VoteError(Exception):
     def __init__(self, failed: dict[str, str]) -> None:
         super().__init__(failed)
         self.failed = failed
+
+
+def _attempt_of(order: Order) -> str:
+    """Return the random name of the hidden directory: no other save has it."""
+    return os.path.basename(order.directory.rstrip("/"))
 
 
 def _vote_phase(step: int) -> str:

@@ -38,7 +38,7 @@ class Indexer:
         self._plan = plan
         # In the order of the pieces in each rank's file.
         self._files = [DcpFile([(box.dtype, box.sizes) for box in boxes]) for boxes in plan.boxes]
-        self._tensors = json_text(self._table())
+        self.table = json_text(self._table())
 
     def _table(self) -> dict[str, Any]:
         table: dict[str, Any] = {
@@ -54,7 +54,7 @@ class Indexer:
 
     def index(self, skeleton: Any) -> str:
         """Return the file `INDEX`."""
-        return f'{{"skeleton":{json_text(skeleton)},"tensors":{self._tensors}}}'
+        return f'{{"skeleton":{json_text(skeleton)},"tensors":{self.table}}}'
 
     def metadata(self, parts: Sequence[Part], skeleton: Any, location: str) -> bytes:
         """Return the file `METADATA`. `skeleton` is the merged one."""

@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 import xxhash
 
+from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.commit import recorded
+from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.pacing import PacedImage
+from iobench.dist.replicas.offering import Offering
 from iobench.dist.saves.content import RankContent, data_file
 from iobench.dist.saves.part import Part, part_file
 from iobench.dist.saves.plan import Box
@@ -45,11 +48,16 @@ class PartWriter:
     _values: ValueFiles = field(default_factory=ValueFiles)
 
     def write(
-        self, content: RankContent, memory: Bytes | None, directory: str | Path
+        self,
+        content: RankContent,
+        memory: Bytes | None,
+        directory: str | Path,
+        offering: Offering,
     ) -> Written:
         """Write this rank's file, and then its part manifest. On return both are durable.
 
-        The tensors are in `memory`, or else in the trainer's own. Raises TransferError.
+        The tensors are in `memory`, or else in the trainer's own. `offering` gets what is in
+        `memory` before it is written. Raises TransferError.
         """
         rank = self.world.rank
         skeleton = json.loads(content.skeleton)
@@ -67,28 +75,41 @@ class PartWriter:
             *_pieces(content),
             *((f"{name} (value)", len(file)) for name, file in files.items()),
         ]
+
+        def part(record: FileRecord) -> Part:
+            return Part(
+                rank=rank,
+                host=self.world.host,
+                file=record,
+                values=tuple({value.path: None for value in values}),
+                skeleton=skeleton if rank == 0 or not content.alike else None,
+                own=[own[0] for own in own_skeletons(skeleton)],
+            )
+
+        if offering.wanted and memory is not None:
+            record = record_of(image, pieces)  # first: a replica needs it too
+            offering.make(image, part(record))
+            transfer = self._write(image, directory)
+        else:
+            with recorded(image, pieces) as records:
+                transfer = self._write(image, directory)
+            (record,) = records
+        text = part(record).to_json()
+        # Each rank syncs the directory too: on a file system of several nodes, the sync of rank 0
+        # need not make the names durable that others made.
+        self.writer.write(FileImage.of(part_file(rank), [text]), directory)
+        return Written(transfer, xxhash.xxh3_64_hexdigest(text))
+
+    def _write(self, image: FileImage, directory: str | Path) -> Transfer:
         limit = self.rate_bytes_per_s
-        with recorded(image, pieces) as records:
-            sent = PacedImage.over(image, limit) if limit else image
-            transfer = self.writer.write(sent, directory, sync_directory=False)
+        sent = PacedImage.over(image, limit) if limit else image
+        transfer = self.writer.write(sent, directory, sync_directory=False)
         if not transfer.durable:
             raise TransferError(
                 f"{directory}: writer {self.writer.name!r} did not make its file durable; the "
                 "checkpoint is not committed"
             )
-        (record,) = records
-        text = Part(
-            rank=rank,
-            host=self.world.host,
-            file=record,
-            values=tuple({value.path: None for value in values}),
-            skeleton=skeleton if rank == 0 or not content.alike else None,
-            own=[own[0] for own in own_skeletons(skeleton)],
-        ).to_json()
-        # Each rank syncs the directory too: on a file system of several nodes, the sync of rank 0
-        # need not make the names durable that others made.
-        self.writer.write(FileImage.of(part_file(rank), [text]), directory)
-        return Written(transfer, xxhash.xxh3_64_hexdigest(text))
+        return transfer
 
     def discard(self, directory: str | Path) -> None:
         """Remove what this rank wrote, where rank 0 has not done so.

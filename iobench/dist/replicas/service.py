@@ -1,0 +1,328 @@
+"""Service: what an agent does for one connection."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from iobench.dist.messages import Message
+from iobench.dist.replicas.endpoint import key_of, version_of
+from iobench.dist.replicas.frames import Wire
+from iobench.dist.replicas.pieces import PIECE, count_of
+from iobench.dist.replicas.placement import chunk_bytes, chunk_of
+from iobench.dist.replicas.push import measure, push
+from iobench.dist.replicas.recovery import Version
+from iobench.dist.replicas.segment import Key, MemorySegment, RankBytes
+from iobench.errors import ReplicaError
+from iobench.units import GIB
+from iobench.writers.image import Bytes
+
+if TYPE_CHECKING:
+    from iobench.dist.replicas.agent import Agent
+
+__all__ = ["Service", "pieces_for"]
+
+_LONGEST = GIB  # of digests and headers
+
+
+def pieces_for(key: Key, rank: int, size_bytes: int) -> range:
+    """Return the pieces of `rank` that belong into the segment `key`."""
+    if key.holder is None:
+        return range(count_of(size_bytes))
+    chunk = chunk_bytes(size_bytes, len(key.members)) // PIECE
+    first = chunk_of(key.members.index(rank), key.holder) * chunk
+    whole = count_of(size_bytes)
+    return range(min(first, whole), min(first + chunk, whole))
+
+
+class Service:
+    """Answers the requests of one connection until it ends.
+
+    Requests that change the state of the node's own ranks come only through the unix socket.
+    """
+
+    def __init__(self, agent: Agent, wire: Wire, *, local: bool) -> None:
+        self._agent, self._wire = agent, wire
+        common: dict[str, Callable[[Message, int], None]] = {
+            "describe": self._describe,
+            "get": self._get,
+            "put": self._put,
+            "probe": self._probe,
+            "inventory": self._inventory,
+        }
+        own: dict[str, Callable[[Message, int], None]] = {
+            "start": self._start,
+            "begin": self._begin,
+            "fill": self._fill,
+            "push": self._push,
+            "measure": self._measure,
+            "settle": self._settle,
+            "resume": self._resume,
+            "forget": self._forget,
+            "open": self._open,
+            "finish": self._finish,
+            "stop": self._stop,
+            "status": self._status,
+        }
+        self._handlers = common | (own if local else {})
+
+    def run(self) -> None:
+        """Answer requests until the other end closes the connection. Raises ReplicaError."""
+        while (found := self._wire.receive()) is not None:
+            message, length = found
+            handler = self._handlers.get(str(message.get("op")))
+            if handler is None:
+                self._wire.send({"error": f"no such request: {message.get('op')!r:.40}"})
+                return
+            handler(message, length)
+
+    def _refused(self, error: ReplicaError) -> None:
+        self._wire.send({"error": str(error)})
+
+    def _answer(self, **fields: Any) -> None:
+        self._wire.send({"ok": True, **fields})
+
+    def _start(self, message: Message, length: int) -> None:
+        self._wire.take(length, 0)
+        keys = [key_of(one) for one in message["keys"]]
+        self._agent.holdings.expect(keys)
+        self._agent.ranks = int(message["ranks"])
+        self._agent.finished.clear()
+        budget = message["budget_bytes"]
+        self._agent.holdings.memory.budget_bytes = None if budget is None else int(budget)
+        self._answer()
+
+    def _begin(self, message: Message, length: int) -> None:
+        self._wire.take(length, 0)
+        key, version = key_of(message), version_of(message)
+        try:
+            segment = self._segment(key, version, int(message["ranks"]))
+            self._with_room(key, lambda: segment.reserve(version, int(message["size"])))
+        except ReplicaError as error:
+            self._refused(error)
+            return
+        self._answer()
+        self._wire.send_fd(segment.fd)
+
+    def _segment(self, key: Key, version: Version, ranks: int) -> MemorySegment:
+        return self._agent.holdings.begin(key, version, ranks)
+
+    def _with_room(self, key: Key, take: Callable[[], None]) -> None:
+        """Call `take`, which takes memory; again without segments of an earlier placement."""
+        try:
+            take()
+        except ReplicaError:
+            if not self._agent.holdings.make_room(key):
+                raise
+            take()
+
+    def _fill(self, message: Message, length: int) -> None:
+        payload = self._wire.take(length, _LONGEST)
+        key, version = key_of(message), version_of(message)
+        cut = int(message["digests"])
+        part = RankBytes(int(message["size"]), payload[:cut], payload[cut:])
+        try:
+            segment = self._segment(key, version, int(message["ranks"]))
+            segment.fill(version, key.members[0], part)
+        except ReplicaError as error:
+            self._refused(error)
+            return
+        self._answer()
+
+    def _push(self, message: Message, length: int) -> None:
+        """Send a complete segment of a rank of this node to other agents; answer when it is there.
+
+        The connection of the trainer may end meanwhile: the transfer is finished.
+        """
+        self._wire.take(length, 0)
+        rank, version = int(message["rank"]), version_of(message)
+        try:
+            segment = self._agent.holdings.find(Key((rank,)), version)
+            sent = [
+                push(segment, version, key_of(target), tuple(target["address"]), self._agent)
+                for target in message["targets"]
+            ]
+        except ReplicaError as error:
+            self._refused(error)
+            return
+        self._answer(
+            sent_bytes=sum(one.sent_bytes for one in sent),
+            damaged=sum(one.damaged for one in sent),
+        )
+
+    def _measure(self, message: Message, length: int) -> None:
+        """Measure the rate to another agent and set the pace, a share of it."""
+        self._wire.take(length, 0)
+        try:
+            rate = message["rate_bytes_per_s"]
+            if rate is None:
+                rate = float(message["share"]) * measure(tuple(message["address"]), self._agent)
+        except ReplicaError as error:
+            self._refused(error)
+            return
+        self._agent.bucket.rate_bytes_per_s = rate
+        self._answer(rate_bytes_per_s=rate)
+
+    def _probe(self, _: Message, length: int) -> None:
+        memory = np.empty(PIECE, np.uint8)
+        while length:
+            count = min(length, PIECE)
+            self._wire.take_into(memory[:count])
+            length -= count
+        self._answer()
+
+    def _put(self, message: Message, length: int) -> None:
+        """Receive the pieces of one rank, until the sender says that it has sent all."""
+        payload = self._wire.take(length, _LONGEST)
+        key, version, rank = key_of(message), version_of(message), int(message["rank"])
+        cut = int(message["digests"])
+        part = RankBytes(int(message["size"]), payload[:cut], payload[cut:])
+        if rank not in key.members:
+            self._refused(ReplicaError(f"rank {rank} is not in the group {key.members}"))
+            return
+        numbers = pieces_for(key, rank, part.size_bytes)
+        try:
+            segment = self._segment(key, version, int(message["ranks"]))
+            if not segment.complete:
+                span = (numbers.stop - numbers.start) * PIECE
+                if key.holder is None:
+                    span = part.size_bytes
+                self._with_room(key, lambda: segment.declare(version, rank, part, span))
+        except ReplicaError as error:
+            self._refused(error)
+            return
+        missing = [] if segment.complete else segment.missing(rank, numbers)
+        self._answer(missing=_ranges(missing))
+        memory = np.empty(PIECE, np.uint8)
+        while (found := self._wire.receive()) is not None:  # at its end: it stays incomplete
+            message, length = found
+            try:
+                if "piece" in message:
+                    number = self._piece(message, length, numbers, memory)
+                    segment.add(version, rank, number, numbers.start, memory[:length])
+                    continue
+                self._wire.take(length, 0)
+                missing = [] if segment.complete else segment.missing(rank, numbers)
+                if not missing and not segment.complete:
+                    segment.finish(version, self._all_of(segment, key))
+            except ReplicaError as error:
+                self._refused(error)
+                raise
+            self._answer(missing=_ranges(missing))
+            if not missing:
+                return
+
+    def _piece(self, message: Message, length: int, numbers: range, memory: Bytes) -> int:
+        """Receive a piece into `memory`; return its number."""
+        number = int(message["piece"])
+        if length > PIECE or number not in numbers:
+            raise ReplicaError(f"piece {number} of {length} bytes has no position here")
+        self._wire.take_into(memory[:length])
+        return number
+
+    @staticmethod
+    def _all_of(segment: MemorySegment, key: Key) -> dict[int, range]:
+        """Return the pieces of every rank that make `segment` complete."""
+        givers = [m for place, m in enumerate(key.members) if place != key.holder]
+        return {
+            rank: pieces_for(key, rank, segment.parts[rank].size_bytes)
+            if rank in segment.parts
+            else range(1)
+            for rank in givers
+        }
+
+    def _describe(self, message: Message, length: int) -> None:
+        self._wire.take(length, 0)
+        try:
+            segment = self._agent.holdings.find(key_of(message), version_of(message))
+        except ReplicaError as error:
+            self._refused(error)
+            return
+        parts = dict(segment.parts)
+        listed = [[r, p.size_bytes, len(p.digests), len(p.header)] for r, p in parts.items()]
+        payload = b"".join([*(p.digests + p.header for p in parts.values()), segment.digests])
+        self._wire.send({"ok": True, "parts": listed}, payload)
+
+    def _get(self, message: Message, length: int) -> None:
+        """Send bytes of a complete segment. The receiver compares the digests."""
+        self._wire.take(length, 0)
+        start, stop = int(message["start"]), int(message["stop"])
+        try:
+            segment = self._agent.holdings.find(key_of(message), version_of(message))
+            if not 0 <= start <= stop <= segment.size_bytes:
+                raise ReplicaError(f"[{start}, {stop}) of {segment.size_bytes} bytes")
+        except ReplicaError as error:
+            self._refused(error)
+            return
+        fd = os.dup(segment.fd)  # a save may replace the segment: then the digests differ
+        try:
+            self._wire.announce({"ok": True}, stop - start)
+            self._wire.send_file(fd, start, stop, lambda _: None, None)
+        finally:
+            os.close(fd)
+
+    def _open(self, message: Message, length: int) -> None:
+        """Pass the memory of a complete segment, readable only."""
+        self._wire.take(length, 0)
+        try:
+            segment = self._agent.holdings.find(key_of(message), version_of(message))
+            fd = os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except ReplicaError as error:
+            self._refused(error)
+            return
+        try:
+            self._answer()
+            self._wire.send_fd(fd)
+        finally:
+            os.close(fd)
+
+    def _inventory(self, _: Message, length: int) -> None:
+        self._wire.take(length, 0)
+        self._answer(segments=self._agent.holdings.inventory())
+
+    def _settle(self, message: Message, length: int) -> None:
+        self._wire.take(length, 0)
+        self._agent.holdings.settle(version_of(message), kept=message.get("kept") is True)
+        self._answer()
+
+    def _resume(self, message: Message, length: int) -> None:
+        self._wire.take(length, 0)
+        version = None if message.get("version") is None else version_of(message)
+        self._agent.holdings.resume(version)
+        self._answer()
+
+    def _forget(self, message: Message, length: int) -> None:
+        self._wire.take(length, 0)
+        self._agent.holdings.forget(int(message["step"]))
+        self._answer()
+
+    def _finish(self, message: Message, length: int) -> None:
+        """A rank of this node has ended well. After the last one the agent ends too."""
+        self._wire.take(length, 0)
+        self._agent.finished.add(int(message["rank"]))
+        self._answer()
+        if len(self._agent.finished) >= self._agent.ranks:
+            self._agent.stop()
+
+    def _stop(self, _: Message, length: int) -> None:
+        self._wire.take(length, 0)
+        self._answer()
+        self._agent.stop()
+
+    def _status(self, _: Message, length: int) -> None:
+        self._wire.take(length, 0)
+        self._answer(**self._agent.status())
+
+
+def _ranges(numbers: list[int]) -> list[list[int]]:
+    """Return [begin, end] of each run of `numbers`, which are in order: short messages."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, number + 1])
+    return runs

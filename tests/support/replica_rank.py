@@ -1,0 +1,93 @@
+"""A rank of a job that replicates: loads, saves some steps, and then ends or waits for its death.
+
+REPLICA_TEST is a JSON object: `base` and `hosts` (the runtime directory of each node), `scheme`,
+`steps`, `end` ("finish", "leave" or "wait"), and what breaks at which step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+
+from iobench.dist.control import Control
+from iobench.dist.replicas.recovery import MemoryCopy, ParityCopy, Version, recovery_plan
+from iobench.dist.replicas.replicator import Replicator
+from iobench.dist.replicas.runtime import AgentDirectory, job_of
+from iobench.dist.replicas.scheme import Partner, Scheme, Xor
+from iobench.dist.world import World
+from iobench.writers.image import Bytes, FileImage
+
+_SCHEMES: dict[str, type[Partner | Xor]] = {"partner": Partner, "xor": Xor}
+
+
+def _tell(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def _state(step: int, rank: int) -> Bytes:
+    size = 3_000_000 + 100_000 * rank
+    return np.random.default_rng([step, rank]).integers(0, 256, size, np.uint8)
+
+
+def _load(replicator: Replicator, world: World) -> Version | None:
+    copies: list[MemoryCopy | ParityCopy] = replicator.copies()
+    plan = recovery_plan(copies)
+    if plan is None:
+        _tell(loaded=None)
+        return None
+    expected = _state(plan.version.step, world.rank)
+    memory = np.zeros_like(expected)
+    found = replicator.fetch(plan, world.rank, 0, memory)
+    equal = bool(np.array_equal(memory, expected))
+    _tell(loaded=plan.version.step, equal=equal, read=found.read_bytes, notes=found.notes)
+    return plan.version
+
+
+def main() -> None:
+    """Run the scenario."""
+    asked = json.loads(os.environ["REPLICA_TEST"])
+    world = World.detect()
+    os.environ["IOBENCH_AGENTS"] = f"{asked['base']}/{asked['hosts'][world.node]}"
+    control = Control.connect(world, deadline_s=60, lost_after_s=10)
+    options = {"rate": "1GiB", **asked.get("options", {})}
+    scheme: Scheme = _SCHEMES[asked["scheme"]](**options)
+    replicator = Replicator(scheme, control, "/runs/a")
+    version = _load(replicator, world)
+    replicator.resumed(version)
+    serial = version.serial if version else 0
+    for step in asked["steps"]:
+        serial += 1
+        if asked.get("kill_agent") == [world.rank, step]:
+            record = AgentDirectory.of(job_of("/runs/a")).record()
+            assert record is not None
+            os.kill(record.pid, signal.SIGKILL)
+            while record.alive:
+                time.sleep(0.01)
+        if asked.get("kill_rank") == [world.rank, step]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        image = FileImage.of("state", [_state(step, world.rank)])
+        replicator.offer(Version(serial, step, world.job), image).wait()
+        replicator.wait()
+        last = replicator.replicas[-1]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            replicator.warn()
+        _tell(
+            step=last.step,
+            outcome=last.outcome,
+            reason=last.reason,
+            told=[str(one.message) for one in told],
+        )
+    if asked["end"] == "wait":
+        signal.pause()
+    replicator.close(finished=asked["end"] == "finish")
+    control.close()
+    _tell(ended=True)

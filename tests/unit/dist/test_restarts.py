@@ -1,0 +1,41 @@
+"""Counts of failed restarts beside the checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from iobench.dist.restarts import FailedRestarts
+
+
+def test_loads_count_until_the_job_gets_further(tmp_path: Path) -> None:
+    """Each load of a step counts; a commit or a good end forgets all of them."""
+    found = FailedRestarts(tmp_path)
+    assert found.counts() == {}
+    found.loaded(20)
+    found.loaded(20)
+    found.loaded(10)
+    assert FailedRestarts(tmp_path).counts() == {20: 2, 10: 1}
+    assert [path.name for path in tmp_path.iterdir()] == [".iobench-restarts.json"]
+    found.progressed()
+    found.progressed()
+    assert found.counts() == {}
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("text", [b"", b"[1]", b'{"a": 1}', b'{"1": null}', b"\xff"])
+def test_a_damaged_file_counts_nothing(tmp_path: Path, text: bytes) -> None:
+    """The counts only choose between checkpoints: a job must not fail for them."""
+    (tmp_path / ".iobench-restarts.json").write_bytes(text)
+    assert FailedRestarts(tmp_path).counts() == {}
+    FailedRestarts(tmp_path).loaded(5)
+    assert FailedRestarts(tmp_path).counts() == {5: 1}
+
+
+def test_a_bucket_counts_nothing() -> None:
+    """An object store has no such file."""
+    found = FailedRestarts("s3://bucket/run")
+    found.loaded(5)
+    assert found.counts() == {}
+    found.progressed()
