@@ -23,7 +23,6 @@ DEADLINE_S = 1800.0
 
 
 class Checkpointer(LocalCheckpointer):
-
     _read = staticmethod(read_any)
     _ranked = False
 

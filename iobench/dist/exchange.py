@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from iobench.dist.progress import Progress, WatchedImage
-from iobench.dist.restore_plan import RingPiece, ReadPlan
+from iobench.dist.restore_plan import ReadPlan, RingPiece
 from iobench.dist.slices import Range
 from iobench.dist.transport import Transport
 from iobench.errors import RankError

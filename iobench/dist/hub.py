@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iobench.dist.messages import MOST_BYTES, PREFIX, Message, length_of, pack, proof, unpack
-from iobench.writers.blocks import interpreter_end
 from iobench.errors import RankError
+from iobench.writers.blocks import interpreter_end
 
 __all__ = ["Hub"]
 
@@ -295,9 +295,7 @@ class Hub:
         if rank in self._peers and not self._peers[rank].closed:
             self._break([rank], f"{self._names([rank])} ended")
 
-    def _break(
-        self, ranks: list[int], message: str, exit_code: int = RankError.exit_code
-    ) -> None:
+    def _break(self, ranks: list[int], message: str, exit_code: int = RankError.exit_code) -> None:
         """Tell every rank that the job cannot go on. Only the first reason counts."""
         if self._broken:
             return

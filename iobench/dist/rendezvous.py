@@ -41,7 +41,8 @@ class Meeting:
     """Where the hub of a job is, and what proves that a process belongs to it.
 
     `server` is the listening socket in rank 0; None in the others. `again` returns the meeting that
-    is told now; None where the address cannot change. `withdraw` is called when all ranks are there.
+    is told now; None where the address cannot change. `withdraw` is called when all ranks are
+    there.
     """
 
     address: tuple[str, int]

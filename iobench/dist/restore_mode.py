@@ -99,9 +99,7 @@ class Reader:
         mode: ReadMode = self.mode or "all"
         self._run(plan(parts, mode, self._nodes, piece_bytes=_PIECE), images, location, meter)
         meter.decided(mode, reason)
-        from_storage = sum(
-            count.bytes for path, count in meter.paths.items() if path != "network"
-        )
+        from_storage = sum(count.bytes for path, count in meter.paths.items() if path != "network")
         every = self._control.all_gather("read", from_storage, deadline_s=self._deadline_s)
         self.distinct_bytes += distinct
         self.storage_bytes += sum(every)

@@ -20,7 +20,20 @@ from typing import Literal, NamedTuple, get_args
 from iobench.dist.slices import Range, fitting_align, slices
 from iobench.errors import OptionError
 
-__all__ = ["MODES", "RESTORE_MODES", "RestoreMode", "check_restore_mode", "ReadMode", "RingPiece", "ReadPlan", "Shared", "head", "merged", "plan", "shared"]
+__all__ = [
+    "MODES",
+    "RESTORE_MODES",
+    "ReadMode",
+    "ReadPlan",
+    "RestoreMode",
+    "RingPiece",
+    "Shared",
+    "check_restore_mode",
+    "head",
+    "merged",
+    "plan",
+    "shared",
+]
 
 ReadMode = Literal["all", "broadcast", "all-gather"]
 MODES: tuple[ReadMode, ...] = get_args(ReadMode)
@@ -131,7 +144,9 @@ def head(parts: Sequence[Shared], size_bytes: int) -> tuple[list[Shared], list[S
     return taken, left
 
 
-def plan(parts: Sequence[Shared], mode: ReadMode, nodes: Sequence[int], *, piece_bytes: int) -> ReadPlan:
+def plan(
+    parts: Sequence[Shared], mode: ReadMode, nodes: Sequence[int], *, piece_bytes: int
+) -> ReadPlan:
     """Return who reads the bytes of `parts`, and the pieces of at most `piece_bytes` to pass on.
 
     Bytes that one rank wants are read by this rank in every mode.
@@ -158,6 +173,8 @@ def plan(parts: Sequence[Shared], mode: ReadMode, nodes: Sequence[int], *, piece
     return ReadPlan([merged(ranges) for ranges in reads], pieces)
 
 
-def _pieces(part: Range, reader: int, ring: tuple[int, ...], piece_bytes: int) -> Iterable[RingPiece]:
+def _pieces(
+    part: Range, reader: int, ring: tuple[int, ...], piece_bytes: int
+) -> Iterable[RingPiece]:
     edges = [*range(part.start, part.stop, piece_bytes), part.stop]
     return (RingPiece(part.item, *edge, reader, ring) for edge in itertools.pairwise(edges))

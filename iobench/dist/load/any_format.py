@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.restore import OnCorrupt, read_plain, restore
 from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.writers.base import Writer
-from iobench.writers.image import Bytes
 from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
 

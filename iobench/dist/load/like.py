@@ -59,9 +59,7 @@ def compared_with(like: Any, stored: StoredState, where: str) -> dict[str, Any]:
     missing = [name_of(path) for path in expected if path not in saved]
     unexpected = [name_of(path) for path in saved if path not in expected]
     if missing or unexpected or misshaped:
-        raise StateMismatchError(
-            where, missing=missing, unexpected=unexpected, misshaped=misshaped
-        )
+        raise StateMismatchError(where, missing=missing, unexpected=unexpected, misshaped=misshaped)
     return {saved[path]: value for path, value in expected.items() if is_sharded(value)}
 
 
@@ -72,9 +70,7 @@ def local_box(sharded: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     mesh = sharded.device_mesh
     if mesh.get_coordinate() is None:
         return (0,) * sharded.ndim, (0,) * sharded.ndim
-    sizes, offsets = compute_local_shape_and_global_offset(
-        sharded.shape, mesh, sharded.placements
-    )
+    sizes, offsets = compute_local_shape_and_global_offset(sharded.shape, mesh, sharded.placements)
     return tuple(sizes), tuple(offsets)
 
 
@@ -126,10 +122,13 @@ class _Resharded:
         if isinstance(like, Mapping) and isinstance(state, dict):
             for key in state.keys() & like.keys():
                 state[key] = self.of(state[key], like[key])
-        elif isinstance(like, list | tuple) and type(state) in (list, tuple):
-            if len(like) == len(state):
-                pairs = zip(state, like, strict=True)
-                return type(state)(self.of(one, other) for one, other in pairs)
+        elif (
+            isinstance(like, list | tuple)
+            and type(state) in (list, tuple)
+            and len(like) == len(state)
+        ):
+            pairs = zip(state, like, strict=True)
+            return type(state)(self.of(one, other) for one, other in pairs)
         return state
 
 

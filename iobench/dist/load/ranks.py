@@ -85,9 +85,7 @@ def _one(
             manifest = store.manifest(step)
             rank, ranks = world.rank, world.size
             restored.append(
-                read_any(
-                    store, writer, step, manifest, like, rank=rank, ranks=ranks, reader=reader
-                )
+                read_any(store, writer, step, manifest, like, rank=rank, ranks=ranks, reader=reader)
             )
         except (DataMismatchError, TransferError) as error:
             damage = damage_of(error, store.locate(step))

@@ -126,9 +126,7 @@ class SharedReader:
 class _Check:
     """Compares pieces with their checksums and delivers them, in a thread, as they arrive."""
 
-    def __init__(
-        self, location: str | Path, memory: Mapping[str, Bytes], deliver: Deliver
-    ) -> None:
+    def __init__(self, location: str | Path, memory: Mapping[str, Bytes], deliver: Deliver) -> None:
         self._location, self._memory, self._deliver = location, memory, deliver
         self._arrived: queue.SimpleQueue[StoredPiece | None] = queue.SimpleQueue()
         self._left: dict[StoredPiece, None] = {}

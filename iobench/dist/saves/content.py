@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from iobench.checkpoint.aliases import Leaf
-from iobench.dist.saves.plan import RankPlan, BoxSource
+from iobench.dist.saves.plan import BoxSource, RankPlan
 from iobench.dist.saves.structure import RankStructure
 from iobench.formats.tensor_layouts import Located
 from iobench.formats.tensors import tensor_bytes
@@ -104,9 +104,7 @@ class RankContent:
             stored = list(self._stored())
             apart = {number: tensor_bytes(self._view(*stored[number])) for number in places.apart}
         owners = (self.located.owners, self.tensors)
-        return self.plan.file.image(
-            data_file(self.rank), text, addresses, apart, owners, end=end
-        )
+        return self.plan.file.image(data_file(self.rank), text, addresses, apart, owners, end=end)
 
     def image_in(self, memory: Bytes, end: bytes) -> FileImage:
         """Return the file whose snapshot is in `memory`, and then `end`; adds its checksums."""

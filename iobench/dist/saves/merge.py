@@ -48,7 +48,9 @@ class _Merge:
         tags = {next(iter(value), "") for value in values}
         if tags == {"$per_rank"}:
             if len(values) != self._count:
-                raise StateError(f"{path} is a PerRank that some ranks lack; all ranks must have it")
+                raise StateError(
+                    f"{path} is a PerRank that some ranks lack; all ranks must have it"
+                )
             return {"$per_rank": [value["$per_rank"][0] for value in values]}
         tag = first and next(iter(first))
         if len(tags) == 1 and tag in ("$dict", "$ordered"):

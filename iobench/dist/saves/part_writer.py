@@ -68,9 +68,7 @@ class PartWriter:
         ]
         files = self._values.files(values)
         end = b"".join(files.values())
-        image = (
-            content.whole_image(end) if memory is None else content.image_in(memory, end)
-        )
+        image = content.whole_image(end) if memory is None else content.image_in(memory, end)
         pieces = [
             *_pieces(content),
             *((f"{name} (value)", len(file)) for name, file in files.items()),

@@ -18,7 +18,7 @@ from iobench.formats.dcp_file import DcpFile
 from iobench.formats.many_parts import Numbers
 from iobench.formats.tensor_layouts import numbers
 
-__all__ = ["Box", "RankPlan", "BoxSource", "local_plan", "made_plan"]
+__all__ = ["Box", "BoxSource", "RankPlan", "local_plan", "made_plan"]
 
 
 class Box(NamedTuple):
@@ -50,9 +50,7 @@ class _Places(NamedTuple):
 
     @classmethod
     def of(cls, boxes: Sequence[Box], sources: Sequence[BoxSource]) -> _Places:
-        stored = [
-            source for box, source in zip(boxes, sources, strict=True) if 0 not in box.sizes
-        ]
+        stored = [source for box, source in zip(boxes, sources, strict=True) if 0 not in box.sizes]
         return cls(
             numbers(source.number for source in stored),
             numbers(source.shift for source in stored),
@@ -162,5 +160,3 @@ def _source(box: Box, number: int, held: Held, stride: tuple[int, ...]) -> BoxSo
         return BoxSource(number, 0, None)
     shift = int(view.storage_offset()) * box.dtype.itemsize
     return BoxSource(number, shift, None if view.is_contiguous() else narrow)
-
-

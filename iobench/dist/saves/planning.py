@@ -40,9 +40,7 @@ class Planning:
         self._last = found.structure
         return found
 
-    def content(
-        self, number: int, local: LocalState, told: list[Mapping[str, str]]
-    ) -> RankContent:
+    def content(self, number: int, local: LocalState, told: list[Mapping[str, str]]) -> RankContent:
         """Return what this rank writes. `told` is what all ranks told about their states.
 
         Raises StateError, in all ranks, for states that do not fit together.

@@ -16,7 +16,15 @@ import torch
 from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.tree_spec import json_text
 
-__all__ = ["StockValue", "ValueFiles", "name_of", "own_skeletons", "shared_skeleton", "stock_paths", "stock_values"]
+__all__ = [
+    "StockValue",
+    "ValueFiles",
+    "name_of",
+    "own_skeletons",
+    "shared_skeleton",
+    "stock_paths",
+    "stock_values",
+]
 
 StatePath = tuple[str | int, ...]
 

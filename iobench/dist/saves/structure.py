@@ -130,9 +130,7 @@ class RankStructure:
 
     def array_tensors(self, arrays: Sequence[Bytes]) -> list[torch.Tensor]:
         """Return the numpy arrays as tensors on their memory."""
-        return [
-            _tensor(data, *kind) for data, kind in zip(arrays, self._array_types, strict=True)
-        ]
+        return [_tensor(data, *kind) for data, kind in zip(arrays, self._array_types, strict=True)]
 
 
 class LocalState(NamedTuple):

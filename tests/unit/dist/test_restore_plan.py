@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.dist.restore_plan import MODES, Range, ReadMode, check_restore_mode, head, merged, plan, shared
+from iobench.dist.restore_plan import (
+    MODES,
+    Range,
+    ReadMode,
+    check_restore_mode,
+    head,
+    merged,
+    plan,
+    shared,
+)
 from iobench.errors import OptionError
 
 _RANGES = st.lists(

@@ -56,7 +56,11 @@ def _place(world: World) -> tuple[int, ...]:
         # Kubernetes and Ray Train set torchrun's variables, and srun's may be there too.
         ({**_SLURM, **_TORCHRUN}, "torchrun", (5, 8, 1, 4, 1, 2)),
         # A batch script of Slurm is no rank, although it has a job and a number of tasks.
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, "none", (0, 1, 0, 1, 0, 1)),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"},
+            "none",
+            (0, 1, 0, 1, 0, 1),
+        ),
         ({}, "none", (0, 1, 0, 1, 0, 1)),
     ],
 )
