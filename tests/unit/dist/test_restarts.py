@@ -9,18 +9,23 @@ import pytest
 from iobench.dist.restarts import FailedRestarts
 
 
-def test_loads_count_until_the_job_gets_further(tmp_path: Path) -> None:
-    """Each load of a step counts; a commit or a good end forgets all of them."""
-    found = FailedRestarts(tmp_path)
-    assert found.counts() == {}
-    found.loaded(20)
-    found.loaded(20)
-    found.loaded(10)
+def test_restarts_count_until_the_job_gets_further(tmp_path: Path) -> None:
+    """The first load of each start counts; a commit or a good end forgets all of them."""
+    first = FailedRestarts(tmp_path)
+    assert first.counts() == {}
+    first.loaded(20)
+    first.loaded(20)
+    assert first.counts() == {20: 0}  # this start has not failed yet
+    second = FailedRestarts(tmp_path)
+    assert second.counts() == {20: 1}
+    second.loaded(20)
+    second.loaded(10)
+    assert second.counts() == {20: 1, 10: 0}
     assert FailedRestarts(tmp_path).counts() == {20: 2, 10: 1}
     assert [path.name for path in tmp_path.iterdir()] == [".iobench-restarts.json"]
-    found.progressed()
-    found.progressed()
-    assert found.counts() == {}
+    second.progressed()
+    second.progressed()
+    assert second.counts() == {}
     assert not [*tmp_path.iterdir()]
 
 
