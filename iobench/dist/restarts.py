@@ -18,8 +18,8 @@ _FILE = ".iobench-restarts.json"
 class FailedRestarts:
     """Counts in a file beside the checkpoints; used by rank 0.
 
-    The first load of a step counts it; further loads by the same Checkpointer are no restarts. The next
-    commit, and a good end of the job, remove the file. So the count of a step is the number of
+    The first load of a step counts it; further loads by the same Checkpointer are no restarts. The
+    next commit, and a good end of the job, remove the file. So the count of a step is the number of
     restarts from it that failed. Object stores have no such file: there nothing is counted.
     """
 
