@@ -28,7 +28,7 @@ _POINTS = {
     "write": (f"{_SAVES}.part_writer.PartWriter.write:before:2", 2),
     "part manifest": (f"{_SAVES}.part.Part.to_json:before:2", 2),
     "vote": (f"{_SAVES}.part_writer.PartWriter.write:after:2", 2),
-    "voted": (f"{_SAVES}.committer.RankCommitter._vote:after:2", 2),
+    "voted": (f"{_SAVES}.committer.RankCommitter._cast:after:2", 2),
 }
 """Points of every rank, and the step that the job saves there."""
 
@@ -120,7 +120,10 @@ def _expect_usable(nodes: Nodes, directory: Path, at_least: int) -> None:
 def _fault(nodes: Nodes, run: Path, point: str, victim: int, how: str) -> None:
     ranks = _start(nodes, run, points={victim: [f"{point}:{how}"]})
     lost = ranks[victim]
-    lost.wait_stopped(_LIMIT_S) if how == "stop" else lost.wait(_LIMIT_S)
+    if how == "stop":
+        lost.wait_stopped(_LIMIT_S)
+    else:
+        assert lost.wait(_LIMIT_S) == _KILLED, f"it did not come to {point}: {lost.stdout()}"
     _expect_lost(nodes, [rank for rank in ranks if rank is not lost], lost)
     lost.kill()
     assert lost.wait(_LIMIT_S) == _KILLED
@@ -156,7 +159,7 @@ def test_a_rank_is_lost_after_its_vote(nodes: Nodes, run: Path) -> None:
     its part, which rank 0 publishes now."""
     points = {
         0: [f"{_LEADS['manifest']}:slow"],
-        2: [f"{_SAVES}.committer.RankCommitter._vote:after:2:kill"],
+        2: [f"{_SAVES}.committer.RankCommitter._cast:after:2:kill"],
     }
     ranks = _start(nodes, run, points=points)
     _expect_lost(nodes, ranks[:2], ranks[2])
