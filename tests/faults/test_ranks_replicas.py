@@ -16,6 +16,7 @@ import pytest
 from support.node_agents import agents_of, flip_memory, kill_agent
 from support.nodes import Nodes, open_nodes
 from support.replica_job import REPLICA_PRELOAD, ReplicaJob, loads, outcomes, told
+from support.saved_run import expect_lost
 
 _LIMIT_S = 60
 _NODE = "iobench.dist.replicas.node.NodeAgents"
@@ -151,8 +152,8 @@ def test_long_partition_during_a_transfer(job: ReplicaJob) -> None:
     ranks[0].wait_for("NodeAgents.push", _LIMIT_S)
     job.nodes[1].link("down")
     try:
-        job.expect_lost(ranks[:1], ranks[1])
-        job.expect_lost(ranks[1:], ranks[0])
+        expect_lost(job.nodes, ranks[:1], ranks[1])
+        expect_lost(job.nodes, ranks[1:], ranks[0])
     finally:
         job.nodes[1].link("up")
     job.expect_complete(ranks)
@@ -180,7 +181,7 @@ def test_a_rank_is_lost(job: ReplicaJob, point: str, victim: int, how: str) -> N
         lost.wait_stopped(_LIMIT_S)
     else:
         assert lost.wait(_LIMIT_S) == -signal.SIGKILL
-    job.expect_lost([ranks[1 - victim]], lost)
+    expect_lost(job.nodes, [ranks[1 - victim]], lost)
     lost.kill()
     lost.wait(_LIMIT_S)
     job.expect_complete(ranks)

@@ -25,7 +25,6 @@ REPLICA_PRELOAD = (
 )
 """Modules that ranks with replicas import."""
 
-_LOST = 3
 _LIMIT_S = 60
 
 
@@ -100,16 +99,6 @@ class ReplicaJob:
         self.expect_complete(ranks)
         names = {".iobench-lock", f"step-{self.newest - 1}", f"step-{self.newest}"}
         assert set(os.listdir(self.directory)) == names
-
-    def expect_lost(self, survivors: Sequence[Process], lost: Process) -> None:
-        """The survivors have ended with the name of the lost rank and its host."""
-        self.nodes.wait(survivors, _LIMIT_S)
-        for rank in survivors:
-            last = rank.stdout().splitlines()[-1]
-            shown = f"{last}\n{rank.stdout()}{rank.stderr()}"
-            assert rank.code == _LOST, shown
-            assert re.match(rf"lost \[{lost.rank}\] ", last), shown
-            assert f"host {lost.node.host}" in last, shown
 
     def expect_complete(self, ranks: Sequence[Process]) -> None:
         """Every visible checkpoint is complete, and none that was reported is lost. All ranks have
