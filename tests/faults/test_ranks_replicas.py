@@ -37,11 +37,14 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @pytest.fixture(scope="module")
 def job(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaJob]:
-    """A job on nodes 0 and 1, which keep each other's bytes. After a good end nothing is left."""
+    """A job on nodes 0 and 1, which keep each other's bytes. After a good end nothing is left in
+    memory, and the next start reads from storage."""
     made = ReplicaJob(nodes, tmp_path_factory.mktemp("job"))
     yield made
     made.finish()
     assert not any(node.running() for node in nodes)
+    for rank in made.finish():
+        assert "memory" not in loads(rank)[1]
 
 
 @pytest.fixture(autouse=True)
@@ -123,10 +126,18 @@ def test_memory_full_on_one_node(job: ReplicaJob) -> None:
 
 
 def test_node_replaced_and_numbers_exchanged(job: ReplicaJob) -> None:
-    """Rank 0 comes to a new node, and reads from the memory of the other one."""
-    newest = job.hold()
+    """The newest step is in memory only. Rank 0 comes to a new node, and reads it from the memory
+    of the other one."""
+    newest = job.hold() + 1
+    ranks = job.start(1, points={0: [f"{_PUBLISH}:before:1:hang"]})
+    for rank in ranks:
+        rank.wait_for(f"replica {newest} complete", _LIMIT_S)
+        rank.kill()
     job.nodes[1].lose_power()
     job.nodes[1].boot()
+    job.nodes.wait(ranks, _LIMIT_S)
+    job.expect_complete(ranks)
+    assert job.newest == newest - 1
     ranks = job.start(1, order=(1, 0))
     job.leave(ranks)
     assert loads(ranks[0]) == (newest, '["memory (peer)"]')

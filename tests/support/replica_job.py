@@ -91,7 +91,7 @@ class ReplicaJob:
             assert self._held
         return self.newest
 
-    def finish(self) -> None:
+    def finish(self) -> list[Process]:
         """Start once more, and end well: then no agent and nothing but checkpoints is left."""
         ranks = self.start(2, stay=False)
         codes = self.nodes.wait(ranks, _LIMIT_S)
@@ -99,6 +99,7 @@ class ReplicaJob:
         self.expect_complete(ranks)
         names = {".iobench-lock", f"step-{self.newest - 1}", f"step-{self.newest}"}
         assert set(os.listdir(self.directory)) == names
+        return ranks
 
     def expect_complete(self, ranks: Sequence[Process]) -> None:
         """Every visible checkpoint is complete, and none that was reported is lost. All ranks have
