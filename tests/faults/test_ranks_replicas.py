@@ -125,23 +125,42 @@ def test_memory_full_on_one_node(job: ReplicaJob) -> None:
         assert "do not fit the agent's budget" in told(rank)
 
 
-def test_node_replaced_and_numbers_exchanged(job: ReplicaJob) -> None:
-    """The newest step is in memory only. Rank 0 comes to a new node, and reads it from the memory
-    of the other one."""
-    newest = job.hold() + 1
+def _only_in_memory(job: ReplicaJob) -> int:
+    """Let the ranks be killed when they have a newest step in memory, and not on storage yet.
+    Return the step."""
+    step = job.hold() + 1
     ranks = job.start(1, points={0: [f"{_PUBLISH}:before:1:hang"]})
     for rank in ranks:
-        rank.wait_for(f"replica {newest} complete", _LIMIT_S)
+        rank.wait_for(f"replica {step} complete", _LIMIT_S)
+    for rank in ranks:
         rank.kill()
-    job.nodes[1].lose_power()
-    job.nodes[1].boot()
     job.nodes.wait(ranks, _LIMIT_S)
     job.expect_complete(ranks)
-    assert job.newest == newest - 1
+    assert job.newest == step - 1
+    return step
+
+
+def test_node_replaced_and_numbers_exchanged(job: ReplicaJob) -> None:
+    """Rank 0 comes to a new node, and reads from the memory of the other one a step that is not on
+    storage."""
+    step = _only_in_memory(job)
+    job.nodes[1].lose_power()
+    job.nodes[1].boot()
     ranks = job.start(1, order=(1, 0))
     job.leave(ranks)
-    assert loads(ranks[0]) == (newest, '["memory (peer)"]')
-    assert loads(ranks[1]) == (newest, '["memory (own)"]')
+    assert loads(ranks[0]) == (step, '["memory (peer)"]')
+    assert loads(ranks[1]) == (step, '["memory (own)"]')
+    assert outcomes(ranks[0]) == outcomes(ranks[1]) == ["complete"]
+
+
+def test_all_agents_killed_while_restoring(job: ReplicaJob) -> None:
+    """The step that only memory had is lost; all ranks load the one before it, which is told."""
+    step = _only_in_memory(job)
+    points = {rank: [f"{_FETCH}:before:1:agents"] for rank in (0, 1)}
+    ranks = job.start(1, points=points)
+    job.leave(ranks)
+    assert [loads(rank)[0] for rank in ranks] == [step - 1, step - 1]
+    assert f"the replicas of step {step} are not used: " in told(ranks[0])
     assert outcomes(ranks[0]) == outcomes(ranks[1]) == ["complete"]
 
 
