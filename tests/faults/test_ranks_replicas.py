@@ -52,7 +52,7 @@ def _only_agents_are_left(nodes: Nodes) -> Iterator[None]:
     yield
     running = [node.running() for node in nodes]
     agents = [agents_of(found) for found in running]
-    others = [pid for found in running for pid in found if pid not in sum(agents, [])]
+    others = {pid for found in running for pid in found}.difference(*agents)
     for pid in others:
         os.kill(pid, signal.SIGKILL)
     assert not others, running

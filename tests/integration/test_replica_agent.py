@@ -272,8 +272,10 @@ def test_something_else_than_frames(alone: Node, sent: bytes) -> None:
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(4096):
                 pass
-        except OSError as error:  # the agent has closed the connection before all of that
-            assert error.errno in (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE), error
+        except OSError as error:
+            # The agent may have closed the connection before.
+            if error.errno not in (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE):
+                raise
     assert alone.own.ask("status")["segments"] == []
 
 

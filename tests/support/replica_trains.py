@@ -8,13 +8,12 @@ import threading
 import warnings
 from typing import Any
 
-from support.train_scripts import check, made, say
-
 from iobench import Checkpointer, KeepLast, Partner, Xor
 from iobench.dist import control
 from iobench.dist.replicas.endpoint import Endpoint
 from iobench.dist.world import World
 from iobench.errors import RankError, ReplicaError
+from support.train_scripts import check, made, say
 
 __all__ = ["knocks", "replicates"]
 
