@@ -124,7 +124,11 @@ class Hub:
         listening = await asyncio.start_server(self._connected, sock=server)
         pause_s = min(1.0, self._lost_after_s / 4)
         while not (self._ended.is_set() and (self._abandoned or self._all_left())):
-            await asyncio.sleep(0.01 if self._ended.is_set() else pause_s)
+            if self._ended.is_set():
+                await asyncio.sleep(0.01)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), pause_s)
             self._look()
         listening.close()
         await self._end_connections()
