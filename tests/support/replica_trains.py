@@ -64,9 +64,13 @@ def _load(ckpt: Checkpointer, rank: int) -> int:
 
 def _save(ckpt: Checkpointer, step: int, rank: int) -> None:
     ckpt.save_async(made(step, rank, _OWN), step)
-    while not (ckpt.replicas and ckpt.replicas[-1].step == step):
+    while not any(one.step == step for one in ckpt.replicas):
+        if control._shared is not None and control._shared.broken:
+            break  # perhaps before the save was offered
         threading.Event().wait(0.005)
-    say(f"replica {step} {ckpt.replicas[-1].outcome} {ckpt.replicas[-1].reason}")
+    for one in ckpt.replicas:
+        if one.step == step:
+            say(f"replica {step} {one.outcome} {one.reason}")
     ckpt.wait()
     say(f"saved {step}")
 

@@ -71,6 +71,7 @@ def trains(
     pause_s: float = 0.0,
     how: str = "async",
     restore_mode: RestoreMode = "auto",
+    failed_restarts: int = 2,
 ) -> None:
     """Load the newest checkpoint and save some more; exit with 3 after a RankError.
 
@@ -86,7 +87,9 @@ def trains(
             control._shared = control.Control.connect(
                 world, deadline_s=_CONNECT_S, lost_after_s=_SILENT_S
             )
-        with Checkpointer(directory, keep=KeepLast(2), writer="odirect") as ckpt:
+        with Checkpointer(
+            directory, keep=KeepLast(2), writer="odirect", failed_restarts=failed_restarts
+        ) as ckpt:
             say("open")
             step = ckpt.latest()
             if step is not None:
