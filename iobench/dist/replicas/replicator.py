@@ -155,7 +155,7 @@ class Replicator:
         self._resume(self._control, version)
 
     def _resume(self, control: Control, version: Version | None) -> None:
-        address, error = None, None
+        address = error = None
         control.barrier("loaded", deadline_s=_ROUND_S)
         if self._agents.first:
             try:
