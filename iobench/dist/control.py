@@ -11,9 +11,11 @@ all calls raise it. Only an `error` that a rank passes to a call leaves the othe
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -24,6 +26,7 @@ from iobench.dist.member import Member
 from iobench.dist.rendezvous import Meeting, meet
 from iobench.dist.world import World
 from iobench.errors import RankError, UsageError
+from iobench.units import parse_seconds
 
 __all__ = ["ClockOffset", "Control", "shared_control"]
 
@@ -31,11 +34,16 @@ LOST_AFTER_S = 30.0
 """Silence after which a rank is lost. A rank that ends is known at once."""
 
 CONNECT_S = 300.0
-"""How long the ranks may take to start."""
+"""How long the ranks may take to start. The variable IOBENCH_CONNECT gives another time."""
+
+_CONNECT = "IOBENCH_CONNECT"
+_PATIENCE_S = 30.0
+"""After which rank 0 tells that it waits for ranks to connect."""
 
 _RETRY_S = 0.05
 _INTERRUPTED = 130  # the exit code after Ctrl-C
 _PINGS = 20
+_MOST_SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +83,20 @@ class Control:
         cls,
         world: World,
         *,
-        deadline_s: float = CONNECT_S,
+        deadline_s: float | None = None,
         lost_after_s: float = LOST_AFTER_S,
     ) -> Control:
         """Connect all ranks of `world`. On return all of them are connected.
+
+        `deadline_s` is that of IOBENCH_CONNECT, or 300 s, unless it is given. After 30 s rank 0
+        warns of the ranks that are missing (RuntimeWarning).
 
         Raises RankError when one is missing after `deadline_s`, UsageError when nothing tells where
         rank 0 is.
         """
         if world.size == 1:
             return cls(world)
+        deadline_s = _connect_s() if deadline_s is None else deadline_s
         until_s = time.monotonic() + deadline_s
         meeting = meet(world, deadline_s=deadline_s)
         hub = None
@@ -99,6 +111,8 @@ class Control:
         member = _connected(world, meeting, until_s, lost_after_s)
         control = cls(world, member, hub, meeting.interface)
         try:
+            if hub is not None and deadline_s > _PATIENCE_S:
+                _warn_of(hub.missing(_PATIENCE_S), deadline_s)
             control.barrier("connect", deadline_s=max(1.0, until_s - time.monotonic()))
         finally:
             meeting.withdraw()
@@ -243,6 +257,29 @@ class Control:
             )
         values: list[Any] = answer["values"]
         return values
+
+
+def _connect_s() -> float:
+    found = os.environ.get(_CONNECT)
+    if not found:
+        return CONNECT_S
+    seconds = parse_seconds(found, _CONNECT)
+    if seconds <= 0:
+        raise UsageError(f"{_CONNECT}={found}: must be more than 0")
+    return seconds
+
+
+def _warn_of(missing: list[int], deadline_s: float) -> None:
+    """Warn of the ranks that have not connected."""
+    if missing:
+        shown = ", ".join(map(str, missing[:_MOST_SHOWN]))
+        more = "" if len(missing) <= _MOST_SHOWN else f" and {len(missing) - _MOST_SHOWN} more"
+        warnings.warn(
+            f"rank 0 waits for ranks {shown}{more} to connect: they have not within "
+            f"{_PATIENCE_S:g} s, and the job fails after {deadline_s:g} s ({_CONNECT})",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _connected(world: World, meeting: Meeting, until_s: float, lost_after_s: float) -> Member:

@@ -151,8 +151,12 @@ class Member:
             self._changed.notify_all()
 
     def _beat(self) -> None:
-        """Send a sign of life, and notice when none comes back."""
+        """Send a sign of life, and notice when none comes back.
+
+        Also while this rank makes no call: it may wait for bytes of another rank.
+        """
         pause_s = self._lost_after_s / 4
+        now_s = listening_s = time.monotonic()
         while not self._closed and self._broken is None:
             try:
                 self._send({"type": "beat"})
@@ -160,6 +164,12 @@ class Member:
                 return
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._broken is not None, pause_s)
+                before_s, now_s = now_s, time.monotonic()
+                if now_s - before_s > self._lost_after_s / 2:  # this process was suspended itself
+                    listening_s = now_s
+                silent_s = now_s - max(self._heard_s, listening_s)
+                if silent_s > self._lost_after_s and not self._closed and self._broken is None:
+                    self._break_hub(f"is silent for {silent_s:.0f} s")
 
     def _break_hub(self, what: str) -> None:
         self._broken = RankError(

@@ -90,8 +90,7 @@ class RankedCheckpointer(Checkpointer):
         except BaseException:
             self._store.release()
             raise
-        place = self._store.locate(0)
-        self._failed = FailedRestarts(place.parent if leads and isinstance(place, Path) else "")
+        self._failed = FailedRestarts(str(self._store) if leads else None, self._writer)
         hosts = [host for host, _ in places]
         self._planning = Planning(self._control, planner, deadline_s=self._deadline_s)
         committer = RankCommitter(

@@ -10,6 +10,7 @@ pickle. Each connection proves with a random token of the job that both ends bel
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import socket
@@ -148,6 +149,8 @@ class Transport:
             link.cut()
             link.close()
         if self._server is not None:
+            with contextlib.suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._thread.join()
             self._server.close()
             self._server = None
@@ -178,6 +181,10 @@ class Transport:
             try:
                 connection, _ = self._server.accept()
             except TimeoutError:
+                continue
+            except OSError:
+                if not self._closed:
+                    time.sleep(_LOOK_S)  # out of descriptors: one may become free
                 continue
             # One thread for each: a stranger that says nothing must not keep the ranks waiting.
             threading.Thread(
