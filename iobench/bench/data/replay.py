@@ -17,10 +17,12 @@ from iobench.bench.data.nested import flat, nested
 from iobench.bench.data.payload_order import payload_sizes
 from iobench.bench.data.pool import RandomPool, Windows
 from iobench.bench.data.restored import RestoredFile
+from iobench.bench.data.sliced_files import SliceImage
 from iobench.bench.data.states import Placement, States, TensorDict
 from iobench.bench.data.subset import choose, read_some
 from iobench.dist.restore_mode import Reader
 from iobench.dist.slices import Range
+from iobench.errors import UsageError
 from iobench.formats import raw, safetensors, torch_file, torch_image
 from iobench.results.records import Verified
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec
@@ -146,6 +148,32 @@ class Replay:
             parts += [self._stream(number, writer, directory) for number in streamed]
         whole = Transfer.total(parts)
         return replace(whole, phases_s={**spent.seconds, **whole.phases_s})
+
+    def save_slices(
+        self, writer: Writer, directory: str | Path, ranges: Iterable[Range]
+    ) -> Transfer:
+        """Write these parts of files below `directory`, each as a file of the same path.
+
+        `Range.item` is the number of a file. Raises UsageError for a file that cannot be cut: torch
+        itself writes it as a stream, or its size depends on the directory.
+        """
+        spent = Meter()
+        with self._pool.trimmed():
+            images = self._slices(directory, ranges, spent)
+            transfer = writer.write_many(images, directory, sync_directory=False)
+        return replace(transfer, phases_s={**spent.seconds, **transfer.phases_s})
+
+    def _slices(
+        self, directory: str | Path, ranges: Iterable[Range], spent: Meter
+    ) -> Iterator[FileImage]:
+        for number, start, stop in ranges:
+            with spent.phase("serialize"):
+                whole = self._image(number, directory, None)
+            if whole is None or whole.size_bytes != self.file_bytes[number]:
+                raise UsageError(
+                    f"{self.files.path(number)}: cannot be cut into slices; leave out --slices"
+                )
+            yield SliceImage(whole, start, stop, whole.path)
 
     def _images(
         self,
