@@ -201,6 +201,7 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "odirect", "--repeat", "1"),
         *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-ceiling"),
+        *("--restore-as", "same,subset=0.3"),
         *("--pool", "32MiB", "-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
@@ -214,11 +215,14 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
     world = record.run.world
     assert world is not None
     assert world.restored_from == (0, 0)
+    restores = [one for one in record.samples if one.operation == "restore"]
+    assert len({(one.axes.restore_mode, one.axes.restore_as) for one in restores}) == 6
+    assert {one.verdict for one in summarise(record).summaries} == {"VALID"}
+    whole = [one for one in restores if one.axes.restore_as is None]
     received = {
         one.axes.restore_mode: one.paths["network"].bytes if "network" in one.paths else 0
-        for one in record.samples
-        if one.operation == "restore"
+        for one in whole
     }
-    both = next(one.bytes for one in record.samples if one.operation == "restore")
+    both = whole[0].bytes
     # Half of all bytes are those of one rank: the other one receives them, of either half.
     assert received == {"all": 0, "broadcast": both // 2, "all-gather": both // 2}

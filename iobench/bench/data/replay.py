@@ -19,7 +19,7 @@ from iobench.bench.data.pool import RandomPool, Windows
 from iobench.bench.data.restored import RestoredFile
 from iobench.bench.data.sliced_files import SliceImage
 from iobench.bench.data.states import Placement, States, TensorDict
-from iobench.bench.data.subset import choose, read_some
+from iobench.bench.data.subset import choose, ranges_of, read_some
 from iobench.dist.restore_mode import Reader
 from iobench.dist.slices import Range
 from iobench.errors import UsageError
@@ -205,7 +205,7 @@ class Replay:
             )
 
     def restore_together(self, reader: Reader, writer: Writer, directory: str | Path) -> Transfer:
-        """Read every file back, together with all ranks that restore the same files.
+        """Read the files back, or the subset, together with all ranks that restore the same files.
 
         A window of the pool may be part of several files: all of them have the same bytes there.
         """
@@ -217,10 +217,20 @@ class Replay:
                 for number in range(len(self.files))
             }
             parse_s = time.perf_counter() - began
-            wanted = [Range(number, 0, image.size_bytes) for number, image in images.items()]
+            wanted = [
+                Range(number, *part)
+                for number, image in images.items()
+                for part in self._wanted_of(number, image)
+            ]
             transfer = reader.read(images, str(directory), wanted)
         phases = {"parse": parse_s, **transfer.phases_s}
         return replace(transfer, phases_s=phases, elapsed_s=time.perf_counter() - began)
+
+    def _wanted_of(self, number: int, image: FileImage) -> list[tuple[int, int]]:
+        """Return the ranges of a file that a restore reads."""
+        if self.subset is None:
+            return [(0, image.size_bytes)]
+        return ranges_of(image, self.wanted[number].values())
 
     def _restore(self, number: int, writer: Writer, directory: str | Path) -> Transfer:
         began = time.perf_counter()
