@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.s3_servers import s3_server
+from tests.support.rank_pool import RankPool
 
 from iobench.testing import LocalS3
 
@@ -16,6 +17,25 @@ from iobench.testing import LocalS3
 def tiny_path() -> Path:
     """A workload of 6 MiB: raw, safetensors and torch files of rank 0, one raw file of rank 1."""
     return Path(__file__).with_name("tiny.yaml")
+
+
+@pytest.fixture(scope="session")
+def _pools() -> Iterator[list[RankPool]]:
+    pools: list[RankPool] = []
+    yield pools
+    for one in pools:
+        one.close()
+
+
+@pytest.fixture
+def ranks(_pools: list[RankPool]) -> RankPool:
+    """Four ranks, which live as long as the session unless a test breaks them."""
+    if not _pools:
+        _pools.append(RankPool(4))
+    if _pools[0].broken:
+        _pools.pop().kill()
+        _pools.append(RankPool(4))
+    return _pools[0]
 
 
 @pytest.fixture(scope="module")

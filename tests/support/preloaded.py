@@ -28,6 +28,8 @@ _MODULES = (
     *("torch", "numpy", "iobench.cli.main", "iobench.cli.progress", "iobench.cli.sizes"),
     *("iobench.bench.planning", "iobench.bench.runner", "iobench.report.table"),
     *("iobench.tune.tuner", "iobench.train.session"),
+    *("torch.distributed.checkpoint", "torch.distributed.tensor", "iobench.dist.ranked"),
+    *("iobench.dist.load.pieces", "iobench.dist.replicas.replicator", "iobench.integrations.dcp"),
 )
 _BEGIN = "from support.preloaded import serve; serve()"
 _LONGEST = 200_000  # bytes of a request: less than a socket's buffer
