@@ -12,7 +12,7 @@ from iobench.units import GIB
 
 __all__ = [
     *("STRAGGLER", "RankRate", "RankRates", "Straggler"),
-    *("rank_lines", "rank_rates", "straggler_lines", "stragglers"),
+    *("busy", "rank_lines", "rank_rates", "straggler_lines", "stragglers"),
 ]
 
 STRAGGLER = 1.2
@@ -58,12 +58,11 @@ def stragglers(sample: Sample) -> list[int]:
 
     A process that has nothing to move is none of them, and does not count in the median.
     """
-    busy = _busy(sample)
     limit = STRAGGLER * _middle(sample)
-    return [job for job in busy if sample.jobs_done_s[job] > limit]
+    return [job for job in busy(sample) if sample.jobs_done_s[job] > limit]
 
 
-def _busy(sample: Sample) -> list[int]:
+def busy(sample: Sample) -> list[int]:
     """Return the processes that moved bytes; all of them where these are not recorded."""
     jobs = range(len(sample.jobs_done_s))
     return [job for job in jobs if not sample.jobs_bytes or sample.jobs_bytes[job]]
@@ -71,7 +70,7 @@ def _busy(sample: Sample) -> list[int]:
 
 def _middle(sample: Sample) -> float:
     """Return the median time of the processes that moved bytes; 0 without any."""
-    times = [sample.jobs_done_s[job] for job in _busy(sample)]
+    times = [sample.jobs_done_s[job] for job in busy(sample)]
     return median(times) if times else 0.0
 
 
@@ -112,13 +111,13 @@ def _found(samples: Sequence[Sample], world: WorldFacts) -> Iterator[Straggler]:
             late[rank].append(sample.jobs_done_s[rank] / middle)
     for rank in sorted(late):
         sizes = samples[0].jobs_bytes
-        busy = [size for size in sizes if size]
+        moved = [size for size in sizes if size]
         yield Straggler(
             rank=rank,
             host=world.hosts[rank],
             samples=len(late[rank]),
             worst=max(late[rank]),
-            bytes=sizes[rank] / median(busy),
+            bytes=sizes[rank] / median(moved),
         )
 
 

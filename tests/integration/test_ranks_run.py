@@ -112,6 +112,28 @@ def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> No
     assert record.end.status == "complete"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "out", "err"),
+    [
+        (("run", "--help"), 0, "Save and restore a checkpoint by each writer", ""),
+        (("run", "--sizes", "1GiB"), 2, "", "No such option: --sizes"),
+        (("run", "--numjobs", "2"), 2, "", "--numjobs: 2 ranks take part, started by torchrun"),
+    ],
+)
+def test_rank_0_alone_tells_what_all_ranks_know(
+    arguments: tuple[str, ...], code: int, out: str, err: str, tmp_path: Path
+) -> None:
+    """Help, and errors in the command line."""
+    job = job_number()
+    environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
+    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+        first, other = ranks.ends()
+    assert other == (code, "", "")
+    assert first[0] == code
+    assert out in first[1]
+    assert err in first[2]
+
+
 def test_a_rank_without_the_writer_ends_all(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """With its own error and exit code: one node lacks a package that rank 0 has."""
     job, site = job_number(), meddling(tmp_path)
