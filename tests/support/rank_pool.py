@@ -22,7 +22,7 @@ from typing import Any
 from support.preloaded import Preloaded
 from tests.support.ranks import free_port
 
-__all__ = ["FirstRanks", "PoolError", "RankPool", "barrier", "in_world", "leave_world", "mesh_of"]
+__all__ = ["FirstRanks", "PoolError", "RankPool", "in_world", "leave_world", "mesh_of"]
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -143,11 +143,6 @@ def in_world(size: int) -> Any:
         _controls[size] = control.Control.connect(world, deadline_s=60)
     control._shared = _controls[size]
     return world
-
-
-def barrier(size: int) -> None:
-    """Wait in one of the first `size` ranks until all of them are here."""
-    _controls[size].sub("test").barrier("here", deadline_s=60)
 
 
 def leave_world(size: int) -> None:

@@ -20,7 +20,7 @@ from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
 from iobench.errors import StateError
-from tests.support.rank_pool import barrier, in_world, leave_world
+from tests.support.rank_pool import in_world, leave_world
 from tests.support.rank_states import digest, state_of
 
 __all__ = [
@@ -176,7 +176,7 @@ def kept(size: int, directory: str) -> list[Any]:
         state["more"] = torch.ones(2)
         ckpt.save(state, 4)
         found = [ckpt.steps(), ckpt.latest()]
-        barrier(size)  # rank 0 removes without waiting for ranks that only look
+        ckpt.prepare(state)  # all ranks have looked
         ckpt.remove(4)
         found += [ckpt.steps(), ckpt.latest(), _raised(lambda: ckpt.remove(4))]
         ckpt.load(3)
