@@ -1,4 +1,4 @@
-"""The files of a benchmark's checkpoint: their paths and sizes, and the manifest that lists them."""
+"""The files of a checkpoint of the benchmark, and the manifest that lists them."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.s3_servers import s3_server
-from tests.support.rank_pool import RankPool
 
 from iobench.testing import LocalS3
+from tests.support.rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")

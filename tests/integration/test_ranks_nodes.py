@@ -30,9 +30,7 @@ def _run(
 ) -> tuple[ResultFile, str, str]:
     """Run the command in all ranks; return the record, and what rank 0 prints."""
     common = ("run", "--repeat", "1", "--size", "full", "--no-ceiling", "--pool", "48MiB")
-    environments = [
-        own | environ for own in placed(_RANKS, job_number(), nodes[_RANKS[0]].address)
-    ]
+    environments = [own | environ for own in placed(_RANKS, job_number(), nodes[_RANKS[0]].address)]
     with RankCommand.started(
         (*common, *arguments, "-o", tmp_path / "run.jsonl"),
         environments,
@@ -45,9 +43,7 @@ def _run(
     return read(tmp_path / "run.jsonl"), out, err
 
 
-def test_a_slow_node_is_named(
-    nodes: Nodes, tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
+def test_a_slow_node_is_named(nodes: Nodes, tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """All ranks are in the record; the straggler, the interface and the clocks are told."""
     record, out, err = _run(
         nodes,

@@ -35,9 +35,7 @@ def kept() -> dict[str, Path]:
 
 
 @pytest.fixture
-def saved(
-    pool: RankPool, kept: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def saved(pool: RankPool, kept: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with one checkpoint per world size and layout: step 10 * size + layout."""
     if "directory" in kept:
         return kept["directory"]

@@ -30,7 +30,12 @@ def pool(ranks: RankPool) -> FirstRanks:
     ],
 )
 def test_rank_0_decides_which_snapshot_is_written(
-    pool: FirstRanks, tmp_path: Path, slots: int, on_full: str, steps: list[int], expected: list[str]
+    pool: FirstRanks,
+    tmp_path: Path,
+    slots: int,
+    on_full: str,
+    steps: list[int],
+    expected: list[str],
 ) -> None:
     """The newest snapshot is next; all ranks write, skip and supersede the same ones."""
     directory = tmp_path / "a"
@@ -50,7 +55,9 @@ def test_rank_0_decides_which_snapshot_is_written(
         ("slot:1", "save_async"),
     ],
 )
-def test_a_failure_fails_in_all_ranks(pool: FirstRanks, tmp_path: Path, what: str, how: str) -> None:
+def test_a_failure_fails_in_all_ranks(
+    pool: FirstRanks, tmp_path: Path, what: str, how: str
+) -> None:
     """Every rank names the rank that failed; nothing is visible or left; the next save works."""
     found = pool.call(rank_saves.failing, str(tmp_path), what, how)
     failed = what[-1]

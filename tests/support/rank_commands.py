@@ -30,7 +30,7 @@ def torchrun_variables(rank: int, size: int, job: str) -> dict[str, str]:
 
 
 def placed(nodes: Sequence[int], job: str, host: str) -> list[dict[str, str]]:
-    """The variables of torchrun for ranks on these nodes, such as [0, 0, 1]; rank 0 is at `host`."""
+    """The variables of torchrun of ranks on these nodes, such as [0, 0, 1]. Rank 0 is at `host`."""
     return [
         {
             **torchrun_variables(rank, len(nodes), job),

@@ -116,7 +116,7 @@ class SlicedFiles(Writer):
     def write(self, *_: Any, **__: Any) -> Transfer:
         raise NotImplementedError("jobs write slices by the writer itself")
 
-    def open(self, target: str | Path, size: int | None = None) -> Stream:  # noqa: ARG002
+    def open(self, target: str | Path, size: int | None = None) -> Stream:
         raise NotImplementedError("jobs write slices by the writer itself")
 
     def available(self, target: str | Path = ".") -> Availability:

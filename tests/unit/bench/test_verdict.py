@@ -412,9 +412,7 @@ def test_replicas_share_what_their_machine_read(
     )
     context = replace(
         FULL,
-        variants=(
-            VariantFacts(operation="restore", axes=setting.axes, bytes=4 * SIZE, files=1),
-        ),
+        variants=(VariantFacts(operation="restore", axes=setting.axes, bytes=4 * SIZE, files=1),),
     )
     verdict = judge(sample, context)
     assert (verdict.status is VerdictStatus.INVALID) == invalid, verdict
