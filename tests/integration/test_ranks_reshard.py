@@ -6,7 +6,6 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,24 +23,29 @@ from tests.support.rank_states import LAYOUTS, digest, full
 _SIZES = (1, 2, 3, 4)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    made = RankPool(4)
-    try:
-        yield made
-    finally:
-        made.close()
+@pytest.fixture
+def pool(ranks: RankPool) -> RankPool:
+    return ranks
 
 
 @pytest.fixture(scope="module")
-def saved(pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept() -> dict[str, Path]:
+    """What the tests of this module have saved."""
+    return {}
+
+
+@pytest.fixture
+def saved(pool: RankPool, kept: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with one checkpoint per world size and layout: step 10 * size + layout."""
+    if "directory" in kept:
+        return kept["directory"]
     directory = tmp_path_factory.mktemp("saved")
     for size in _SIZES:
         for number, layout in enumerate(LAYOUTS[: 4 if size > 1 else 1]):
             step = 10 * size + number
             found = pool.call(rank_states.save, str(directory), step, layout, world=size)
             assert found == ["committed"] * size
+    kept["directory"] = directory
     return directory
 
 

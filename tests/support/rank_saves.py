@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import time
@@ -19,7 +20,7 @@ from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
 from iobench.errors import StateError
-from tests.support.rank_pool import in_world
+from tests.support.rank_pool import in_world, leave_world
 from tests.support.rank_states import digest, state_of
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 _SECONDS = 60.0
+_FS, _NEWNS = 0x200, 0x20000  # CLONE_FS, CLONE_NEWNS
+_REC, _PRIVATE = 0x4000, 0x40000  # MS_REC, MS_PRIVATE
 
 
 def _checkpointer(size: int, directory: str, **options: Any) -> iobench.Checkpointer:
@@ -242,23 +245,36 @@ def held_lock(size: int, directory: str) -> str:
     return error
 
 
-def node_local(size: int, directory: str) -> list[Any]:
-    """Rank 1 has another file system at the path of the directory, like on another node."""
-    import ctypes
-
+@contextlib.contextmanager
+def _other_node(directory: str) -> Iterator[None]:
+    """Have another, empty file system at the path of the directory, like on another node."""
     libc = ctypes.CDLL(None, use_errno=True)
+
+    def done(code: int) -> None:
+        assert not code, os.strerror(ctypes.get_errno())
+
+    cwd, before = os.getcwd(), os.open("/proc/thread-self/ns/mnt", os.O_RDONLY)
+    try:
+        done(libc.unshare(_NEWNS))
+        done(libc.mount(None, b"/", None, _REC | _PRIVATE, None))
+        done(libc.mount(b"none", directory.encode(), b"tmpfs", 0, None))
+        yield
+    finally:
+        # Threads that were made meanwhile share the root directory, which setns changes.
+        done(libc.unshare(_FS))
+        done(libc.setns(before, _NEWNS))
+        os.close(before)
+        os.chdir(cwd)
+
+
+def node_local(size: int, directory: str) -> list[Any]:
+    """Rank 1 has another file system at the path of the directory."""
     other = in_world(size).rank == 1
-    if other:
-        assert not libc.unshare(0x00020000), os.strerror(ctypes.get_errno())  # CLONE_NEWNS
-        assert not libc.mount(None, b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
-        assert not libc.mount(b"none", directory.encode(), b"tmpfs", 0, None)
-    ckpt = _checkpointer(size, directory)
-    error = _raised(lambda: ckpt.save({"w": torch.ones(3)}, 1))
-    ckpt.close()
-    left = [name for name in os.listdir(directory) if "step" in name]
-    if other:
-        assert not libc.umount2(directory.encode(), 2)  # MNT_DETACH
-    return [error, left]
+    with _other_node(directory) if other else contextlib.nullcontext():
+        ckpt = _checkpointer(size, directory)
+        error = _raised(lambda: ckpt.save({"w": torch.ones(3)}, 1))
+        ckpt.close()
+        return [error, [name for name in os.listdir(directory) if "step" in name]]
 
 
 def like_a_device(size: int, directory: str) -> list[Any]:
@@ -297,4 +313,7 @@ def broken_job(size: int, directory: str) -> list[str]:
                 raise ValueError("the trainer failed")
             ckpt.save({"w": torch.ones(3)}, 2)
 
-    return [_raised(use)]
+    try:
+        return [_raised(use)]
+    finally:
+        leave_world(size)
