@@ -72,7 +72,7 @@ class LocalCheckpointer:
     background; a failed save never gets the status `committed`.
     """
 
-    _read = staticmethod(read_plain)
+    _read: staticmethod[..., Any] = staticmethod(read_plain)
 
     def __init__(
         self,

@@ -45,7 +45,6 @@ from iobench.writers.blocks.channel import Lease
 __all__ = ["RankedCheckpointer"]
 
 
-
 class Asked(NamedTuple):
     """A save that the other ranks were told about, and their answer."""
 
@@ -189,9 +188,9 @@ class RankedCheckpointer(Checkpointer):
                 self._ledger.claim(save)
             return {**found[0].told(), "failed": list(self._persister.failed)}
 
-        phase, deadline_s = f"save of step {step}", self._deadline_s
+        phase = f"save of step {step}"
         try:
-            answer = begin_agreed(self._control, phase, look, deadline_s=deadline_s)
+            answer = begin_agreed(self._control, phase, look, deadline_s=self._deadline_s)
         except BaseException as error:
             save.fail(error)
             raise

@@ -154,7 +154,7 @@ def load_stages(size: int, directory: str, step: int, mode: str) -> list[Any]:
     expected = _stage(world.rank, size)
     with iobench.Checkpointer(directory, world=world, deadline_s=60) as ckpt:
         found = ckpt.load(step, like=_stage(world.rank, size), restore_mode=mode)
-        moved = ckpt.loaded.transfer.size_bytes
+        moved = ckpt.loaded.transfer.bytes
         assert _same(found, expected), (found, expected)
         less = _stage(world.rank, size)
         less["model"].pop("layers.3", None)

@@ -75,13 +75,13 @@ def _without(
             keeps, lost = keeps or has, lost or had
         return value, keeps, lost
     if type(value) in (list, tuple):
-        inner = like if isinstance(like, list | tuple) and len(like) == len(value) else value
+        others = like if isinstance(like, list | tuple) and len(like) == len(value) else value
         items = []
-        for number, (one, other) in enumerate(zip(value, inner, strict=True)):
+        for number, (one, other) in enumerate(zip(value, others, strict=True)):
             place = (*path, number)
             if place in gone:
                 raise StateMismatchError(where, missing=[], unexpected=[name_of(place)])
             items.append(_without(one, other, gone, where, place))
-        kept, has, had = zip(*items, strict=True) if items else ((), (), ())
-        return type(value)(kept), any(has), any(had)
+        kept = type(value)(item for item, _, _ in items)
+        return kept, any(has for _, has, _ in items), any(had for _, _, had in items)
     return value, False, False
