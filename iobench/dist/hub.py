@@ -68,7 +68,7 @@ class Hub:
         self._peers: dict[int, _Peer] = {}
         self._rounds: dict[tuple[str, int], _Round] = {}
         self._broken: Message | None = None
-        self._abandoned = False
+        self._abandoned = self._said_all = False
         self._serving: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
         self._looked_s = time.monotonic()
         server.listen(_ROOM)
@@ -139,6 +139,7 @@ class Hub:
         A connection that is closed while unread bytes wait is reset, and what was sent is lost. So
         only one direction ends, until the rank has ended the other one.
         """
+        self._said_all = True  # a rank may still send a sign of life, which has no answer now
         for peer in self._peers.values():
             with contextlib.suppress(OSError, RuntimeError):
                 peer.writer.write_eof()
@@ -172,6 +173,8 @@ class Hub:
         except (OSError, EOFError, TimeoutError, KeyError, TypeError, ValueError, IndexError):
             if rank is not None and self._peers[rank].writer is writer:
                 self._left(rank)
+        except asyncio.CancelledError:  # by `_end_connections`
+            pass  # Python 3.11 prints a trace for each task of a server that counts as cancelled
         finally:
             del self._serving[task]
             writer.close()
@@ -336,7 +339,7 @@ class Hub:
 
     def _send(self, rank: int, message: Message) -> None:
         writer = self._peers[rank].writer
-        if not writer.is_closing():
+        if not (self._said_all or writer.is_closing()):
             writer.write(pack(message))  # asyncio keeps what the rank does not take yet
 
 
