@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from iobench.dist.messages import pack
+from iobench.dist.messages import PREFIX, pack, unpack
 from iobench.dist.saves.plan import made_plan, whole_plan
 from iobench.dist.saves.plan_json import read_plan
 from iobench.dist.saves.structure import local_state
@@ -46,28 +46,31 @@ def main() -> None:
 def _measured(kind: str, ranks: int, tensors: int, repeats: int) -> str:
     rows = [_rows(kind, rank, ranks, tensors) for rank in range(ranks)]
     first = list(range(ranks)) if kind == "sharded" else [0] * ranks
-    texts = [json.dumps(rows[number]).encode() for number in dict.fromkeys(first)]
-    sent = [one if number == first[number] else None for number, one in enumerate(rows)]
+    own = {number: json.dumps(rows[number]) for number in dict.fromkeys(first)}
+    sent = [own.get(number, "") for number in range(ranks)]
     planner = SlicePlanner(nodes=[rank // 8 for rank in range(ranks)])
     plan_s, whole = _timed(repeats, lambda: whole_plan(planner, sent, first))
-    rows_s, parts = _timed(repeats, lambda: list(whole.rows()))
+    texts_s, parts = _timed(repeats, whole.texts)
 
     def hub() -> None:
         """Read what the ranks sent, pass it on to rank 0, and its answer to the ranks."""
-        found = [json.loads(text) for text in texts]
-        read = json.loads(pack({"values": found})[4:])
-        assert len(read["values"]) == len(texts)
-        answer = json.loads(pack({"value": parts})[4:])
-        for part in answer["value"]:
+        found = [_moved({"value": text})["value"] for text in sent]
+        assert _moved({"values": found})["values"] == sent
+        for part in _moved({"value": parts})["value"]:
             pack({"values": [part]})
 
     hub_s, _ = _timed(1, hub)
     structure = _structure(kind, ranks, tensors)
     own_s, _ = _timed(repeats, lambda: made_plan(structure, parts[0], None, True))
-    size = sum(map(len, texts)) + sum(len(json.dumps(part)) for part in parts)
+    size = sum(map(len, sent)) + sum(map(len, parts))
     plans = [pickle.dumps(read_plan(one)) for one in rows]
     stock_s, _ = _timed(1, lambda: _stock(plans))
-    return f"{hub_s:8.2f}{plan_s + rows_s:8.2f}{own_s:8.2f}{size / 1e6:9.1f}{stock_s:8.2f}"
+    return f"{hub_s:8.2f}{plan_s + texts_s:8.2f}{own_s:8.2f}{size / 1e6:9.1f}{stock_s:8.2f}"
+
+
+def _moved(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message after it was sent."""
+    return unpack(pack(message)[PREFIX.size :])
 
 
 def _timed(repeats: int, work: Callable[[], Any]) -> tuple[float, Any]:

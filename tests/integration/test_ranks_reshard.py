@@ -71,10 +71,10 @@ def test_ranks_with_different_keys(pool: RankPool, tmp_path: Path, saved_by: int
     for size in _SIZES:
         mode = modes[(saved_by + size) % 4]
         found = pool.call(rank_states.load_stages, str(tmp_path), 1, mode, world=size)
-        assert all("unexpected model.layers.3.weight" in error for _, error in found), found
+        assert all("unexpected 1 (model.layers.3.weight)" in error for _, error in found), found
         if size > 1 and saved_by > 1 and mode == "all":
             whole = sum(file.stat().st_size for file in tmp_path.glob("step-1/*.distcp"))
-            assert all(moved < 0.9 * whole for moved, _ in found), (found, whole)
+            assert sum(moved for moved, _ in found) < 1.5 * whole, (found, whole)
 
 
 @pytest.mark.parametrize(("saved_by", "number"), [(2, 0), (3, 2), (4, 1)])

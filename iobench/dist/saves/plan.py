@@ -5,8 +5,9 @@ RankPlan: the part of one rank.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,10 +73,13 @@ class WholePlan(NamedTuple):
     boxes: list[list[Box]]
     metadata: Metadata
 
-    def rows(self) -> Iterator[list[Any]]:
-        """Yield the boxes of each rank as JSON, for `made_plan`."""
-        for boxes in self.boxes:
-            yield [[box.name, dtype_name(box.dtype), box.offsets, box.sizes] for box in boxes]
+    def texts(self) -> list[str]:
+        """Return the boxes of each rank as JSON, for `made_plan`."""
+        with collector_paused():
+            return [
+                json.dumps([(box.name, dtype_name(box.dtype), *box[2:]) for box in boxes])
+                for boxes in self.boxes
+            ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +98,11 @@ class RankPlan:
     uniform: bool
 
 
-def local_plan(planner: SavePlanner, state: LocalState) -> list[Any]:
-    """Return what this rank holds, as JSON for `whole_plan`. `planner` is DCP's."""
+def local_plan(planner: SavePlanner, state: LocalState) -> str:
+    """Return what this rank holds, as JSON for `whole_plan`. `planner` is DCP's.
+
+    It is one text in the messages of the ranks: the hub need not take it apart.
+    """
     structure = state.structure
     named = dict(zip(structure.names, state.tensors, strict=True))
     for name, whole in zip(structure.names, state.wholes, strict=False):
@@ -104,19 +111,18 @@ def local_plan(planner: SavePlanner, state: LocalState) -> list[Any]:
     for name in structure.tied:
         del named[name]
     planner.set_up_planner(named, None, True)
-    return write_plan(planner.create_local_plan())
+    with collector_paused():
+        return json.dumps(write_plan(planner.create_local_plan()))
 
 
-def whole_plan(
-    planner: SavePlanner, rows: Sequence[list[Any] | None], first: Sequence[int]
-) -> WholePlan:
-    """Return the plan of all ranks. The local plan of a rank is `rows[first[rank]]`.
+def whole_plan(planner: SavePlanner, texts: Sequence[str], first: Sequence[int]) -> WholePlan:
+    """Return the plan of all ranks. The local plan of a rank is `texts[first[rank]]`.
 
     Raises StateError for tensors that differ between ranks or do not fit together.
     """
-    read = {number: read_plan(rows[number] or []) for number in dict.fromkeys(first)}
-    _check_equal(read)
     with collector_paused():
+        read = {number: read_plan(json.loads(texts[number])) for number in dict.fromkeys(first)}
+        _check_equal(read)
         try:
             plans, metadata = planner.create_global_plan([read[number] for number in first])
         except (ValueError, AssertionError) as error:
@@ -125,12 +131,12 @@ def whole_plan(
 
 
 def made_plan(
-    structure: RankStructure, rows: list[Any], whole: WholePlan | None, uniform: bool
+    structure: RankStructure, text: str, whole: WholePlan | None, uniform: bool
 ) -> RankPlan:
-    """Return the plan of this rank, which writes the boxes `rows`."""
+    """Return the plan of this rank, which writes the boxes in `text`."""
     boxes = [
         Box(name, torch_dtype(dtype), tuple(offsets), tuple(sizes))
-        for name, dtype, offsets, sizes in rows
+        for name, dtype, offsets, sizes in json.loads(text)
     ]
     number_of = {name: at for at, name in enumerate(structure.names)}
     sources = [

@@ -93,17 +93,17 @@ class Planning:
         )
         whole: WholePlan | None = None
 
-        def parts() -> list[Any] | None:
+        def parts() -> list[dict[str, str]] | None:
             nonlocal whole
             if rank > 0:
                 return None
             try:
                 whole = whole_plan(planner, sent, first)
             except StateError as error:
-                return [str(error)] * len(keys)
-            return list(whole.rows())
+                return [{"error": str(error)}] * len(keys)
+            return [{"boxes": text} for text in whole.texts()]
 
         part = scattered(self._control, "parts of the plan", parts, deadline_s=self._deadline_s)
-        if isinstance(part, str):
-            raise StateError(part)
-        return made_plan(local.structure, part, whole, uniform)
+        if "error" in part:
+            raise StateError(part["error"])
+        return made_plan(local.structure, part["boxes"], whole, uniform)
