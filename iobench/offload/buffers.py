@@ -1,0 +1,54 @@
+"""ChunkBuffer: the memory of one chunk while it is read, updated and written."""
+
+from __future__ import annotations
+
+import torch
+
+from iobench.offload.layout import BLOCK, Layout
+from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.image import Bytes
+
+__all__ = ["ChunkBuffer"]
+
+
+class ChunkBuffer:
+    """The slot of one chunk in both files, as they are on storage: the kernel moves this memory."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Raises OSError (ENOMEM)."""
+        self._layout = layout
+        self._memory = fresh_pages(layout.buffer_bytes, huge=True)
+        self.chunk = 0
+        self.fresh = True
+
+    def begin(self, chunk: int, *, fresh: bool) -> None:
+        """Use the buffer for `chunk`; `fresh` says that storage has no bytes of it yet."""
+        self.chunk, self.fresh = chunk, fresh
+        if fresh:
+            self._memory[:] = 0
+
+    @property
+    def state(self) -> Bytes:
+        """The slot in the file `state`: header and fp32 tensors."""
+        return self._memory[: self._layout.state_bytes(self.chunk)]
+
+    @property
+    def header(self) -> Bytes:
+        """The header of the slot."""
+        return self._memory[:BLOCK]
+
+    @property
+    def payload(self) -> Bytes:
+        """What follows the header, which its checksum covers."""
+        return self.state[BLOCK:]
+
+    @property
+    def parameters(self) -> Bytes:
+        """The slot in the file `parameters`."""
+        start = self._layout.state_bytes(self.chunk)
+        return self._memory[start : start + self._layout.parameter_bytes(self.chunk)]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The fp32 tensors of the chunk, in the order of the layout."""
+        flat = torch.from_numpy(self.payload).view(torch.float32)
+        return list(flat.split(self._layout.elements(self.chunk)))
