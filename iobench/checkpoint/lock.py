@@ -95,6 +95,10 @@ class DirectoryLock:
                 f"between nodes; nothing is saved or removed; close this {self._holder}"
             )
 
+    def fileno(self) -> int:
+        """Return the descriptor of the locked file: a process that inherits it holds the lock."""
+        return self._fd
+
     def release(self) -> None:
         """Release the lock. A second call does nothing."""
         fd, self._fd = self._fd, -1

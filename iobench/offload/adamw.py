@@ -7,26 +7,27 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
 import torch
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from iobench.errors import OptionError, StateError, UsageError
-from iobench.offload.adam import TENSORS, AdamUpdate
+from iobench.offload.adam import TENSORS
+from iobench.offload.engine import Engine, EngineOptions, ThreadEngine
 from iobench.offload.groups import check_values, defaults_of, kept_values, put_values, specs_of
 from iobench.offload.layout import Layout
+from iobench.offload.model import TrainerModel
+from iobench.offload.process import ProcessEngine
 from iobench.offload.restore import Restored, Wanted, restore
 from iobench.offload.stock import Replacement, packed_groups, state_by_index, stock_state
 from iobench.offload.store import GenerationStore
-from iobench.offload.stream import Stream, Update
-from iobench.offload.writing import Commit
-from iobench.units import parse_size
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.direct.uring_queue import open_ring
 
 __all__ = ["Adam", "AdamW"]
+
+EngineName = Literal["thread", "process"]
 
 _MEMORY = "2GiB"
 _IODEPTH, _BLOCK_SIZE = 8, "4MiB"
@@ -51,7 +52,7 @@ class AdamW(Optimizer):
 
     _decoupled: ClassVar[bool] = True
     _weight_decay: ClassVar[float] = 1e-2
-    _stream: Stream | None = None
+    _engine: Engine | None = None
 
     def __init__(
         self,
@@ -64,31 +65,36 @@ class AdamW(Optimizer):
         weight_decay: float | None = None,
         maximize: bool = False,
         memory: str | int = _MEMORY,
+        engine: EngineName = "thread",
         pins: int = 1,
         max_lag: int = 1,
         chunk_elements: int | None = None,
         iodepth: int = _IODEPTH,
         block_size: str | int = _BLOCK_SIZE,
     ) -> None:
-        """`pins`: how many pinned generations are kept. `max_lag`: how many steps the newest
+        """`engine`: "thread", or "process" for an engine in a process of its own, which has less
+        priority than the trainer and needs shared memory for three chunks in addition to `memory`.
+        `pins`: how many pinned generations are kept. `max_lag`: how many steps the newest
         durable generation may be behind when `step` returns; with 0 each step is durable on return.
         `chunk_elements`: elements that are read, updated and written together; by default as many
         as fit `memory` five times, at most 4 Mi. `iodepth`: blocks of `block_size` in flight in
         each direction."""
         values = {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize}
         decay = self._weight_decay if weight_decay is None else weight_decay
-        self._prepare(params, {**values, "weight_decay": decay}, memory, max_lag)
-        self._set_speed(iodepth, block_size)
+        self._prepare(params, {**values, "weight_decay": decay})
+        options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
+        _check_engine(engine)
         if pins < 0:
             raise OptionError(f"pins={pins}: 0 or more")
         layout = Layout.plan(
             specs_of(self.param_groups),
             tensors=TENSORS,
             pins=pins,
-            memory_bytes=self._memory_bytes,
+            memory_bytes=options.memory_bytes,
             chunk_elements=chunk_elements,
         )
-        self._attach(GenerationStore.create(Path(directory), layout))
+        open_ring(iodepth).close()  # fails here where there is none, before anything is made
+        self._attach(GenerationStore.create(Path(directory), layout), options, engine)
 
     @classmethod
     def resume(
@@ -99,6 +105,7 @@ class AdamW(Optimizer):
         step: Wanted = "latest",
         verify: bool = False,
         memory: str | int = _MEMORY,
+        engine: EngineName = "thread",
         max_lag: int = 1,
         iodepth: int = _IODEPTH,
         block_size: str | int = _BLOCK_SIZE,
@@ -116,36 +123,28 @@ class AdamW(Optimizer):
         """
         optimizer = cls.__new__(cls)
         values = {"lr": 0.0, "betas": (0.9, 0.999), "eps": 1e-8, "maximize": False}
-        optimizer._prepare(params, {**values, "weight_decay": 0.0}, memory, max_lag)
-        optimizer._set_speed(iodepth, block_size)
+        optimizer._prepare(params, {**values, "weight_decay": 0.0})
+        options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
+        _check_engine(engine)
         specs = specs_of(optimizer.param_groups)
         store = GenerationStore.open(Path(directory))
         try:
             store.layout.check_same(specs, str(directory))
             optimizer._check_kind(store)
             parameters = optimizer._parameters()
-            speed = optimizer._speed
-            record, restored = restore(store, parameters, step, verify=verify, **speed)
+            record, restored = restore(store, parameters, step, verify=verify, **options.speed)
+            put_values(optimizer.param_groups, record.groups)
         except BaseException:
             store.close()
             raise
-        put_values(optimizer.param_groups, record.groups)
         optimizer.restored = restored
-        optimizer.updates = record.updates
-        optimizer._attach(store, record.counts)
+        optimizer._attach(store, options, engine)
         return optimizer
 
-    def _prepare(
-        self, params: ParamsT, values: Mapping[str, Any], memory: str | int, max_lag: int
-    ) -> None:
+    def _prepare(self, params: ParamsT, values: Mapping[str, Any]) -> None:
         super().__init__(params, defaults_of(**values, decoupled=self._decoupled))
         for group in self.param_groups:
             check_values(group)
-        if max_lag < 0:
-            raise OptionError(f"max_lag={max_lag}: 0 or more steps")
-        self._memory_bytes, self._max_lag = parse_size(memory, "memory"), max_lag
-        self.updates = 0
-        """Calls of `step` so far, also of the trainings that were continued."""
         self.restored: Restored | None = None
         """What `resume` has taken; None for a new training."""
 
@@ -155,33 +154,15 @@ class AdamW(Optimizer):
             other = Adam if self._decoupled else AdamW
             raise UsageError(f"{store.directory} has the state of {other.__name__}: use its resume")
 
-    def _set_speed(self, iodepth: int, block_size: str | int) -> None:
-        if iodepth < 1:
-            raise OptionError(f"iodepth={iodepth}: at least 1")
-        size = parse_size(block_size, "block_size")
-        if not size or size % 4096:
-            raise OptionError(f"block_size={block_size}: a multiple of 4096 bytes")
-        self._speed = {"iodepth": iodepth, "block_size": size}
-        open_ring(iodepth).close()  # fails here where there is none, before anything is made
-
-    def _attach(self, store: GenerationStore, counts: Any = None) -> None:
-        """Start the engine on `store`; close the store if that fails."""
-        try:
-            layout = store.layout
-            buffers = min(layout.buffers(self._memory_bytes), max(2, layout.chunks))
-            if buffers < 2:
-                raise OptionError(f"memory={self._memory_bytes}: too small for two chunks")
-            self._counts = np.zeros(len(layout.parameters), np.uint64) if counts is None else counts
-            self._scratch = torch.empty(layout.chunk_elements, dtype=torch.float32)
-            self._generation = store.last_generation
-            self._note_versions()
-            self._store = store
-            self._stream = Stream(store, buffers=buffers, **self._speed)
-        except BaseException:
-            store.close()
-            raise
+    def _attach(self, store: GenerationStore, options: EngineOptions, kind: EngineName) -> None:
+        """Start the engine on `store`, which is closed if that fails."""
+        self._note_versions()
+        engine = (
+            ProcessEngine(store, options) if kind == "process" else ThreadEngine(store, options)
+        )
+        self._engine = engine
         # An optimizer that is dropped without `close` must not keep threads, memory and the lock.
-        self._abandoned = weakref.finalize(self, _end, self._stream, store)
+        self._abandoned = weakref.finalize(self, engine.abandon)
         self._abandoned.atexit = False
         interpreter_end.at_end(self, AdamW.close)
 
@@ -191,51 +172,32 @@ class AdamW(Optimizer):
         """Update all parameters that have a gradient; return the result of `closure`.
 
         On return the parameters are new. The state of at most `max_lag` steps is still on its way
-        to storage; `durable` says which steps are there. Raises TransferError or DataMismatchError
-        when storage failed: the parameters may be of two steps then, so continue with `resume`.
+        to storage; `durable` says which steps are there. Without any gradient nothing happens.
+        Raises TransferError or DataMismatchError when storage failed: the parameters may be of two
+        steps then, so continue with `resume`.
         """
-        stream = self._running()
+        engine = self._running()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         parameters = self._parameters()
-        if not any(parameter.grad is not None for parameter in parameters):
-            return loss
-        adopted = [p._version != seen for p, seen in zip(parameters, self._versions, strict=True)]
-        update = AdamUpdate(
-            self._store.layout,
-            parameters,
-            self.param_groups,
-            [int(count) for count in self._counts],
-            adopted,
-            self._scratch,
-        )
-        updated = np.array([p.grad is not None for p in parameters], dtype=np.uint64)
-        self._pass_over(stream, update, self._counts + updated, self.updates + 1)
+        if any(parameter.grad is not None for parameter in parameters):
+            model = TrainerModel(engine.layout, parameters, self._versions)
+            engine.step(model, kept_values(self.param_groups))
+            self._note_versions()
         return loss
 
-    def _pass_over(self, stream: Stream, update: Update, counts: Any, updates: int) -> None:
-        """Write the next generation by `update`, and wait as `max_lag` asks."""
-        groups = kept_values(self.param_groups)
-        generation = self._generation + 1
-        stream.run(update, generation=generation, updates=updates)
-        self._generation, self._counts, self.updates = generation, counts, updates
-        self._note_versions()
-        stream.commit(Commit(generation=generation, updates=updates, counts=counts, groups=groups))
-        stream.wait_for(lambda: self._durable_generation() >= generation - self._max_lag)
-
-    def _durable_generation(self) -> int:
-        newest = self._store.newest
-        return newest.generation if newest else 0
+    @property
+    def updates(self) -> int:
+        """Calls of `step` so far, also of the trainings that were continued."""
+        return self._running().progress().updates
 
     # Checkpoints.
 
     def durable(self) -> int:
         """Return how many calls of `step` the newest generation on storage includes."""
-        self._running()
-        newest = self._store.newest
-        return newest.updates if newest else 0
+        return self._running().progress().durable_updates
 
     def pin(self, step: int, extra: Any = None) -> None:
         """Keep the state after the last `step` as the checkpoint `step`; copies and waits for
@@ -246,12 +208,10 @@ class AdamW(Optimizer):
         of more than `pins` is given up. Raises UsageError before the first `step`, StateError for
         other values.
         """
-        stream = self._running()
-        if not self._store.layout.pins:
+        engine = self._running()
+        if not engine.layout.pins:
             raise UsageError("pins=0: no generation can be pinned; construct with pins=1 or more")
-        if not self._generation:
-            raise UsageError(f"step {step}: nothing to pin before the first call of step()")
-        stream.pin(step, None if extra is None else _saved(extra))
+        engine.pin(step, None if extra is None else _saved(extra))
 
     def wait(self, step: int | None = None) -> None:
         """Wait until all steps and pins so far are durable.
@@ -264,8 +224,7 @@ class AdamW(Optimizer):
 
     def pinned(self) -> list[int]:
         """Return the steps of the pins that are durable, in the order of their pinning."""
-        self._running()
-        return [pin.step for pin in self._store.pins]
+        return list(self._running().progress().pinned)
 
     # The state as torch has it.
 
@@ -275,9 +234,13 @@ class AdamW(Optimizer):
         A 16-bit parameter has its fp32 weights as `master` too; torch ignores it. Waits until all
         steps are durable.
         """
-        self.wait()
-        record = self._store.base
-        state = {} if record is None else stock_state(self._store, record, **self._speed)
+        engine = self._running()
+        engine.wait()
+        with engine.local() as here:
+            record = here.store.base
+            state: dict[int, Any] = {}
+            if record is not None:
+                state = stock_state(here.store, record, **here.options.speed)
         return {"state": state, "param_groups": packed_groups(self.param_groups)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -286,20 +249,24 @@ class AdamW(Optimizer):
         It is a new generation, durable on return. Master weights are `master` where the state has
         it, else the values of the model. Raises UsageError or StateError when it does not fit.
         """
-        stream = self._running()
+        engine = self._running()
         state = state_by_index(self.param_groups, state_dict)
+        replacement = Replacement(engine.layout, self._parameters(), state)
         put_values(self.param_groups, kept_values(state_dict["param_groups"]))
         for group in self.param_groups:
             group["decoupled_weight_decay"] = self._decoupled  # like torch
             check_values(group)
-        replacement = Replacement(self._store.layout, self._parameters(), state)
-        self._pass_over(stream, replacement, replacement.counts, self.updates)
-        self.wait()
+        groups = kept_values(self.param_groups)
+        updates = self.updates
+        with engine.local() as here:
+            here.write_generation(replacement, groups, replacement.counts, updates)
+            here.wait()
+        self._note_versions()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is constructed. Raises UsageError later: the files have
         their size then."""
-        if self._stream is not None:
+        if self._engine is not None:
             raise UsageError("a group cannot be added to offloaded state; construct with all of it")
         super().add_param_group(param_group)
 
@@ -309,18 +276,14 @@ class AdamW(Optimizer):
     # The end.
 
     def close(self) -> None:
-        """Wait until all steps and pins are durable, end the threads and release the directory.
+        """Wait until all steps and pins are durable, end the engine and release the directory.
 
         Raises TransferError when some did not become durable. A second call does nothing.
         """
-        stream, self._stream = self._stream, None
-        if stream is None:
-            return
-        self._abandoned.detach()
-        try:
-            stream.wait()
-        finally:
-            _end(stream, self._store)
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self._abandoned.detach()
+            engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -328,11 +291,10 @@ class AdamW(Optimizer):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _running(self) -> Stream:
-        if self._stream is None:
+    def _running(self) -> Engine:
+        if self._engine is None:
             raise UsageError("the optimizer is closed; continue with resume")
-        self._stream.raise_failure()
-        return self._stream
+        return self._engine
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
@@ -349,11 +311,9 @@ class Adam(AdamW):
     _weight_decay = 0.0
 
 
-def _end(stream: Stream, store: GenerationStore) -> None:
-    try:
-        stream.close()
-    finally:
-        store.close()
+def _check_engine(name: str) -> None:
+    if name not in ("thread", "process"):
+        raise OptionError(f"engine={name!r}: 'thread' or 'process'")
 
 
 def _saved(extra: Any) -> bytes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from iobench.offload.layout import BLOCK, Layout
+from iobench.formats.tensors import torch_dtype
+from iobench.offload.layout import BLOCK, Layout, Piece
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
 
-__all__ = ["ChunkBuffer"]
+__all__ = ["ChunkBuffer", "parameter_view"]
 
 
 class ChunkBuffer:
@@ -52,3 +53,14 @@ class ChunkBuffer:
         """The fp32 tensors of the chunk, in the order of the layout."""
         flat = torch.from_numpy(self.payload).view(torch.float32)
         return list(flat.split(self._layout.elements(self.chunk)))
+
+    def parameter(self, piece: Piece) -> torch.Tensor:
+        """The values of `piece` in the slot of the file `parameters`."""
+        return parameter_view(self._layout, piece, self.parameters)
+
+
+def parameter_view(layout: Layout, piece: Piece, memory: Bytes) -> torch.Tensor:
+    """Return the values of `piece` in the parameter bytes of its chunk, in their own dtype."""
+    dtype = torch_dtype(layout.parameters[piece.parameter].dtype)
+    size = (piece.end - piece.begin) * dtype.itemsize
+    return torch.from_numpy(memory[piece.bytes_at : piece.bytes_at + size]).view(dtype)

@@ -66,6 +66,8 @@ class Record:
     """Whether bytes of it were found that differ from their checksums."""
     time_s: float = 0.0
     """Seconds since the epoch at the commit."""
+    elapsed_s: float = 0.0
+    """Seconds from the first chunk of the generation until its chunks were durable."""
 
     def encode(self, capacity_bytes: int) -> bytes:
         """Return the bytes of the record, padded to whole blocks.
@@ -81,6 +83,7 @@ class Record:
                 "pins": [list(pin) for pin in self.pins],
                 "damaged": self.damaged,
                 "time_s": self.time_s,
+                "elapsed_s": self.elapsed_s,
             }
         ).encode()
         body = text + self.rows.tobytes() + self.counts.astype(_COUNT).tobytes()
@@ -118,6 +121,7 @@ class Record:
             pins=tuple(Pin(*pin) for pin in found["pins"]),
             damaged=found["damaged"],
             time_s=found["time_s"],
+            elapsed_s=found["elapsed_s"],
         )
 
 

@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from iobench.errors import DataMismatchError, UsageError
-from iobench.offload.adam import flat_view
-from iobench.offload.layout import DTYPE_BYTES, Layout
+from iobench.offload.buffers import parameter_view
+from iobench.offload.layout import Layout
+from iobench.offload.model import flat_view
 from iobench.offload.reading import read_parameters, read_state
 from iobench.offload.record import Pin, Record
 from iobench.offload.store import GenerationStore
@@ -144,9 +145,7 @@ def fill_parameters(
     layout: Layout, chunk: int, data: Bytes, parameters: Sequence[torch.Tensor]
 ) -> None:
     """Copy the parameter bytes of `chunk` to the contiguous tensors `parameters`."""
-    area = torch.from_numpy(data)
     with torch.no_grad():
         for piece in layout.pieces(chunk):
             value = flat_view(parameters[piece.parameter])[piece.begin : piece.end]
-            size = len(value) * DTYPE_BYTES[layout.parameters[piece.parameter].dtype]
-            value.copy_(area[piece.bytes_at : piece.bytes_at + size].view(value.dtype))
+            value.copy_(parameter_view(layout, piece, data))

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from iobench.errors import StateError, UsageError
-from iobench.offload.adam import TENSORS, flat_view
+from iobench.offload.adam import TENSORS
 from iobench.offload.buffers import ChunkBuffer
-from iobench.offload.layout import DTYPE_BYTES, Layout
+from iobench.offload.layout import Layout
+from iobench.offload.model import flat_view, place
 from iobench.offload.reading import read_state
 from iobench.offload.record import Record
 from iobench.offload.store import GenerationStore
@@ -43,8 +44,7 @@ def stock_state(
             made = state.get(piece.parameter, {})
             for name, part in zip(TENSORS, parts, strict=True):
                 if name in made:
-                    room = flat_view(made[name])[piece.begin : piece.end]
-                    room.copy_(part[piece.at : piece.at + len(room)])
+                    flat_view(made[name])[piece.begin : piece.end].copy_(place(piece, part))
 
     read_state(store, record, deliver, iodepth=iodepth, block_size=block_size)
     return state
@@ -102,25 +102,21 @@ class Replacement:
         return np.array(found, dtype=np.uint64)
 
     def __call__(self, buffer: ChunkBuffer) -> bool:
-        area = torch.from_numpy(buffer.parameters)
         with torch.no_grad():
             for piece in self._layout.pieces(buffer.chunk):
                 values = self._state.get(piece.parameter, {})
                 model = flat_view(self._parameters[piece.parameter])[piece.begin : piece.end]
                 for kind, tensor in zip(TENSORS, buffer.tensors(), strict=True):
-                    own = tensor[piece.at : piece.at + len(model)]
+                    own = place(piece, tensor)
                     if kind in values:
-                        given = values[kind].detach().reshape(-1)
-                        own.copy_(given[piece.begin : piece.end])
+                        own.copy_(values[kind].detach().reshape(-1)[piece.begin : piece.end])
                     elif kind == "master":
                         own.copy_(model)
                     else:
                         own.zero_()
-                    if kind == "master" and kind in values:
+                    if kind == "master":
                         model.copy_(own)
-                size = len(model) * DTYPE_BYTES[self._layout.parameters[piece.parameter].dtype]
-                room = area[piece.bytes_at : piece.bytes_at + size]
-                room.view(model.dtype).copy_(model)
+                buffer.parameter(piece).copy_(model)
         return True
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import xxhash
@@ -57,13 +57,20 @@ def slot_header(chunk: int, generation: int, updates: int, digest: int) -> bytes
     return _SLOT.pack(_SLOT_MAGIC, _SLOT_VERSION, chunk, generation, updates, digest)
 
 
+class Lock(Protocol):
+    """What a store holds while it is open."""
+
+    def release(self) -> None:
+        """Let others have the directory."""
+
+
 class GenerationStore:
     """The durable side of a state directory. One process at a time has it, by a lock.
 
     One thread calls `free_slot`, `commit` and `pin`. Any thread may read the other members.
     """
 
-    def __init__(self, directory: Path, lock: DirectoryLock, layout: Layout) -> None:
+    def __init__(self, directory: Path, lock: Lock, layout: Layout) -> None:
         self.directory, self.layout, self._directory_lock = directory, layout, lock
         self._lock = threading.Lock()
         self._files: list[StateFile] = []
@@ -121,10 +128,19 @@ class GenerationStore:
 
     def close(self) -> None:
         """Close the files and release the lock. Waits for nothing."""
+        self._close_files()
+        self._directory_lock.release()
+
+    def hand_over(self) -> DirectoryLock:
+        """Close the files and return the lock, which the caller releases."""
+        assert isinstance(self._directory_lock, DirectoryLock)
+        self._close_files()
+        return self._directory_lock
+
+    def _close_files(self) -> None:
         files, self._files = self._files, []
         for file in files:
             file.close()
-        self._directory_lock.release()
 
     # What exists.
 
@@ -148,6 +164,13 @@ class GenerationStore:
 
     def _find(self, pin: Pin) -> Record | None:
         return next((r for r in self.records() if r.generation == pin.generation), None)
+
+    def continue_from_generation(self, generation: int | None) -> None:
+        """Like `continue_from`, by number; None: the newest one."""
+        for record in self.records():
+            if record.generation == generation:
+                self.continue_from(record)
+                return
 
     def continue_from(self, record: Record) -> None:
         """Let the next generation follow `record`, whose slots are kept until it is durable."""
@@ -192,9 +215,11 @@ class GenerationStore:
         updates: int,
         counts: npt.NDArray[np.uint64],
         groups: Sequence[Mapping[str, Any]],
+        began_s: float,
     ) -> Record:
         """Make a generation durable: all chunks in `rows` are written, and no write is in flight.
 
+        It was begun at `began_s` of time.monotonic.
         Raises TransferError: the generation may exist or not, and the one before is intact.
         """
         self.state.sync()
@@ -208,6 +233,7 @@ class GenerationStore:
             groups=groups,
             pins=self.pins,
             time_s=time.time(),
+            elapsed_s=time.monotonic() - began_s,
         )
         self._write(record)
         self.last_generation = max(self.last_generation, generation)
@@ -229,7 +255,7 @@ class GenerationStore:
         pin = Pin(newest.generation, step, digest)
         others = [one for one in self.pins if one.step != step and one.generation != pin.generation]
         pins = (*others, pin)[-self.layout.pins :]
-        self._write(replace(newest, sequence=self._sequence + 1, pins=pins, time_s=time.time()))
+        self._write(replace(newest, sequence=self._sequence + 1, pins=pins))
         self.pins = pins
         self._remove_extras()
         return pin

@@ -4,9 +4,10 @@
                 ^                                              |
                 +-------------------- free buffers ------------+
 
-Two threads: each has its rings, because a ring belongs to one thread. The writing thread works in
-order, so the commit of a generation comes before the first write of the next one: two slots for
-each chunk are enough, however far the caller is ahead.
+Chunks reach the caller in their order. Each of the two threads has its rings, because a ring
+belongs to one thread. The writing thread works in order, so the commit of a generation comes before
+the first write of the next one: two slots for each chunk are enough, however far the caller is
+ahead.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from iobench.errors import DataMismatchError, TransferError
+from iobench.errors import TransferError
 from iobench.offload.buffers import ChunkBuffer
+from iobench.offload.loading import ChunkLoader, DamagedChunkError
 from iobench.offload.mover import Mover
-from iobench.offload.record import NOWHERE
-from iobench.offload.store import GenerationStore, digest_of
+from iobench.offload.store import GenerationStore
 from iobench.offload.writing import ChunkWriter, Commit
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
@@ -66,7 +66,7 @@ class Stream:
         """Whether a pass has begun that no commit has ended."""
         self._ahead = False
         """Whether the next pass is being read already, as far as there are free buffers."""
-        self._damaged: tuple[int, npt.NDArray[np.void]] | None = None
+        self._damage: DamagedChunkError | None = None
         self._unwritten: set[int] = set()
         """Chunks that are updated in memory and not yet in their new slot."""
         self._unfinished = 0
@@ -179,11 +179,10 @@ class Stream:
 
     def _mark_damaged(self) -> None:
         """Let `resume` pass over the generations that have the damaged chunk."""
-        damaged, self._damaged = self._damaged, None
-        if damaged is not None:
-            chunk, row = damaged
+        damage, self._damage = self._damage, None
+        if damage is not None:
             for record in self._store.records():
-                if record.rows[chunk] == row and not record.damaged:
+                if record.rows[damage.chunk] == damage.row and not record.damaged:
                     self._store.mark_damaged(record)
 
     def _next_loaded(self) -> ChunkBuffer:
@@ -208,72 +207,42 @@ class Stream:
         with self._changed:
             if self.failure is None:
                 self.failure = error
+                if isinstance(error, DamagedChunkError):
+                    self._damage = error
             self._stopping = True
             self._changed.notify_all()
         self._free.put(None)  # a reader that waits for a buffer must not wait forever
         self._to_write.put(None)
 
     def _read_all(self) -> None:
-        mover = self._open_mover(self._store.state, writes=False)
-        read = deque[ChunkBuffer]()
-        try:
+        open_mover = functools.partial(self._open_mover, writes=False)
+        with ChunkLoader(self._store, open_mover, self._loaded.put) as loader:
             while (chunks := self._to_read.get()) is not None:
                 for chunk in chunks:
-                    if not self._read(chunk, mover, read):
+                    if not self._read(chunk, loader):
                         return
-                while len(mover) and not self._stopping:
-                    mover.wait_one()
-                    self._deliver(read)
-        finally:
-            mover.close()
+                while len(loader) and not self._stopping:
+                    loader.wait_one()
 
-    def _read(self, chunk: int, mover: Mover, read: deque[ChunkBuffer]) -> bool:
+    def _read(self, chunk: int, loader: ChunkLoader) -> bool:
         """Begin to read `chunk` once a buffer is free; return False when the stream stops."""
-        while (buffer := self._take_free(block=not len(mover))) is None:
+        while (buffer := self._take_free(block=not len(loader))) is None:
             if self._stopping:
                 return False
-            mover.wait_one()
-            self._deliver(read)
+            loader.wait_one()
         with self._changed:
             while chunk in self._unwritten and not self._stopping:
                 self._changed.wait(_LOOK_AGAIN_S)
             row = self._rows[chunk].copy()
-        if self._stopping:
-            return False
-        slot = int(row["slot"])
-        buffer.begin(chunk, fresh=slot == NOWHERE)
-        if buffer.fresh:
-            self._loaded.put(buffer)
-        else:
-            offset = self._store.layout.state_offset(chunk, slot)
-            mover.start(buffer.state, offset, functools.partial(_append_if, read, buffer))
-        self._deliver(read)
-        return True
+        if not self._stopping:
+            loader.start(buffer, chunk, row)
+        return not self._stopping
 
     def _take_free(self, *, block: bool) -> ChunkBuffer | None:
         try:
             return self._free.get(block=block)
         except queue.Empty:
             return None
-
-    def _deliver(self, read: deque[ChunkBuffer]) -> None:
-        while read:
-            buffer = read.popleft()
-            row = self._rows[buffer.chunk].copy()
-            try:
-                self._check(buffer, row)
-            except DataMismatchError:
-                self._damaged = buffer.chunk, row
-                raise
-            self._loaded.put(buffer)
-
-    def _check(self, buffer: ChunkBuffer, row: npt.NDArray[np.void]) -> None:
-        self._store.check_slot(buffer.header.tobytes(), row, buffer.chunk)
-        if digest_of(buffer.payload) != int(row["state"]):
-            raise DataMismatchError(
-                f"{self._store.state.path}: chunk {buffer.chunk} differs from its checksum "
-                f"(generation {int(row['written'])})"
-            )
 
     def _write_all(self) -> None:
         open_mover = functools.partial(self._open_mover, writes=True)
@@ -294,9 +263,3 @@ class Stream:
             self._unwritten.discard(buffer.chunk)
             self._changed.notify_all()
         self._free.put(buffer)
-
-
-def _append_if(read: deque[ChunkBuffer], buffer: ChunkBuffer, ok: bool) -> None:
-    """Completion callback of a read."""
-    if ok:
-        read.append(buffer)

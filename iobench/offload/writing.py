@@ -29,6 +29,8 @@ class Commit:
     updates: int
     counts: npt.NDArray[np.uint64]
     groups: Sequence[Mapping[str, Any]]
+    began_s: float
+    """When its first chunk was asked for, by time.monotonic."""
 
 
 class ChunkWriter:
@@ -93,6 +95,7 @@ class ChunkWriter:
             updates=commit.updates,
             counts=commit.counts,
             groups=commit.groups,
+            began_s=commit.began_s,
         )
 
     def __enter__(self) -> Self:

@@ -142,24 +142,25 @@ def test_named_points(point: str, trainers: Preloaded, tmp_path: Path, expected:
 def test_random_points(trainers: Preloaded, tmp_path: Path, expected: list) -> None:
     """One training, killed at random calls until it has ended; started anew, 30 kills in all."""
     seed = random.randrange(2**32)
-    print(f"seed {seed}")
     moments = random.Random(seed)
     kills = finished = 0
-    while kills < _KILLS:
+    while kills < _KILLS or not finished:
         name = moments.choice(sorted(_CALLS))
         when, call = moments.choice(["before", "after"]), moments.randint(1, _CALLS[name])
         point = f"{name}:{when}:{call}"
-        print(point)
-        code, reported = _run(trainers, tmp_path, point)
-        assert code in (0, -signal.SIGKILL)
+        try:
+            code, reported = _run(trainers, tmp_path, point)
+            assert code in (0, -signal.SIGKILL)
+            updates = _check(tmp_path, reported, expected)
+            assert code or updates == _STEPS
+        except BaseException as error:
+            error.add_note(f"seed {seed}, kill {kills} at {point}")
+            raise
         kills += code != 0
-        updates = _check(tmp_path, reported, expected)
         if code == 0:
-            assert updates == _STEPS
             finished += 1
             shutil.rmtree(tmp_path)
             tmp_path.mkdir()
-    assert finished
 
 
 @pytest.mark.parametrize("action", ["full", "error"])

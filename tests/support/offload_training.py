@@ -20,8 +20,8 @@ __all__ = [
     "give_gradients",
     "gradient",
     "make_parameters",
-    "snapshot",
     "reports",
+    "snapshot",
     "stock_snapshots",
     "train_and_report",
 ]

@@ -91,7 +91,7 @@ def test_parameters_without_gradients(tmp_path: Path) -> None:
                 stock.step()
             if step in (0, 4):
                 optimizer.wait()
-                rows = optimizer._store.newest.rows
+                rows = optimizer._engine.store.newest.rows
                 assert bool((rows["written"] == optimizer.updates).all()) == (step == 4)
         found = snapshot(optimizer)
     assert_equal(found, stock.snapshot())
@@ -107,7 +107,7 @@ def test_a_chunk_that_does_not_change_keeps_its_slot(tmp_path: Path) -> None:
             parameter.grad = None
         optimizer.step()
         optimizer.wait()
-        written = optimizer._store.newest.rows["written"].tolist()
+        written = optimizer._engine.store.newest.rows["written"].tolist()
     assert written == [2, 2, 2, *[1] * (len(written) - 3)]
 
 
@@ -172,7 +172,9 @@ def test_clipping_accumulation_and_closures(tmp_path: Path) -> None:
             for network, one in ((ours, optimizer), (other, stock)):
 
                 def closure(
-                    network: torch.nn.Module = network, one: torch.optim.Optimizer = one
+                    network: torch.nn.Module = network,
+                    one: torch.optim.Optimizer = one,
+                    step: int = step,
                 ) -> torch.Tensor:
                     one.zero_grad()
                     for part in range(3):  # accumulated
@@ -335,7 +337,7 @@ def test_wrong_arguments_make_nothing(
 
 def test_what_is_not_possible_later(tmp_path: Path) -> None:
     """Groups that come later, copies, sparse gradients, and calls after `close`."""
-    optimizer, stock = _pair(tmp_path, pins=0)
+    optimizer, _ = _pair(tmp_path, pins=0)
     parameters = optimizer.param_groups[0]["params"]
     with pytest.raises(UsageError, match="cannot be added"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
@@ -343,15 +345,14 @@ def test_what_is_not_possible_later(tmp_path: Path) -> None:
         copy.deepcopy(optimizer)
     with pytest.raises(UsageError, match="pins=0"):
         optimizer.pin(1)
-    with pytest.raises(TargetError, match="already holds|in use"):
+    with pytest.raises(TargetError, match="is in use"):
         AdamW(make_parameters(), tmp_path)
     parameters[0].grad = torch.zeros(3000, dtype=torch.bfloat16).to_sparse()
     with pytest.raises(UsageError, match="only dense"):
         optimizer.step()
-    with pytest.raises(OSError, match="the offload engine has failed"):
-        optimizer.step()
-    with pytest.raises(OSError, match="the offload engine has failed"):
-        optimizer.close()
+    parameters[0].grad = parameters[0].grad.to_dense()
+    optimizer.step()
+    optimizer.close()
     optimizer.close()
     with pytest.raises(UsageError, match="closed"):
         optimizer.step()

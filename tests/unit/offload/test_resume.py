@@ -110,7 +110,7 @@ def test_pins(tmp_path: Path, expected: list) -> None:
         optimizer.pin(30)  # before any step: the same generation under another number
         _train(optimizer, 5, pins=(5,))
         optimizer.wait(5)
-        assert optimizer.pinned() == [30, 5] or optimizer.pinned() == [4, 5]
+        assert optimizer.pinned() == [30, 5]
         assert_equal(snapshot(optimizer), expected[4])
         with pytest.raises(UsageError, match="step 3 is not pinned"):
             optimizer.wait(3)
@@ -191,7 +191,7 @@ def test_damage_without_pins_takes_the_step_before_if_it_is_whole(
 
 
 def test_damage_everywhere(tmp_path: Path) -> None:
-    """When nothing whole is left, each reason is in the error; an explicit step has no substitute."""
+    """Without a whole generation the error has each reason; a given step has no substitute."""
     _trained(tmp_path, 3, pins=(2,), keep=1)
     for step in (2, 3):
         _flip(tmp_path / "state", _place(tmp_path, step, 0)[0] + 8)  # the header
@@ -293,10 +293,8 @@ def test_too_little_space(new_filesystem: Callable[..., Path]) -> None:
         AdamW(large, root / "a", memory="100MiB")
     assert {path.name for path in (root / "a").iterdir()} == {".iobench-lock"}
     with AdamW(make_parameters(), root / "b", **VALUES, **OPTIONS) as optimizer:
-        with (root / "filler").open("wb") as filler, pytest.raises(OSError, match="No space left"):
-            while True:
-                filler.write(bytes(65536))
-                filler.flush()
+        with pytest.raises(OSError, match="No space left"):
+            (root / "filler").write_bytes(bytes(16 * MIB))
         _train(optimizer, 4)
         optimizer.pin(4)  # without `extra`, which would need a file
         optimizer.wait(4)
