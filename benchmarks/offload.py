@@ -14,7 +14,8 @@ Arms of each round:
 - `mmap` (with `--mmap`): the same update of tensors in memory-mapped files, then msync. Their pages
   are dropped before, as if the state did not fit the memory.
 
-At the end: `resume` with the bytes that it read (/proc/self/io), and with `verify`, which reads all.
+At the end: `resume` with the bytes that it read (/proc/self/io), and with `verify`, which reads the
+whole state.
 """
 
 from __future__ import annotations
@@ -101,10 +102,20 @@ def mmap_arm(files: list[Path], model: list[torch.nn.Parameter]) -> float:
             own = [tensor[base + start : base + stop] for tensor in tensors]
             with torch.no_grad():
                 adam(
-                    *([own[0]], [parameter.grad[start:stop].float()], [own[1]], [own[2]], []),
+                    [own[0]],
+                    [parameter.grad[start:stop].float()],
+                    [own[1]],
+                    [own[2]],
+                    [],
                     [torch.tensor(1.0)],
-                    **{"fused": True, "amsgrad": False, "beta1": 0.9, "beta2": 0.999, "lr": 1e-3},
-                    **{"weight_decay": 0.01, "eps": 1e-8, "maximize": False},
+                    fused=True,
+                    amsgrad=False,
+                    beta1=0.9,
+                    beta2=0.999,
+                    lr=1e-3,
+                    weight_decay=0.01,
+                    eps=1e-8,
+                    maximize=False,
                     decoupled_weight_decay=True,
                 )
                 parameter[start:stop] = own[0]

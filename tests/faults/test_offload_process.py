@@ -136,7 +136,7 @@ def test_the_trainer_dies(tmp_path: Path) -> None:
 
 
 def test_errors_of_the_engine(tmp_path: Path) -> None:
-    """Damage that the child finds is the trainer's error, with its class; the lock is held by both."""
+    """Damage that the child finds is the trainer's error, of its class. Both hold the lock."""
     with AdamW(make_parameters(), tmp_path, **VALUES, **OPTIONS) as optimizer:
         _train(optimizer, range(2))
         optimizer.pin(2)

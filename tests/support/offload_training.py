@@ -38,7 +38,7 @@ OPTIONS: dict[str, Any] = {"chunk_elements": 1024, "memory": "1MiB", "block_size
 
 
 def make_parameters(seed: int = 0) -> list[torch.nn.Parameter]:
-    """Parameters of three dtypes, in six chunks of 1024 elements."""
+    """Parameters of three dtypes, in seven chunks of 1024 elements."""
     made = torch.Generator().manual_seed(seed)
     return [
         torch.nn.Parameter(torch.randn(shape, generator=made).to(dtype)) for shape, dtype in SHAPES

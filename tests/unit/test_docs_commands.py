@@ -36,6 +36,7 @@ _SHOWN = {
     "distributed.md": "a drawing",
     "doctor.md": "test_doctor.py",
     "exec.md": "test_summary.py of integrations",
+    "offload.md": "drawings and formulas",
     "plan.md": "a formula; test_failures.py of goodput",
     "0038-channel.md": "a drawing",
 }

@@ -76,7 +76,7 @@ def test_same_bits_with_threads(tmp_path: Path) -> None:
 
 
 def test_parameters_without_gradients(tmp_path: Path) -> None:
-    """They keep state and counter; a chunk without any gradient is not written again."""
+    """They keep their state and counter, and get one with their first gradient."""
     optimizer, stock = _pair(tmp_path)
     parameters = optimizer.param_groups[0]["params"]
     with optimizer:
@@ -89,10 +89,6 @@ def test_parameters_without_gradients(tmp_path: Path) -> None:
             optimizer.step()
             if step != 3:
                 stock.step()
-            if step in (0, 4):
-                optimizer.wait()
-                rows = optimizer._engine.store.newest.rows
-                assert bool((rows["written"] == optimizer.updates).all()) == (step == 4)
         found = snapshot(optimizer)
     assert_equal(found, stock.snapshot())
     assert optimizer.updates == 5  # no gradient at all is no update
