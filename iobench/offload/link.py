@@ -49,7 +49,9 @@ class Link:
         return bytes(parts)
 
     def close(self) -> None:
-        """Close this end: the other one receives None."""
+        """Close this end: the other one receives None, also if a forked child has a copy of it."""
+        with suppress(OSError):  # the other end is gone
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 

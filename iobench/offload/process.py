@@ -51,11 +51,12 @@ class ProcessEngine:
         self._lock = store.hand_over()
         self._memory = -1
         self._link: Link | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         try:
             self._windows, self._memory = Windows.create(store.layout)
             self._start()
         except BaseException:
-            self._release()
+            self.abandon()
             raise
 
     def _start(self) -> None:
@@ -200,6 +201,7 @@ class ProcessEngine:
         except OSError:
             found = None
         if found is None:
+            assert self._child is not None
             code = self._child.wait(_END_S)
             how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
             raise TransferError(f"the engine process {self._child.pid} has ended {how}")
@@ -215,14 +217,16 @@ class ProcessEngine:
     def _end_child(self) -> None:
         """Close our end; wait until the child has finished what was submitted, and has ended."""
         link, self._link = self._link, None
-        if link is None:
+        child, self._child = self._child, None
+        if link is not None:
+            link.close()
+        if child is None:
             return
-        link.close()
         try:
-            self._child.wait(_END_S)
+            child.wait(_END_S)
         except subprocess.TimeoutExpired:  # storage hangs, or it was stopped
-            self._child.kill()
-            self._child.wait()
+            child.kill()
+            child.wait()
 
     def _release(self) -> None:
         if self._memory >= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from iobench.offload import AdamW
 __all__ = [
     "OPTIONS",
     "VALUES",
+    "Snapshot",
     "Stock",
     "assert_equal",
     "give_gradients",
@@ -25,6 +26,9 @@ __all__ = [
     "stock_snapshots",
     "train_and_report",
 ]
+
+Snapshot = list[dict[str, torch.Tensor]]
+"""All state of each parameter, and the parameter itself as `model`."""
 
 SHAPES: Sequence[tuple[tuple[int, ...], torch.dtype]] = (
     ((3000,), torch.bfloat16),  # over three chunks
@@ -74,7 +78,7 @@ class Stock:
             for parameter, master in zip(self.model, self.masters, strict=True):
                 parameter.copy_(master)
 
-    def snapshot(self) -> list[dict[str, torch.Tensor]]:
+    def snapshot(self) -> Snapshot:
         """Copies of all state, like `snapshot` of an offloaded optimizer."""
         found = []
         for parameter, master in zip(self.model, self.masters, strict=True):
@@ -85,7 +89,7 @@ class Stock:
         return found
 
 
-def snapshot(optimizer: AdamW) -> list[dict[str, torch.Tensor]]:
+def snapshot(optimizer: AdamW) -> Snapshot:
     """The state of each parameter, read from storage, and the parameter itself."""
     state = optimizer.state_dict()["state"]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -110,7 +114,7 @@ def assert_equal(
             assert same, f"{name} of parameter {index} differs"
 
 
-def stock_snapshots(steps: int) -> list[list[dict[str, torch.Tensor]]]:
+def stock_snapshots(steps: int) -> list[Snapshot]:
     """The snapshots of a stock training after 1 to `steps` steps."""
     stock = Stock(make_parameters())
     found = []
@@ -152,7 +156,7 @@ def _say(what: str, number: int) -> None:
     os.write(sys.stdout.fileno(), f"{what} {number}\n".encode())
 
 
-def reports(lines: Iterator[str]) -> dict[str, int]:
+def reports(lines: Iterable[str]) -> dict[str, int]:
     """The largest number of each kind that `train_and_report` has written."""
     found: dict[str, int] = {}
     for line in lines:
