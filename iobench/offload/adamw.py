@@ -203,7 +203,8 @@ class AdamW(Optimizer):
         """Keep the state after the last `step` as the checkpoint `step`; copies and waits for
         nothing.
 
-        It is durable after `wait`. `extra` is kept with it: tensors, numbers, texts and containers
+        It is durable after `wait`. The values of the groups are kept as they are now, after the
+        schedulers; a generation without a pin has those of its `step`. `extra` is kept with it: tensors, numbers, texts and containers
         of them (what `torch.load(weights_only=True)` accepts). Once this pin is durable, the oldest
         of more than `pins` is given up. Raises UsageError before the first `step`, StateError for
         other values.
@@ -211,7 +212,8 @@ class AdamW(Optimizer):
         engine = self._running()
         if not engine.layout.pins:
             raise UsageError("pins=0: no generation can be pinned; construct with pins=1 or more")
-        engine.pin(step, None if extra is None else _saved(extra))
+        saved = None if extra is None else _saved(extra)
+        engine.pin(step, saved, kept_values(self.param_groups))
 
     def wait(self, step: int | None = None) -> None:
         """Wait until all steps and pins so far are durable.

@@ -102,7 +102,8 @@ class _Child:
             model = _WindowModel(self._link, self._windows, message)
             self._engine.step(model, message["groups"])
         elif what == "pin":
-            self._engine.pin(message["step"], payload if message["extra"] else None)
+            extra = payload if message["extra"] else None
+            self._engine.pin(message["step"], extra, message["groups"])
         elif what == "wait":
             self._engine.wait()
 

@@ -82,8 +82,8 @@ class Engine(Protocol):
         """Update the parameters that have a gradient; return when they are new and at most
         `max_lag` steps are not durable."""
 
-    def pin(self, step: int, extra: bytes | None) -> None:
-        """Pin the last generation; waits for nothing."""
+    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
+        """Pin the last generation with these values of the groups; waits for nothing."""
 
     def wait(self) -> None:
         """Wait until all steps and pins are durable."""
@@ -153,15 +153,18 @@ class ThreadEngine:
         newest = self.store.newest
         return newest.generation if newest else 0
 
-    def pin(self, step: int, extra: bytes | None) -> None:
+    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
+        """See Engine."""
         if not self._generation:
             raise UsageError(f"step {step}: nothing to pin before the first call of step()")
-        self._stream.pin(step, extra)
+        self._stream.pin(step, extra, groups)
 
     def wait(self) -> None:
+        """See Engine."""
         self._stream.wait()
 
     def progress(self) -> Progress:
+        """See Engine."""
         self._stream.raise_failure()
         newest = self.store.newest
         return Progress(
@@ -176,12 +179,14 @@ class ThreadEngine:
         yield self
 
     def close(self) -> None:
+        """See Engine."""
         try:
             self._stream.wait()
         finally:
             self.abandon()
 
     def abandon(self) -> None:
+        """See Engine."""
         try:
             self._stream.close()
         finally:

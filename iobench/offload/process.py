@@ -104,9 +104,10 @@ class ProcessEngine:
             raise
         self._fresh, self._base = False, None
 
-    def pin(self, step: int, extra: bytes | None) -> None:
+    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
         """See Engine."""
-        self._ask({"do": "pin", "step": step, "extra": extra is not None}, extra or b"")
+        message = {"do": "pin", "step": step, "extra": extra is not None, "groups": groups}
+        self._ask(message, extra or b"")
         self._base = None
 
     def wait(self) -> None:

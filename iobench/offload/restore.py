@@ -42,8 +42,8 @@ class Restored:
 class _Candidate(NamedTuple):
     record: Record
     pin: Pin | None
-    verified: bool
-    """Whether all of it is read before it is taken: its slots may have been overwritten."""
+    kept: bool
+    """Whether nothing of it can have been overwritten. If not, all of it is read first."""
 
 
 def candidates(store: GenerationStore, wanted: Wanted) -> Iterator[_Candidate]:
@@ -52,27 +52,27 @@ def candidates(store: GenerationStore, wanted: Wanted) -> Iterator[_Candidate]:
     Raises UsageError when there is none.
     """
     pins = {pin.generation: pin for pin in store.pins}
-    newest = store.newest
+    records = store.records()
     if isinstance(wanted, int):
         found = [pin for pin in store.pins if pin.step == wanted]
         if not found:
             raise UsageError(f"{store.directory}: step {wanted} is not pinned; {_offer(store)}")
-        yield _Candidate(store.record_of(found[0]), found[0], False)
+        yield _Candidate(store.record_of(found[0]), found[0], True)
         return
     if wanted not in ("latest", "pinned"):
         raise UsageError(f"step={wanted!r}: an int, 'latest' or 'pinned'; {_offer(store)}")
     if wanted == "pinned":
         for pin in reversed(store.pins):
-            yield _Candidate(store.record_of(pin), pin, False)
+            yield _Candidate(store.record_of(pin), pin, True)
         return
     seen: set[int] = set()
-    for record in store.records():
+    for record in records:
         if record.damaged or record.generation in seen:
             continue
         seen.add(record.generation)
         pin_or_none = pins.get(record.generation)
-        kept = pin_or_none is not None or record is newest
-        yield _Candidate(record, pin_or_none, not kept)
+        kept = pin_or_none is not None or record is records[0]
+        yield _Candidate(record, pin_or_none, kept)
 
 
 def _offer(store: GenerationStore) -> str:
@@ -99,14 +99,17 @@ def restore(
     """
     speed = {"iodepth": iodepth, "block_size": block_size}
     passed: list[str] = []
-    for record, pin, must_verify in candidates(store, wanted):
+    for record, pin, kept in candidates(store, wanted):
         try:
             store.check_headers(record)
-            if verify or must_verify:
+            if verify or not kept:
                 read_state(store, record, lambda *_: None, **speed)
             read_parameters(store, record, _filler(store.layout, parameters), **speed)
             extra = store.extra(pin) if pin else None
         except DataMismatchError as error:
+            if not kept:  # no damage: its slots were used again
+                passed.append(f"generation {record.generation} was overwritten")
+                continue
             passed.append(f"generation {record.generation} is damaged: {error}")
             store.mark_damaged(record)
             if isinstance(wanted, int):

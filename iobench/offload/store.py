@@ -239,9 +239,10 @@ class GenerationStore:
         self.last_generation = max(self.last_generation, generation)
         return record
 
-    def pin(self, step: int, extra: bytes | None) -> Pin:
+    def pin(self, step: int, extra: bytes | None, groups: Sequence[Mapping[str, Any]]) -> Pin:
         """Keep the newest generation as the checkpoint `step`; durable on return.
 
+        `groups` replace its values of the groups: a scheduler has changed them since its commit.
         The oldest pin, and one with the same step, give way once this one is durable.
         """
         newest = self.base
@@ -255,7 +256,7 @@ class GenerationStore:
         pin = Pin(newest.generation, step, digest)
         others = [one for one in self.pins if one.step != step and one.generation != pin.generation]
         pins = (*others, pin)[-self.layout.pins :]
-        self._write(replace(newest, sequence=self._sequence + 1, pins=pins))
+        self._write(replace(newest, sequence=self._sequence + 1, pins=pins, groups=groups))
         self.pins = pins
         self._remove_extras()
         return pin

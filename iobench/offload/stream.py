@@ -15,8 +15,8 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from iobench.errors import TransferError
 from iobench.offload.buffers import ChunkBuffer
@@ -120,9 +120,9 @@ class Stream:
         self._submit(lambda writer: writer.commit(self._rows, commit))
         self._uncommitted = False
 
-    def pin(self, step: int, extra: bytes | None) -> None:
+    def pin(self, step: int, extra: bytes | None, groups: Sequence[Mapping[str, Any]]) -> None:
         """Pin the last committed generation. Waits for nothing."""
-        self._submit(lambda _: self._store.pin(step, extra))
+        self._submit(lambda _: self._store.pin(step, extra, groups))
 
     def _submit(self, work: Callable[[ChunkWriter], object]) -> None:
         def finish(writer: ChunkWriter) -> None:

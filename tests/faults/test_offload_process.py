@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from support.offload_training import (
     snapshot,
     stock_snapshots,
 )
+from support.preloaded import Preloaded
 
 from iobench.errors import DataMismatchError, TargetError, TransferError, UsageError
 from iobench.offload import AdamW
@@ -117,10 +117,7 @@ def test_the_engine_dies(tmp_path: Path) -> None:
 
 def test_the_trainer_dies(tmp_path: Path) -> None:
     """Its engine ends too, and has lost nothing that was reported as durable."""
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", _TRAINER, tmp_path], stdout=subprocess.PIPE, text=True
-    )
-    with trainer:
+    with Preloaded(["-c", _TRAINER, tmp_path], stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout is not None
         child = int(trainer.stdout.readline())
         durable = 0
@@ -152,5 +149,5 @@ def test_errors_of_the_engine(tmp_path: Path) -> None:
         _train(optimizer, range(2, 3))
     with pytest.raises(TransferError, match="has failed"):
         optimizer.close()
-    with pytest.raises(UsageError, match="nothing to restore"):
+    with pytest.raises(DataMismatchError, match="generation 1 was overwritten"):
         AdamW.resume(make_parameters(1), tmp_path)

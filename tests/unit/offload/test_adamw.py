@@ -28,8 +28,9 @@ from iobench.offload import Adam, AdamW
 
 def _pair(directory: Path, **values: Any) -> tuple[AdamW, Stock]:
     parameters = make_parameters()
-    options = OPTIONS | {k: v for k, v in values.items() if k in (*OPTIONS, "pins", "max_lag")}
-    group = VALUES | {k: v for k, v in values.items() if k not in (*OPTIONS, "pins", "max_lag")}
+    ours = (*OPTIONS, "pins", "max_lag", "iodepth")
+    options = OPTIONS | {k: v for k, v in values.items() if k in ours}
+    group = VALUES | {k: v for k, v in values.items() if k not in ours}
     optimizer = AdamW(parameters, directory, **group, **options)
     return optimizer, Stock([p.detach().clone() for p in parameters], **group)
 
@@ -48,7 +49,7 @@ def _train(optimizer: AdamW, stock: Stock, steps: range) -> None:
     [
         {"chunk_elements": 1024},
         {"chunk_elements": 4096, "block_size": "4KiB"},
-        {"chunk_elements": 2048, "memory": "70KiB", "iodepth": 1},  # two buffers
+        {"chunk_elements": 2048, "memory": "84KiB", "iodepth": 1},  # two buffers
         {"chunk_elements": None, "memory": "2GiB"},  # one chunk
         {"max_lag": 0, "pins": 0},
         {"max_lag": 3, "pins": 3},
@@ -133,6 +134,7 @@ def test_groups_and_schedulers(tmp_path: Path) -> None:
             scheduler.step()
     order = [0, 2, 4, 1, 3]
     assert_equal(snapshot(optimizer), [stock.snapshot()[index] for index in order])
+    optimizer.pin(4)
     optimizer.close()
     again = AdamW.resume(groups(make_parameters(1)), tmp_path)
     with again:
@@ -187,16 +189,16 @@ def test_clipping_accumulation_and_closures(tmp_path: Path) -> None:
 
 def test_grad_scaler(tmp_path: Path) -> None:
     """A step with infinite gradients is skipped, and others are unscaled before."""
-    optimizer, stock = _pair(tmp_path)
-    parameters = optimizer.param_groups[0]["params"]
+    parameters = [torch.nn.Parameter(p.float()) for p in make_parameters()]
+    stock = Stock([p.detach().clone() for p in parameters])
+    optimizer = AdamW(parameters, tmp_path, **VALUES, **OPTIONS)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     with optimizer:
         for step in range(3):
-            loss = sum(
-                (p.float() * gradient(p, step, n).float()).sum() for n, p in enumerate(parameters)
-            )
             optimizer.zero_grad()
-            scaler.scale(loss * (float("inf") if step == 1 else 1.0)).backward()
+            for index, parameter in enumerate(parameters):
+                loss = (parameter * gradient(parameter, step, index)).sum()
+                scaler.scale(loss * (float("inf") if step == 1 else 1.0)).backward()
             scaler.unscale_(optimizer)
             for parameter, model in zip(parameters, stock.model, strict=True):
                 model.grad = parameter.grad.clone()
