@@ -204,10 +204,10 @@ class AdamW(Optimizer):
         nothing.
 
         It is durable after `wait`. The values of the groups are kept as they are now, after the
-        schedulers; a generation without a pin has those of its `step`. `extra` is kept with it: tensors, numbers, texts and containers
-        of them (what `torch.load(weights_only=True)` accepts). Once this pin is durable, the oldest
-        of more than `pins` is given up. Raises UsageError before the first `step`, StateError for
-        other values.
+        schedulers; a generation without a pin has those of its `step`. `extra` is kept too:
+        tensors, numbers, texts and containers of them (what `torch.load(weights_only=True)`
+        accepts). Once this pin is durable, the oldest of more than `pins` is given up. Raises
+        UsageError before the first `step`, StateError for other values.
         """
         engine = self._running()
         if not engine.layout.pins:
