@@ -111,8 +111,10 @@ def export(
 
 
 def _wanted(step: str) -> int | Literal["latest", "pinned"]:
-    if step in ("latest", "pinned"):
-        return step
+    if step == "latest":
+        return "latest"
+    if step == "pinned":
+        return "pinned"
     try:
         return int(step)
     except ValueError:

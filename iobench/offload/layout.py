@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -248,26 +248,20 @@ class Layout:
             raise UsageError("the parameters have no elements: there is nothing to optimize")
         if chunk_elements is not None and (chunk_elements < UNIT or chunk_elements % UNIT):
             raise UsageError(f"chunk_elements={chunk_elements}: choose a multiple of {UNIT}")
-        layout = cls(
-            parameters=tuple(parameters),
-            chunk_elements=chunk_elements or _DEFAULT_CHUNK,
-            pins=pins,
-            tensors=tensors,
+        each = _FP32 * len(tensors) + max(DTYPE_BYTES[one.dtype] for one in parameters)
+        fitting = (memory_bytes - _GOOD_BUFFERS * 2 * BLOCK) // (_GOOD_BUFFERS * each + _FP32)
+        whole = sum(-(-one.elements // ALIGN) * ALIGN for one in parameters)
+        elements = chunk_elements or max(
+            min(_DEFAULT_CHUNK, fitting // UNIT * UNIT, -(-whole // UNIT) * UNIT), UNIT
         )
-        whole = -(-layout._starts[-1] // UNIT) * UNIT
-        if chunk_elements is None and whole < layout.chunk_elements:
-            layout = replace(layout, chunk_elements=whole)
-        while chunk_elements is None and layout.buffers(memory_bytes) < _GOOD_BUFFERS:
-            if layout.chunk_elements == UNIT:
-                break
-            half = layout.chunk_elements // 2 // UNIT * UNIT or UNIT
-            layout = replace(layout, chunk_elements=half)
-        if layout.buffers(memory_bytes) < _LEAST_BUFFERS:
+        needed = _LEAST_BUFFERS * (2 * BLOCK + each * elements) + _FP32 * elements
+        if needed > memory_bytes:
             raise UsageError(
-                f"memory={memory_bytes}: too small; chunks of {layout.chunk_elements} elements "
-                f"need {_LEAST_BUFFERS * layout.buffer_bytes + _FP32 * layout.chunk_elements}"
+                f"memory={memory_bytes}: too small; chunks of {elements} elements need {needed}"
             )
-        return layout
+        return cls(
+            parameters=tuple(parameters), chunk_elements=elements, pins=pins, tensors=tensors
+        )
 
     def buffers(self, memory_bytes: int) -> int:
         """How many buffers fit `memory_bytes` next to the gradients of one chunk in fp32."""

@@ -16,7 +16,6 @@ from iobench.offload.store import GenerationStore, digest_of
 
 if TYPE_CHECKING:
     import numpy as np
-    import numpy.typing as npt
 
 __all__ = ["ChunkLoader", "DamagedChunkError"]
 
@@ -24,7 +23,7 @@ __all__ = ["ChunkLoader", "DamagedChunkError"]
 class DamagedChunkError(DataMismatchError):
     """The bytes of a chunk differ from its checksum. `row` says where they are."""
 
-    def __init__(self, message: str, chunk: int, row: npt.NDArray[np.void]) -> None:
+    def __init__(self, message: str, chunk: int, row: np.void) -> None:
         self.chunk, self.row = chunk, row
         super().__init__(message)
 
@@ -43,14 +42,14 @@ class ChunkLoader:
     ) -> None:
         self._store, self._loaded = store, loaded
         self._mover = open_mover(store.state)
-        self._begun: deque[tuple[ChunkBuffer, npt.NDArray[np.void]]] = deque()
+        self._begun: deque[tuple[ChunkBuffer, np.void]] = deque()
         self._complete: set[int] = set()
 
     def __len__(self) -> int:
         """Return the number of pieces in flight."""
         return len(self._mover)
 
-    def start(self, buffer: ChunkBuffer, chunk: int, row: npt.NDArray[np.void]) -> None:
+    def start(self, buffer: ChunkBuffer, chunk: int, row: np.void) -> None:
         """Begin to read `chunk` from where `row` says, if storage has it.
 
         Raises DamagedChunkError and TransferError, possibly of an earlier chunk.
@@ -83,7 +82,7 @@ class ChunkLoader:
                 self._check(buffer, row)
             self._loaded(buffer)
 
-    def _check(self, buffer: ChunkBuffer, row: npt.NDArray[np.void]) -> None:
+    def _check(self, buffer: ChunkBuffer, row: np.void) -> None:
         try:
             self._store.check_slot(buffer.header.tobytes(), row, buffer.chunk)
             if digest_of(buffer.payload) != int(row["state"]):

@@ -28,7 +28,6 @@ from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
 if TYPE_CHECKING:
     import numpy as np
-    import numpy.typing as npt
 
 __all__ = ["Stream"]
 
@@ -257,7 +256,7 @@ class Stream:
                     return
                 work(writer)
 
-    def _written(self, buffer: ChunkBuffer, row: npt.NDArray[np.void]) -> None:
+    def _written(self, buffer: ChunkBuffer, row: np.void) -> None:
         with self._changed:
             self._rows[buffer.chunk] = row
             self._unwritten.discard(buffer.chunk)
