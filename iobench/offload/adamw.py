@@ -164,7 +164,7 @@ class AdamW(Optimizer):
         # An optimizer that is dropped without `close` must not keep threads, memory and the lock.
         self._abandoned = weakref.finalize(self, engine.abandon)
         self._abandoned.atexit = False
-        interpreter_end.at_end(self, AdamW.close)
+        interpreter_end.at_end(self, AdamW._at_end)
 
     # Training.
 
@@ -286,6 +286,13 @@ class AdamW(Optimizer):
         if engine is not None:
             self._abandoned.detach()
             engine.close()
+
+    def _at_end(self) -> None:
+        """The interpreter ends: finish, or fail unless the trainer knows already."""
+        if self._engine is not None and self._engine.reported:
+            self._engine.abandon()
+        else:
+            self.close()
 
     def __enter__(self) -> Self:
         return self

@@ -78,6 +78,10 @@ class Engine(Protocol):
 
     layout: Layout
 
+    @property
+    def reported(self) -> bool:
+        """Whether it has failed, and a method has raised that."""
+
     def step(self, model: TrainerModel, groups: Groups) -> None:
         """Update the parameters that have a gradient; return when they are new and at most
         `max_lag` steps are not durable."""
@@ -120,6 +124,11 @@ class ThreadEngine:
         except BaseException:
             store.close()
             raise
+
+    @property
+    def reported(self) -> bool:
+        """See Engine."""
+        return self._stream.reported
 
     def step(self, model: Model, groups: Groups) -> None:
         """See Engine. `model` may be any Model."""

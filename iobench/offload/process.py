@@ -81,6 +81,11 @@ class ProcessEngine:
 
     # An Engine.
 
+    @property
+    def reported(self) -> bool:
+        """See Engine: only methods find a failure."""
+        return self._failure is not None
+
     def step(self, model: TrainerModel, groups: Groups) -> None:
         """See Engine."""
         link = self._running()

@@ -71,6 +71,8 @@ class Stream:
         self._unfinished = 0
         """Commits and pins that are not durable yet."""
         self.failure: BaseException | None = None
+        self.reported = False
+        """Whether the failure was raised in the trainer's thread."""
         self._threads = [
             Worker(target=self._guarded, args=(work,), name=f"iobench-offload-{name}", daemon=True)
             for name, work in (("read", self._read_all), ("write", self._write_all))
@@ -111,6 +113,7 @@ class Stream:
             self._ahead = True
         except BaseException as error:
             self._fail(error)
+            self.reported = True
             self.close()  # marks what is damaged
             raise
 
@@ -154,6 +157,7 @@ class Stream:
             self._fail(RuntimeError("a thread of it has ended"))
         failure = self.failure
         if failure is not None:
+            self.reported = True
             text = (
                 f"the offload engine has failed: {failure or type(failure).__name__}. What is "
                 "durable is intact: continue with resume"

@@ -41,14 +41,16 @@ CALLS = {
 """Functions that make one system call, or work on one chunk, and how often a run calls them."""
 
 _TRAINERS = """
-import os, sys
+import io, os, sys
 import torch
 import iobench.offload.adamw
 from pathlib import Path
 from support.kill_points import arm
-from support.offload_training import train_and_report
+from support.offload_training import stock_snapshots, train_and_report
 
 torch.set_num_threads(1)
+stock_snapshots(1)  # torch imports more with the first step, which takes a second
+torch.save({}, io.BytesIO())
 for line in sys.stdin:
     directory, steps, *points = line.split()
     child = os.fork()  # before torch has threads
