@@ -72,7 +72,7 @@ class LocalCheckpointer:
     background; a failed save never gets the status `committed`.
     """
 
-    _read = staticmethod(read_plain)
+    _read: staticmethod[..., Any] = staticmethod(read_plain)
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class LocalCheckpointer:
         background. After a UsageError nothing is copied.
         """
         began_s = time.perf_counter()
-        content, save = self._begin(state, step)
+        content, save = self._begin_copy(state, step)
         lease = Lease(Snapshot(save=save, content=content))
         copy: Lease[LazyCopy[Any]] | None = None
         try:
@@ -196,12 +196,12 @@ class LocalCheckpointer:
                 self._copies.submit(copy)
             else:
                 save.pages_s = copy_into(lease.item.memory, content)
-                lease.item.content = content.without_memory()
+                lease.item.content = self._agreed_content(lease).without_memory()
                 self._persister.submit(lease)
         except BaseException as error:
             save.fail(error)
             if copy is None or copy.state is LeaseState.HELD:
-                self._persister.give(lease)
+                self._give_up(lease)
             raise
         save.stall_s = time.perf_counter() - began_s
         if self._schedule:
@@ -364,6 +364,17 @@ class LocalCheckpointer:
         self._ledger.claim(save)
         self._saves.append(save)
         return serialized, save
+
+    # Of several ranks: they may still agree about a save while it is copied.
+
+    def _begin_copy(self, state: Any, step: int) -> tuple[Any, Save]:
+        return self._begin(state, step)
+
+    def _agreed_content(self, lease: Lease[Snapshot[Any]]) -> Any:
+        return lease.item.content
+
+    def _give_up(self, lease: Lease[Snapshot[Any]]) -> None:
+        self._persister.give(lease)
 
     def _finish_copy(self) -> None:
         """Wait until a lazy copy is complete."""

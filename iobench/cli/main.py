@@ -17,7 +17,7 @@ from iobench.cli.compare import CompareCommand, compare
 from iobench.cli.doctor import doctor
 from iobench.cli.exec import exec_
 from iobench.cli.given import GroupedCommand
-from iobench.cli.launched import one_process
+from iobench.cli.launched import one_process, told_by_rank_0
 from iobench.cli.offload import app as offload_app
 from iobench.cli.plan import plan
 from iobench.cli.report import report
@@ -96,6 +96,7 @@ def run() -> None:
     # If SIGCHLD is ignored, the kernel keeps no exit code of fio, a job or the script of exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
+        told_by_rank_0(app, _CommandLineError)
         code = app(prog_name="iobench", standalone_mode=False)
         sys.stdout.flush()  # here: a pipe without a reader gives no traceback
         if code == _INTERRUPTED:  # typer's exit code for a KeyboardInterrupt
