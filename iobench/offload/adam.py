@@ -9,8 +9,8 @@ import torch
 from torch.optim.adam import adam
 
 from iobench.offload.buffers import ChunkBuffer
-from iobench.offload.layout import Layout, Piece
-from iobench.offload.model import Model, place
+from iobench.offload.layout import ParameterPiece, StateLayout
+from iobench.offload.model import StepModel, place
 
 __all__ = ["TENSORS", "AdamUpdate"]
 
@@ -27,8 +27,8 @@ class AdamUpdate:
 
     def __init__(
         self,
-        layout: Layout,
-        model: Model,
+        layout: StateLayout,
+        model: StepModel,
         groups: Sequence[Mapping[str, Any]],
         counts: Sequence[int],
         scratch: torch.Tensor,
@@ -55,10 +55,10 @@ class AdamUpdate:
         self._model.end(buffer.chunk)
         return changed or bool(due)
 
-    def _group(self, piece: Piece) -> int:
+    def _group(self, piece: ParameterPiece) -> int:
         return self._layout.parameters[piece.parameter].group
 
-    def _take_value(self, piece: Piece, master: torch.Tensor, *, fresh: bool) -> bool:
+    def _take_value(self, piece: ParameterPiece, master: torch.Tensor, *, fresh: bool) -> bool:
         """Give the master weights what the trainer has written to the model; return whether so."""
         if not fresh and not self._model.was_written(piece.parameter):
             return False
@@ -70,7 +70,9 @@ class AdamUpdate:
             master.copy_(torch.where(same, master, value.float()))
         return fresh or not bool(same.all())
 
-    def _update(self, pieces: Sequence[Piece], group: int, tensors: list[torch.Tensor]) -> None:
+    def _update(
+        self, pieces: Sequence[ParameterPiece], group: int, tensors: list[torch.Tensor]
+    ) -> None:
         values = self._groups[group]
         masters, averages, squares = ([place(one, t) for one in pieces] for t in tensors)
         grads = [self._gradient(piece) for piece in pieces]
@@ -95,7 +97,7 @@ class AdamUpdate:
             decoupled_weight_decay=values["decoupled_weight_decay"],
         )
 
-    def _gradient(self, piece: Piece) -> torch.Tensor:
+    def _gradient(self, piece: ParameterPiece) -> torch.Tensor:
         """The piece of the gradient in fp32 on the host: a view where it is that already."""
         gradient = self._model.gradient(piece)
         if gradient.dtype == torch.float32 and gradient.is_cpu:

@@ -16,7 +16,7 @@ from iobench.errors import OptionError, StateError, UsageError
 from iobench.offload.adam import TENSORS
 from iobench.offload.engine import Engine, EngineOptions, ThreadEngine
 from iobench.offload.groups import check_values, defaults_of, kept_values, put_values, specs_of
-from iobench.offload.layout import Layout
+from iobench.offload.layout import StateLayout
 from iobench.offload.model import TrainerModel
 from iobench.offload.process import ProcessEngine
 from iobench.offload.restore import Restored, Wanted, restore
@@ -86,7 +86,7 @@ class AdamW(Optimizer):
         _check_engine(engine)
         if pins < 0:
             raise OptionError(f"pins={pins}: 0 or more")
-        layout = Layout.plan(
+        layout = StateLayout.plan(
             specs_of(self.param_groups),
             tensors=TENSORS,
             pins=pins,

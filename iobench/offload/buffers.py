@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from iobench.formats.tensors import torch_dtype
-from iobench.offload.layout import BLOCK, Layout, Piece
+from iobench.offload.layout import BLOCK, ParameterPiece, StateLayout
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
 
@@ -15,7 +15,7 @@ __all__ = ["ChunkBuffer", "parameter_view"]
 class ChunkBuffer:
     """The slot of one chunk in both files, as they are on storage: the kernel moves this memory."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: StateLayout) -> None:
         """Raises OSError (ENOMEM)."""
         self._layout = layout
         self._memory = fresh_pages(layout.buffer_bytes, huge=True)
@@ -54,12 +54,12 @@ class ChunkBuffer:
         flat = torch.from_numpy(self.payload).view(torch.float32)
         return list(flat.split(self._layout.elements(self.chunk)))
 
-    def parameter(self, piece: Piece) -> torch.Tensor:
+    def parameter(self, piece: ParameterPiece) -> torch.Tensor:
         """The values of `piece` in the slot of the file `parameters`."""
         return parameter_view(self._layout, piece, self.parameters)
 
 
-def parameter_view(layout: Layout, piece: Piece, memory: Bytes) -> torch.Tensor:
+def parameter_view(layout: StateLayout, piece: ParameterPiece, memory: Bytes) -> torch.Tensor:
     """Return the values of `piece` in the parameter bytes of its chunk, in their own dtype."""
     dtype = torch_dtype(layout.parameters[piece.parameter].dtype)
     size = (piece.end - piece.begin) * dtype.itemsize

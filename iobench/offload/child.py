@@ -22,10 +22,10 @@ from iobench.dist.messages import Message
 from iobench.errors import TransferError
 from iobench.offload.engine import EngineOptions, ThreadEngine
 from iobench.offload.files import read_layout
-from iobench.offload.layout import Layout, Piece
-from iobench.offload.link import Link, described
+from iobench.offload.layout import ParameterPiece, StateLayout
+from iobench.offload.link import EngineLink, described
 from iobench.offload.store import GenerationStore
-from iobench.offload.windows import Windows
+from iobench.offload.windows import SharedWindows
 
 __all__ = ["main"]
 
@@ -47,9 +47,9 @@ class _TrainerEndedError(TransferError):
 
 
 class _WindowModel:
-    """The trainer's parameters in one step, chunk by chunk through shared memory. A Model."""
+    """The trainer's parameters in one step, chunk by chunk through shared memory. A StepModel."""
 
-    def __init__(self, link: Link, windows: Windows, message: Message) -> None:
+    def __init__(self, link: EngineLink, windows: SharedWindows, message: Message) -> None:
         self._link, self._windows = link, windows
         self._due, self._written = set(message["due"]), set(message["written"])
         self._chunk = -1
@@ -67,10 +67,10 @@ class _WindowModel:
         assert found[0] == {"chunk": chunk}
         self._chunk = chunk
 
-    def gradient(self, piece: Piece) -> torch.Tensor:
+    def gradient(self, piece: ParameterPiece) -> torch.Tensor:
         return self._windows.gradient(self._chunk, piece)
 
-    def value(self, piece: Piece) -> torch.Tensor:
+    def value(self, piece: ParameterPiece) -> torch.Tensor:
         return self._windows.value(self._chunk, piece)
 
     def end(self, chunk: int) -> None:
@@ -80,7 +80,7 @@ class _WindowModel:
 class _Child:
     """Answers the trainer: each request gets one answer, and a step one more for each chunk."""
 
-    def __init__(self, link: Link, engine: ThreadEngine, windows: Windows) -> None:
+    def __init__(self, link: EngineLink, engine: ThreadEngine, windows: SharedWindows) -> None:
         self._link, self._engine, self._windows = link, engine, windows
 
     def serve(self) -> None:
@@ -108,7 +108,7 @@ class _Child:
             self._engine.wait()
 
 
-def _engine(message: Message, layout: Layout, lock: int) -> ThreadEngine:
+def _engine(message: Message, layout: StateLayout, lock: int) -> ThreadEngine:
     store = GenerationStore(Path(message["directory"]), _InheritedLock(lock), layout)
     store.continue_from_generation(message["generation"])
     return ThreadEngine(store, EngineOptions(**message["options"]))
@@ -117,7 +117,7 @@ def _engine(message: Message, layout: Layout, lock: int) -> ThreadEngine:
 def main() -> None:
     """Serve one trainer; see the module."""
     end, memory, lock = map(int, sys.argv[1:])
-    link = Link(socket.socket(fileno=end))
+    link = EngineLink(socket.socket(fileno=end))
     first = link.receive()
     if first is None:
         return
@@ -127,7 +127,7 @@ def main() -> None:
     try:
         layout = read_layout(Path(message["directory"]))
         engine = _engine(message, layout, lock)
-        windows = Windows(memory, layout)
+        windows = SharedWindows(memory, layout)
     except Exception as error:  # noqa: BLE001 -- raised in the trainer
         link.send({"error": described(error)})
         return

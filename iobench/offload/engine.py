@@ -13,17 +13,17 @@ import torch
 
 from iobench.errors import OptionError, UsageError
 from iobench.offload.adam import AdamUpdate
-from iobench.offload.layout import Layout
-from iobench.offload.model import Model, TrainerModel
+from iobench.offload.layout import StateLayout
+from iobench.offload.model import StepModel, TrainerModel
 from iobench.offload.store import GenerationStore
-from iobench.offload.stream import Stream, Update
+from iobench.offload.stream import ChunkStream, Update
 from iobench.offload.writing import Commit
 from iobench.units import parse_size
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Engine", "EngineOptions", "Progress", "ThreadEngine"]
+__all__ = ["Engine", "EngineOptions", "EngineProgress", "ThreadEngine"]
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -63,7 +63,7 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class EngineProgress:
     """What is on storage, and what the trainer has."""
 
     updates: int
@@ -76,7 +76,7 @@ class Progress:
 class Engine(Protocol):
     """What an optimizer needs. Every method raises TransferError after a failure of storage."""
 
-    layout: Layout
+    layout: StateLayout
 
     @property
     def reported(self) -> bool:
@@ -92,7 +92,7 @@ class Engine(Protocol):
     def wait(self) -> None:
         """Wait until all steps and pins are durable."""
 
-    def progress(self) -> Progress:
+    def progress(self) -> EngineProgress:
         """What is durable by now."""
 
     def local(self) -> AbstractContextManager[ThreadEngine]:
@@ -120,7 +120,7 @@ class ThreadEngine:
             self._updates = 0 if base is None else base.updates
             self._generation = store.last_generation
             self._scratch = torch.empty(layout.chunk_elements, dtype=torch.float32)
-            self._stream = Stream(store, buffers=buffers, **options.speed)
+            self._stream = ChunkStream(store, buffers=buffers, **options.speed)
         except BaseException:
             store.close()
             raise
@@ -130,8 +130,8 @@ class ThreadEngine:
         """See Engine."""
         return self._stream.reported
 
-    def step(self, model: Model, groups: Groups) -> None:
-        """See Engine. `model` may be any Model."""
+    def step(self, model: StepModel, groups: Groups) -> None:
+        """See Engine. `model` may be any StepModel."""
         counts = [int(count) for count in self._counts]
         update = AdamUpdate(self.layout, model, groups, counts, self._scratch)
         due = [model.has_gradient(index) for index in range(len(counts))]
@@ -172,11 +172,11 @@ class ThreadEngine:
         """See Engine."""
         self._stream.wait()
 
-    def progress(self) -> Progress:
+    def progress(self) -> EngineProgress:
         """See Engine."""
         self._stream.raise_failure()
         newest = self.store.newest
-        return Progress(
+        return EngineProgress(
             updates=self._updates,
             durable_updates=newest.updates if newest else 0,
             pinned=tuple(pin.step for pin in self.store.pins),

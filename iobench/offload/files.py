@@ -8,7 +8,7 @@ from pathlib import Path
 
 from iobench import linux
 from iobench.errors import DataMismatchError, TargetError, TransferError, transfer_errors
-from iobench.offload.layout import BLOCK, Layout
+from iobench.offload.layout import BLOCK, StateLayout
 from iobench.offload.record import area_bytes
 from iobench.units import format_size
 from iobench.writers.blocks.pages import fresh_pages
@@ -23,12 +23,12 @@ LAYOUT = "layout.json"
 """Written last: a directory without it holds no state."""
 
 
-def areas_of(layout: Layout) -> int:
+def areas_of(layout: StateLayout) -> int:
     """Return the number of places for records: the newest, the pinned, the next, and a spare."""
     return layout.pins + 3
 
 
-def file_sizes(layout: Layout) -> dict[str, int]:
+def file_sizes(layout: StateLayout) -> dict[str, int]:
     """Return the bytes of each file of a state directory."""
     return {
         "state": layout.state_size,
@@ -37,7 +37,7 @@ def file_sizes(layout: Layout) -> dict[str, int]:
     }
 
 
-def make_files(directory: Path, layout: Layout) -> None:
+def make_files(directory: Path, layout: StateLayout) -> None:
     """Make the files of a new state in `directory` with all their space reserved, durably.
 
     Raises TargetError, and leaves nothing behind, when there is too little space, or when the file
@@ -80,11 +80,11 @@ def _reserve(path: Path, size: int) -> None:
         raise TargetError(error.errno, error.strerror, str(path)) from error
 
 
-def read_layout(directory: Path) -> Layout:
+def read_layout(directory: Path) -> StateLayout:
     """Return the layout of the state in `directory`. Raises TargetError if there is none."""
     path = directory / LAYOUT
     try:
-        return Layout.from_json(path.read_bytes(), str(path))
+        return StateLayout.from_json(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise TargetError(
             f"{directory}: holds no offload state (it has no {LAYOUT}); "

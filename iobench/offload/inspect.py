@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iobench.offload.files import file_sizes, read_layout
-from iobench.offload.layout import Layout
+from iobench.offload.layout import StateLayout
 from iobench.offload.store import read_records
 
 __all__ = ["FoundGeneration", "FoundState", "inspect"]
@@ -38,7 +38,7 @@ class FoundGeneration:
 class FoundState:
     """A state directory."""
 
-    layout: Layout
+    layout: StateLayout
     reserved_bytes: int
     generations: tuple[FoundGeneration, ...]
     """The newest first."""

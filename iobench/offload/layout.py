@@ -1,4 +1,4 @@
-"""Layout: where each parameter's state is in the files of a state directory."""
+"""StateLayout: where each parameter's state is in the files of a state directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 from iobench.errors import DataMismatchError, StateMismatchError, UsageError
 from iobench.units import MIB
 
-__all__ = ["BLOCK", "DTYPE_BYTES", "FORMAT_VERSION", "UNIT", "Layout", "ParameterSpec", "Piece"]
+__all__ = [
+    "BLOCK",
+    "DTYPE_BYTES",
+    "FORMAT_VERSION",
+    "UNIT",
+    "ParameterPiece",
+    "ParameterSpec",
+    "StateLayout",
+]
 
 BLOCK = 4096
 """Bytes. Slots, headers and transfers begin and end at multiples of it (direct I/O)."""
@@ -51,7 +59,7 @@ class ParameterSpec:
         return prod(self.shape)
 
 
-class Piece(NamedTuple):
+class ParameterPiece(NamedTuple):
     """The part of one parameter that is in one chunk."""
 
     parameter: int
@@ -65,7 +73,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class StateLayout:
     """The flat state of all parameters, cut into chunks; the files have `slots` places for each.
 
     The file `state` has one slot for each chunk and slot number: a header of BLOCK bytes, and then
@@ -115,24 +123,24 @@ class Layout:
         return last * self.state_bytes(0) + self.state_bytes(last)
 
     @functools.cached_property
-    def _pieces(self) -> list[tuple[Piece, ...]]:
+    def _pieces(self) -> list[tuple[ParameterPiece, ...]]:
         return [tuple(self._cut(chunk)) for chunk in range(self.chunks)]
 
-    def pieces(self, chunk: int) -> tuple[Piece, ...]:
+    def pieces(self, chunk: int) -> tuple[ParameterPiece, ...]:
         """The pieces of parameters in `chunk`, in order."""
         return self._pieces[chunk]
 
-    def _cut(self, chunk: int) -> list[Piece]:
+    def _cut(self, chunk: int) -> list[ParameterPiece]:
         start = chunk * self.chunk_elements
         stop = start + self.chunk_elements
         index = bisect.bisect_right(self._starts, start) - 1
-        found: list[Piece] = []
+        found: list[ParameterPiece] = []
         bytes_at = 0
         while index < len(self.parameters) and self._starts[index] < stop:
             first, spec = self._starts[index], self.parameters[index]
             begin, end = max(start - first, 0), min(stop - first, spec.elements)
             if begin < end:
-                found.append(Piece(index, begin, end, first + begin - start, bytes_at))
+                found.append(ParameterPiece(index, begin, end, first + begin - start, bytes_at))
                 size = (end - begin) * DTYPE_BYTES[spec.dtype]
                 bytes_at += -(-size // 64) * 64  # aligned for every dtype
             index += 1
@@ -147,7 +155,7 @@ class Layout:
             sizes.append(-(-used // BLOCK) * BLOCK)
         return [0, *itertools.accumulate(sizes)]
 
-    def _piece_bytes(self, piece: Piece) -> int:
+    def _piece_bytes(self, piece: ParameterPiece) -> int:
         return (piece.end - piece.begin) * DTYPE_BYTES[self.parameters[piece.parameter].dtype]
 
     def parameter_bytes(self, chunk: int) -> int:
@@ -179,7 +187,7 @@ class Layout:
         return json.dumps({"format": _FORMAT, "version": FORMAT_VERSION, **asdict(self)}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str | bytes, where: str) -> Layout:
+    def from_json(cls, text: str | bytes, where: str) -> StateLayout:
         """Parse `layout.json`. Raises UsageError for another format or a newer version,
         DataMismatchError for a damaged file."""
         try:
@@ -239,7 +247,7 @@ class Layout:
         pins: int,
         memory_bytes: int,
         chunk_elements: int | None = None,
-    ) -> Layout:
+    ) -> StateLayout:
         """Choose the chunk size: 4 Mi elements, or less so that five buffers fit `memory_bytes`.
 
         Raises UsageError when not even the smallest chunks fit.

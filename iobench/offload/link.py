@@ -1,4 +1,4 @@
-"""Link: messages between a trainer and its engine process. Nothing is ever unpickled."""
+"""EngineLink: messages between a trainer and its engine process. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from iobench import errors
 from iobench.dist.messages import PREFIX, Message, length_of, pack, unpack
 from iobench.errors import IobenchError, TransferError
 
-__all__ = ["Link", "described", "raise_described"]
+__all__ = ["EngineLink", "described", "raise_described"]
 
 
-class Link:
+class EngineLink:
     """One end of a socket pair: JSON messages, each with optional bytes after it."""
 
     def __init__(self, end: socket.socket) -> None:

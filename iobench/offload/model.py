@@ -1,4 +1,4 @@
-"""Model: where an update finds gradients and puts new values."""
+"""StepModel: where an update finds gradients and puts new values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol
 import torch
 
 from iobench.errors import UsageError
-from iobench.offload.layout import Layout, Piece
+from iobench.offload.layout import ParameterPiece, StateLayout
 
-__all__ = ["Model", "TrainerModel", "flat_view", "place"]
+__all__ = ["StepModel", "TrainerModel", "flat_view", "place"]
 
 
-class Model(Protocol):
+class StepModel(Protocol):
     """The parameters of a model in one step, piece by piece."""
 
     def has_gradient(self, parameter: int) -> bool:
@@ -25,10 +25,10 @@ class Model(Protocol):
     def begin(self, chunk: int) -> None:
         """Make the pieces of `chunk` accessible."""
 
-    def gradient(self, piece: Piece) -> torch.Tensor:
+    def gradient(self, piece: ParameterPiece) -> torch.Tensor:
         """The gradient of a piece of the chunk; one-dimensional."""
 
-    def value(self, piece: Piece) -> torch.Tensor:
+    def value(self, piece: ParameterPiece) -> torch.Tensor:
         """The piece itself, writable; one-dimensional."""
 
     def end(self, chunk: int) -> None:
@@ -40,7 +40,7 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(-1)
 
 
-def place(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
+def place(piece: ParameterPiece, tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a chunk's tensor that belongs to `piece`."""
     return tensor[piece.at : piece.at + piece.end - piece.begin]
 
@@ -49,7 +49,7 @@ class TrainerModel:
     """The trainer's own parameters. Raises UsageError for a gradient that is not dense."""
 
     def __init__(
-        self, layout: Layout, parameters: Sequence[torch.Tensor], versions: Sequence[int]
+        self, layout: StateLayout, parameters: Sequence[torch.Tensor], versions: Sequence[int]
     ) -> None:
         """`versions`: torch's counters of changes after the last step."""
         self._parameters, self._versions = parameters, versions
@@ -69,12 +69,12 @@ class TrainerModel:
     def begin(self, chunk: int) -> None:
         """All pieces are accessible."""
 
-    def gradient(self, piece: Piece) -> torch.Tensor:
+    def gradient(self, piece: ParameterPiece) -> torch.Tensor:
         gradient = self._parameters[piece.parameter].grad
         assert gradient is not None
         return gradient.detach().contiguous().view(-1)[piece.begin : piece.end]
 
-    def value(self, piece: Piece) -> torch.Tensor:
+    def value(self, piece: ParameterPiece) -> torch.Tensor:
         return flat_view(self._parameters[piece.parameter])[piece.begin : piece.end]
 
     def end(self, chunk: int) -> None:

@@ -14,11 +14,11 @@ import torch
 
 from iobench.dist.messages import Message
 from iobench.errors import TransferError, UsageError
-from iobench.offload.engine import EngineOptions, Groups, Progress, ThreadEngine
-from iobench.offload.link import Link, raise_described
+from iobench.offload.engine import EngineOptions, EngineProgress, Groups, ThreadEngine
+from iobench.offload.link import EngineLink, raise_described
 from iobench.offload.model import TrainerModel
 from iobench.offload.store import GenerationStore
-from iobench.offload.windows import WINDOWS, Windows
+from iobench.offload.windows import WINDOWS, SharedWindows
 
 __all__ = ["ProcessEngine"]
 
@@ -50,10 +50,10 @@ class ProcessEngine:
         self._failure: BaseException | None = None
         self._lock = store.hand_over()
         self._memory = -1
-        self._link: Link | None = None
+        self._link: EngineLink | None = None
         self._child: subprocess.Popen[bytes] | None = None
         try:
-            self._windows, self._memory = Windows.create(store.layout)
+            self._windows, self._memory = SharedWindows.create(store.layout)
             self._start()
         except BaseException:
             self.abandon()
@@ -63,7 +63,7 @@ class ProcessEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             fds = [theirs.fileno(), self._memory, self._lock.fileno()]
-            self._link = Link(ours)
+            self._link = EngineLink(ours)
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "iobench.offload.child", *map(str, fds)],
                 stdin=subprocess.DEVNULL,
@@ -119,7 +119,7 @@ class ProcessEngine:
         """See Engine."""
         self._ask({"do": "wait"})
 
-    def progress(self) -> Progress:
+    def progress(self) -> EngineProgress:
         """See Engine."""
         self._ask({"do": "progress"})
         return self._progress
@@ -166,7 +166,9 @@ class ProcessEngine:
             if self._fresh or piece.parameter in written or piece.parameter not in due:
                 self._windows.value(chunk, piece).copy_(model.value(piece))
 
-    def _take_values(self, link: Link, chunk: int, model: TrainerModel, due: set[int]) -> None:
+    def _take_values(
+        self, link: EngineLink, chunk: int, model: TrainerModel, due: set[int]
+    ) -> None:
         if chunk >= self.layout.chunks:
             return
         message = self._message(link)
@@ -177,7 +179,7 @@ class ProcessEngine:
 
     # The child.
 
-    def _running(self) -> Link:
+    def _running(self) -> EngineLink:
         if self._failure is not None or self._link is None:
             raise TransferError(
                 f"the offload engine has failed: {self._failure}. What is durable is intact: "
@@ -196,11 +198,11 @@ class ProcessEngine:
             self._fail(error)
             raise
 
-    def _answer(self, link: Link) -> Progress:
+    def _answer(self, link: EngineLink) -> EngineProgress:
         found = self._message(link)["progress"]
-        return Progress(**{**found, "pinned": tuple(found["pinned"])})
+        return EngineProgress(**{**found, "pinned": tuple(found["pinned"])})
 
-    def _message(self, link: Link) -> Message:
+    def _message(self, link: EngineLink) -> Message:
         """Return the next message. Raises its error, or TransferError when the child has ended."""
         try:
             found = link.receive()
@@ -241,7 +243,7 @@ class ProcessEngine:
         self._lock.release()
 
 
-def _send(link: Link, message: Message, payload: bytes = b"") -> None:
+def _send(link: EngineLink, message: Message, payload: bytes = b"") -> None:
     """Send to the child. If it has ended, the wait for its answer says how."""
     with suppress(ConnectionError):
         link.send(message, payload)

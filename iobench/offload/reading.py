@@ -11,7 +11,7 @@ from iobench.errors import DataMismatchError
 from iobench.offload.files import StateFile
 from iobench.offload.layout import BLOCK
 from iobench.offload.mover import Mover
-from iobench.offload.record import NOWHERE, Record
+from iobench.offload.record import NOWHERE, GenerationRecord
 from iobench.offload.store import GenerationStore, digest_of
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
@@ -25,7 +25,7 @@ __all__ = ["read_parameters", "read_state"]
 
 _BUFFERS = 4
 
-Deliver = Callable[[int, Bytes], None]
+_Deliver = Callable[[int, Bytes], None]
 """Gets a chunk and its checked bytes, which are overwritten after it returns."""
 
 
@@ -36,7 +36,12 @@ class _Slot(NamedTuple):
 
 
 def read_parameters(
-    store: GenerationStore, record: Record, deliver: Deliver, *, iodepth: int, block_size: int
+    store: GenerationStore,
+    record: GenerationRecord,
+    deliver: _Deliver,
+    *,
+    iodepth: int,
+    block_size: int,
 ) -> None:
     """Read the parameters of a generation: 2 of 14 bytes for 16-bit parameters.
 
@@ -56,7 +61,12 @@ def read_parameters(
 
 
 def read_state(
-    store: GenerationStore, record: Record, deliver: Deliver, *, iodepth: int, block_size: int
+    store: GenerationStore,
+    record: GenerationRecord,
+    deliver: _Deliver,
+    *,
+    iodepth: int,
+    block_size: int,
 ) -> None:
     """Read the fp32 tensors of a generation, without their headers. Raises like
     `read_parameters`."""
@@ -75,7 +85,7 @@ def read_state(
     _read(store.state, slots, layout.chunks, check, iodepth, block_size)
 
 
-def _numbers(store: GenerationStore, record: Record) -> Iterator[tuple[int, int]]:
+def _numbers(store: GenerationStore, record: GenerationRecord) -> Iterator[tuple[int, int]]:
     for chunk, row in enumerate(record.rows):
         if int(row["slot"]) == NOWHERE:
             raise DataMismatchError(f"{store.state.path}: chunk {chunk} was never written")

@@ -1,4 +1,4 @@
-"""Record: what makes a generation exist. It says where each chunk is, with its checksums."""
+"""GenerationRecord: what makes a generation exist: where each chunk is, and its checksums."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
-from iobench.offload.layout import BLOCK, Layout
+from iobench.offload.layout import BLOCK, StateLayout
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["NOWHERE", "ROW", "Pin", "Record", "area_bytes", "empty_rows"]
+__all__ = ["NOWHERE", "ROW", "GenerationRecord", "Pin", "area_bytes", "empty_rows"]
 
 ROW = np.dtype(
     [("slot", "<i4"), ("_", "<i4"), ("written", "<u8"), ("state", "<u8"), ("parameters", "<u8")]
@@ -46,7 +46,7 @@ class Pin(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Record:
+class GenerationRecord:
     """One commit. The valid record with the highest sequence number is the newest.
 
     It belongs to one generation, and lists all pinned ones: each of those has its own record.
@@ -97,7 +97,7 @@ class Record:
         return data + bytes(-len(data) % BLOCK)
 
     @classmethod
-    def decode(cls, data: bytes, layout: Layout) -> Record | None:
+    def decode(cls, data: bytes, layout: StateLayout) -> GenerationRecord | None:
         """Return the record; None for an area without one, a torn or a damaged one."""
         if len(data) < _HEAD.size:
             return None
@@ -125,14 +125,14 @@ class Record:
         )
 
 
-def empty_rows(layout: Layout) -> npt.NDArray[np.void]:
+def empty_rows(layout: StateLayout) -> npt.NDArray[np.void]:
     """Return rows of chunks that were never written."""
     rows = np.zeros(layout.chunks, dtype=ROW)
     rows["slot"] = NOWHERE
     return rows
 
 
-def area_bytes(layout: Layout) -> int:
+def area_bytes(layout: StateLayout) -> int:
     """Return the bytes that are reserved for one record."""
     groups = 1 + max(one.group for one in layout.parameters)
     text = _JSON_BYTES + groups * _JSON_BYTES_PER_GROUP + layout.pins * _JSON_BYTES_PER_PIN

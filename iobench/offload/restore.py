@@ -11,10 +11,10 @@ import torch
 
 from iobench.errors import DataMismatchError, UsageError
 from iobench.offload.buffers import parameter_view
-from iobench.offload.layout import Layout
+from iobench.offload.layout import StateLayout
 from iobench.offload.model import flat_view
 from iobench.offload.reading import read_parameters, read_state
-from iobench.offload.record import Pin, Record
+from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.store import GenerationStore
 from iobench.writers.image import Bytes
 
@@ -40,7 +40,7 @@ class Restored:
 
 
 class _Candidate(NamedTuple):
-    record: Record
+    record: GenerationRecord
     pin: Pin | None
     kept: bool
     """Whether nothing of it can have been overwritten. If not, all of it is read first."""
@@ -90,7 +90,7 @@ def restore(
     verify: bool,
     iodepth: int,
     block_size: int,
-) -> tuple[Record, Restored]:
+) -> tuple[GenerationRecord, Restored]:
     """Fill `parameters` from the best generation, and let the next one follow it.
 
     With `verify` all bytes are read and compared with their checksums before. A damaged generation
@@ -137,7 +137,7 @@ def _loaded(extra: bytes | None) -> Any:
     return torch.load(io.BytesIO(extra), weights_only=True)
 
 
-def _filler(layout: Layout, parameters: Sequence[torch.Tensor]) -> Any:
+def _filler(layout: StateLayout, parameters: Sequence[torch.Tensor]) -> Any:
     def deliver(chunk: int, data: Bytes) -> None:
         fill_parameters(layout, chunk, data, parameters)
 
@@ -145,7 +145,7 @@ def _filler(layout: Layout, parameters: Sequence[torch.Tensor]) -> Any:
 
 
 def fill_parameters(
-    layout: Layout, chunk: int, data: Bytes, parameters: Sequence[torch.Tensor]
+    layout: StateLayout, chunk: int, data: Bytes, parameters: Sequence[torch.Tensor]
 ) -> None:
     """Copy the parameter bytes of `chunk` to the contiguous tensors `parameters`."""
     with torch.no_grad():

@@ -11,10 +11,10 @@ import torch
 from iobench.errors import StateError, UsageError
 from iobench.offload.adam import TENSORS
 from iobench.offload.buffers import ChunkBuffer
-from iobench.offload.layout import Layout
+from iobench.offload.layout import StateLayout
 from iobench.offload.model import flat_view, place
 from iobench.offload.reading import read_state
-from iobench.offload.record import Record
+from iobench.offload.record import GenerationRecord
 from iobench.offload.store import GenerationStore
 from iobench.writers.image import Bytes
 
@@ -22,7 +22,7 @@ __all__ = ["Replacement", "packed_groups", "state_by_index", "stock_state"]
 
 
 def stock_state(
-    store: GenerationStore, record: Record, *, iodepth: int, block_size: int
+    store: GenerationStore, record: GenerationRecord, *, iodepth: int, block_size: int
 ) -> dict[int, dict[str, torch.Tensor]]:
     """Return the `state` of torch.optim.AdamW by the index of each parameter; verified.
 
@@ -70,7 +70,7 @@ class Replacement:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: StateLayout,
         parameters: Sequence[torch.Tensor],
         state: Mapping[int, Mapping[str, torch.Tensor]],
     ) -> None:

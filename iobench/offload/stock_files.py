@@ -12,7 +12,7 @@ from iobench.formats import safetensors, torch_file
 from iobench.formats.tensors import torch_dtype
 from iobench.offload.adamw import Adam, AdamW
 from iobench.offload.reading import read_parameters
-from iobench.offload.record import Record
+from iobench.offload.record import GenerationRecord
 from iobench.offload.restore import Wanted, candidates, fill_parameters
 from iobench.offload.stock import stock_state
 from iobench.offload.store import GenerationStore
@@ -51,7 +51,7 @@ def export(directory: Path, wanted: Wanted, output: Path) -> int:
         store.close()
 
 
-def _parameters(store: GenerationStore, record: Record) -> dict[str, torch.Tensor]:
+def _parameters(store: GenerationStore, record: GenerationRecord) -> dict[str, torch.Tensor]:
     specs = store.layout.parameters
     made = [torch.empty(one.shape, dtype=torch_dtype(one.dtype)) for one in specs]
 
@@ -62,7 +62,7 @@ def _parameters(store: GenerationStore, record: Record) -> dict[str, torch.Tenso
     return {spec.name: tensor for spec, tensor in zip(specs, made, strict=True)}
 
 
-def _state_dict(store: GenerationStore, record: Record) -> dict[str, Any]:
+def _state_dict(store: GenerationStore, record: GenerationRecord) -> dict[str, Any]:
     specs = store.layout.parameters
     groups = []
     for number, values in enumerate(record.groups):

@@ -35,8 +35,8 @@ from iobench.offload.files import (
     make_files,
     read_layout,
 )
-from iobench.offload.layout import BLOCK, Layout
-from iobench.offload.record import NOWHERE, Pin, Record, area_bytes, empty_rows
+from iobench.offload.layout import BLOCK, StateLayout
+from iobench.offload.record import NOWHERE, GenerationRecord, Pin, area_bytes, empty_rows
 from iobench.writers.image import Bytes
 from iobench.writers.local.new_file import sync_directory, write_bytes
 
@@ -70,7 +70,7 @@ class GenerationStore:
     One thread calls `free_slot`, `commit` and `pin`. Any thread may read the other members.
     """
 
-    def __init__(self, directory: Path, lock: Lock, layout: Layout) -> None:
+    def __init__(self, directory: Path, lock: Lock, layout: StateLayout) -> None:
         self.directory, self.layout, self._directory_lock = directory, layout, lock
         self._lock = threading.Lock()
         self._files: list[StateFile] = []
@@ -94,10 +94,10 @@ class GenerationStore:
             if self._find(pin) and pin.generation not in damaged
         )
         self._newest = next((one for one in found if not one.damaged), None)
-        self._base: Record | None = None
+        self._base: GenerationRecord | None = None
 
     @classmethod
-    def create(cls, directory: Path, layout: Layout) -> GenerationStore:
+    def create(cls, directory: Path, layout: StateLayout) -> GenerationStore:
         """Make a new state in `directory`. Raises TargetError if it has one, or lacks the space."""
         lock = lock_directory(directory, "optimizer")
         try:
@@ -145,24 +145,24 @@ class GenerationStore:
     # What exists.
 
     @property
-    def newest(self) -> Record | None:
+    def newest(self) -> GenerationRecord | None:
         """The newest durable generation; None before the first commit."""
         with self._lock:
             return self._newest
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[GenerationRecord]:
         """Return all valid records, the newest first; also those of damaged generations."""
         with self._lock:
             found = [one for one in self._areas if one is not None]
         return sorted(found, key=lambda one: one.sequence, reverse=True)
 
-    def record_of(self, pin: Pin) -> Record:
+    def record_of(self, pin: Pin) -> GenerationRecord:
         """Return the record of a pinned generation."""
         record = self._find(pin)
         assert record is not None  # commits keep the records of pins
         return record
 
-    def _find(self, pin: Pin) -> Record | None:
+    def _find(self, pin: Pin) -> GenerationRecord | None:
         return next((r for r in self.records() if r.generation == pin.generation), None)
 
     def continue_from_generation(self, generation: int | None) -> None:
@@ -172,7 +172,7 @@ class GenerationStore:
                 self.continue_from(record)
                 return
 
-    def continue_from(self, record: Record) -> None:
+    def continue_from(self, record: GenerationRecord) -> None:
         """Let the next generation follow `record`, whose slots are kept until it is durable."""
         with self._lock:
             self._base = record
@@ -187,7 +187,7 @@ class GenerationStore:
                 f"{int(row['written'])} wrote there"
             )
 
-    def check_headers(self, record: Record) -> None:
+    def check_headers(self, record: GenerationRecord) -> None:
         """Raise DataMismatchError unless every chunk of `record` has its slot's header."""
         for chunk, row in enumerate(record.rows):
             if row["slot"] == NOWHERE:
@@ -202,7 +202,7 @@ class GenerationStore:
         used = {int(one.rows[chunk]["slot"]) for one in self._kept()}
         return next(slot for slot in range(self.layout.slots) if slot not in used)
 
-    def _kept(self) -> list[Record]:
+    def _kept(self) -> list[GenerationRecord]:
         kept = [self.record_of(pin) for pin in self.pins]
         with self._lock:
             return kept + [one for one in (self._newest, self._base) if one is not None]
@@ -216,7 +216,7 @@ class GenerationStore:
         counts: npt.NDArray[np.uint64],
         groups: Sequence[Mapping[str, Any]],
         began_s: float,
-    ) -> Record:
+    ) -> GenerationRecord:
         """Make a generation durable: all chunks in `rows` are written, and no write is in flight.
 
         It was begun at `began_s` of time.monotonic.
@@ -224,7 +224,7 @@ class GenerationStore:
         """
         self.state.sync()
         self.parameters.sync()
-        record = Record(
+        record = GenerationRecord(
             sequence=self._sequence + 1,
             generation=generation,
             updates=updates,
@@ -261,7 +261,7 @@ class GenerationStore:
         self._remove_extras()
         return pin
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: GenerationRecord) -> None:
         data = record.encode(self._area_bytes)
         area = self._free_area()
         self._records.write(data, area * self._area_bytes)
@@ -278,7 +278,7 @@ class GenerationStore:
             sequences = {n: one.sequence for n, one in enumerate(self._areas) if one is not None}
         return min(free, key=lambda area: sequences.get(area, 0))
 
-    def mark_damaged(self, record: Record) -> None:
+    def mark_damaged(self, record: GenerationRecord) -> None:
         """Note durably that bytes of this generation differ from their checksums.
 
         `resume` passes it over from now on. Its bytes stay where they are.
@@ -328,7 +328,7 @@ class GenerationStore:
                 path.unlink(missing_ok=True)
 
     @property
-    def base(self) -> Record | None:
+    def base(self) -> GenerationRecord | None:
         """The generation that the next one follows."""
         with self._lock:
             return self._base or self._newest
@@ -344,15 +344,15 @@ def digest_of(data: Bytes) -> int:
     return xxhash.xxh3_64_intdigest(data.data)
 
 
-def _read_areas(file: StateFile, layout: Layout) -> list[Record | None]:
+def _read_areas(file: StateFile, layout: StateLayout) -> list[GenerationRecord | None]:
     size = area_bytes(layout)
     return [
-        Record.decode(file.read(size, area * size).tobytes(), layout)
+        GenerationRecord.decode(file.read(size, area * size).tobytes(), layout)
         for area in range(areas_of(layout))
     ]
 
 
-def read_records(directory: Path, layout: Layout) -> list[Record]:
+def read_records(directory: Path, layout: StateLayout) -> list[GenerationRecord]:
     """Return the valid records in `directory`, the newest first, without the lock.
 
     A record that a trainer is just writing counts as missing.
@@ -362,5 +362,5 @@ def read_records(directory: Path, layout: Layout) -> list[Record]:
     with transfer_errors("reading", path):
         data = path.read_bytes()
     areas = range(areas_of(layout))
-    found = [Record.decode(data[n * size : (n + 1) * size], layout) for n in areas]
+    found = [GenerationRecord.decode(data[n * size : (n + 1) * size], layout) for n in areas]
     return sorted((r for r in found if r is not None), key=lambda r: r.sequence, reverse=True)

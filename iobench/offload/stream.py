@@ -1,4 +1,4 @@
-"""Stream: reads chunk k+1 while the caller updates chunk k and chunk k-1 is written.
+"""ChunkStream: reads chunk k+1 while the caller updates chunk k and chunk k-1 is written.
 
     storage --read--> loaded --update (caller)--> to write --write--> storage
                 ^                                              |
@@ -29,7 +29,7 @@ from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Stream"]
+__all__ = ["ChunkStream"]
 
 _LOOK_AGAIN_S = 1.0
 
@@ -40,7 +40,7 @@ Update = Callable[[ChunkBuffer], bool]
 _Work = Callable[[ChunkWriter], None]
 
 
-class Stream:
+class ChunkStream:
     """Passes over all chunks of the newest generation; writes the next one.
 
     One thread calls its methods. A failure of storage, of `update` or of a thread ends the stream:

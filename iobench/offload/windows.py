@@ -1,4 +1,4 @@
-"""Windows: shared memory through which gradients and values of a few chunks pass."""
+"""SharedWindows: shared memory through which gradients and values of a few chunks pass."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import torch
 
 from iobench.errors import transfer_errors
 from iobench.offload.buffers import parameter_view
-from iobench.offload.layout import BLOCK, Layout, Piece
+from iobench.offload.layout import BLOCK, ParameterPiece, StateLayout
 from iobench.offload.model import place
 from iobench.writers.image import Bytes
 
-__all__ = ["WINDOWS", "Windows", "window_bytes"]
+__all__ = ["WINDOWS", "SharedWindows", "window_bytes"]
 
 WINDOWS = 3
 """One is filled, one is updated, one is emptied."""
 _FP32 = 4
 
 
-def window_bytes(layout: Layout) -> int:
+def window_bytes(layout: StateLayout) -> int:
     """Return the bytes of one window: the gradients of a chunk in fp32, and its values."""
     return _gradient_bytes(layout) + max(map(layout.parameter_bytes, range(layout.chunks)))
 
 
-def _gradient_bytes(layout: Layout) -> int:
+def _gradient_bytes(layout: StateLayout) -> int:
     return -(-layout.chunk_elements * _FP32 // BLOCK) * BLOCK
 
 
-class Windows:
+class SharedWindows:
     """The memory file `fd`, mapped: window n belongs to the chunks n, n + WINDOWS and so on."""
 
-    def __init__(self, fd: int, layout: Layout) -> None:
+    def __init__(self, fd: int, layout: StateLayout) -> None:
         self._layout = layout
         self._size = window_bytes(layout)
         self._memory: Bytes = np.frombuffer(mmap.mmap(fd, WINDOWS * self._size), dtype=np.uint8)
 
     @classmethod
-    def create(cls, layout: Layout) -> tuple[Windows, int]:
+    def create(cls, layout: StateLayout) -> tuple[SharedWindows, int]:
         """Make a memory file with all its pages; return it with its descriptor.
 
         Pages of a memory file count in the control group, and not in the size of /dev/shm. Raises
@@ -54,12 +54,12 @@ class Windows:
             os.close(fd)
             raise
 
-    def gradient(self, chunk: int, piece: Piece) -> torch.Tensor:
+    def gradient(self, chunk: int, piece: ParameterPiece) -> torch.Tensor:
         """The fp32 gradient of `piece`."""
         size = self._layout.chunk_elements * _FP32
         return place(piece, torch.from_numpy(self._window(chunk)[:size]).view(torch.float32))
 
-    def value(self, chunk: int, piece: Piece) -> torch.Tensor:
+    def value(self, chunk: int, piece: ParameterPiece) -> torch.Tensor:
         """The value of `piece`, in its own dtype."""
         values = self._window(chunk)[_gradient_bytes(self._layout) :]
         return parameter_view(self._layout, piece, values)

@@ -44,7 +44,7 @@ class ChunkWriter:
         self,
         store: GenerationStore,
         open_mover: Callable[[StateFile], Mover],
-        written: Callable[[ChunkBuffer, npt.NDArray[np.void]], None],
+        written: Callable[[ChunkBuffer, np.void], None],
     ) -> None:
         self._store, self._written = store, written
         self._state = open_mover(store.state)
@@ -66,7 +66,7 @@ class ChunkWriter:
         """Begin to write the chunk in `buffer` to a free slot."""
         chunk, layout = buffer.chunk, self._store.layout
         slot = self._store.free_slot(chunk)
-        row = np.zeros((), dtype=ROW)
+        row: np.void = np.zeros(1, dtype=ROW)[0]
         row["slot"], row["written"] = slot, generation
         row["state"], row["parameters"] = digest_of(buffer.payload), digest_of(buffer.parameters)
         header = slot_header(chunk, generation, updates, int(row["state"]))

@@ -1,4 +1,4 @@
-"""Layout: every element of every parameter has one place, and places do not overlap."""
+"""StateLayout: every element of every parameter has one place, and places do not overlap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import DataMismatchError, StateMismatchError, UsageError
-from iobench.offload.layout import ALIGN, BLOCK, DTYPE_BYTES, UNIT, Layout, ParameterSpec
+from iobench.offload.layout import ALIGN, BLOCK, DTYPE_BYTES, UNIT, ParameterSpec, StateLayout
 from iobench.units import GIB, MIB
 
 _TENSORS = ("master", "exp_avg", "exp_avg_sq")
@@ -20,8 +20,8 @@ def _spec(name: str, *shape: int, dtype: str = "bfloat16", group: int = 0) -> Pa
     return ParameterSpec(name=name, shape=shape, dtype=dtype, group=group)
 
 
-def _layout(*specs: ParameterSpec, chunk: int = UNIT, pins: int = 1) -> Layout:
-    return Layout(parameters=specs, chunk_elements=chunk, pins=pins, tensors=_TENSORS)
+def _layout(*specs: ParameterSpec, chunk: int = UNIT, pins: int = 1) -> StateLayout:
+    return StateLayout(parameters=specs, chunk_elements=chunk, pins=pins, tensors=_TENSORS)
 
 
 _specs = st.lists(
@@ -75,7 +75,7 @@ def test_places(specs: list[ParameterSpec], chunk: int, pins: int) -> None:
 def test_written_and_read() -> None:
     """`layout.json` gives the same layout back."""
     layout = _layout(_spec("a", 3, 4), _spec("b", 7, dtype="float32", group=1), pins=3)
-    assert Layout.from_json(layout.to_json(), "there") == layout
+    assert StateLayout.from_json(layout.to_json(), "there") == layout
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_other_files_are_refused(
     """A newer format, another file and a damaged one are different errors."""
     text = json.dumps(json.loads(_layout(_spec("a", 3)).to_json()) | change)
     with pytest.raises(error, match=message):
-        Layout.from_json(text, "there")
+        StateLayout.from_json(text, "there")
     with pytest.raises(DataMismatchError, match="damaged"):
-        Layout.from_json(text[: len(text) // 2], "there")
+        StateLayout.from_json(text[: len(text) // 2], "there")
 
 
 def test_another_model() -> None:
@@ -121,8 +121,8 @@ def test_the_chunk_size_follows_the_memory() -> None:
     """Five buffers fit the memory, if any do; chunks have 4 Mi elements at most."""
     large = [_spec("a", 1 << 30)]
 
-    def planned(memory: int, **values: int) -> Layout:
-        return Layout.plan(large, tensors=_TENSORS, pins=1, memory_bytes=memory, **values)
+    def planned(memory: int, **values: int) -> StateLayout:
+        return StateLayout.plan(large, tensors=_TENSORS, pins=1, memory_bytes=memory, **values)
 
     assert planned(2 * GIB).chunk_elements == 4 * MIB
     small = planned(100 * MIB)
@@ -133,4 +133,4 @@ def test_the_chunk_size_follows_the_memory() -> None:
     with pytest.raises(UsageError, match="multiple of 1024"):
         planned(GIB, chunk_elements=1000)
     with pytest.raises(UsageError, match="no elements"):
-        Layout.plan([_spec("a", 0)], tensors=_TENSORS, pins=1, memory_bytes=GIB)
+        StateLayout.plan([_spec("a", 0)], tensors=_TENSORS, pins=1, memory_bytes=GIB)

@@ -1,14 +1,14 @@
-"""Record: what is read back is what was written, or nothing."""
+"""GenerationRecord: what is read back is what was written, or nothing."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from iobench.offload.layout import BLOCK, UNIT, Layout, ParameterSpec
-from iobench.offload.record import Pin, Record, area_bytes, empty_rows
+from iobench.offload.layout import BLOCK, UNIT, ParameterSpec, StateLayout
+from iobench.offload.record import GenerationRecord, Pin, area_bytes, empty_rows
 
-_LAYOUT = Layout(
+_LAYOUT = StateLayout(
     parameters=(ParameterSpec(name="a", shape=(5000,), dtype="bfloat16", group=0),),
     chunk_elements=UNIT,
     pins=2,
@@ -16,10 +16,10 @@ _LAYOUT = Layout(
 )
 
 
-def _record() -> Record:
+def _record() -> GenerationRecord:
     rows = empty_rows(_LAYOUT)
     rows["slot"], rows["state"] = 1, 2**64 - 1
-    return Record(
+    return GenerationRecord(
         sequence=7,
         generation=6,
         updates=5,
@@ -36,7 +36,7 @@ def test_written_and_read() -> None:
     record = _record()
     data = record.encode(area_bytes(_LAYOUT))
     assert len(data) % BLOCK == 0
-    found = Record.decode(data + bytes(BLOCK), _LAYOUT)
+    found = GenerationRecord.decode(data + bytes(BLOCK), _LAYOUT)
     assert found is not None
     assert (found.rows == record.rows).all()
     assert found.counts.tolist() == [4]
@@ -51,10 +51,10 @@ def test_any_damage_is_found() -> None:
     for position in range(0, used, 7):
         flipped = bytearray(data)
         flipped[position] ^= 1 << position % 8
-        assert Record.decode(bytes(flipped), _LAYOUT) is None, position
-    assert Record.decode(bytes(len(data)), _LAYOUT) is None
-    assert Record.decode(data[: used // 2], _LAYOUT) is None
-    assert Record.decode(b"", _LAYOUT) is None
+        assert GenerationRecord.decode(bytes(flipped), _LAYOUT) is None, position
+    assert GenerationRecord.decode(bytes(len(data)), _LAYOUT) is None
+    assert GenerationRecord.decode(data[: used // 2], _LAYOUT) is None
+    assert GenerationRecord.decode(b"", _LAYOUT) is None
 
 
 def test_too_much_does_not_fit() -> None:

@@ -209,10 +209,10 @@ def test_a_torn_record_is_the_one_before(tmp_path: Path, expected: list) -> None
     _trained(tmp_path, 4, keep=0)
     data = (tmp_path / "records").read_bytes()
     layout = read_layout(tmp_path)
-    from iobench.offload.record import Record, area_bytes
+    from iobench.offload.record import GenerationRecord, area_bytes
 
     size = area_bytes(layout)
-    found = {n: Record.decode(data[n * size : (n + 1) * size], layout) for n in range(3)}
+    found = {n: GenerationRecord.decode(data[n * size : (n + 1) * size], layout) for n in range(3)}
     newest = max((one.sequence, n) for n, one in found.items() if one is not None)[1]
     _flip(tmp_path / "records", newest * size + 100)
     with AdamW.resume(make_parameters(1), tmp_path) as optimizer:
