@@ -49,6 +49,7 @@ SECTIONS = {
     "Tune": {"autotune": ""},
     "Use in your trainer": {
         "checkpointer": "",
+        "tiers": "",
         "integrations": "",
         "exec": "Unmodified scripts",
         "s3": "",
