@@ -75,12 +75,16 @@ def _rate(estimate: Estimate | None) -> str:
 
 def _document(found: TiersStatus) -> dict[str, Any]:
     def rate(estimate: Estimate | None) -> dict[str, Any] | None:
-        return estimate and {
-            "rate_bytes_per_s": 1 / estimate.s_per_byte,
-            "low_bytes_per_s": 1 / estimate.high,
-            "high_bytes_per_s": 1 / estimate.low,
-            "samples": estimate.count,
-        }
+        return (
+            None
+            if estimate is None
+            else {
+                "rate_bytes_per_s": 1 / estimate.s_per_byte,
+                "low_bytes_per_s": 1 / estimate.high,
+                "high_bytes_per_s": 1 / estimate.low,
+                "samples": estimate.count,
+            }
+        )
 
     return {
         "schema": "iobench.tiers/1",

@@ -83,4 +83,4 @@ def _same(fd: int, start: int, block: Bytes) -> bool:
 def _write(fd: int, start: int, block: Bytes) -> None:
     done = 0
     while done < len(block):
-        done += os.pwrite(fd, block[done:], start + done)
+        done += os.pwrite(fd, block.data[done:], start + done)

@@ -50,7 +50,7 @@ class SourceFile:
         done = 0
         try:
             while done < len(block):
-                count = os.preadv(self._fd, [block[done:]], start + done)
+                count = os.preadv(self._fd, [block.data[done:]], start + done)
                 if not count:
                     raise LocalDamageError(f"{self._path}: ends at byte {start + done}")
                 done += count

@@ -110,7 +110,7 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
 
 def _last_states(events: list[DrainEvent]) -> dict[tuple[int, int], str]:
     """Return the last state of each (step, serial number)."""
-    states = {}
+    states: dict[tuple[int, int], str] = {}
     for one in events:
         if one.step >= 0:
             states[one.step, one.serial] = "waiting" if one.event == "saved" else one.event

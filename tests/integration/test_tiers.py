@@ -192,7 +192,8 @@ def test_a_damaged_local_copy_is_read_from_the_remote_tier(local: Path, remote: 
         assert ckpt.loaded is not None
         assert list(ckpt.loaded.sources) == [str(local), str(remote)]
         damage(local / "step-1" / "manifest.json")
-        assert ckpt.load()["step"] == 1
+        with pytest.warns(RuntimeWarning, match=f"step 1 is read from {remote}"):
+            assert ckpt.load()["step"] == 1
 
 
 def test_a_dead_remote_tier_does_not_delay_a_restore(

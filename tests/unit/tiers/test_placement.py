@@ -19,11 +19,15 @@ _TIERS = [TierRoom(name="local"), TierRoom(name="remote")]
 @pytest.mark.parametrize("noise", [0.03, 0.1])
 @pytest.mark.parametrize("name", TRACES)
 def test_near_the_oracle(name: str, noise: float) -> None:
-    """Within 5 % of the oracle's total time to durable; at most one needless switch per change."""
+    """Within 5 % of the oracle's total time to durable; at most one needless switch per change.
+
+    The beginning counts as a change: nothing is known then.
+    """
     trace = TRACES[name]
     found = replay(trace, Placement(), noise=noise)
     assert found.total_s <= 1.05 * found.oracle_s
-    assert len(found.switches) <= 2 * trace.changes, found.reasons
+    needless = len(found.switches) - trace.changes
+    assert needless <= max(1, trace.changes), found.reasons
 
 
 def test_the_replay_finds_a_bad_placement() -> None:
@@ -128,9 +132,9 @@ def test_the_estimate_forgets_what_was_before_a_change() -> None:
     assert found is not None
     assert found.count == 2
     assert found.seconds(GIB) == pytest.approx(math.sqrt(3.0 * 3.05))
-    found = estimate(_seen("local", 1.0, 1.02, 3.0, 1.01, 0.99))
+    found = estimate(_seen("local", 1.02, 0.99, 1.0, 1.02, 3.0, 1.01, 0.99))
     assert found is not None
-    assert found.count == 4
+    assert found.count == 6
     assert found.low < 1.0 / GIB < found.high
     assert estimate(_seen("local", 1.0, -1.0)) is None
 
