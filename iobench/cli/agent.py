@@ -17,13 +17,13 @@ _ANSWER_S = 10.0
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Show or stop the memory agents on this node, which keep replicas of checkpoints.",
+    help="Show or stop the agents that keep replicas in memory.",
 )
 
 
 @app.command("status")
 def status(format_: FormatOption = ListingFormat.TABLE) -> None:
-    """List the agents of this user on this node, and the steps that they hold."""
+    """List the agents of this user on this node, with their steps."""
     found = _statuses()
     if format_ is ListingFormat.JSON:
         write_json({"schema": "iobench.agents/1", "agents": found}, sys.stdout)

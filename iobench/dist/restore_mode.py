@@ -49,7 +49,7 @@ class Reader:
 
     `mode` "auto" measures the three modes on the first bytes that several ranks need, and reads
     all else by the fastest one. A sample is 1/64 of these bytes divided by the number of ranks: a
-    mode that is as many times slower as there are ranks costs 2 % of the fastest restore. Modes
+    mode that is as many times slower as there are ranks costs 2% of the fastest restore. Modes
     that take less than twice as long as the fastest one are measured again with twice the bytes,
     until that takes 0.1 s or 1/8 of the bytes is read.
     """

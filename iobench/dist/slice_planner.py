@@ -48,7 +48,7 @@ class SlicePlanner(DefaultSavePlanner):
         """`nodes[rank]`: the node of each rank; None for one node.
 
         `block_size`: the writer's block in bytes, to which parts are aligned as far as their sizes
-        stay equal within 1 %. `writers_per_node`: ranks of one node that write replicated state;
+        stay equal within 1%. `writers_per_node`: ranks of one node that write replicated state;
         None for all. `stock`: options of torch's DefaultSavePlanner.
         """
         super().__init__(**stock)

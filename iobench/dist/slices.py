@@ -78,7 +78,7 @@ def writers_of(nodes: Sequence[int], writers_per_node: int | None = None) -> lis
 
 
 def fitting_align(size_bytes: int, writers: int, block_size: int) -> int:
-    """Return the largest power-of-two fraction of `block_size` that keeps shares equal within 1 %.
+    """Return the largest power-of-two fraction of `block_size` that keeps shares equal within 1%.
 
     Not below 64 KiB, or `block_size` if that is less: smaller writes cost more than shares of
     less than 6.4 MiB gain by equality.

@@ -37,7 +37,7 @@ class WritersPerNode:
 
 
 def fewest_writers(rates: Mapping[int, float]) -> int:
-    """Return the smallest number of writers with at least 95 % of the best rate.
+    """Return the smallest number of writers with at least 95% of the best rate.
 
     Fewer writers make fewer files, and leave the other ranks' processors alone.
     """

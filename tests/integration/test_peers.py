@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,20 @@ def test_a_state_that_is_not_there(tmp_path: Path, name: str) -> None:
     peer = usable(name, str(tmp_path))
     with pytest.raises(Exception):  # noqa: B017, PT011 -- each peer has its own
         peer.restore(str(tmp_path / "missing"), described(state()))
+
+
+def test_a_lock_of_a_killed_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would wait for ever for the end of that build."""
+    pytest.importorskip("deepspeed")
+    (tmp_path / "async_io").mkdir()
+    lock = tmp_path / "async_io" / "lock"
+    lock.touch()
+    os.utime(lock, (0, 0))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    answer = peers.make("deepspeed-aio").available(str(tmp_path))
+    assert not answer.ok
+    assert f"{lock} is left by a killed build; remove this file" in answer.reason
+    assert lock.exists()
 
 
 def test_one_table(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:

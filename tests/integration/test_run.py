@@ -37,6 +37,7 @@ SUMMARY_KEYS = {
         "ratio",
         "ratio_ci95",
         "cpu_s_per_gib",
+        "memory",
         "first_done_s",
         "last_done_s",
     ),

@@ -173,6 +173,7 @@ def kept(size: int, directory: str) -> list[Any]:
         state["more"] = torch.ones(2)
         ckpt.save(state, 4)
         found = [ckpt.steps(), ckpt.latest()]
+        ckpt.prepare(state)  # all ranks have looked
         ckpt.remove(4)
         found += [ckpt.steps(), ckpt.latest(), _raised(lambda: ckpt.remove(4))]
         ckpt.load(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,23 +42,31 @@ class Patience:
 
 @contextmanager
 def settled(directory: Path, monitor: Monitor, patience: Patience | None = None) -> Iterator[None]:
-    """Sync the file system, run the block, then wait until the device was idle for 0.1 s.
+    """Sync the file system while the block runs, then wait until the device was idle for 0.1 s.
 
     A sample leaves work behind: write-back, discards of removed files, journal commits. The wait
-    keeps it out of the next sample's time. It first waits until the space of removed and replaced
-    files is freed. The block may prepare the next operation in memory: the time in which the device
-    is idle during the block counts. The wait ends after `patience`, counted from the sync.
+    keeps it out of the next sample's time. Before the sync, the space of removed and replaced files
+    is freed. The block may prepare the next operation in memory: the time after the sync in which
+    the device is idle during the block counts. The wait ends after `patience`, counted from the
+    sync.
     """
     patience = patience or Patience()
+    with ThreadPoolExecutor(1, thread_name_prefix="iobench-sync") as thread:
+        synced = thread.submit(_sync, directory, monitor)
+        yield
+        began_s, before = synced.result()
+    patience.ended(idle=_rests(monitor, began_s, before, began_s + patience.seconds))
+
+
+def _sync(directory: Path, monitor: Monitor) -> tuple[float, object]:
+    """Sync the file system. Return the time after it, and the counters at this time."""
     deferred_free.wait()
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         linux.sync_file_system(fd)
     finally:
         os.close(fd)
-    began_s, before = time.monotonic(), monitor.read()
-    yield
-    patience.ended(idle=_rests(monitor, began_s, before, began_s + patience.seconds))
+    return time.monotonic(), monitor.read()
 
 
 def _rests(monitor: Monitor, since_s: float, before: object, deadline_s: float) -> bool:

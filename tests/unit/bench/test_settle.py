@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,8 +36,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def device(busy_until: float, clock: Clock) -> Any:
-    """A monitor whose counter moves until the clock shows `busy_until`."""
-    return SimpleNamespace(read=lambda: min(clock.now, busy_until))
+    """A monitor whose counter moves until the clock shows `busy_until`; `was_read` is an event."""
+    was_read = threading.Event()
+
+    def read() -> float:
+        now = min(clock.now, busy_until)
+        was_read.set()
+        return now
+
+    return SimpleNamespace(read=read, was_read=was_read)
 
 
 def test_a_quiet_device_is_waited_for_once(tmp_path: Path, clock: Clock) -> None:
@@ -93,9 +101,31 @@ def test_time_spent_in_the_block_counts(
     tmp_path: Path, clock: Clock, busy_until: float, prepared_at: float, ended_at: float
 ) -> None:
     """A device that rested meanwhile is not waited for; one that moved must rest afterwards."""
-    with settled(tmp_path, device(busy_until, clock)):
+    monitor = device(busy_until, clock)
+    with settled(tmp_path, monitor):
+        assert monitor.was_read.wait(60)  # the sync has ended
         clock.now = prepared_at
     assert clock.now == pytest.approx(ended_at)
+
+
+def test_the_block_runs_during_the_sync(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is watched after both; an error of the sync is raised after the block."""
+    ended, order = threading.Event(), []
+
+    def sync(_fd: int) -> None:
+        assert ended.wait(60)
+        order.append("synced")
+
+    monkeypatch.setattr(module.linux, "sync_file_system", sync)
+    with settled(tmp_path, device(0.0, clock)):
+        order.append("block")
+        ended.set()
+    assert (order, clock.sleeps) == (["block", "synced"], 1)
+    with pytest.raises(FileNotFoundError), settled(tmp_path / "none", device(0.0, clock)):
+        order.append("next")
+    assert order[-1] == "next"
 
 
 def test_patience_shrinks_with_waits_that_are_too_short(tmp_path: Path, clock: Clock) -> None:
