@@ -10,9 +10,9 @@ from iobench.errors import OptionError
 from iobench.tiers.rates import Estimate, Observation, estimate, failures
 from iobench.units import format_seconds, format_size, parse_seconds
 
-__all__ = ["Goal", "Placement", "PlacementDecision", "TierHistory", "TierRoom", "choose"]
+__all__ = ["Placement", "PlacementDecision", "PlacementGoal", "TierHistory", "TierRoom", "choose"]
 
-Goal = Literal["durable", "bandwidth", "capacity"]
+PlacementGoal = Literal["durable", "bandwidth", "capacity"]
 
 _MARGIN = 1.05
 """A tier that is less than 5 % faster is not worth a switch."""
@@ -32,14 +32,14 @@ class Placement:
     Raises OptionError for values out of range.
     """
 
-    goal: Goal = "durable"
+    goal: PlacementGoal = "durable"
     separations: int = 2
     dwell: float | str = "60s"
     probe_every: int = 4
 
     def __post_init__(self) -> None:
-        if self.goal not in get_args(Goal):
-            raise OptionError(f"goal={self.goal!r}: one of {', '.join(get_args(Goal))}")
+        if self.goal not in get_args(PlacementGoal):
+            raise OptionError(f"goal={self.goal!r}: one of {', '.join(get_args(PlacementGoal))}")
         for name in ("separations", "probe_every"):
             if type(value := getattr(self, name)) is not int or value < 1:
                 raise OptionError(f"{name}={value!r}: a whole number, 1 or more")
