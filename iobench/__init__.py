@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from iobench.dist.load.any_format import load_checkpoint
     from iobench.dist.replicas.scheme import Partner, Xor
     from iobench.integrations.default_writer import set_default_writer
+    from iobench.tiers.placement import Placement
     from iobench.tiers.remote import Remote
     from iobench.writers.base import Writer
     from iobench.writers.config import dump_writer, load_writer
@@ -38,6 +39,7 @@ __all__ = [
     "KeepLast",
     "Partner",
     "PerRank",
+    "Placement",
     "Remote",
     "SavedPerRank",
     "Transfer",
@@ -59,6 +61,7 @@ _HOMES = {
     "KeepEvery": "iobench.checkpoint.retention",
     "KeepLast": "iobench.checkpoint.retention",
     "PerRank": "iobench.checkpoint.per_rank",
+    "Placement": "iobench.tiers.placement",
     "Remote": "iobench.tiers.remote",
     "SavedPerRank": "iobench.checkpoint.per_rank",
     "Partner": "iobench.dist.replicas.scheme",

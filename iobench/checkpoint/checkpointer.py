@@ -144,10 +144,13 @@ class LocalCheckpointer:
         except BaseException:
             self._store.release()
             raise
-        self._committer = Committer(store=self._store, writer=self._writer, ledger=self._ledger)
+        self._committer = self._new_committer()
         self._persister: Persister[Any] = Persister(
             pool, functools.partial(self._committer.persist, rate_bytes_per_s=limit)
         )
+
+    def _new_committer(self) -> Committer:
+        return Committer(store=self._store, writer=self._writer, ledger=self._ledger)
 
     @property
     def saves(self) -> tuple[Save, ...]:

@@ -51,6 +51,10 @@ def tiers(
         local = "damaged" if one.serial is None else "durable"
         age = format_seconds(one.age_s)
         print(f"{one.step:>10}  {size:>10}  {age:>12}  {local:<7}  {one.remote}")
+    if found.decisions:
+        print("\nplacement of the last saves")
+    for placed in found.decisions:
+        print(f"{placed.step:>10}  {placed.tier:<6}  {printable(placed.why)}")
 
 
 def _lost(found: TiersStatus) -> str:
@@ -103,6 +107,10 @@ def _document(found: TiersStatus) -> dict[str, Any]:
             "failure": found.failure or None,
         },
         "steps_at_risk": found.steps_at_risk,
+        "decisions": [
+            {"step": one.step, "tier": one.tier, "why": one.why, "age_s": one.age_s}
+            for one in found.decisions
+        ],
         "checkpoints": [
             {
                 "step": one.step,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
+from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
@@ -26,6 +27,7 @@ from iobench.writers.s3_store.target import is_s3
 if TYPE_CHECKING:
     from iobench.tiers.local_tier import LocalTier
     from iobench.tiers.nearest import Nearest
+    from iobench.tiers.placement import Placement
     from iobench.tiers.remote import Remote
 
 __all__ = ["Checkpointer"]
@@ -57,16 +59,19 @@ class Checkpointer(LocalCheckpointer):
         writers_per_node: int | Literal["auto"] | None = None,
         deadline_s: float = DEADLINE_S,
         tiers: Sequence[Remote] = (),
+        placement: Placement | None = None,
         **options: Any,
     ) -> None:
         """Add to the options of LocalCheckpointer, whose directory is the local tier of `tiers`.
 
         - `tiers`: `[Remote("s3://bucket/run")]`: checkpoints are copied there in the background
+        - `placement`: lets a save go to the remote tier directly, when that is faster
         """
         del world  # see __new__
         self._remote = _remote_of(tiers)
         if self._remote is not None and self._ranked:
             raise OptionError("tiers: not yet for jobs of several ranks; use one rank, or no tiers")
+        self._placement = _checked(placement, self._remote)
         many = writers_per_node
         if many not in (None, "auto") and not (type(many) is int and many > 0):
             raise OptionError(f"writers_per_node={many!r}: 1 or more, 'auto', or None for all")
@@ -112,6 +117,21 @@ class Checkpointer(LocalCheckpointer):
         except BaseException:
             tier.release()
             raise
+
+    def _new_committer(self) -> Committer:
+        local = super()._new_committer()
+        if self._tier is None or self._placement is None:
+            return local
+        from iobench.tiers.placed import PlacedCommitter
+
+        return PlacedCommitter(
+            store=self._store,
+            writer=self._writer,
+            ledger=self._ledger,
+            serials=self._ledger,
+            tier=self._tier,
+            choice=self._placement,
+        )
 
     def _nearest(self, tier: LocalTier) -> Nearest:
         """Return the checkpoints of both tiers. New saves count as newer than all of them."""
@@ -194,6 +214,7 @@ class Checkpointer(LocalCheckpointer):
         if step not in self._nearest(tier).steps():
             raise UsageError(f"there is no checkpoint of step {step}")
         tier.remote.remove(step)
+        tier.drain.queue.forget(step)
 
     def _restore(
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
@@ -244,6 +265,18 @@ def _remote_of(tiers: Sequence[Remote]) -> Remote | None:
     if len(tiers) > 1:
         raise OptionError(f"tiers: {len(tiers)} remote tiers; one is possible")
     return tiers[0]
+
+
+def _checked(placement: Placement | None, remote: Remote | None) -> Placement | None:
+    """Return `placement`. Raises OptionError for anything else, and without a remote tier."""
+    if placement is not None:
+        from iobench.tiers.placement import Placement
+
+        if not isinstance(placement, Placement):
+            raise OptionError(f"placement={placement!r}: takes a value such as Placement()")
+        if remote is None:
+            raise OptionError("placement: needs tiers=[Remote(...)]")
+    return placement
 
 
 def _of_one_rank(state: Any) -> Any:

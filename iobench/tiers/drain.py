@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from iobench import linux
+from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, TransferError
 from iobench.tiers.drain_step import DrainStep
 from iobench.tiers.journal import DrainEvent, DrainJournal, Event
+from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
 from iobench.tiers.pace import DrainPace, DrainStoppedError
 from iobench.tiers.queue import DrainQueue, Queued
-from iobench.tiers.rates import Observation, estimate
 from iobench.tiers.remote import RemoteTier
 from iobench.tiers.source_file import LocalDamageError
 from iobench.units import format_seconds
@@ -30,7 +31,7 @@ _NICE = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 300.0
 _LOOK_AGAIN_S = 1.0
 _JOIN_S = 10.0
-_RATES = 16  # copies whose rates predict the next one
+_MOST_YIELDED = 0.05
 
 
 class Drain:
@@ -41,7 +42,7 @@ class Drain:
     by `wait`: the drain tries again after 0.5 s, 1 s, 2 s and so on, up to 5 minutes.
     """
 
-    def __init__(self, local: DirectoryStore, remote: RemoteTier) -> None:
+    def __init__(self, local: DirectoryStore, remote: RemoteTier, rates: ObservedRates) -> None:
         self._local, self.remote = local, remote
         self.queue = DrainQueue()
         self.journal = DrainJournal(local.directory)
@@ -50,7 +51,7 @@ class Drain:
         self._saving = self._failed_in_a_row = self._failures = 0
         self.failure: Exception | None = None
         """Why the last attempt failed; None after a success."""
-        self._rates: list[Observation] = []
+        self._rates = rates
         self._untidy = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="iobench-drain", daemon=True)
@@ -65,9 +66,24 @@ class Drain:
             entry = Queued(step=step, serial=serial, since_s=time.monotonic(), created_s=created_s)
             self.queue.put(entry)
         self.journal.shorten()
+        self._recall()
         self._note("remote", where=str(self.remote))
         self._thread.start()
         interpreter_end.at_end(self, Drain.stop)
+
+    def _recall(self) -> None:
+        """Begin with the rates in the journal."""
+        offset_s = time.monotonic() - time.time()
+        for one in self.journal.events():
+            tier, size = {
+                "saved": (LOCAL, one.size_bytes),
+                "durable": (REMOTE, one.sent_bytes),
+            }.get(one.event, ("", 0))
+            if size and one.elapsed_s > 0:
+                at_s = min(
+                    one.at_s + offset_s, time.monotonic()
+                )  # the clock may have been set back
+                self._rates.add(tier, size, one.elapsed_s, at_s=at_s)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -82,6 +98,26 @@ class Drain:
         """Queue a checkpoint that is durable in the local tier since now."""
         self.queue.put(entry)
         self._note("saved", entry, elapsed_s=elapsed_s)
+        self._rates.add(LOCAL, entry.size_bytes, elapsed_s)
+
+    def sent_directly(self, save: Save, serial: int, elapsed_s: float) -> None:
+        """Record a save that is durable in the remote tier, and not in the local one."""
+        entry = Queued(
+            step=save.step,
+            serial=serial,
+            since_s=time.monotonic(),
+            created_s=save.created_s,
+            size_bytes=save.size_bytes,
+            state="durable",
+            local=False,
+        )
+        self.queue.put(entry)
+        self._note("durable", entry, sent_bytes=save.size_bytes, elapsed_s=elapsed_s)
+        self._rates.add(REMOTE, save.size_bytes, elapsed_s)
+
+    def placed(self, step: int, tier: str, why: str) -> None:
+        """Record why a checkpoint was saved to `tier`."""
+        self._note("placed", step=step, where=tier, why=why)
 
     def wait(self) -> None:
         """Wait until every checkpoint is durable in the remote tier, or given up.
@@ -124,7 +160,7 @@ class Drain:
 
     def eta_s(self, step: int) -> float | None:
         """Return the seconds until `step` is expected in the remote tier; None if unknown."""
-        found = estimate(self._rates)
+        found = self._rates.estimate(REMOTE)
         ahead = self.queue.not_durable()
         if found is None or not any(one.step == step for one in ahead):
             return None
@@ -192,12 +228,14 @@ class Drain:
             self._set_failure(None)
 
     def _work_on(self, entry: Queued) -> None:
-        began_s = time.monotonic()
+        began_s, yielded_s = time.monotonic(), self._pace.yielded_s
         if entry.state == "durable":
             verified = self._step.verify(entry)
             self._note("verified" if verified else "superseded", entry)
         elif (sent := self._step.send(entry, again=self._failed_in_a_row > 0)) is not None:
-            self._copied(entry, sent, time.monotonic() - began_s)
+            elapsed_s = time.monotonic() - began_s
+            alone = self._pace.yielded_s - yielded_s < _MOST_YIELDED * elapsed_s
+            self._copied(entry, sent, elapsed_s if alone else 0.0)
 
     def _local_failed(self, entry: Queued, error: LocalDamageError) -> None:
         """Settle a checkpoint whose local files are removed or damaged."""
@@ -209,23 +247,15 @@ class Drain:
             self._tell(f"step {entry.step} is not copied to {self.remote}: {error}")
 
     def _copied(self, entry: Queued, sent_bytes: int, elapsed_s: float) -> None:
+        """Record a copy. `elapsed_s` is 0 if it waited for saves: that is not a rate."""
         self._note("durable", entry, sent_bytes=sent_bytes, elapsed_s=elapsed_s)
-        if sent_bytes:
-            self._observe(sent_bytes, elapsed_s)
-
-    def _observe(self, sent_bytes: int, elapsed_s: float) -> None:
-        one = Observation(
-            tier="remote", at_s=time.monotonic(), size_bytes=sent_bytes, elapsed_s=elapsed_s
-        )
-        self._rates = [*self._rates, one][-_RATES:]
+        if sent_bytes and elapsed_s:
+            self._rates.add(REMOTE, sent_bytes, elapsed_s)
 
     def _look_at_remote(self) -> None:
         """Settle what the remote tier has. Given up copies stay given up."""
         events = self.journal.events()
         last = {(one.step, one.serial): one.event for one in events if one.step >= 0}
-        for one in events:
-            if one.event == "durable" and one.sent_bytes:
-                self._observe(one.sent_bytes, one.elapsed_s)
         waiting = [one.step for one in self.queue.not_durable()]
         serials = self.remote.open(waiting)
         newest = next(iter(self.queue.entries()), None)
@@ -275,6 +305,7 @@ class Drain:
         self._failures += 1
         self._set_failure(error)
         self._note("failed", why=str(error))
+        self._rates.add(REMOTE, 0, 0.0, ok=False)
         if self._failed_in_a_row == 1:
             self._tell(f"copies to {self.remote} wait, and are tried again: {error}")
         pause_s = min(_FIRST_PAUSE_S * 2 ** min(self._failed_in_a_row - 1, 20), _LONGEST_PAUSE_S)

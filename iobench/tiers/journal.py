@@ -21,7 +21,9 @@ __all__ = ["JOURNAL", "DrainEvent", "DrainJournal"]
 JOURNAL = ".iobench-drain.jsonl"
 """Its name, in the directory of the checkpoints."""
 
-Event = Literal["remote", "waiting", "durable", "verified", "superseded", "failed", "saved"]
+Event = Literal[
+    "remote", "waiting", "durable", "verified", "superseded", "failed", "saved", "placed"
+]
 
 _KEPT = 1000
 
@@ -32,9 +34,11 @@ class DrainEvent:
 
     - `remote`: the location of the remote tier is `where`; written when a Checkpointer opens
     - `saved`: the checkpoint was written to local storage: `size_bytes` in `elapsed_s`
-    - `durable`: it is in the remote tier; this attempt has sent `sent_bytes` of its `size_bytes`
+    - `durable`: it is in the remote tier; this attempt has sent `sent_bytes` of its `size_bytes` in
+      `elapsed_s`, or 0 if it waited for saves
     - `verified`: it was read back from there, and every checksum is that of the manifest
     - `superseded`: it is not copied; `why` says why
+    - `placed`: a save went to the tier `where` ("local" or "remote"); `why` says why
     - `failed`: an attempt failed; `why` is the error
     """
 

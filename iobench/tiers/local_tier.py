@@ -13,6 +13,7 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import DirectoryStore
 from iobench.tiers.drain import Drain
+from iobench.tiers.observed import ObservedRates
 from iobench.tiers.queue import Queued
 from iobench.tiers.remote import Remote, RemoteTier
 
@@ -41,7 +42,8 @@ class LocalTier(DirectoryStore):
         super().__init__(directory)
         self.remote = RemoteTier(options)
         self.remote.check(self.directory)
-        self.drain = Drain(self, self.remote)
+        self.rates = ObservedRates()
+        self.drain = Drain(self, self.remote, self.rates)
 
     def start(self, ages: Mapping[int, tuple[int, float]]) -> None:
         """Start the drain of the checkpoints `ages`. The lock of the directory is held."""
@@ -95,7 +97,5 @@ class LocalTier(DirectoryStore):
         if save.status != "committed" or entry is None:
             return []
         eta_s = self.drain.eta_s(save.step)
-        return [
-            Copy(tier=str(self), state="durable"),
-            Copy(tier=str(self.remote), state=entry.state, eta_s=eta_s),
-        ]
+        local = [Copy(tier=str(self), state="durable")] if entry.local else []
+        return [*local, Copy(tier=str(self.remote), state=entry.state, eta_s=eta_s)]

@@ -32,11 +32,16 @@ class DrainPace:
         self._rate, self._busy, self._clock = rate_bytes_per_s, busy, clock
         self._lock = threading.Lock()
         self._next_s = 0.0
+        self.yielded_s = 0.0
+        """Seconds for which blocks have waited because of `busy`, added up over threads."""
 
     def wait(self, size_bytes: int) -> None:
         """Wait until `size_bytes` may be moved. Raises DrainStoppedError once `stop` is set."""
+        began_s = self._clock()
         while self._busy() and not self.stop.is_set():
             self.stop.wait(_LOOK_AGAIN_S)
+            with self._lock:
+                self.yielded_s, began_s = self.yielded_s + self._clock() - began_s, self._clock()
         if self._rate is not None:
             with self._lock:
                 begin_s = max(self._next_s, self._clock())

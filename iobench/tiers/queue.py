@@ -28,6 +28,8 @@ class Queued:
     created_s: float
     size_bytes: int = 0
     state: CopyState = "waiting"
+    local: bool = True
+    """Whether the local tier has it; not after a save that went to the remote tier directly."""
 
 
 class DrainQueue:
@@ -75,7 +77,7 @@ class DrainQueue:
 
     def pending(self) -> list[Queued]:
         """Return those that are not settled: not durable, or not read back. Last saved first."""
-        return [one for one in self.entries() if one.state in _PENDING]
+        return [one for one in self.entries() if one.state in _PENDING and one.local]
 
     def not_durable(self) -> list[Queued]:
         """Return those that are not in the remote tier and should be. Last saved first."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from iobench.checkpoint.commit import CommitLedger
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import ObjectStore
@@ -16,7 +19,7 @@ from iobench.checkpoint.removal import remove_all, remove_entry, warn_of
 from iobench.checkpoint.retention import KeepAll, Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
-from iobench.errors import OptionError, UsageError
+from iobench.errors import OptionError, TransferError, UsageError
 from iobench.tiers.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.tiers.object_copy import ObjectCopy
 from iobench.tiers.pace import DrainPace
@@ -85,6 +88,19 @@ class Remote:
         return writer
 
 
+class _DirectLedger:
+    """The CommitLedger of one checkpoint that is saved to the remote tier directly."""
+
+    def __init__(self, remote: RemoteTier, serial: int) -> None:
+        self._remote, self.next_serial = remote, serial
+
+    def holds(self, step: int) -> bool:
+        return self._remote.holds(step)
+
+    def committed(self, save: Save) -> None:
+        self._remote.recorded(save.step, self.next_serial, save.created_s, save.size_bytes)
+
+
 class RemoteTier:
     """The checkpoints of a run in its remote tier. `open` comes first.
 
@@ -96,6 +112,7 @@ class RemoteTier:
         self.writer = options.new_writer()
         self.store: CheckpointStore = store_at(options.location, self.writer)
         self._ledger: Ledger | None = None
+        self._lock = threading.RLock()
 
     def __str__(self) -> str:
         return str(self.store)
@@ -111,8 +128,14 @@ class RemoteTier:
 
         Removes unfinished copies of other steps than `waiting`. Raises TransferError, TargetError.
         """
+        with self._lock:
+            return self._open(waiting)
+
+    def _open(self, waiting: Collection[int]) -> dict[int, int]:
         self.store.acquire()
         try:
+            if isinstance(self.store, DirectoryStore):
+                self.store.clean()
             ledger = Ledger(self.store, self.options.keep)
             serials = ledger.serials()
             self.tidy(waiting)
@@ -127,10 +150,11 @@ class RemoteTier:
 
         A writer that the user made stays.
         """
-        self.close()
-        if isinstance(self.options.writer, str):
-            self.writer = self.options.new_writer()
-            self.store = store_at(self.options.location, self.writer)
+        with self._lock:
+            self.close()
+            if isinstance(self.options.writer, str):
+                self.writer = self.options.new_writer()
+                self.store = store_at(self.options.location, self.writer)
 
     @property
     def is_open(self) -> bool:
@@ -139,10 +163,13 @@ class RemoteTier:
 
     def tidy(self, waiting: Collection[int]) -> None:
         """Remove unfinished copies of other steps than `waiting`. Raises TransferError."""
+        with self._lock:
+            self._tidy(waiting)
+
+    def _tidy(self, waiting: Collection[int]) -> None:
         if isinstance(self.store, ObjectStore):
             self.store.clean(waiting)
             return
-        self.store.clean()
         assert isinstance(self.store, DirectoryStore)
         found = self.store.directory.glob(f".step-*{DRAINING_SUFFIX}")
         left = [path for path in found if not path.name.startswith(_begins(waiting))]
@@ -172,20 +199,32 @@ class RemoteTier:
         there = manifest.step in self.store.steps()
         return there and readable_manifest(self.store, manifest.step) == manifest
 
+    @contextmanager
+    def writing(self, local: Ledger) -> Iterator[CommitLedger]:
+        """Yield the ledger for a checkpoint that is saved here directly, inside the `with`.
+
+        Copies of other checkpoints go on; one that is complete is published afterwards. Raises
+        TransferError when the tier is not open.
+        """
+        with self._lock:
+            if not self.is_open:
+                raise TransferError(f"{self}: it does not answer")
+            yield _DirectLedger(self, local.new_serial())
+
     def published(self, manifest: Manifest, waiting: Collection[int]) -> None:
         """Record a new checkpoint, then remove what retention drops and what it replaced."""
+        with self._lock:
+            if isinstance(self.store, ObjectStore) and self.holds(manifest.step):
+                self.store.clean(waiting)
+            self.recorded(manifest.step, manifest.serial, manifest.created_s, manifest.size_bytes)
+
+    def recorded(self, step: int, serial: int, created_s: float, size_bytes: int) -> None:
+        """Record a new checkpoint, then remove what retention drops."""
         assert self._ledger is not None
-        if isinstance(self.store, ObjectStore) and self.holds(manifest.step):
-            self.store.clean(waiting)
         self.store.steps()  # a bucket learns the prefix of the step
-        self._ledger.seen(manifest.serial)
-        save = Save(
-            step=manifest.step,
-            status="committed",
-            created_s=manifest.created_s,
-            size_bytes=manifest.size_bytes,
-        )
-        self._ledger.committed(save, manifest.serial)
+        self._ledger.seen(serial)
+        save = Save(step=step, status="committed", created_s=created_s, size_bytes=size_bytes)
+        self._ledger.committed(save, serial)
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint of `step` and unfinished copies of it, if there are any."""

@@ -14,9 +14,10 @@ from iobench.errors import UsageError, transfer_errors
 from iobench.tiers.journal import DrainEvent, DrainJournal
 from iobench.tiers.rates import Estimate, Observation, estimate
 
-__all__ = ["CheckpointCopies", "TiersStatus", "tiers_status"]
+__all__ = ["CheckpointCopies", "Placed", "TiersStatus", "tiers_status"]
 
 _RATES = 16
+_DECISIONS = 10
 _THERE = ("durable", "verified")
 
 
@@ -35,12 +36,23 @@ class CheckpointCopies:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Placed:
+    """The tier to which the save of `step` went, "local" or "remote", `age_s` ago, and why."""
+
+    step: int
+    tier: str
+    why: str
+    age_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class TiersStatus:
     """Both tiers, as the directory and its journal describe them; the remote one is not asked.
 
     Rates are seconds per byte of recent saves and copies; None before the first one. `lag_s` is the
     age of the oldest checkpoint that waits for its copy; 0 without one. `remote_step` was saved
     last of those in the remote tier. `failure` is the error of the last attempt, if it failed.
+    `decisions` are the last 10 of a placement, oldest first.
     """
 
     directory: str
@@ -53,6 +65,7 @@ class TiersStatus:
     local_step: int | None
     remote_step: int | None
     failure: str
+    decisions: tuple[Placed, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -105,6 +118,10 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
         local_step=_last_saved([(one.serial or 0, one.step) for one in found]),
         remote_step=_last_saved([(one.serial, one.step) for one in there]),
         failure=failed.why if failed else "",
+        decisions=tuple(
+            Placed(step=one.step, tier=one.where, why=one.why, age_s=max(0.0, now_s - one.at_s))
+            for one in [one for one in events if one.event == "placed"][-_DECISIONS:]
+        ),
     )
 
 
