@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import warnings
@@ -29,6 +30,10 @@ def _is_new(store: CheckpointStore) -> bool:
     return isinstance(store, DirectoryStore) and not os.path.lexists(store.directory)
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""With these a tier takes no copies, and can be read."""
+
+
 class Nearest:
     """The checkpoints of both tiers, for one restore: the read side of a CheckpointStore.
 
@@ -54,7 +59,7 @@ class Nearest:
         """
         here = self._local.steps()
         failure = self._local.drain.failure if here else None
-        if failure is None:
+        if failure is None or getattr(failure, "errno", None) in _FULL:
             failure = self._list(_ANSWER_S if here else None)
         if failure is not None and not here:
             raise failure
