@@ -23,7 +23,7 @@ from iobench.checkpoint.schedule import Schedule
 from iobench.checkpoint.serialized import Serializer
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import Content, LazyCopy, copy_into
-from iobench.checkpoint.store import release_unclosed, store_at
+from iobench.checkpoint.store import CheckpointStore, release_unclosed, store_at
 from iobench.errors import OptionError, UsageError
 from iobench.units import parse_size
 from iobench.writers.base import Writer
@@ -106,7 +106,7 @@ class LocalCheckpointer:
             raise UsageError(f"writer {self._writer.name!r} stores nothing; choose another writer")
         pool = SlotPool(slots, None if budget is None else parse_size(budget))
         self._schedule, self._on_full, self._lazy = schedule, on_full, lazy
-        self._store = store_at(location, self._writer)
+        self._store = self._store_at(location)
         self._open(location, keep or KeepAll(), pool, limit)
         copies: Channel[LazyCopy[Any]] = Channel(
             lambda: copies.serve(LazyCopy.run), name="iobench-snapshot", lingers=False, daemon=False
@@ -128,6 +128,9 @@ class LocalCheckpointer:
         self._unclosed.atexit = False
         interpreter_end.at_end(self, LocalCheckpointer._at_end)
 
+    def _store_at(self, location: str | Path) -> CheckpointStore:
+        return store_at(location, self._writer)
+
     def _open(
         self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
     ) -> None:
@@ -141,10 +144,13 @@ class LocalCheckpointer:
         except BaseException:
             self._store.release()
             raise
-        self._committer = Committer(store=self._store, writer=self._writer, ledger=self._ledger)
+        self._committer = self._new_committer()
         self._persister: Persister[Any] = Persister(
             pool, functools.partial(self._committer.persist, rate_bytes_per_s=limit)
         )
+
+    def _new_committer(self) -> Committer:
+        return Committer(store=self._store, writer=self._writer, ledger=self._ledger)
 
     @property
     def saves(self) -> tuple[Save, ...]:
