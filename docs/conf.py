@@ -49,6 +49,7 @@ SECTIONS = {
     "Tune": {"autotune": ""},
     "Use in your trainer": {
         "checkpointer": "",
+        "tiers": "",
         "offload": "",
         "integrations": "",
         "exec": "Unmodified scripts",

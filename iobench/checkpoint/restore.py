@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -57,12 +57,14 @@ class Loaded:
     """Result of a restore: the step, the transfer of its tensors, and the damaged steps.
 
     `passed_over` maps the step of each damaged checkpoint to its error. The state is not kept here,
-    because it may be as large as memory.
+    because it may be as large as memory. With `tiers`, `sources` names the tier that it was read
+    from, after the nearer ones whose copies could not be read, each with the reason.
     """
 
     step: int
     transfer: Transfer
     passed_over: dict[int, str]
+    sources: dict[str, str] = field(default_factory=dict)
 
 
 def restore(

@@ -336,12 +336,12 @@ class RankedCheckpointer(Checkpointer):
         """Outcomes of the last 1,000 replications, oldest first; empty without `replicate`."""
         return () if self._replicator is None else tuple(self._replicator.replicas)
 
-    def wait(self) -> None:
+    def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed.
 
         Replicas may still be on their way.
         """
-        super().wait()
+        super().wait(until)
         self._warn_of_replicas()
 
     def latest(self) -> int | None:
