@@ -16,13 +16,15 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from iobench.dist.hub import Hub
 from iobench.dist.interface import Interface
 from iobench.dist.member import Member
+from iobench.dist.messages import Message
 from iobench.dist.rendezvous import Meeting, meet
 from iobench.dist.world import World
 from iobench.errors import RankError, UsageError
@@ -137,6 +139,15 @@ class Control:
         """
         return self._call("all-gather", phase, value, deadline_s, error)
 
+    def begin_all_gather(
+        self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
+    ) -> Callable[[], list[Any]]:
+        """Send the value of this rank. Return a function that waits for those of all ranks.
+
+        It returns and raises what `all_gather` does. Call it once.
+        """
+        return self._begin("all-gather", phase, value, deadline_s, error)
+
     def gather(
         self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
     ) -> list[Any]:
@@ -232,10 +243,21 @@ class Control:
         error: object,
         source: int = 0,
     ) -> list[Any]:
+        return self._begin(kind, phase, value, deadline_s, error, source)()
+
+    def _begin(
+        self,
+        kind: str,
+        phase: str,
+        value: Any,
+        deadline_s: float,
+        error: object,
+        source: int = 0,
+    ) -> Callable[[], list[Any]]:
         if self._member is None:
             if error is not None:
                 raise RankError(f"{self.world}, {phase!r}: {error}", ranks=[0])
-            return list(value) if kind == "scatter" else [value]
+            return lambda: list(value) if kind == "scatter" else [value]
         message = {
             "type": "put",
             "sub": self._name,
@@ -247,16 +269,19 @@ class Control:
             "deadline_s": deadline_s,
             "source": source,
         }
-        answer = self._member.call(message, deadline_s)
-        if errors := answer.get("errors"):
-            raise RankError(
-                "; ".join(
-                    f"rank {rank} (host {host}), {phase!r}: {why}" for rank, host, why in errors
-                ),
-                ranks=[rank for rank, _, _ in errors],
-            )
-        values: list[Any] = answer["values"]
-        return values
+        return partial(_values, phase, self._member.begin(message, deadline_s))
+
+
+def _values(phase: str, wait: Callable[[], Message]) -> list[Any]:
+    """Return the values of an answer. Raises RankError if it has errors."""
+    answer = wait()
+    if errors := answer.get("errors"):
+        raise RankError(
+            "; ".join(f"rank {rank} (host {host}), {phase!r}: {why}" for rank, host, why in errors),
+            ranks=[rank for rank, _, _ in errors],
+        )
+    values: list[Any] = answer["values"]
+    return values
 
 
 def _connect_s() -> float:

@@ -11,6 +11,8 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from iobench.dist.messages import PREFIX, Message, length_of, pack, proof, unpack
@@ -51,12 +53,18 @@ class Member:
 
         The hub keeps the deadline. This rank waits a little longer for its answer.
         """
+        return self.begin(message, deadline_s)()
+
+    def begin(self, message: Message, deadline_s: float) -> Callable[[], Message]:
+        """Send a call. Return a function that waits for the hub's answer; see `call`."""
         key = (str(message["sub"]), int(message["number"]))
         self.check()
         self._phase = str(message.get("phase", self._phase))
         self._send(message)
+        return partial(self._answer, key, time.monotonic() + deadline_s + self._lost_after_s)
+
+    def _answer(self, key: tuple[str, int], until_s: float) -> Message:
         now_s = listening_s = time.monotonic()
-        until_s = now_s + deadline_s + self._lost_after_s
         with self._changed:
             while key not in self._answers:
                 self.check()

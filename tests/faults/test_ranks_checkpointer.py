@@ -23,7 +23,7 @@ _SAVES = "iobench.dist.saves"
 _POINTS = {
     "opening": ("iobench.dist.ranked.RankedCheckpointer._lead:after:1", 1),
     "load": ("iobench.dist.load.pieces.read_pieces:before:1", 1),
-    "plan": ("iobench.dist.saves.planning.local_plan:before:1", 1),
+    "plan": ("iobench.dist.saves.planning.scattered:before:1", 1),
     "snapshot": ("iobench.checkpoint.checkpointer.copy_into:before:2", 2),
     "write": (f"{_SAVES}.part_writer.PartWriter.write:before:2", 2),
     "part manifest": (f"{_SAVES}.part.Part.to_json:before:2", 2),
