@@ -49,6 +49,8 @@ SECTIONS = {
     "Tune": {"autotune": ""},
     "Use in your trainer": {
         "checkpointer": "",
+        "tiers": "",
+        "offload": "",
         "integrations": "",
         "exec": "Unmodified scripts",
         "s3": "",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from iobench.dist.load.any_format import load_checkpoint
     from iobench.dist.replicas.scheme import Partner, Xor
     from iobench.integrations.default_writer import set_default_writer
+    from iobench.tiers.placement import Placement
+    from iobench.tiers.remote import Remote
     from iobench.writers.base import Writer
     from iobench.writers.config import dump_writer, load_writer
     from iobench.writers.image import FileImage
@@ -37,6 +39,8 @@ __all__ = [
     "KeepLast",
     "Partner",
     "PerRank",
+    "Placement",
+    "Remote",
     "SavedPerRank",
     "Transfer",
     "Writer",
@@ -57,6 +61,8 @@ _HOMES = {
     "KeepEvery": "iobench.checkpoint.retention",
     "KeepLast": "iobench.checkpoint.retention",
     "PerRank": "iobench.checkpoint.per_rank",
+    "Placement": "iobench.tiers.placement",
+    "Remote": "iobench.tiers.remote",
     "SavedPerRank": "iobench.checkpoint.per_rank",
     "Partner": "iobench.dist.replicas.scheme",
     "Xor": "iobench.dist.replicas.scheme",
@@ -67,7 +73,10 @@ _HOMES = {
     "load_writer": "iobench.writers.config",
     "set_default_writer": "iobench.integrations.default_writer",
 }
-_MODULES = ("formats", "integrations", "results", "safetensors", "testing", "torch", "writers")
+_MODULES = (
+    *("formats", "integrations", "offload", "results", "safetensors"),
+    *("testing", "torch", "writers"),
+)
 """Modules that are imported on first access: some load a library."""
 
 

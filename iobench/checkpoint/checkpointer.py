@@ -23,7 +23,7 @@ from iobench.checkpoint.schedule import Schedule
 from iobench.checkpoint.serialized import Serializer
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import Content, LazyCopy, copy_into
-from iobench.checkpoint.store import release_unclosed, store_at
+from iobench.checkpoint.store import CheckpointStore, release_unclosed, store_at
 from iobench.errors import OptionError, UsageError
 from iobench.units import parse_size
 from iobench.writers.base import Writer
@@ -72,7 +72,7 @@ class LocalCheckpointer:
     background; a failed save never gets the status `committed`.
     """
 
-    _read = staticmethod(read_plain)
+    _read: staticmethod[..., Any] = staticmethod(read_plain)
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class LocalCheckpointer:
             raise UsageError(f"writer {self._writer.name!r} stores nothing; choose another writer")
         pool = SlotPool(slots, None if budget is None else parse_size(budget))
         self._schedule, self._on_full, self._lazy = schedule, on_full, lazy
-        self._store = store_at(location, self._writer)
+        self._store = self._store_at(location)
         self._open(location, keep or KeepAll(), pool, limit)
         copies: Channel[LazyCopy[Any]] = Channel(
             lambda: copies.serve(LazyCopy.run), name="iobench-snapshot", lingers=False, daemon=False
@@ -128,6 +128,9 @@ class LocalCheckpointer:
         self._unclosed.atexit = False
         interpreter_end.at_end(self, LocalCheckpointer._at_end)
 
+    def _store_at(self, location: str | Path) -> CheckpointStore:
+        return store_at(location, self._writer)
+
     def _open(
         self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
     ) -> None:
@@ -141,10 +144,13 @@ class LocalCheckpointer:
         except BaseException:
             self._store.release()
             raise
-        self._committer = Committer(store=self._store, writer=self._writer, ledger=self._ledger)
+        self._committer = self._new_committer()
         self._persister: Persister[Any] = Persister(
             pool, functools.partial(self._committer.persist, rate_bytes_per_s=limit)
         )
+
+    def _new_committer(self) -> Committer:
+        return Committer(store=self._store, writer=self._writer, ledger=self._ledger)
 
     @property
     def saves(self) -> tuple[Save, ...]:
@@ -184,7 +190,7 @@ class LocalCheckpointer:
         background. After a UsageError nothing is copied.
         """
         began_s = time.perf_counter()
-        content, save = self._begin(state, step)
+        content, save = self._begin_copy(state, step)
         lease = Lease(Snapshot(save=save, content=content))
         copy: Lease[LazyCopy[Any]] | None = None
         try:
@@ -196,12 +202,12 @@ class LocalCheckpointer:
                 self._copies.submit(copy)
             else:
                 save.pages_s = copy_into(lease.item.memory, content)
-                lease.item.content = content.without_memory()
+                lease.item.content = self._agreed_content(lease).without_memory()
                 self._persister.submit(lease)
         except BaseException as error:
             save.fail(error)
             if copy is None or copy.state is LeaseState.HELD:
-                self._persister.give(lease)
+                self._give_up(lease)
             raise
         save.stall_s = time.perf_counter() - began_s
         if self._schedule:
@@ -364,6 +370,17 @@ class LocalCheckpointer:
         self._ledger.claim(save)
         self._saves.append(save)
         return serialized, save
+
+    # Of several ranks: they may still agree about a save while it is copied.
+
+    def _begin_copy(self, state: Any, step: int) -> tuple[Any, Save]:
+        return self._begin(state, step)
+
+    def _agreed_content(self, lease: Lease[Snapshot[Any]]) -> Any:
+        return lease.item.content
+
+    def _give_up(self, lease: Lease[Snapshot[Any]]) -> None:
+        self._persister.give(lease)
 
     def _finish_copy(self) -> None:
         """Wait until a lazy copy is complete."""

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.pacing import PacedImage
 from iobench.checkpoint.persister import Snapshot
@@ -24,13 +24,29 @@ from iobench.writers.image import Bytes, FileImage
 __all__ = ["Committer", "recorded"]
 
 
+class CommitLedger(Protocol):
+    """What a commit needs of a Ledger."""
+
+    @property
+    def next_serial(self) -> int:
+        """Serial number of the next checkpoint."""
+
+    def holds(self, step: int) -> bool:
+        """Return whether there is a checkpoint of `step`."""
+
+    def committed(self, save: Save) -> None:
+        """Record that `save` is durable and visible, then remove what retention drops."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Committer:
     """Writes checkpoints to `store` through `writer` and updates the ledger."""
 
     store: CheckpointStore
     writer: Writer
-    ledger: Ledger
+    ledger: CommitLedger
+    decision: str = ""
+    """Why it is written to this tier, for the manifest."""
 
     def commit(
         self,
@@ -78,6 +94,10 @@ class Committer:
             snapshot.save, snapshot.content, snapshot.memory, rate_bytes_per_s=rate_bytes_per_s
         )
 
+    def _described(self) -> dict[str, Any]:
+        described = {"name": self.writer.name, "options": self.writer.options.to_dict()}
+        return {**described, "placement": self.decision} if self.decision else described
+
     def _manifest(self, save: Save, files: tuple[FileRecord, ...], serial: int) -> Manifest:
         from iobench._version import __version__
 
@@ -86,7 +106,7 @@ class Committer:
             created_s=save.created_s,
             world_size=1,
             iobench=__version__,
-            writer={"name": self.writer.name, "options": self.writer.options.to_dict()},
+            writer=self._described(),
             format="safetensors",
             files=files,
             serial=serial,

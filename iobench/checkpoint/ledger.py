@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from iobench.checkpoint.order import in_save_order, outlines
 from iobench.checkpoint.removal import warn_of
@@ -91,6 +91,16 @@ class Ledger:
                 if serial is not None and step not in replaced
             }
 
+    def ages(self) -> dict[int, tuple[int, float]]:
+        """Return serial number and seconds since the epoch of the readable checkpoints, by step."""
+        self._read()
+        with self._lock:
+            return {
+                step: (serial, self._created_s[step])
+                for step, serial in self._serials.items()
+                if serial is not None and step in self._created_s
+            }
+
     def claim(self, save: Save) -> None:
         """Record `save` as pending. Raises UsageError when its step is saved already."""
         with self._lock:
@@ -131,6 +141,18 @@ class Ledger:
         self._unremovable = set(failures)
         new += self._store.sweep(_SWEPT, room_bytes=2 * save.size_bytes)
         warn_of(new)  # last: a warnings filter may turn it into an exception
+
+    def would_keep(self, more: Mapping[int, tuple[int, float]]) -> set[int]:
+        """Return the steps of `more` that retention would keep if they were stored here too.
+
+        `more` maps steps to serial numbers and seconds since the epoch.
+        """
+        self._read()
+        with self._lock:
+            serials = {**self._serials, **{step: serial for step, (serial, _) in more.items()}}
+            ages = {**self._created_s, **{step: created for step, (_, created) in more.items()}}
+        ordered = {step: ages[step] for step in in_save_order(serials) if step in ages}
+        return more.keys() - set(self._keep.obsolete(ordered))
 
     def remove(self, step: int) -> None:
         """Remove a checkpoint. Raises UsageError when there is none, and TransferError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 
@@ -105,6 +105,13 @@ class ObjectStore:
                     left = [(step, number) for number in older]
                     warn_of(remove_all({step: partial(self._remove, left)}).values())
 
+    def unfinished(self, step: int) -> str:
+        """Return the prefix of the step's unfinished checkpoint, or of its next one."""
+        found = self._found()
+        newest = _newest(found).get(step, -1)
+        later = [number for other, number in found if other == step and number > newest]
+        return str(self._at(step, max(later, default=newest + 1)))
+
     def remove(self, step: int) -> None:
         self._remove([(step, number) for number in self._numbers(step)])
 
@@ -131,10 +138,15 @@ class ObjectStore:
         del room_bytes  # a bucket always has room
         return self._backlog.reduce(most)
 
-    def clean(self) -> None:
+    def clean(self, spare: Container[int] = ()) -> None:
+        """Remove what is not a checkpoint, and replaced ones. Unfinished ones of `spare` stay."""
         found = self._found()
         newest = _newest(found)
-        left = [place for place in found if newest.get(place[0]) != place[1]]
+        left = [
+            (step, number)
+            for step, number in found
+            if newest.get(step) != number and not (step in spare and number > newest.get(step, -1))
+        ]
         removals = {place: partial(self._remove, [place]) for place in left}
         warn_of(remove_all(removals).values())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
+from iobench.checkpoint.copies import Copy
 from iobench.writers.transfer import Transfer
 
 __all__ = ["Save", "Status"]
@@ -38,6 +40,12 @@ class Save:
     persist_s: float | None = None
     transfer: Transfer | None = None
     error: BaseException | None = None
+    tiers: Callable[[Save], list[Copy]] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def copies(self) -> list[Copy]:
+        """Where its copies are now, nearest first; empty for a Checkpointer without `tiers`."""
+        return self.tiers(self) if self.tiers else []
 
     @property
     def on_the_way(self) -> bool:

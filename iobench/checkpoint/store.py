@@ -143,6 +143,11 @@ class DirectoryStore:
     def acquire(self) -> None:
         self._lock = lock_directory(self.directory)
 
+    @property
+    def lock(self) -> DirectoryLock | None:
+        """The lock of the directory, between `acquire` and `release`."""
+        return self._lock
+
     def release(self) -> None:
         if self._lock:
             errors = self.sweep()
@@ -172,7 +177,7 @@ class DirectoryStore:
 
     def staged(
         self, step: int, *, serial: int, replace: bool = False, shared: bool = False
-    ) -> StagedCheckpoint:
+    ) -> AbstractContextManager[Staged]:
         del serial, shared  # the hidden name is random in any case
         return StagedCheckpoint(self.locate(step), replace=replace, lock=self._lock)
 

@@ -18,6 +18,7 @@ from iobench.cli.doctor import doctor
 from iobench.cli.exec import exec_
 from iobench.cli.given import GroupedCommand
 from iobench.cli.launched import one_process, told_by_rank_0
+from iobench.cli.offload import app as offload_app
 from iobench.cli.plan import plan
 from iobench.cli.report import report
 from iobench.cli.reproduce import reproduce
@@ -26,6 +27,7 @@ from iobench.cli.run import run as run_command
 from iobench.cli.s3 import app as s3_app
 from iobench.cli.servers import print_plan
 from iobench.cli.show import show
+from iobench.cli.tiers import tiers
 from iobench.cli.train import train
 from iobench.cli.workloads import app as workloads_app
 from iobench.cli.writers import writers
@@ -67,6 +69,8 @@ app.command(
 app.add_typer(results_app, name="results")
 app.add_typer(s3_app, name="s3")
 app.add_typer(agent_app, name="agent")
+app.add_typer(offload_app, name="offload")
+app.command()(tiers)
 
 
 def _version(wanted: bool) -> None:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
-from iobench.checkpoint.restore import OnCorrupt
+from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.restore import Loaded, OnCorrupt
+from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
+from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import Content
+from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.load.any_format import read_any
 from iobench.dist.replicas.scheme import Partner, Xor
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.dist.world import World
-from iobench.errors import OptionError, StateError
+from iobench.errors import OptionError, StateError, UsageError
+from iobench.writers.s3_store.target import is_s3
+
+if TYPE_CHECKING:
+    from iobench.tiers.local_tier import LocalTier
+    from iobench.tiers.nearest import Nearest
+    from iobench.tiers.placement import Placement
+    from iobench.tiers.remote import Remote
 
 __all__ = ["Checkpointer"]
 
@@ -25,6 +38,7 @@ DEADLINE_S = 1800.0
 class Checkpointer(LocalCheckpointer):
     _read = staticmethod(read_any)
     _ranked = False
+    _tier: LocalTier | None = None
 
     def __new__(cls, *args: Any, world: World | None = None, **options: Any) -> Self:
         """Return the Checkpointer of a rank if the job has several."""
@@ -44,9 +58,20 @@ class Checkpointer(LocalCheckpointer):
         failed_restarts: int = 2,
         writers_per_node: int | Literal["auto"] | None = None,
         deadline_s: float = DEADLINE_S,
+        tiers: Sequence[Remote] = (),
+        placement: Placement | None = None,
         **options: Any,
     ) -> None:
+        """Add to the options of LocalCheckpointer, whose directory is the local tier of `tiers`.
+
+        - `tiers`: `[Remote("s3://bucket/run")]`: checkpoints are copied there in the background
+        - `placement`: lets a save go to the remote tier directly, when that is faster
+        """
         del world  # see __new__
+        self._remote = _remote_of(tiers)
+        if self._remote is not None and self._ranked:
+            raise OptionError("tiers: not yet for jobs of several ranks; use one rank, or no tiers")
+        self._placement = _checked(placement, self._remote)
         many = writers_per_node
         if many not in (None, "auto") and not (type(many) is int and many > 0):
             raise OptionError(f"writers_per_node={many!r}: 1 or more, 'auto', or None for all")
@@ -65,12 +90,142 @@ class Checkpointer(LocalCheckpointer):
             )
         self._deadline_s, self._writers_per_node = float(deadline_s), many
         super().__init__(location, **options)
+        if self._tier is not None:
+            self._tier.start(self._ledger.ages())
+
+    def _store_at(self, location: str | Path) -> CheckpointStore:
+        if self._remote is None:
+            return super()._store_at(location)
+        self._writer.check_scheme(location)
+        if is_s3(location):
+            raise OptionError(f"{location}: with tiers, checkpoints are saved to a directory first")
+        from iobench.tiers.local_tier import LocalTier  # here: it takes time to import
+
+        self._tier = LocalTier(Path(location), self._remote)
+        return self._tier
+
+    def _open(
+        self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
+    ) -> None:
+        tier = self._tier
+        if tier is None:
+            super()._open(location, keep, pool, limit)
+            return
+        super()._open(location, tier.keeping(keep), pool, limit)
+        try:
+            self._nearest(tier)
+        except BaseException:
+            tier.release()
+            raise
+
+    def _new_committer(self) -> Committer:
+        local = super()._new_committer()
+        if self._tier is None or self._placement is None:
+            return local
+        from iobench.tiers.placed import PlacedCommitter
+
+        return PlacedCommitter(
+            store=self._store,
+            writer=self._writer,
+            ledger=self._ledger,
+            serials=self._ledger,
+            tier=self._tier,
+            choice=self._placement,
+        )
+
+    def _nearest(self, tier: LocalTier) -> Nearest:
+        """Return the checkpoints of both tiers. New saves count as newer than all of them."""
+        from iobench.tiers.nearest import Nearest
+
+        nearest = Nearest(tier, self._writer, self._read)
+        nearest.ask()
+        self._ledger.seen(nearest.last_serial)
+        return nearest
 
     def _content_of(self, state: Any) -> Content:
         return super()._content_of(_of_one_rank(state))
 
     def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
-        return super()._begin(_of_one_rank(state), step)
+        tier = self._tier
+        if tier is not None and tier.remote.options.on_lag == "wait":
+            tier.drain.wait_for_lag()
+        content, save = super()._begin(_of_one_rank(state), step)
+        save.tiers = tier.copies if tier is not None else None
+        return content, save
+
+    def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
+        """Wait until every save is committed, superseded or failed. Raise what failed.
+
+        With `until="remote"` wait also until every checkpoint is durable in the remote tier, or
+        superseded there. Raises the error of an attempt that fails meanwhile; the copies go on in
+        the background.
+        """
+        if until not in ("committed", "remote"):
+            raise OptionError(f"until={until!r}: 'committed' or 'remote'")
+        super().wait()
+        if until == "remote":
+            if self._tier is None:
+                raise UsageError('wait(until="remote") needs tiers=[Remote(...)]')
+            self._tier.drain.wait()
+
+    def close(self) -> None:
+        """Wait for every save, free the memory, release the lock, and raise the first error.
+
+        With `tiers`, wait also for the copies, unless the remote tier fails: a RuntimeWarning names
+        the steps then, and the next Checkpointer of the directory goes on. A second call does
+        nothing. When Ctrl-C interrupts the wait, the Checkpointer stays open.
+        """
+        if self._tier is None or not self._unclosed.alive or os.getpid() != self._pid:
+            super().close()
+            return
+        self._finish_copy()
+        self._persister.wait()
+        try:
+            self._tier.drain.finish()
+        except Warning:  # a warnings filter raises it
+            super().close()
+            raise
+        super().close()
+
+    def latest(self) -> int | None:
+        """Return the step of the checkpoint that was saved last; None when there is none.
+
+        With `tiers`, checkpoints of the remote tier count too.
+        """
+        if self._tier is None or not self._unclosed.alive or os.getpid() != self._pid:
+            return super().latest()
+        return self._nearest(self._tier).newest(self._ledger.serials())
+
+    def steps(self) -> list[int]:
+        """Return the steps of all complete checkpoints, of all tiers, in ascending order."""
+        return super().steps() if self._tier is None else self._nearest(self._tier).steps()
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint `step` from all tiers. Waits for saves first.
+
+        UsageError if there is none. With `tiers`, TransferError if the remote tier cannot be asked:
+        nothing is removed then.
+        """
+        tier = self._tier
+        if tier is None or self._ledger.holds(step):
+            super().remove(step)
+            return
+        self.wait()
+        if step not in self._nearest(tier).steps():
+            raise UsageError(f"there is no checkpoint of step {step}")
+        tier.remote.remove(step)
+        tier.drain.queue.forget(step)
+
+    def _restore(
+        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
+    ) -> tuple[Any, Loaded]:
+        if self._tier is None:
+            return super()._restore(step, on_corrupt, like)
+        known = self._ledger.serials() if step == "latest" else None
+        nearest = self._nearest(self._tier)
+        state, loaded = nearest.restore(step, on_corrupt=on_corrupt, like=like, known=known)
+        self._ledger.resumed_from(loaded.step)
+        return state, loaded
 
     def load(
         self,
@@ -97,6 +252,31 @@ class Checkpointer(LocalCheckpointer):
         check_restore_mode(restore_mode)
         self._restore_mode = restore_mode
         return super().load(step, on_corrupt=on_corrupt, like=like)
+
+
+def _remote_of(tiers: Sequence[Remote]) -> Remote | None:
+    """Return the remote tier; None without tiers. Raises OptionError for anything else."""
+    if not tiers:
+        return None
+    from iobench.tiers.remote import Remote
+
+    if not isinstance(tiers, Sequence) or not all(isinstance(one, Remote) for one in tiers):
+        raise OptionError(f'tiers={tiers!r}: takes a list such as [Remote("s3://bucket/run")]')
+    if len(tiers) > 1:
+        raise OptionError(f"tiers: {len(tiers)} remote tiers; one is possible")
+    return tiers[0]
+
+
+def _checked(placement: Placement | None, remote: Remote | None) -> Placement | None:
+    """Return `placement`. Raises OptionError for anything else, and without a remote tier."""
+    if placement is not None:
+        from iobench.tiers.placement import Placement
+
+        if not isinstance(placement, Placement):
+            raise OptionError(f"placement={placement!r}: takes a value such as Placement()")
+        if remote is None:
+            raise OptionError("placement: needs tiers=[Remote(...)]")
+    return placement
 
 
 def _of_one_rank(state: Any) -> Any:

@@ -150,8 +150,8 @@ class Transport:
             link.cut()
             link.close()
         if self._server is not None:
-            with contextlib.suppress(OSError):  # Linux ends an accept that waits: 0.5 s sooner
-                self._server.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._thread.join()
             self._server.close()
             self._server = None
@@ -184,9 +184,9 @@ class Transport:
             except TimeoutError:
                 continue
             except OSError:
-                if self._closed:
-                    return
-                raise
+                if not self._closed:
+                    time.sleep(_LOOK_S)  # out of descriptors: one may become free
+                continue
             # One thread for each: a stranger that says nothing must not keep the ranks waiting.
             threading.Thread(
                 target=self._admit, args=(connection,), name="iobench-admit", daemon=True

@@ -74,10 +74,10 @@ def _expect_lost(nodes: Nodes, survivors: Sequence[Process], lost: Process, *wor
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-@pytest.mark.parametrize(("size", "victim"), [(2, 0), (2, 1), (4, 0), (4, 2)])
-def test_a_rank_is_lost_at_any_time(nodes: Nodes, size: int, victim: int, how: str) -> None:
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_is_lost_at_any_time(nodes: Nodes, victim: int, how: str) -> None:
     """It is killed or stopped while the ranks gather; rank 0 has the hub."""
-    ranks = _start(nodes, size)
+    ranks = _start(nodes, 4)
     for rank in ranks:
         rank.wait_for("round 3", 30)
     lost = ranks[victim]

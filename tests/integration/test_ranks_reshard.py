@@ -60,6 +60,23 @@ def test_any_world_size(pool: RankPool, saved: Path, saved_by: int, size: int) -
         assert found == [digest(full())] * size
 
 
+@pytest.mark.parametrize("saved_by", _SIZES)
+def test_ranks_with_different_keys(pool: RankPool, tmp_path: Path, saved_by: int) -> None:
+    """Pipeline parallelism: each rank gets the layers of its own `like`, of any other split.
+
+    A layer that no rank wants is an error in all of them.
+    """
+    modes = ("all", "broadcast", "all-gather", "auto")
+    assert pool.call(rank_states.save_stages, str(tmp_path), 1, world=saved_by)
+    for size in _SIZES:
+        mode = modes[(saved_by + size) % 4]
+        found = pool.call(rank_states.load_stages, str(tmp_path), 1, mode, world=size)
+        assert all("unexpected 1 (model.layers.3.weight)" in error for _, error in found), found
+        if size > 1 and saved_by > 1 and mode == "all":
+            whole = sum(file.stat().st_size for file in tmp_path.glob("step-1/*.distcp"))
+            assert sum(moved for moved, _ in found) < 1.5 * whole, (found, whole)
+
+
 @pytest.mark.parametrize(("saved_by", "number"), [(2, 0), (3, 2), (4, 1)])
 def test_stock_torch_reads_it(
     pool: RankPool, saved: Path, tmp_path: Path, saved_by: int, number: int

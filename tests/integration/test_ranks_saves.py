@@ -53,6 +53,8 @@ def test_rank_0_decides_which_snapshot_is_written(
         *((what, how) for what in ("write:0", "write:1", "publish:0") for how in _HOW),
         ("slot:0", "save_async"),
         ("slot:1", "save_async"),
+        ("ahead:0", "save_async"),
+        ("ahead:1", "save_async"),
     ],
 )
 def test_a_failure_fails_in_all_ranks(
@@ -117,11 +119,26 @@ def test_damage_in_the_part_of_one_rank(pool: FirstRanks, tmp_path: Path) -> Non
 def test_retention_and_removal(pool: FirstRanks, tmp_path: Path) -> None:
     """Rank 0 removes for all; a state of another structure is planned anew."""
     for found in pool.call(rank_saves.kept, str(tmp_path)):
-        steps, latest, left, then, error, again, names = found
-        assert (steps, latest, left, then) == ([3, 4], 4, [3], 3)
+        steps, latest, left, then, error, seen, again, names = found
+        assert (steps, latest, left, then, seen) == ([3, 4], 4, [3], 3, 4)
         assert "there is no checkpoint of step 4" in error
         assert again == [3, 4]
         assert names == ["empty", "half"]
+
+
+def test_the_copy_begins_before_the_ranks_agree(pool: FirstRanks, tmp_path: Path) -> None:
+    """If another rank then has a new structure, rank 0 copies what it writes now.
+
+    If another rank cannot save, the save fails in all ranks, and its slot is free again.
+    """
+    (first, *zero), (second, *one) = pool.call(rank_saves.changing, str(tmp_path))
+    assert first > 1_200_000 > 100_000 > second
+    for rank, (equal, bad, again, statuses, steps) in enumerate((zero, one)):
+        assert equal
+        assert "state['bad'] is a builtins.object" in bad
+        assert ("rank 1 (host" in bad) == (rank == 0)
+        assert "step 2 is saved already" in again
+        assert (statuses, steps) == (["committed"] * 3, [1, 2, 4])
 
 
 def test_lazy_saves(pool: FirstRanks, tmp_path: Path) -> None:

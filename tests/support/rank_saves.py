@@ -24,8 +24,8 @@ from tests.support.rank_pool import in_world, leave_world
 from tests.support.rank_states import digest, state_of
 
 __all__ = [
-    *("auto_schedule", "broken_job", "failing", "gated", "held_lock", "kept", "lazy", "leftovers"),
-    *("like_a_device", "loads", "node_local", "opens", "refused", "saves"),
+    *("auto_schedule", "broken_job", "changing", "failing", "gated", "held_lock", "kept", "lazy"),
+    *("leftovers", "like_a_device", "loads", "node_local", "opens", "refused", "saves"),
 ]
 
 _SECONDS = 60.0
@@ -94,7 +94,7 @@ def _fault(what: str, size: int) -> contextlib.AbstractContextManager[Any]:
             return mock.patch.object(PartWriter, "write", side_effect=full)
         case "publish":
             return mock.patch.object(Assembly, "publish", side_effect=full)
-        case "slot":
+        case "slot" | "ahead":
             return mock.patch.object(SlotPool, "take", side_effect=StateError("no memory left"))
     raise ValueError(what)
 
@@ -104,6 +104,8 @@ def failing(size: int, directory: str, what: str, how: str) -> list[Any]:
     world = in_world(size)
     ckpt = _checkpointer(size, directory)
     state = state_of(world.rank, size, "rows")
+    if what.startswith("ahead"):  # with a plan, the copy begins before the ranks have agreed
+        ckpt.prepare(state, wait=True)
     with _fault(what, size):
         if how == "save":
             first = _raised(lambda: ckpt.save(state, 1))
@@ -145,6 +147,29 @@ def refused(size: int, directory: str, what: str) -> list[str]:
         return [_raised(lambda: ckpt.save(state, step)), _raised(lambda: ckpt.save(later, 2))]
 
 
+def changing(size: int, directory: str) -> list[Any]:
+    """Background saves whose structure changes in rank 1 alone, or which rank 1 cannot save."""
+    world = in_world(size)
+    found: list[Any] = []
+    with _checkpointer(size, directory, slots=1) as ckpt:
+        state: dict[str, Any] = {"w": torch.arange(300_000.0), "epoch": 1}
+        ckpt.save_async(state, 1)
+        ckpt.wait()
+        if world.rank == 1:
+            del state["w"]  # rank 0 has copied a half of it, and must copy all
+        found.append(ckpt.save_async(state, 2).size_bytes)
+        ckpt.wait()
+        found.append(bool(torch.equal(ckpt.load(2)["w"], torch.arange(300_000.0))))
+        state["bad"] = object() if world.rank == 1 else 1
+        found.append(_raised(lambda: ckpt.save_async(state, 3)))
+        del state["bad"]
+        # The only slot is free again; a step that is saved already is refused in all ranks.
+        found.append(_raised(lambda: ckpt.save_async(state, 2)))
+        ckpt.save_async(state, 4)
+        ckpt.wait()
+        return [*found, [save.status for save in ckpt.saves], ckpt.steps()]
+
+
 def saves(size: int, directory: str, steps: list[int]) -> None:
     """Save different states in these steps."""
     world = in_world(size)
@@ -181,6 +206,10 @@ def kept(size: int, directory: str) -> list[Any]:
         found += [ckpt.steps(), ckpt.latest(), _raised(lambda: ckpt.remove(4))]
         ckpt.load(3)
         ckpt.save(state, 4)
+        # A rank that sees another directory listing gets the answer of rank 0.
+        blind = {"return_value": []} if world.rank == 1 else {"side_effect": ckpt._store.steps}
+        with mock.patch.object(ckpt._store, "steps", **blind):
+            found.append(ckpt.latest())
         return [*found, ckpt.steps(), sorted(ckpt.load()["model"])[:2]]
 
 

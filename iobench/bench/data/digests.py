@@ -13,7 +13,7 @@ import xxhash
 from iobench.bench.data.nested import flat
 from iobench.bench.data.pool import RandomPool
 from iobench.bench.data.restored import RestoredFile
-from iobench.bench.data.states import Placement, States
+from iobench.bench.data.states import States, WindowPlacement
 from iobench.formats.tensors import tensor_bytes
 from iobench.results.records import Verified
 from iobench.units import MIB
@@ -28,7 +28,7 @@ _STEP = 16 * MIB  # so that a long tensor is never resident as a whole
 class Digests:
     """One XXH3 digest per tensor and file; not cryptographic, about as fast as memory."""
 
-    def __init__(self, placement: Placement, pool: RandomPool) -> None:
+    def __init__(self, placement: WindowPlacement, pool: RandomPool) -> None:
         self._placement, self._pool = placement, pool
         self._expected = array("Q")
 

@@ -18,7 +18,7 @@ from iobench.bench.data.payload_order import payload_sizes
 from iobench.bench.data.pool import RandomPool, Windows
 from iobench.bench.data.restored import RestoredFile
 from iobench.bench.data.sliced_files import SliceImage
-from iobench.bench.data.states import Placement, States, TensorDict
+from iobench.bench.data.states import States, TensorDict, WindowPlacement
 from iobench.bench.data.subset import choose, ranges_of, read_some
 from iobench.dist.restore_mode import Reader
 from iobench.dist.slices import Range
@@ -57,7 +57,7 @@ class Replay:
         """
         self._crc, self._seed = crc, seed
         self._pool = pool or self.pool_for([files], pool_bytes=pool_bytes, seed=seed)
-        self._placement = Placement(files, self._pool.size_bytes)
+        self._placement = WindowPlacement(files, self._pool.size_bytes)
         self.files = self._placement.files
         self.longest_bytes = max(self._placement.sizes, default=0)
         self.states = States(self._placement, self._pool)

@@ -14,7 +14,7 @@ from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 from iobench.workloads.file_table import FileTable
 from iobench.workloads.specs import FileSpec
 
-__all__ = ["Placement", "States", "TensorDict"]
+__all__ = ["States", "TensorDict", "WindowPlacement"]
 
 TensorDict = dict[str, torch.Tensor]
 
@@ -22,7 +22,7 @@ _AHEAD = 4096
 """Files whose tensors exist before a save; with one tensor in each they take 3 MiB."""
 
 
-class Placement:
+class WindowPlacement:
     """The files of one rank, their tensors in payload order, and the window of each tensor.
 
     Numbers only: there may be 100,000 files. The windows never change, so a save and its restore
@@ -79,7 +79,7 @@ class States(Sequence[TensorDict]):
     """
 
     def __init__(
-        self, placement: Placement, pool: RandomPool, chosen: bytearray | None = None
+        self, placement: WindowPlacement, pool: RandomPool, chosen: bytearray | None = None
     ) -> None:
         """`chosen` has a byte for each tensor of `placement`; 0 leaves it out."""
         self._placement, self._pool, self._chosen = placement, pool, chosen

@@ -95,8 +95,7 @@ class S3Upload:
         )
         with meter.phase("open"):
             answer, used = self._with_checksum(self._create, wanted, meter)
-        self._id = answer["UploadId"]
-        _unfinished[self._id] = self._client
+        self._adopt(answer["UploadId"])
         if not used:
             self._checksum = None
 
@@ -183,6 +182,10 @@ class S3Upload:
 
     def _create(self, s3: Any, known: dict[str, str]) -> Any:
         return require_fields(s3.create_multipart_upload(**self._where, **known), "UploadId")
+
+    def _adopt(self, upload_id: str) -> None:
+        self._id = upload_id
+        _unfinished[upload_id] = self._client
 
     def _sent(self, parts: Sequence[SentPart]) -> SentObject:
         checksums: tuple[str, ...] = ()

@@ -1,0 +1,331 @@
+"""Drain: copies the checkpoints of a directory to the remote tier, in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from iobench import linux
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.store import DirectoryStore
+from iobench.errors import IobenchError, TransferError
+from iobench.tiers.drain_step import DrainStep
+from iobench.tiers.journal import DrainEvent, DrainJournal, Event
+from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
+from iobench.tiers.pace import DrainPace, DrainStoppedError
+from iobench.tiers.queue import DrainQueue, Queued
+from iobench.tiers.remote import RemoteTier
+from iobench.tiers.source_file import LocalDamageError
+from iobench.units import format_seconds
+from iobench.writers.blocks import interpreter_end
+
+__all__ = ["Drain"]
+
+_NICE = 10
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 300.0
+_LOOK_AGAIN_S = 1.0
+_JOIN_S = 10.0
+_MOST_YIELDED = 0.05
+
+
+class Drain:
+    """A thread that copies each checkpoint of `local`, the last saved one first.
+
+    Every copy is then read back. What is done is in the two tiers themselves, so a process that
+    is killed at any moment goes on when it is started again. Errors never reach the trainer except
+    by `wait`: the drain tries again after 0.5 s, 1 s, 2 s and so on, up to 5 minutes.
+    """
+
+    def __init__(self, local: DirectoryStore, remote: RemoteTier, rates: ObservedRates) -> None:
+        self._local, self.remote = local, remote
+        self.queue = DrainQueue()
+        self.journal = DrainJournal(local.directory)
+        self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
+        self._step = DrainStep(local=local, remote=remote, queue=self.queue, pace=self._pace)
+        self._saving = self._failed_in_a_row = self._failures = 0
+        self.failure: Exception | None = None
+        """Why the last attempt failed; None after a success."""
+        self._rates = rates
+        self._untidy = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="iobench-drain", daemon=True)
+
+    def start(self, ages: Mapping[int, tuple[int, float]]) -> None:
+        """Start the thread. `ages` has serial numbers and times of the local checkpoints, by step.
+
+        They wait from now on: the time before does not count. Raises TransferError when the journal
+        cannot be read.
+        """
+        for step, (serial, created_s) in ages.items():
+            entry = Queued(step=step, serial=serial, since_s=time.monotonic(), created_s=created_s)
+            self.queue.put(entry)
+        self.journal.shorten()
+        self._recall()
+        self._note("remote", where=str(self.remote))
+        self._thread.start()
+        interpreter_end.at_end(self, Drain.stop)
+
+    def _recall(self) -> None:
+        """Begin with the rates in the journal."""
+        offset_s = time.monotonic() - time.time()
+        for one in self.journal.events():
+            tier, size = {
+                "saved": (LOCAL, one.size_bytes),
+                "durable": (REMOTE, one.sent_bytes),
+            }.get(one.event, ("", 0))
+            if size and one.elapsed_s > 0:
+                at_s = min(
+                    one.at_s + offset_s, time.monotonic()
+                )  # the clock may have been set back
+                self._rates.add(tier, size, one.elapsed_s, at_s=at_s)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Let the copies wait while a save is being written in the body."""
+        self._saving += 1
+        try:
+            yield
+        finally:
+            self._saving -= 1
+
+    def saved(self, entry: Queued, elapsed_s: float) -> None:
+        """Queue a checkpoint that is durable in the local tier since now."""
+        self.queue.put(entry)
+        self._note("saved", entry, elapsed_s=elapsed_s)
+        self._rates.add(LOCAL, entry.size_bytes, elapsed_s)
+
+    def sent_directly(self, save: Save, serial: int, elapsed_s: float) -> None:
+        """Record a save that is durable in the remote tier, and not in the local one."""
+        entry = Queued(
+            step=save.step,
+            serial=serial,
+            since_s=time.monotonic(),
+            created_s=save.created_s,
+            size_bytes=save.size_bytes,
+            state="durable",
+            local=False,
+        )
+        self.queue.put(entry)
+        self._note("durable", entry, sent_bytes=save.size_bytes, elapsed_s=elapsed_s)
+        self._rates.add(REMOTE, save.size_bytes, elapsed_s)
+
+    def placed(self, step: int, tier: str, why: str) -> None:
+        """Record why a checkpoint was saved to `tier`."""
+        self._note("placed", step=step, where=tier, why=why)
+
+    def wait(self) -> None:
+        """Wait until every checkpoint is durable in the remote tier, or given up.
+
+        Raises the error of an attempt that fails meanwhile; the next attempts go on. Raises
+        TransferError if the drain was stopped.
+        """
+        seen = self._failures
+        with self.queue.changed:
+            while self.queue.not_durable() and self._thread.is_alive():
+                if self._failures > seen and self.failure is not None:
+                    raise self.failure
+                self.queue.changed.wait(_LOOK_AGAIN_S)
+            left = [one.step for one in self.queue.not_durable()]
+        if left:
+            raise TransferError(
+                f"the drain has ended; steps {sorted(left)} are not in {self.remote}"
+            )
+
+    def finish(self) -> None:
+        """Wait like `wait`, but not for a remote tier that fails: a RuntimeWarning says so."""
+        with self.queue.changed:
+            while self.queue.not_durable() and self.failure is None and self._thread.is_alive():
+                self.queue.changed.wait(_LOOK_AGAIN_S)
+            left = [one.step for one in self.queue.not_durable()]
+        if left:
+            warnings.warn(
+                f"steps {sorted(left)} are not in {self.remote} yet ({self.failure}); they are "
+                "in the local tier, and the next Checkpointer of it goes on",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def wait_for_lag(self) -> None:
+        """Wait while the lag is above `max_lag`, as long as the remote tier answers."""
+        most_s = self.remote.options.max_lag_s
+        with self.queue.changed:
+            while self.queue.lag_s() > most_s and self.failure is None and self._thread.is_alive():
+                self.queue.changed.wait(_LOOK_AGAIN_S)
+
+    def eta_s(self, step: int) -> float | None:
+        """Return the seconds until `step` is expected in the remote tier; None if unknown."""
+        found = self._rates.estimate(REMOTE)
+        ahead = self.queue.not_durable()
+        if found is None or not any(one.step == step for one in ahead):
+            return None
+        size = 0
+        for one in ahead:
+            size += one.size_bytes
+            if one.step == step:
+                break
+        return found.seconds(size)
+
+    def stop(self) -> None:
+        """End the thread; a copy goes on later from where it was. A second call does nothing."""
+        if os.getpid() != self._pid:
+            return
+        self._pace.stop.set()
+        with self.queue.changed:
+            self.queue.changed.notify_all()
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_S)
+
+    def _must_yield(self) -> bool:
+        late = self.queue.lag_s() > self.remote.options.max_lag_s / 2
+        return self._saving > 0 and not late
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # at the trainer's priority then
+            linux.yield_to_others(_NICE)
+        while not self._pace.stop.is_set():
+            try:
+                self._give_up_late()
+                if not self.remote.is_open:
+                    self._look_at_remote()
+                self._give_up_unkept()
+                self._tidy()
+                self._work()
+            except DrainStoppedError:
+                break
+            except Exception as error:  # noqa: BLE001 -- tried again; `wait` raises it
+                self._fail(error)
+        with contextlib.suppress(IobenchError):  # its process ends; the next one tidies up
+            self.remote.close()
+
+    def _work(self) -> None:
+        """Work on the next checkpoint, or wait until there is one."""
+        with self.queue.changed:
+            entry = self.queue.next()
+            if entry is None:
+                self._succeeded()
+                self.queue.changed.wait(_LOOK_AGAIN_S)
+                return
+        try:
+            self._work_on(entry)
+        except LocalDamageError as error:
+            self._local_failed(entry, error)
+        except Exception:
+            found = self.queue.get(entry.step)
+            if found is not None and found.serial == entry.serial:
+                raise
+            self._untidy = True  # removed or saved anew meanwhile
+        self._succeeded()
+
+    def _succeeded(self) -> None:
+        self._failed_in_a_row = 0
+        if self.failure is not None:
+            self._set_failure(None)
+
+    def _work_on(self, entry: Queued) -> None:
+        began_s, yielded_s = time.monotonic(), self._pace.yielded_s
+        if entry.state == "durable":
+            verified = self._step.verify(entry)
+            self._note("verified" if verified else "superseded", entry)
+        elif (sent := self._step.send(entry, again=self._failed_in_a_row > 0)) is not None:
+            elapsed_s = time.monotonic() - began_s
+            alone = self._pace.yielded_s - yielded_s < _MOST_YIELDED * elapsed_s
+            self._copied(entry, sent, elapsed_s if alone else 0.0)
+
+    def _local_failed(self, entry: Queued, error: LocalDamageError) -> None:
+        """Settle a checkpoint whose local files are removed or damaged."""
+        self._untidy = True
+        if not self._local.locate(entry.step).exists():
+            self.queue.forget(entry.step)
+        elif self.queue.move(entry, "failed"):
+            self._note("failed", entry, why=str(error))
+            self._tell(f"step {entry.step} is not copied to {self.remote}: {error}")
+
+    def _copied(self, entry: Queued, sent_bytes: int, elapsed_s: float) -> None:
+        """Record a copy. `elapsed_s` is 0 if it waited for saves: that is not a rate."""
+        self._note("durable", entry, sent_bytes=sent_bytes, elapsed_s=elapsed_s)
+        if sent_bytes and elapsed_s:
+            self._rates.add(REMOTE, sent_bytes, elapsed_s)
+
+    def _look_at_remote(self) -> None:
+        """Settle what the remote tier has. Given up copies stay given up."""
+        events = self.journal.events()
+        last = {(one.step, one.serial): one.event for one in events if one.step >= 0}
+        waiting = [one.step for one in self.queue.not_durable()]
+        serials = self.remote.open(waiting)
+        newest = next(iter(self.queue.entries()), None)
+        for entry in self.queue.not_durable():
+            before = last.get((entry.step, entry.serial))
+            if serials.get(entry.step) == entry.serial:
+                self.queue.move(entry, "verified" if before == "verified" else "durable")
+            elif before == "superseded" and entry != newest:
+                self.queue.move(entry, "superseded")
+
+    def _give_up_late(self) -> None:
+        """Supersede copies that wait longer than `max_lag`, except that of the newest save."""
+        options = self.remote.options
+        if options.on_lag != "supersede":
+            return
+        for entry in self.queue.not_durable()[1:]:
+            age_s = time.monotonic() - entry.since_s
+            if age_s > options.max_lag_s:
+                why = f"it waited {format_seconds(age_s)}, max_lag is {options.max_lag}"
+                self._supersede(entry, why)
+                self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
+
+    def _give_up_unkept(self) -> None:
+        """Supersede copies that the retention of the remote tier would not keep."""
+        waiting = self.queue.not_durable()
+        if len(waiting) > 1:
+            ages = {one.step: (one.serial, one.created_s) for one in waiting}
+            kept = self.remote.would_keep(ages)
+            for entry in waiting[1:]:
+                if entry.step not in kept:
+                    self._supersede(entry, "the retention there would not keep it")
+
+    def _tidy(self) -> None:
+        """Remove unfinished copies that nothing waits for any more."""
+        if self._untidy:
+            self.remote.tidy([one.step for one in self.queue.not_durable()])
+            self._untidy = False
+
+    def _supersede(self, entry: Queued, why: str) -> None:
+        self._untidy = self._untidy or entry.state == "draining"
+        if self.queue.move(entry, "superseded"):
+            self._note("superseded", entry, why=why)
+
+    def _fail(self, error: Exception) -> None:
+        """Record a failed attempt and wait before the next one."""
+        self._failed_in_a_row += 1
+        self._failures += 1
+        self._set_failure(error)
+        self._note("failed", why=str(error))
+        self._rates.add(REMOTE, 0, 0.0, ok=False)
+        if self._failed_in_a_row == 1:
+            self._tell(f"copies to {self.remote} wait, and are tried again: {error}")
+        pause_s = min(_FIRST_PAUSE_S * 2 ** min(self._failed_in_a_row - 1, 20), _LONGEST_PAUSE_S)
+        self._pace.stop.wait(pause_s * random.uniform(0.5, 1.0))
+        with contextlib.suppress(IobenchError):
+            self.remote.renew()
+
+    def _set_failure(self, error: Exception | None) -> None:
+        with self.queue.changed:
+            self.failure = error
+            self.queue.changed.notify_all()
+
+    def _note(self, event: Event, entry: Queued | None = None, **more: object) -> None:
+        """Write to the journal. It is not the truth: without it, more is read back, that is all."""
+        own = {} if entry is None else {
+            "step": entry.step, "serial": entry.serial, "size_bytes": entry.size_bytes,
+        }  # fmt: skip
+        with contextlib.suppress(TransferError):
+            self.journal.add(DrainEvent(event=event, at_s=time.time(), **own, **more))  # type: ignore[arg-type]  # fields of DrainEvent
+
+    def _tell(self, message: str) -> None:
+        with contextlib.suppress(RuntimeWarning):  # a filter may raise it; no caller is here
+            warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -1,0 +1,96 @@
+"""DrainStep: copies one checkpoint to the remote tier, and reads it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.store import DirectoryStore
+from iobench.errors import DataMismatchError
+from iobench.tiers.pace import DrainPace
+from iobench.tiers.queue import DrainQueue, Queued
+from iobench.tiers.read_back import read_back
+from iobench.tiers.remote import RemoteTier
+from iobench.tiers.source_file import LocalDamageError, SourceFile
+from iobench.writers.source import LocalSource
+
+__all__ = ["DrainStep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainStep:
+    """The work on one checkpoint; the queue says what its state is."""
+
+    local: DirectoryStore
+    remote: RemoteTier
+    queue: DrainQueue
+    pace: DrainPace
+
+    def send(self, entry: Queued, *, again: bool) -> int | None:
+        """Copy a checkpoint. It is durable in the remote tier on return; the state says so.
+
+        Returns the bytes sent by this attempt; None if its step was removed or saved anew
+        meanwhile. `again`: an earlier attempt failed, so the remote tier may have it all. Raises
+        LocalDamageError, TransferError, DrainStoppedError.
+        """
+        self.queue.move(entry, "draining")
+        found = self._manifest(entry)
+        if found is None:
+            return None
+        manifest, text = found
+        sent = 0
+        if not (again and self.remote.has(manifest)):
+            copy = self.remote.copy(entry.step, entry.serial, self.pace)
+            for record in manifest.files:
+                directory = self.local.locate(entry.step)
+                with SourceFile(directory, record.path, record.size_bytes) as source:
+                    sent += copy.send(source)
+            copy.publish(text)
+        self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
+        if not self.queue.move(entry, "durable"):
+            self.remote.remove(entry.step)
+            return None
+        return sent
+
+    def verify(self, entry: Queued) -> bool:
+        """Read the remote copy back. False: it is no longer there.
+
+        Raises LocalDamageError when it is not right because the local files are not; it is removed
+        then. Raises DataMismatchError when only the remote copy is wrong; it is removed too, and
+        will be sent again. Raises TransferError.
+        """
+        found = self._manifest(entry)
+        if found is None or not self.remote.holds(entry.step):
+            self.queue.move(entry, "superseded")
+            return False
+        manifest, _ = found
+        remote = self.remote
+        try:
+            where = remote.store.locate(entry.step)
+            read_back(manifest, where, remote.writer.open_source, self.pace.wait)
+        except DataMismatchError as error:
+            remote.remove(entry.step)
+            self._check_local(entry, manifest, error)
+            self.queue.move(entry, "waiting")
+            raise
+        self.queue.move(entry, "verified")
+        return True
+
+    def _manifest(self, entry: Queued) -> tuple[Manifest, bytes] | None:
+        """Return the local manifest and its text; None if it is that of a later save."""
+        path = self.local.locate(entry.step) / MANIFEST
+        try:
+            text = path.read_bytes()
+            manifest = Manifest.parse(text, str(path))
+        except (DataMismatchError, OSError) as error:
+            raise LocalDamageError(str(error)) from error
+        return (manifest, text) if manifest.serial == entry.serial else None
+
+    def _check_local(self, entry: Queued, manifest: Manifest, error: DataMismatchError) -> None:
+        """Raise LocalDamageError if the local files are the reason for `error`."""
+        where = self.local.locate(entry.step)
+        try:
+            read_back(manifest, where, LocalSource, self.pace.wait)
+        except (DataMismatchError, OSError) as damage:
+            raise LocalDamageError(str(damage)) from error

@@ -1,0 +1,101 @@
+"""LocalTier: the directory of the checkpoints, which are copied from it to the remote tier."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from iobench.checkpoint.copies import Copy
+from iobench.checkpoint.retention import Retention
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.staged import Staged
+from iobench.checkpoint.store import DirectoryStore
+from iobench.tiers.drain import Drain
+from iobench.tiers.observed import ObservedRates
+from iobench.tiers.queue import Queued
+from iobench.tiers.remote import Remote, RemoteTier
+
+__all__ = ["KeepUntilCopied", "LocalTier"]
+
+
+class KeepUntilCopied(Retention):
+    """What `keep` keeps, and every checkpoint whose copy was not read back yet."""
+
+    def __init__(
+        self, keep: Retention, unsettled: Callable[[Mapping[int, float]], set[int]]
+    ) -> None:
+        self._keep, self._unsettled = keep, unsettled
+
+    def kept(self, created_s: Mapping[int, float]) -> set[int]:
+        return self._keep.kept(created_s) | self._unsettled(created_s)
+
+
+class LocalTier(DirectoryStore):
+    """A DirectoryStore that hands each new checkpoint to a Drain.
+
+    The drain starts with `start` and ends with `release`.
+    """
+
+    def __init__(self, directory: Path, options: Remote) -> None:
+        super().__init__(directory)
+        self.remote = RemoteTier(options)
+        self.remote.check(self.directory)
+        self.rates = ObservedRates()
+        self.drain = Drain(self, self.remote, self.rates)
+
+    def start(self, ages: Mapping[int, tuple[int, float]]) -> None:
+        """Start the drain of the checkpoints `ages`. The lock of the directory is held."""
+        self.drain.start(ages)
+
+    def keeping(self, keep: Retention) -> Retention:
+        """Return `keep`, which also keeps what is not in the remote tier yet."""
+        return KeepUntilCopied(keep, self.drain.queue.unsettled)
+
+    def release(self) -> None:
+        self.drain.stop()
+        super().release()
+
+    @contextmanager
+    def staged(
+        self, step: int, *, serial: int, replace: bool = False, shared: bool = False
+    ) -> Iterator[Staged]:
+        began_s = time.monotonic()
+        with self.drain.saving():
+            with super().staged(step, serial=serial, replace=replace, shared=shared) as staged:
+                yield staged
+            entry = Queued(
+                step=step,
+                serial=serial,
+                since_s=time.monotonic(),
+                created_s=time.time(),
+                size_bytes=sum(one.stat().st_size for one in self._files(step)),
+            )
+            self.drain.saved(entry, time.monotonic() - began_s)
+
+    def _files(self, step: int) -> list[Path]:
+        return [path for path in self.locate(step).rglob("*") if path.is_file()]
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint in both tiers. Raises TransferError; then it is still here."""
+        entry = self.drain.queue.get(step)
+        self.drain.queue.forget(step)
+        try:
+            self.remote.remove(step)
+        except BaseException:
+            if entry is not None:
+                self.drain.queue.put(entry, new=False)
+            raise
+        super().remove(step)
+
+    def copies(self, save: Save) -> list[Copy]:
+        """Return where the copies of `save` are, nearest first."""
+        if save.status in ("copying", "waiting", "writing"):
+            return [Copy(tier="memory", state="volatile")]
+        entry = self.drain.queue.get(save.step)
+        if save.status != "committed" or entry is None:
+            return []
+        eta_s = self.drain.eta_s(save.step)
+        local = [Copy(tier=str(self), state="durable")] if entry.local else []
+        return [*local, Copy(tier=str(self.remote), state=entry.state, eta_s=eta_s)]

@@ -1,0 +1,67 @@
+"""ObservedRates: what was measured of both tiers, and the tier chosen last."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from iobench.tiers.placement import TierHistory
+from iobench.tiers.rates import Estimate, Observation, estimate
+
+__all__ = ["LOCAL", "REMOTE", "ObservedRates"]
+
+LOCAL, REMOTE = "local", "remote"
+"""Names of the tiers in a history."""
+
+_KEPT = 32
+
+
+class ObservedRates:
+    """The last 32 transfers to each tier. Any thread may add one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen = {name: deque[Observation](maxlen=_KEPT) for name in (LOCAL, REMOTE)}
+        self._current, self._since_s = "", 0.0
+
+    def add(
+        self,
+        tier: str,
+        size_bytes: int,
+        elapsed_s: float,
+        *,
+        ok: bool = True,
+        at_s: float | None = None,
+    ) -> None:
+        """Record a transfer that ended at `at_s`, or now; not `ok`: it failed."""
+        one = Observation(
+            tier=tier,
+            at_s=time.monotonic() if at_s is None else at_s,
+            size_bytes=size_bytes,
+            elapsed_s=elapsed_s,
+            ok=ok,
+        )
+        with self._lock:
+            self._seen[tier].append(one)
+
+    def estimate(self, tier: str) -> Estimate | None:
+        """Return the estimate of a tier; None without a transfer since its last failure."""
+        with self._lock:
+            return estimate(list(self._seen[tier]))
+
+    def history(self) -> TierHistory:
+        """Return everything for `choose`."""
+        with self._lock:
+            merged = sorted(
+                (one for seen in self._seen.values() for one in seen), key=lambda one: one.at_s
+            )
+            return TierHistory(
+                observations=tuple(merged), current=self._current, since_s=self._since_s
+            )
+
+    def chosen(self, tier: str) -> None:
+        """Record a decision."""
+        with self._lock:
+            if tier != self._current:
+                self._current, self._since_s = tier, time.monotonic()

@@ -1,0 +1,122 @@
+"""PlacedCommitter: writes each checkpoint to the tier that a Placement chooses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+import warnings
+from dataclasses import dataclass
+
+from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.serialized import Serialized
+from iobench.errors import IobenchError, transfer_errors
+from iobench.tiers.local_tier import LocalTier
+from iobench.tiers.observed import LOCAL, REMOTE
+from iobench.tiers.placement import Placement, PlacementDecision, TierRoom, choose
+from iobench.units import MIB
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local.new_file import PART_SUFFIX
+
+__all__ = ["PlacedCommitter"]
+
+_PROBE_PART, _LARGEST_PROBE = 64, 64 * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedCommitter(Committer):
+    """The Committer of a local tier, which sends a checkpoint to the remote tier where chosen.
+
+    A remote tier that fails is left at once: the same checkpoint is written to the local tier.
+    """
+
+    serials: Ledger
+    tier: LocalTier
+    choice: Placement
+
+    def commit(
+        self,
+        save: Save,
+        serialized: Serialized,
+        memory: Bytes | None = None,
+        *,
+        rate_bytes_per_s: int | None = None,
+    ) -> None:
+        decision = self._decide(save)
+        if decision.tier == REMOTE and self._direct(save, serialized, memory, decision):
+            where = REMOTE
+        else:
+            where = LOCAL
+            local = Committer(
+                store=self.store, writer=self.writer, ledger=self.ledger, decision=decision.reason
+            )
+            local.commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
+        self.tier.drain.placed(save.step, where, decision.reason)
+        if decision.probe == LOCAL and where == REMOTE and memory is not None:
+            self._probe(memory[: save.size_bytes])
+
+    def _decide(self, save: Save) -> PlacementDecision:
+        tier = self.tier
+        found = os.statvfs(tier.directory)
+        rooms = [TierRoom(name=LOCAL, free_bytes=found.f_bavail * found.f_frsize)]
+        if tier.remote.is_open:
+            rooms.append(TierRoom(name=REMOTE))
+        decision = choose(
+            tier.rates.history(),
+            rooms,
+            self.choice,
+            size_bytes=save.size_bytes,
+            now_s=time.monotonic(),
+        )
+        tier.rates.chosen(decision.tier)
+        return decision
+
+    def _direct(
+        self, save: Save, serialized: Serialized, memory: Bytes | None, decision: PlacementDecision
+    ) -> bool:
+        """Write the checkpoint to the remote tier. Return whether it is durable there."""
+        tier, began_s = self.tier, time.monotonic()
+        try:
+            with tier.drain.saving(), tier.remote.writing(self.serials) as ledger:
+                remote = Committer(
+                    store=tier.remote.store,
+                    writer=tier.remote.writer,
+                    ledger=ledger,
+                    decision=decision.reason,
+                )
+                limit = tier.remote.options.rate_bytes_per_s
+                remote.commit(save, serialized, memory, rate_bytes_per_s=limit)
+                serial = ledger.next_serial
+        except IobenchError as error:
+            if save.status == "committed":
+                raise
+            tier.rates.add(REMOTE, save.size_bytes, time.monotonic() - began_s, ok=False)
+            warnings.warn(
+                f"step {save.step} is written to {tier}, because {tier.remote} failed: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        tier.drain.sent_directly(save, serial, time.monotonic() - began_s)
+        return True
+
+    def _probe(self, memory: Bytes) -> None:
+        """Measure the local tier with 1/64 of a checkpoint, which is removed again."""
+        size = min(len(memory) // _PROBE_PART, _LARGEST_PROBE)
+        if not size:
+            return
+        name = f".probe.{secrets.token_hex(4)}{PART_SUFFIX}"
+        path = self.tier.directory / name
+        began_s = time.monotonic()
+        try:
+            image = FileImage.of(name, [memory[:size]])
+            self.writer.write(image, self.tier.directory, sync_directory=False)
+            self.tier.rates.add(LOCAL, size, time.monotonic() - began_s)
+        except IobenchError:
+            self.tier.rates.add(LOCAL, size, time.monotonic() - began_s, ok=False)
+        finally:
+            with contextlib.suppress(FileNotFoundError), transfer_errors("removing", path):
+                path.unlink()

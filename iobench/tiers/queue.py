@@ -1,0 +1,101 @@
+"""DrainQueue: the checkpoints of a run and the states of their remote copies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from iobench.checkpoint.copies import CopyState
+
+__all__ = ["DrainQueue", "Queued"]
+
+_PENDING = ("waiting", "draining", "durable")
+_SETTLED = ("verified", "superseded", "failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queued:
+    """A checkpoint and the state of its remote copy.
+
+    It was saved at `since_s`, of the monotonic clock; `created_s` is its time in the manifest.
+    """
+
+    step: int
+    serial: int
+    since_s: float
+    created_s: float
+    size_bytes: int = 0
+    state: CopyState = "waiting"
+    local: bool = True
+    """Whether the local tier has it; not after a save that went to the remote tier directly."""
+
+
+class DrainQueue:
+    """States by step. A step that is saved anew begins anew, with another serial number.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self._entries: dict[int, Queued] = {}
+
+    def put(self, entry: Queued, *, new: bool = True) -> None:
+        """Add the entry of a step. It replaces an older one only if it is `new`."""
+        with self.changed:
+            if new or entry.step not in self._entries:
+                self._entries[entry.step] = entry
+            self.changed.notify_all()
+
+    def move(self, entry: Queued, state: CopyState) -> bool:
+        """Set the state of `entry`. False if its step was saved anew or removed since."""
+        with self.changed:
+            found = self._entries.get(entry.step)
+            if found is None or found.serial != entry.serial:
+                return False
+            self._entries[entry.step] = replace(found, state=state)
+            self.changed.notify_all()
+            return True
+
+    def forget(self, step: int) -> None:
+        """Remove the entry of a step."""
+        with self.changed:
+            self._entries.pop(step, None)
+            self.changed.notify_all()
+
+    def get(self, step: int) -> Queued | None:
+        """Return the entry of a step."""
+        with self.changed:
+            return self._entries.get(step)
+
+    def entries(self) -> list[Queued]:
+        """Return all entries, the last saved one first."""
+        with self.changed:
+            return sorted(self._entries.values(), key=lambda one: one.serial, reverse=True)
+
+    def pending(self) -> list[Queued]:
+        """Return those that are not settled: not durable, or not read back. Last saved first."""
+        return [one for one in self.entries() if one.state in _PENDING and one.local]
+
+    def not_durable(self) -> list[Queued]:
+        """Return those that are not in the remote tier and should be. Last saved first."""
+        return [one for one in self.entries() if one.state in ("waiting", "draining")]
+
+    def next(self) -> Queued | None:
+        """Return the entry to work on: first copies, then read-backs, the last saved one first."""
+        pending = self.pending()
+        return next((one for one in pending if one.state != "durable"), next(iter(pending), None))
+
+    def lag_s(self, now_s: float | None = None) -> float:
+        """Return how long the oldest one has waited for its copy, in seconds; 0 without one."""
+        since = [one.since_s for one in self.not_durable()]
+        now_s = time.monotonic() if now_s is None else now_s
+        return max((now_s - one for one in since), default=0.0)
+
+    def unsettled(self, steps: Collection[int]) -> set[int]:
+        """Return those of `steps` whose local files are still needed: unknown ones too."""
+        with self.changed:
+            settled = {one.step for one in self._entries.values() if one.state in _SETTLED}
+        return set(steps) - settled

@@ -1,0 +1,78 @@
+"""SourceFile: a file of a local checkpoint, read range by range for a copy to another tier."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from iobench.errors import DataMismatchError, TransferError
+from iobench.units import MIB
+from iobench.writers.image import Bytes
+
+__all__ = ["BLOCK_BYTES", "LocalDamageError", "SourceFile"]
+
+BLOCK_BYTES = 8 * MIB
+
+
+class LocalDamageError(DataMismatchError):
+    """The local files of a checkpoint cannot be read, or are not those of its manifest."""
+
+
+class SourceFile:
+    """The file `name` of the checkpoint in `directory`; its manifest says `size_bytes`.
+
+    Ranges are read with pread(2), by any thread. A mapping of the file would end the process with
+    SIGBUS when its disk fails. Read pages leave the page cache: a copy must not displace the data
+    of the training. Close it, or use it as a context manager.
+    """
+
+    def __init__(self, directory: Path, name: str, size_bytes: int) -> None:
+        """Open the file. Raises LocalDamageError."""
+        self.name, self.size_bytes = name, size_bytes
+        self._path = directory / name
+        try:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._damage(error) from error
+        found = os.fstat(self._fd).st_size
+        if found != size_bytes:
+            self.close()
+            raise LocalDamageError(
+                f"{self._path}: has {found} bytes, its manifest says {size_bytes}"
+            )
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """Return the bytes [start, stop). Raises LocalDamageError."""
+        block = np.empty(stop - start, dtype=np.uint8)
+        done = 0
+        try:
+            while done < len(block):
+                count = os.preadv(self._fd, [block.data[done:]], start + done)
+                if not count:
+                    raise LocalDamageError(f"{self._path}: ends at byte {start + done}")
+                done += count
+            os.posix_fadvise(self._fd, start, stop - start, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise self._damage(error) from error
+        return block
+
+    def _damage(self, error: OSError) -> LocalDamageError:
+        return LocalDamageError(str(TransferError.wrap(error, "reading", self._path)))
+
+    def blocks(self, size_bytes: int = BLOCK_BYTES) -> Iterator[Bytes]:
+        """Yield the whole file in order, in blocks of `size_bytes`."""
+        for start in range(0, self.size_bytes, size_bytes):
+            yield self.read(start, min(start + size_bytes, self.size_bytes))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def __enter__(self) -> SourceFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

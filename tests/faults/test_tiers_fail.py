@@ -1,0 +1,134 @@
+"""Tiers that are full, gone, or refuse: nothing that was told durable is lost, training goes on."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+from support.scripted_s3 import ScriptedS3, answer, reset
+from support.tiers import events, settled, state, until
+
+from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
+from iobench.errors import TargetError, TransferError, UnavailableError
+from iobench.units import MIB
+from iobench.writers.s3 import S3Writer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be asked for checkpoints:RuntimeWarning")
+
+_SIZE = 5 * MIB  # elements: 20 MiB
+
+
+@pytest.mark.root
+def test_remote_full(tmp_path: Path, new_filesystem) -> None:
+    """The error is told, the local checkpoints stay; when there is room again, the copy goes on
+    where it was."""
+    root: Path = new_filesystem("ext4", 64 * MIB)
+    local, remote = tmp_path / "local", root / "run"
+    with Checkpointer(local, keep=KeepLast(1), tiers=[Remote(remote)]) as ckpt:
+        ckpt.save(state(1, _SIZE), 1)
+        until(lambda: settled(ckpt))
+        (root / "filler").write_bytes(bytes(24 * MIB))
+        second = ckpt.save(state(2, _SIZE), 2)
+        with pytest.raises(TransferError) as caught:
+            ckpt.wait(until="remote")
+        assert caught.value.errno == errno.ENOSPC
+        ckpt.save(state(3, 1000), 3)
+        assert {"step-2", "step-3"} <= {path.name for path in local.iterdir()}
+        assert ckpt.load(2)["w"].unique().tolist() == [2]
+        (root / "filler").unlink()
+        until(lambda: settled(ckpt))
+        assert second.copies[1].state == "verified"
+    sent = next(one.sent_bytes for one in events(local, "durable") if one.step == 2)
+    assert sent < 4 * _SIZE, "all of it was sent again"
+    assert load_checkpoint(remote, 2)["w"].unique().tolist() == [2]
+
+
+@pytest.mark.root
+def test_local_full(tmp_path: Path, new_filesystem) -> None:
+    """While the remote tier does not answer, local copies cannot go: a save gets one clear error.
+    It succeeds when the remote tier is back."""
+    root: Path = new_filesystem("ext4", 64 * MIB)
+    local, remote = root / "run", tmp_path / "remote"
+    with Checkpointer(local, keep=KeepLast(1), tiers=[Remote(remote)]) as ckpt:
+        ckpt.save(state(0, 1000), 0)
+        until(lambda: settled(ckpt))
+        remote.rename(tmp_path / "away")
+        remote.write_text("a file in the way")
+        ckpt.save(state(1, _SIZE), 1)
+        ckpt.save(state(2, _SIZE), 2)
+        with pytest.raises(TransferError) as caught:
+            ckpt.save(state(3, _SIZE), 3)
+        assert caught.value.errno == errno.ENOSPC
+        assert ckpt.latest() == 2
+        assert ckpt.load()["w"].unique().tolist() == [2]
+        remote.unlink()
+        (tmp_path / "away").rename(remote)
+        until(lambda: settled(ckpt))
+        ckpt.save(state(4, 1000), 4)
+        ckpt.save(state(5, _SIZE), 5)
+    assert {path.name for path in remote.iterdir() if path.name.startswith("step")} == {
+        f"step-{step}" for step in (0, 1, 2, 4, 5)
+    }
+
+
+def test_local_disk_removed(tmp_path: Path) -> None:
+    """A save says that the directory is gone. What is in the remote tier stays."""
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    ckpt = Checkpointer(local, tiers=[Remote(remote)])
+    ckpt.save(state(1, 1000), 1)
+    until(lambda: settled(ckpt))
+    shutil.rmtree(local)
+    with pytest.raises(TargetError, match="removed or replaced"):
+        ckpt.save(state(2, 1000), 2)
+    ckpt.close()
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        assert ckpt.load()["step"] == 1
+
+
+def test_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a year: nothing is superseded, and the last save is the newest."""
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    with Checkpointer(local, tiers=[Remote(remote, max_lag="10min")]) as ckpt:
+        ckpt.save(state(1, 1000), 1)
+        until(lambda: settled(ckpt))
+        import time
+
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() - 3.2e7)
+        ckpt.save(state(2, 1000), 2)
+        until(lambda: settled(ckpt))
+        assert ckpt.latest() == 2
+    with Checkpointer(local, tiers=[Remote(remote, max_lag="10min")]) as ckpt:
+        until(lambda: settled(ckpt))
+        assert ckpt.load()["step"] == 2
+    assert load_checkpoint(remote)["step"] == 2
+    assert not events(local, "superseded")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [answer(503, "SlowDown"), answer(400, "ExpiredToken"), reset],
+    ids=["503", "400", "cut"],
+)
+def test_a_bucket_is_gone_in_mid_drain(fault, server: ScriptedS3, tmp_path: Path) -> None:
+    """Each attempt fails for a while. The state told is true, restores go on from the local tier,
+    and the copy is complete at the end."""
+    writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", max_attempts=1)
+    local = tmp_path / "local"
+    with Checkpointer(local, tiers=[Remote("s3://bucket/run", writer=writer)]) as ckpt:
+        ckpt.save(state(1, 1000), 1)
+        until(lambda: settled(ckpt))
+        server.fail("put", fault, times=3)
+        save = ckpt.save(state(2, 1000), 2)
+        with pytest.raises((TransferError, UnavailableError)):
+            ckpt.wait(until="remote")
+        assert save.copies[1].state in ("waiting", "draining")
+        assert not any("step-2/manifest" in key for key in server.objects)
+        assert ckpt.load()["step"] == 2
+        until(lambda: settled(ckpt))
+        assert save.copies[1].state == "verified"
+    assert len(events(local, "failed")) >= 2
+    assert load_checkpoint("s3://bucket/run", writer=writer)["step"] == 2
+    writer.client.close()

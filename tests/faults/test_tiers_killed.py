@@ -1,0 +1,132 @@
+"""kill -9 in each phase of a drain: it goes on where it was and sends nothing twice."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.preloaded import Preloaded, run_preloaded
+from support.s3_servers import s3_server
+from support.tiers import events, settled, until
+
+from iobench import Checkpointer, Remote, load_checkpoint
+from iobench.testing import Bucket, LocalS3
+from iobench.tiers.journal import JOURNAL
+from iobench.tiers.source_file import BLOCK_BYTES
+from iobench.units import MIB
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.target import S3Target
+
+_TRAINER = """
+import sys
+from support import kill_points, tiers
+from iobench import Checkpointer, Remote
+from iobench.writers.s3 import S3Writer
+
+local, remote, point = sys.argv[1:]
+writer = S3Writer(part_size="5MiB", threads=1) if remote.startswith("s3") else ""
+ckpt = Checkpointer(local, tiers=[Remote(remote, writer=writer)])
+kill_points.arm(point)
+ckpt.save(tiers.state(2), 2)
+tiers.until(lambda: tiers.settled(ckpt))
+"""
+
+_SIZE = 20 * 10**6
+_BOTH = (
+    "iobench.tiers.local_tier.LocalTier._files:before",
+    "iobench.tiers.drain.Drain.saved:after",
+    "iobench.tiers.drain_step.DrainStep.send:before",
+    "iobench.tiers.source_file.SourceFile.read:after:2",
+    "iobench.tiers.remote.RemoteTier.published:before",
+    "iobench.tiers.remote.RemoteTier.published:after",
+    "iobench.tiers.drain_step.read_back:before",
+    "iobench.tiers.drain_step.read_back:after",
+    "iobench.tiers.drain.Drain._note:after:2",
+    "iobench.tiers.drain.Drain._note:after:3",
+)
+_DIRECTORY = {
+    "iobench.tiers.directory_copy._write:before:2": BLOCK_BYTES,
+    "iobench.tiers.directory_copy._write:after:3": 2 * BLOCK_BYTES,
+    "iobench.tiers.directory_copy.DirectoryCopy.publish:before": _SIZE,
+    "iobench.checkpoint.staged.StagedCheckpoint._write_manifest:after:2": _SIZE,
+    "iobench.tiers.directory_copy.DirectoryCopy.publish:after": _SIZE,
+}
+"""Points, and the least bytes that need not be sent again."""
+_BUCKET = {
+    "iobench.writers.s3_store.resumed_upload.ResumedUpload.begin:after": 0,
+    "iobench.writers.s3_store.resumed_upload.ResumedUpload.send:after:1": 5 * MIB,
+    "iobench.writers.s3_store.resumed_upload.ResumedUpload.send:after:3": 15 * MIB,
+    "iobench.writers.s3_store.upload.S3Upload.complete:before": _SIZE,
+    "iobench.writers.s3_store.upload.S3Upload.complete:after": _SIZE,
+    "iobench.checkpoint.staged_objects.StagedObjects.publish:before": _SIZE,
+    "iobench.checkpoint.staged_objects.StagedObjects.publish:after": _SIZE,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importing() -> None:
+    """Start the process that has imported everything, before anything is counted."""
+    run_preloaded(["-c", "pass"])
+
+
+def _kill(local: Path, remote: object, point: str) -> None:
+    arguments = ["-c", _TRAINER, local, remote, point]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with Preloaded(arguments, env=environment, stderr=subprocess.PIPE) as trainer:
+        _, said = trainer.communicate(timeout=120)
+    assert trainer.returncode == -signal.SIGKILL, f"{point}: {said}"
+
+
+def _sent(local: Path) -> int:
+    """Bytes that complete attempts have sent."""
+    return sum(one.sent_bytes for one in events(local, "durable"))
+
+
+@pytest.mark.parametrize("point", [*_DIRECTORY, *_BOTH])
+def test_a_directory(point: str, tmp_path: Path) -> None:
+    """The next start finishes it, with what is missing alone, and tidies up."""
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    _kill(local, remote, point)
+    assert load_checkpoint(local)["step"] == 2
+    before = _sent(local)
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        until(lambda: ckpt._tier is not None and ckpt._tier.drain.queue.get(2) is not None)
+        until(lambda: settled(ckpt))
+    assert load_checkpoint(remote)["w"].unique().tolist() == [2]
+    assert {path.name for path in remote.iterdir()} == {"step-2", ".iobench-lock"}
+    left = {path.name for path in local.iterdir()}
+    assert left == {"step-2", ".iobench-lock", JOURNAL}
+    again = _sent(local) - before
+    least = _DIRECTORY.get(point, 0)
+    assert again <= _SIZE + 10_000 - least
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalS3]:
+    """A real server."""
+    with s3_server("moto") as running, running.active():
+        yield running
+
+
+@pytest.mark.parametrize("point", [*_BUCKET, *_BOTH[4:7]])
+def test_a_bucket(point: str, server: LocalS3, tmp_path: Path) -> None:
+    """The same; no part that the server has is sent again, and no upload is left."""
+    local = tmp_path / "local"
+    bucket = Bucket(f"{server.target}/run-{secrets.token_hex(4)}")
+    _kill(local, bucket.target, point)
+    writer = S3Writer(part_size="5MiB", threads=1)
+    before = _sent(local)
+    with Checkpointer(local, tiers=[Remote(bucket.target, writer=writer)]) as ckpt:
+        until(lambda: ckpt._tier is not None and ckpt._tier.drain.queue.get(2) is not None)
+        until(lambda: settled(ckpt))
+    assert load_checkpoint(bucket.target, writer=writer)["w"].unique().tolist() == [2]
+    assert S3Objects(writer.client, S3Target.parse(bucket.target)).uploads() == []
+    again = _sent(local) - before
+    assert again <= _SIZE + 10_000 - _BUCKET.get(point, 0)
+    writer.client.close()

@@ -1,0 +1,445 @@
+"""Tiers: checkpoints of a directory, and their copies in a remote tier."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+import torch
+from support.s3_servers import SERVERS, s3_server
+from support.tiers import damage, events, settled, state, until
+
+from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
+from iobench.checkpoint.copies import Copy
+from iobench.errors import OptionError, TargetError, TransferError, UsageError
+from iobench.testing import Bucket, LocalS3
+from iobench.tiers.directory_copy import DRAINING_SUFFIX, DirectoryCopy
+from iobench.tiers.drain_step import DrainStep
+from iobench.tiers.journal import JOURNAL
+from iobench.tiers.remote import RemoteTier
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.target import S3Target
+
+Command = Callable[..., "CompletedProcess[str]"]
+
+_SMALL = 1000
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """The directory of the checkpoints."""
+    return tmp_path / "local"
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    """The directory of the remote tier."""
+    return tmp_path / "remote"
+
+
+def _take_away(remote: Path) -> None:
+    """Make the remote tier fail: a file has its name."""
+    remote.rename(remote.with_name("away"))
+    remote.write_text("a file in the way")
+
+
+def _bring_back(remote: Path) -> None:
+    remote.unlink()
+    remote.with_name("away").rename(remote)
+
+
+def _names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} - {".iobench-lock", JOURNAL}
+
+
+def test_saved_copied_and_read_back(local: Path, remote: Path) -> None:
+    """Every checkpoint gets to the remote tier, and nothing else."""
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        saves = [ckpt.save_async(state(step), step) for step in (1, 2)]
+        ckpt.wait(until="remote")
+        until(lambda: settled(ckpt))
+        assert [save.copies for save in saves] == 2 * [
+            [Copy(tier=str(local), state="durable"), Copy(tier=str(remote), state="verified")]
+        ]
+    assert _names(remote) == _names(local) == {"step-1", "step-2"}
+    for step in (1, 2):
+        assert load_checkpoint(remote, step)["w"].unique().tolist() == [step]
+    assert {one.step for one in events(local, "verified")} == {1, 2}
+    sent = {one.step: (one.sent_bytes, one.size_bytes) for one in events(local, "durable")}
+    size = sum(path.stat().st_size for path in (local / "step-1").iterdir())
+    manifest = (local / "step-1" / "manifest.json").stat().st_size
+    assert sent[1] == (size - manifest, size)
+
+
+def test_without_tiers_nothing_changes(local: Path) -> None:
+    """No journal, no thread, no copies."""
+    with Checkpointer(local) as ckpt:
+        save = ckpt.save(state(1, _SMALL), 1)
+        assert save.copies == []
+        with pytest.raises(UsageError, match="tiers"):
+            ckpt.wait(until="remote")
+    assert not (local / JOURNAL).exists()
+
+
+def test_a_lower_copy_goes_only_after_the_upper_one_was_read_back(
+    local: Path, remote: Path
+) -> None:
+    """While the remote tier cannot be written, local retention removes nothing that is not there.
+    When it answers again, it gets every checkpoint, and the local ones go with the next save."""
+    with Checkpointer(local, keep=KeepLast(1), tiers=[Remote(remote)]) as ckpt:
+        ckpt.save(state(0, _SMALL), 0)
+        until(lambda: settled(ckpt))
+        _take_away(remote)
+        saves = [ckpt.save(state(step, _SMALL), step) for step in (1, 2, 3)]
+        assert ckpt._tier is not None
+        drain = ckpt._tier.drain
+        until(lambda: drain.failure is not None)
+        assert _names(local) == {"step-1", "step-2", "step-3"}
+        assert {save.copies[1].state for save in saves} <= {"waiting", "draining"}
+        _bring_back(remote)
+        until(lambda: settled(ckpt))
+        assert _names(remote) == {"step-0", "step-1", "step-2", "step-3"}
+        ckpt.save(state(4, _SMALL), 4)
+        until(lambda: settled(ckpt))
+        ckpt.save(state(5, _SMALL), 5)
+        until(lambda: _names(local) <= {"step-4", "step-5"})
+
+
+def test_wait_raises_what_failed_and_close_goes_on_without(local: Path, remote: Path) -> None:
+    """A dead remote tier stops neither training nor its end; the next Checkpointer goes on."""
+    ckpt = Checkpointer(local, tiers=[Remote(remote)])
+    ckpt.save(state(1, _SMALL), 1)
+    ckpt.wait(until="remote")
+    _take_away(remote)
+    ckpt.save(state(2, _SMALL), 2)
+    with pytest.raises((TargetError, TransferError)):
+        ckpt.wait(until="remote")
+    with pytest.warns(RuntimeWarning, match=r"steps \[2\] are not in"):
+        ckpt.close()
+    _bring_back(remote)
+    with Checkpointer(local, tiers=[Remote(remote)]):
+        pass
+    assert load_checkpoint(remote)["step"] == 2
+
+
+def test_a_new_run_needs_an_answer(local: Path, remote: Path) -> None:
+    """With an empty directory, checkpoints that cannot be seen might be overlooked."""
+    remote.write_text("a file in the way")
+    with pytest.raises(TargetError):
+        Checkpointer(local, tiers=[Remote(remote)])
+    remote.unlink()
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        ckpt.save(state(1, _SMALL), 1)
+
+
+def test_retention_of_each_tier(local: Path, remote: Path) -> None:
+    """Each tier keeps what its own retention keeps."""
+    tier = Remote(remote, keep=KeepLast(3))
+    with Checkpointer(local, keep=KeepLast(1), tiers=[tier]) as ckpt:
+        for step in range(1, 7):
+            ckpt.save(state(step, _SMALL), step)
+            until(lambda: settled(ckpt))
+        assert ckpt.steps() == [4, 5, 6]
+    assert _names(remote) == {"step-4", "step-5", "step-6"}
+    assert _names(local) == {"step-6"}
+
+
+def test_restored_from_the_remote_tier(local: Path, remote: Path) -> None:
+    """A node with an empty directory restores what another one had saved, and saves on."""
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        for step in (10, 20):
+            ckpt.save(state(step, _SMALL), step)
+    shutil.rmtree(local)
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        assert ckpt.latest() == 20
+        assert ckpt.load()["step"] == 20
+        assert ckpt.loaded is not None
+        assert ckpt.loaded.sources == {str(remote): "read"}
+        ckpt.save(state(30, _SMALL), 30)
+        assert ckpt.latest() == 30
+        assert ckpt.load(10)["step"] == 10
+    assert load_checkpoint(remote)["step"] == 30
+
+
+def test_a_new_run_is_newer_than_what_the_remote_tier_has(local: Path, remote: Path) -> None:
+    """Also if the new node saves before it loads: its checkpoint is the newest one everywhere."""
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        for step in (10, 20, 30):
+            ckpt.save(state(step, _SMALL), step)
+    shutil.rmtree(local)
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        ckpt.save(state(5, _SMALL), 5)
+        assert ckpt.latest() == 5
+    assert load_checkpoint(remote)["step"] == 5
+
+
+def test_a_damaged_local_copy_is_read_from_the_remote_tier(local: Path, remote: Path) -> None:
+    """Nearest valid copy, and it is told."""
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        ckpt.save(state(1, _SMALL), 1)
+        ckpt.wait(until="remote")
+        damage(local / "step-1" / "tensors.safetensors")
+        with pytest.warns(RuntimeWarning, match=f"step 1 is read from {remote}"):
+            assert ckpt.load()["w"].unique().tolist() == [1]
+        assert ckpt.loaded is not None
+        assert list(ckpt.loaded.sources) == [str(local), str(remote)]
+        damage(local / "step-1" / "manifest.json")
+        with pytest.warns(RuntimeWarning, match=f"step 1 is read from {remote}"):
+            assert ckpt.load()["step"] == 1
+
+
+def test_a_dead_remote_tier_does_not_delay_a_restore(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local checkpoint is restored without a second question."""
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        ckpt.save(state(1, _SMALL), 1)
+    shutil.rmtree(remote)
+    remote.write_text("a file in the way")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ckpt = Checkpointer(local, tiers=[Remote(remote)])
+        assert ckpt._tier is not None
+        drain = ckpt._tier.drain
+        until(lambda: drain.failure is not None)
+        monkeypatch.setattr(type(ckpt._tier.remote.store), "steps", _local_alone(local))
+        assert ckpt.load()["step"] == 1
+        ckpt.close()
+
+
+def _local_alone(local: Path) -> Callable[[Any], list[int]]:
+    def steps(store: Any) -> list[int]:
+        assert store.directory == local, "the remote tier was asked"
+        return [1]
+
+    return steps
+
+
+def test_damage_on_the_way_is_found_and_sent_again(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read-back finds a wrong byte in the remote tier. The local copy is still there."""
+    original, calls = DirectoryCopy.publish, []
+
+    def publish(self: DirectoryCopy, manifest: bytes) -> None:
+        original(self, manifest)
+        if not calls:
+            damage(remote / "step-1" / "tensors.safetensors")
+        calls.append(1)
+
+    monkeypatch.setattr(DirectoryCopy, "publish", publish)
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        ckpt.save(state(1, _SMALL), 1)
+        until(lambda: settled(ckpt))
+    assert len(calls) == 2
+    assert any("damaged" in one.why for one in events(local, "failed"))
+    assert load_checkpoint(remote)["w"].unique().tolist() == [1]
+
+
+def test_a_damaged_local_checkpoint_is_not_kept_in_the_remote_tier(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy is read back, the local files are to blame, and it is removed there."""
+    original = DrainStep.send
+
+    def send(self: DrainStep, entry: Any, *, again: bool) -> int | None:
+        if entry.step == 1:
+            damage(local / "step-1" / "tensors.safetensors")
+        return original(self, entry, again=again)
+
+    monkeypatch.setattr(DrainStep, "send", send)
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        save = ckpt.save(state(1, _SMALL), 1)
+        until(lambda: settled(ckpt))
+        assert save.copies[1].state == "failed"
+        ckpt.save(state(2, _SMALL), 2)
+        until(lambda: settled(ckpt))
+    assert _names(remote) == {"step-2"}
+
+
+def test_superseded_past_max_lag(local: Path, remote: Path) -> None:
+    """Only the newest one is copied when the remote tier was away for too long; so the local tier
+    does not fill."""
+    tier = Remote(remote, max_lag=0.001)
+    with Checkpointer(local, keep=KeepLast(1), tiers=[tier]) as ckpt:
+        ckpt.save(state(0, _SMALL), 0)
+        until(lambda: settled(ckpt))
+        _take_away(remote)
+        saves = [ckpt.save(state(step, _SMALL), step) for step in (1, 2, 3)]
+        until(lambda: saves[0].copies[1].state == "superseded")
+        ckpt.save(state(4, _SMALL), 4)
+        assert len(_names(local)) < 4
+        _bring_back(remote)
+        until(lambda: settled(ckpt))
+    assert "step-4" in _names(remote)
+    assert "step-1" not in _names(remote)
+
+
+def test_a_save_waits_for_the_lag(local: Path, remote: Path, monkeypatch: Any) -> None:
+    """With on_lag="wait", a save begins when the copy before it is done."""
+    original = DrainStep.send
+    sent: list[int] = []
+
+    def send(self: DrainStep, entry: Any, *, again: bool) -> int | None:
+        found = original(self, entry, again=again)
+        sent.append(entry.step)
+        return found
+
+    monkeypatch.setattr(DrainStep, "send", send)
+    with Checkpointer(local, tiers=[Remote(remote, max_lag=1e-6, on_lag="wait")]) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(state(step, _SMALL), step)
+            assert sent[: step - 1] == list(range(1, step))
+
+
+def test_a_step_is_removed_and_saved_anew_everywhere(local: Path, remote: Path) -> None:
+    """`remove` removes both copies. After a restart from step 1, another step 2 replaces it."""
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(state(step, _SMALL), step)
+        ckpt.wait(until="remote")
+        ckpt.remove(3)
+        assert ckpt.steps() == [1, 2]
+        assert _names(remote) == {"step-1", "step-2"}
+        ckpt.load(1)
+        ckpt.save({**state(2, _SMALL), "again": True}, 2)
+        until(lambda: settled(ckpt))
+    assert load_checkpoint(remote)["again"] is True
+    assert not [name for name in _names(remote) if name.endswith(DRAINING_SUFFIX)]
+
+
+def test_two_nodes_do_not_drain_into_one_directory(tmp_path: Path, remote: Path) -> None:
+    """The second one gets the error, and goes on when the first one is closed."""
+    with Checkpointer(tmp_path / "a", tiers=[Remote(remote)]) as first:
+        first.save(state(1, _SMALL), 1)
+        first.wait(until="remote")
+        second = Checkpointer(tmp_path / "b", tiers=[Remote(remote)])
+        second.save(state(2, _SMALL), 2)
+        with pytest.raises(TargetError, match="in use"):
+            second.wait(until="remote")
+    until(lambda: settled(second))
+    second.close()
+    assert _names(remote) == {"step-1", "step-2"}
+
+
+def test_a_cut_journal(local: Path, remote: Path) -> None:
+    """A journal that is cut off or damaged costs a second read-back, and nothing else."""
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        ckpt.save(state(1, _SMALL), 1)
+        until(lambda: settled(ckpt))
+    file = local / JOURNAL
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        until(lambda: bool(ckpt._tier and ckpt._tier.drain.queue.get(1)))
+        until(lambda: settled(ckpt))
+    assert len(events(local, "verified")) == 1
+    assert len(events(local, "durable")) == 1
+
+
+def test_the_command(local: Path, remote: Path, iobench_inside: Command) -> None:
+    """`iobench tiers` shows both tiers, also while a Checkpointer writes there."""
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        ckpt.save(state(7, _SMALL), 7)
+        until(lambda: settled(ckpt))
+        shown = iobench_inside("tiers", local)
+        found = json.loads(iobench_inside("tiers", local, "--format", "json").stdout)
+    assert shown.returncode == 0, shown.stderr
+    assert str(remote) in shown.stdout
+    assert "verified" in shown.stdout
+    assert "what was trained after step 7" in shown.stdout
+    (one,) = found["checkpoints"]
+    assert (one["step"], one["local"], one["remote"]) == (7, "durable", "verified")
+    assert (found["steps_at_risk"], found["remote"]["lag_s"]) == (0, 0.0)
+    assert found["local"]["rate"]["rate_bytes_per_s"] > 0
+    refused = iobench_inside("tiers", remote)
+    assert refused.returncode == 2
+    assert "no Checkpointer has copied" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("tiers", "match"),
+    [
+        ("s3://b/run", "takes a list"),
+        ([Remote("/a"), Remote("/b")], "one is possible"),
+    ],
+)
+def test_wrong_tiers(local: Path, tiers: Any, match: str) -> None:
+    """Told before anything is written."""
+    with pytest.raises(OptionError, match=match):
+        Checkpointer(local, tiers=tiers)
+    with pytest.raises(OptionError, match="another directory"):
+        Checkpointer(local, tiers=[Remote(local)])
+    with pytest.raises(OptionError, match="a directory first"):
+        Checkpointer("s3://bucket/run", writer="s3", tiers=[Remote(local)])
+    assert not local.exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"keep": 3}, {"bandwidth_limit": 0}, {"max_lag": 0}, {"on_lag": "skip"}],
+    ids=str,
+)
+def test_wrong_options(wrong: dict[str, Any]) -> None:
+    """Values out of range are refused at once."""
+    with pytest.raises(OptionError):
+        Remote("s3://bucket/run", **wrong)
+
+
+# A bucket.
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
+    """Each of the two servers."""
+    with s3_server(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(server: LocalS3) -> Iterator[Bucket]:
+    """A prefix of its own for each test."""
+    with server.active():
+        yield Bucket(f"{server.target}/run-{secrets.token_hex(4)}")
+
+
+def _uploads(target: str) -> list[Any]:
+    writer = S3Writer(checksum="none")
+    try:
+        return S3Objects(writer.client, S3Target.parse(target)).uploads()
+    finally:
+        writer.client.close()
+
+
+def test_copied_to_a_bucket(bucket: Bucket, local: Path) -> None:
+    """Copied in parts, kept, replaced, removed, restored by another node."""
+    writer = S3Writer(part_size="5MiB", threads=2)
+    tier = Remote(bucket.target, keep=KeepLast(2), writer=writer)
+    with Checkpointer(local, tiers=[tier]) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(state(step), step)
+            ckpt.wait(until="remote")
+        until(lambda: settled(ckpt))
+        assert load_checkpoint(bucket.target, 3, writer=writer)["w"].unique().tolist() == [3]
+        ckpt.load(2)
+        ckpt.save({**state(3, _SMALL), "again": True}, 3)
+        until(lambda: settled(ckpt))
+        ckpt.save(state(4, _SMALL), 4)
+        until(lambda: settled(ckpt))
+        ckpt.remove(4)
+    assert load_checkpoint(bucket.target, writer=writer)["again"] is True
+    shutil.rmtree(local)
+    with Checkpointer(local, tiers=[tier]) as ckpt:
+        assert ckpt.load()["again"] is True
+        assert torch.equal(ckpt.load()["w"], torch.full((_SMALL,), 3.0))
+    assert _uploads(bucket.target) == []
+    writer.client.close()
+    assert RemoteTier(tier).store.steps() == [3]

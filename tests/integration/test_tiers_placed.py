@@ -1,0 +1,191 @@
+"""Placement of a Checkpointer: saves that go to the remote tier directly."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.s3_servers import s3_server
+from support.tiers import events, settled, state, until
+
+from iobench import Checkpointer, KeepLast, Placement, Remote, load_checkpoint
+from iobench.checkpoint.copies import Copy
+from iobench.errors import OptionError, TransferError
+from iobench.testing import LocalS3
+from iobench.tiers.directory_copy import DirectoryCopy
+from iobench.tiers.journal import JOURNAL
+from iobench.tiers.observed import LOCAL, REMOTE
+
+_SMALL = 100_000
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """The directory of the checkpoints."""
+    return tmp_path / "local"
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    """The directory of the remote tier."""
+    return tmp_path / "remote"
+
+
+def _names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} - {".iobench-lock", JOURNAL}
+
+
+def _open(ckpt: Checkpointer) -> None:
+    """Wait until the remote tier is open."""
+    tier = ckpt._tier
+    assert tier is not None
+    until(lambda: tier.remote.is_open)
+
+
+def _measured(ckpt: Checkpointer, faster: str) -> None:
+    """Add transfers that show which tier is faster."""
+    assert ckpt._tier is not None
+    for _ in range(3):
+        ckpt._tier.rates.add(LOCAL, 10**6, 1.0 if faster == LOCAL else 9.0)
+        ckpt._tier.rates.add(REMOTE, 10**6, 1.0 if faster == REMOTE else 9.0)
+
+
+def _options(**more: object) -> Placement:
+    return Placement(dwell=0, **more)  # type: ignore[arg-type]  # options of Placement
+
+
+def test_to_the_faster_tier(local: Path, remote: Path) -> None:
+    """A save goes where the measured throughput says; the manifest and the journal have why."""
+    with Checkpointer(local, tiers=[Remote(remote)], placement=_options()) as ckpt:
+        _open(ckpt)
+        first = ckpt.save(state(1, _SMALL), 1)
+        until(lambda: settled(ckpt))
+        _measured(ckpt, REMOTE)
+        second = ckpt.save_async(state(2, _SMALL), 2)
+        ckpt.wait()
+        assert second.status == "committed"
+        assert first.copies[0] == Copy(tier=str(local), state="durable")
+        assert second.copies == [Copy(tier=str(remote), state="durable")]
+        assert ckpt.latest() == 2
+        assert ckpt.load()["step"] == 2
+        assert ckpt.loaded is not None
+        assert ckpt.loaded.sources == {str(remote): "read"}
+        ckpt.remove(2)
+        assert ckpt.steps() == [1]
+        _measured(ckpt, LOCAL)
+        _measured(ckpt, LOCAL)
+        ckpt.save(state(3, _SMALL), 3)
+    assert _names(local) == {"step-1", "step-3"}
+    assert _names(remote) == {"step-1", "step-3"}
+    placed = [(one.step, one.where) for one in events(local, "placed")]
+    assert placed == [(1, LOCAL), (2, REMOTE), (3, LOCAL)]
+    manifest = json.loads((local / "step-3" / "manifest.json").read_text())
+    assert manifest["writer"]["placement"].startswith("local takes")
+    assert load_checkpoint(local)["step"] == 3
+
+
+def test_a_dead_remote_tier_is_left_at_once(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same checkpoint is written to the local tier; the next one goes there without a try."""
+    tries: list[object] = []
+    with Checkpointer(local, tiers=[Remote(remote)], placement=_options()) as ckpt:
+        _open(ckpt)
+        _measured(ckpt, REMOTE)
+        assert ckpt._tier is not None
+        broken = ckpt._tier.remote.writer
+
+        def fail(*_: object, **__: object) -> None:
+            tries.append(1)
+            raise TransferError(5, "Input/output error", str(remote))
+
+        monkeypatch.setattr(broken, "write_many", fail)
+        with pytest.warns(RuntimeWarning, match="step 1 is written to"):
+            ckpt.save(state(1, _SMALL), 1)
+        monkeypatch.undo()
+        monkeypatch.setattr(DirectoryCopy, "send", fail)
+        ckpt.save(state(2, _SMALL), 2)
+        assert _names(local) == {"step-1", "step-2"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            monkeypatch.undo()
+            until(lambda: settled(ckpt))
+    assert len(tries) >= 1
+    assert _names(remote) == {"step-1", "step-2"}
+    assert [one.where for one in events(local, "placed")] == [LOCAL, LOCAL]
+
+
+def test_direct_saves_obey_the_remote_retention(local: Path, remote: Path) -> None:
+    """Like copies. A node with an empty directory restores them."""
+    tier = Remote(remote, keep=KeepLast(2))
+    with Checkpointer(local, tiers=[tier], placement=_options(goal="capacity")) as ckpt:
+        _open(ckpt)
+        for step in (1, 2, 3):
+            ckpt.save(state(step, _SMALL), step)
+    assert _names(local) == set()
+    assert _names(remote) == {"step-2", "step-3"}
+    shutil.rmtree(local)
+    with Checkpointer(local, tiers=[tier], placement=_options(goal="bandwidth")) as ckpt:
+        assert ckpt.load()["step"] == 3
+        _open(ckpt)
+        ckpt.save(state(4, _SMALL), 4)
+    assert load_checkpoint(remote)["step"] == 4
+    assert _names(local) == {"step-4"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalS3]:
+    """A real server."""
+    with s3_server("rclone") as running, running.active():
+        yield running
+
+
+def test_to_a_bucket(local: Path, server: LocalS3) -> None:
+    """Direct saves and copies in one bucket, in turn; a restart goes back and replaces a step."""
+    target = f"{server.target}/run-{secrets.token_hex(4)}"
+    tier = Remote(target, keep=KeepLast(2))
+    with Checkpointer(local, tiers=[tier], placement=_options(goal="capacity")) as ckpt:
+        _open(ckpt)
+        for step in (1, 2, 3):
+            assert ckpt.save(state(step, _SMALL), step).copies[0].tier == target
+        assert ckpt.steps() == [2, 3]
+        ckpt.load(2)
+        ckpt.save({**state(3, _SMALL), "again": True}, 3)
+    with Checkpointer(local, tiers=[tier], placement=_options(goal="bandwidth")) as ckpt:
+        assert ckpt.load()["again"] is True
+        ckpt.save(state(4, _SMALL), 4)
+        until(lambda: settled(ckpt))
+        assert ckpt.steps() == [3, 4]
+    assert _names(local) == {"step-4"}
+    assert load_checkpoint(target, writer="s3")["step"] == 4
+
+
+def test_the_tier_that_is_not_chosen_is_probed(local: Path, remote: Path) -> None:
+    """With 1/64 of a checkpoint, of which nothing is left."""
+    with Checkpointer(local, tiers=[Remote(remote)], placement=_options()) as ckpt:
+        _open(ckpt)
+        assert ckpt._tier is not None
+        rates = ckpt._tier.rates
+        for _ in range(3):
+            rates.add(REMOTE, 10**9, 0.001)
+            rates.add(LOCAL, 10**6, 9.0)
+        for step in range(1, 6):
+            ckpt.save_async(state(step, _SMALL), step)
+            ckpt.wait()
+        small = [one for one in rates.history().of(LOCAL) if one.size_bytes < 10**5]
+        assert small
+        assert all(one.size_bytes == pytest.approx(4 * _SMALL / 64, rel=0.1) for one in small)
+    assert not [name for name in _names(local) if name.startswith(".probe")]
+
+
+def test_options(local: Path, remote: Path) -> None:
+    """A placement needs a remote tier."""
+    with pytest.raises(OptionError, match="needs tiers"):
+        Checkpointer(local, placement=Placement())
+    with pytest.raises(OptionError, match="Placement"):
+        Checkpointer(local, tiers=[Remote(remote)], placement="durable")  # type: ignore[arg-type]  # wrong on purpose
