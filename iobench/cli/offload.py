@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Optimizer state on storage (iobench.offload): show it, or convert it to stock files.",
+    help="Show optimizer state on storage, or convert it to stock files.",
 )
 
 _DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of the optimizer's state.")]
@@ -137,7 +137,7 @@ def import_(
         str, typer.Option("--memory", help="Memory for chunks: decides how large they are.")
     ] = "2GiB",
 ) -> None:
-    """Make a state directory from stock files, pinned as the step that the optimizer has."""
+    """Make a state directory from stock files, pinned as their step."""
     from iobench.offload.stock_files import import_stock
 
     step = import_stock(optimizer, model, directory, pins=pins, memory=memory)
