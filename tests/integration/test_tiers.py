@@ -30,6 +30,9 @@ from iobench.writers.s3_store.target import S3Target
 
 Command = Callable[..., "CompletedProcess[str]"]
 
+# The drain gives it in its own thread, at any moment.
+pytestmark = pytest.mark.filterwarnings("ignore:copies to:RuntimeWarning")
+
 _SMALL = 1000
 
 
@@ -185,7 +188,7 @@ def test_a_damaged_local_copy_is_read_from_the_remote_tier(local: Path, remote: 
     """Nearest valid copy, and it is told."""
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
         ckpt.save(state(1, _SMALL), 1)
-        ckpt.wait(until="remote")
+        until(lambda: settled(ckpt))
         damage(local / "step-1" / "tensors.safetensors")
         with pytest.warns(RuntimeWarning, match=f"step 1 is read from {remote}"):
             assert ckpt.load()["w"].unique().tolist() == [1]
@@ -328,6 +331,27 @@ def test_two_nodes_do_not_drain_into_one_directory(tmp_path: Path, remote: Path)
     until(lambda: settled(second))
     second.close()
     assert _names(remote) == {"step-1", "step-2"}
+
+
+def test_an_outdated_directory(local: Path, remote: Path, tmp_path: Path) -> None:
+    """A node with an old copy of the directory takes what another one has saved since, and does
+    not replace it in the remote tier."""
+    old = tmp_path / "old"
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        for step in (1, 2):
+            ckpt.save(state(step, _SMALL), step)
+    shutil.copytree(local, old)
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        ckpt.load(1)
+        ckpt.save({**state(2, _SMALL), "again": True}, 2)
+    with Checkpointer(old, tiers=[Remote(remote)]) as ckpt:
+        assert ckpt.latest() == 2
+        assert ckpt.load()["again"] is True
+        assert ckpt.load(2)["again"] is True
+        until(lambda: settled(ckpt))
+        ckpt.save(state(3, _SMALL), 3)
+    assert load_checkpoint(remote, 2)["again"] is True
+    assert load_checkpoint(remote)["step"] == 3
 
 
 def test_a_cut_journal(local: Path, remote: Path) -> None:
