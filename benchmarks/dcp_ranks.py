@@ -6,7 +6,8 @@ The ranks are processes on this machine, with gloo. The state is either replicat
 (DDP) or sharded over them (FSDP2). The ways to save are interleaved in random order. A time is that
 of the slowest rank. The stall is the time until the call of an asynchronous save returns. A plain
 copy copies the same bytes into memory that has its pages. Stock dcp.save syncs each file, but not
-the directory, and replaces its metadata in place; iobench's time includes the commit.
+the directory, and replaces its metadata in place; iobench's time includes the commit. Ratios are
+medians of the ratios of each round, whose ways follow one another.
 """
 
 from __future__ import annotations
@@ -84,6 +85,16 @@ def _print(found: dict[str, Any], size: int) -> None:
             f"{name:24}{statistics.median(times):9.3f}{min(times):9.3f}{max(times):9.3f}"
             + (f"{stall:9.4f}" if stall else "")
         )
+    times, stalls = found["times"], found["stalls"]
+    for stock in ("dcp.save, 1 thread", "dcp.save, 4 threads"):
+        _print_ratio(f"{stock} / iobench save", times[stock], times["iobench save"])
+    for way in ("iobench save_async", "dcp.async_save"):
+        _print_ratio(f"stall of {way} / plain copy", stalls[way], times["plain copy"])
+
+
+def _print_ratio(what: str, one: list[float], other: list[float]) -> None:
+    ratios = sorted(a / b for a, b in zip(one, other, strict=True))
+    print(f"  {what}: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
 
 
 def _rank(directory: Path, size: int, repeats: int) -> None:

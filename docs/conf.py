@@ -50,6 +50,7 @@ SECTIONS = {
     "Use in your trainer": {
         "checkpointer": "",
         "tiers": "",
+        "offload": "",
         "integrations": "",
         "exec": "Unmodified scripts",
         "s3": "",

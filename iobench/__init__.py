@@ -73,7 +73,10 @@ _HOMES = {
     "load_writer": "iobench.writers.config",
     "set_default_writer": "iobench.integrations.default_writer",
 }
-_MODULES = ("formats", "integrations", "results", "safetensors", "testing", "torch", "writers")
+_MODULES = (
+    *("formats", "integrations", "offload", "results", "safetensors"),
+    *("testing", "torch", "writers"),
+)
 """Modules that are imported on first access: some load a library."""
 
 

@@ -25,6 +25,7 @@ from typing import Any, Self, TypeVar, cast
 
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data import subset
+from iobench.bench.data.slicing import ALL, OFF, Sliced
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.errors import OptionError
 from iobench.results.setting import AxisValues, Setting
@@ -43,7 +44,8 @@ class Variant:
     """A contender with files of one shape, saved and restored by `numjobs` processes at once.
 
     `target` is the location, in a run of several targets; None in a run of one. With a
-    `restore_mode` all processes restore the same files together.
+    `restore_mode` all processes restore the same files together. With `slices` they save the same
+    files once: the first one alone (`off`), all of them, or so many of each node.
     """
 
     contender: Contender
@@ -51,6 +53,7 @@ class Variant:
     numjobs: int = 1
     target: str | None = None
     restore_mode: RestoreMode | None = None
+    slices: str | None = None
 
     def setting(self, restored: float | None = None) -> Setting:
         """Return the setting for a record; `restored` is the part of the bytes that is restored.
@@ -65,8 +68,24 @@ class Variant:
             numjobs=self.numjobs,
             target=self.target,
             restore_mode=self.restore_mode,
+            slices=self.slices,
         )
         return Setting(writer=self.contender.name, options=self.contender.options, axes=axes)
+
+    @property
+    def sliced(self) -> Sliced | None:
+        """How the processes save the same files once; None where each saves its own."""
+        return None if self.slices is None else Sliced(how=self.slices, jobs=self.numjobs)
+
+    @property
+    def replicas(self) -> bool:
+        """Whether all processes restore the same files."""
+        return self.restore_mode is not None or self.slices is not None
+
+    @property
+    def saves(self) -> int:
+        """How often the bytes of one process are saved."""
+        return self.numjobs if self.slices is None else 1
 
     @property
     def label(self) -> str:
@@ -90,6 +109,7 @@ class Axes:
     bytes that are restored (None for all). `numjobs` are the numbers of concurrent processes.
     `targets` are the locations of several targets, or None for the one target of a run.
     `restore_modes`: with one, all ranks are replicas of the first one and restore its files.
+    `slices`: with one, all processes are replicas and save these files once.
     `absent` has the reasons why contenders take no part in some of them, by contender and location.
     """
 
@@ -98,6 +118,7 @@ class Axes:
     numjobs: tuple[int, ...] = (1,)
     targets: tuple[str | None, ...] = (None,)
     restore_modes: tuple[RestoreMode | None, ...] = (None,)
+    slices: tuple[str | None, ...] = (None,)
     absent: Mapping[tuple[Contender, str | None], str] = field(default_factory=dict)
 
     @classmethod
@@ -109,6 +130,7 @@ class Axes:
         restore_as: str = _SAME,
         numjobs: str = "1",
         restore_mode: str | None = None,
+        slices: str | None = None,
     ) -> Self:
         """Parse the options of `iobench run`: each has one value, or several between commas.
 
@@ -125,6 +147,7 @@ class Axes:
             restore_modes=(None,)
             if restore_mode is None
             else tuple(_values("--restore-mode", restore_mode, _mode)),
+            slices=(None,) if slices is None else tuple(_values("--slices", slices, _slices)),
         )
 
     @property
@@ -139,8 +162,27 @@ class Axes:
 
     @property
     def replicas(self) -> bool:
-        """Whether all ranks have, and restore, the same files."""
-        return self.restore_modes != (None,)
+        """Whether all processes have, and restore, the same files."""
+        return self.restore_modes != (None,) or self.sliced
+
+    @property
+    def sliced(self) -> bool:
+        """Whether the same files are saved once, by all processes together or by one of them."""
+        return self.slices != (None,)
+
+    @property
+    def saves(self) -> int:
+        """How often the bytes of one process are saved, at most."""
+        return 1 if self.sliced else self.most_jobs
+
+    def check_writers(self, most: int) -> None:
+        """Raise OptionError if more ranks are to write slices than a node has, which is `most`."""
+        for text in filter(None, self.slices):
+            if text not in (OFF, ALL) and int(text) > most:
+                raise OptionError(
+                    f"--slices {text}: a node has {most} processes at most; "
+                    f"give {OFF}, {ALL}, or a number from 1 to {most}"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values of each axis for the plan's record."""
@@ -152,14 +194,15 @@ class Axes:
             "restore_subsets": list(self.subsets),
             "numjobs": list(self.numjobs),
             **({"targets": list(self.targets)} if len(self.targets) > 1 else {}),
-            **({"restore_modes": list(self.restore_modes)} if self.replicas else {}),
+            **({"restore_modes": list(self.restore_modes)} if any(self.restore_modes) else {}),
+            **({"slices": list(self.slices)} if self.sliced else {}),
         }
 
     def variants(self, contenders: Sequence[Contender]) -> Iterator[Variant]:
         """Yield every contender at every point that applies to it.
 
-        Peers have a format of their own, so they take part with the first serializer only. They
-        restore in each process for itself, so they take no part in restore modes.
+        Peers have a format of their own, so they take part with the first serializer only. Each
+        process uses them for itself, so they take no part in restore modes and slices.
         """
         for one in contenders:
             if one.is_peer and self.replicas:
@@ -167,8 +210,8 @@ class Axes:
             for shape in self.shapes:
                 if one.is_peer and shape.serializer != self.shapes[0].serializer:
                     continue
-                for numjobs, target, mode in product(
-                    self.numjobs, self.targets, self.restore_modes
+                for numjobs, target, mode, slices in product(
+                    self.numjobs, self.targets, self.restore_modes, self.slices
                 ):
                     if (one, target) not in self.absent:
                         yield Variant(
@@ -177,14 +220,16 @@ class Axes:
                             numjobs=numjobs,
                             target=target,
                             restore_mode=mode,
+                            slices=slices,
                         )
 
     def skipped(self, contenders: Sequence[Contender]) -> list[str]:
         """Return the combinations that are left out, each with its reason."""
         reasons = list(self.absent.values())
         if self.replicas:
+            option = "--slices" if self.sliced else "--restore-mode"
             reasons += [
-                f"{one.name} with --restore-mode: each of its processes restores for itself"
+                f"{one.name} with {option}: each of its processes saves and restores for itself"
                 for one in contenders
                 if one.is_peer
             ]
@@ -218,6 +263,14 @@ def _changed(text: str) -> str | None:
 def _mode(text: str) -> RestoreMode:
     check_restore_mode(text)
     return cast(RestoreMode, text)
+
+
+def _slices(text: str) -> str:
+    if text not in (OFF, ALL) and not (re.fullmatch("[1-9][0-9]{0,8}", text)):
+        raise OptionError(
+            f"--slices {text:.40}: must be {OFF}, {ALL}, or how many ranks of each node write"
+        )
+    return text
 
 
 def _jobs(text: str) -> int:

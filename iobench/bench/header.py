@@ -78,7 +78,7 @@ def _facts(plan: Plan, sizes: Sequence[Sequence[CheckpointSizes]]) -> Iterator[V
         shape = axes.shapes.index(variant.shape)
         jobs = sizes[shape][: variant.numjobs]
         operations: list[tuple[Operation, float | None, int]] = [
-            ("save", None, sum(job.saved for job in jobs)),
+            ("save", None, sum(job.saved for job in jobs[: variant.saves])),
             *(
                 ("restore", subset, sum(job.restored[i] for job in jobs))
                 for i, subset in enumerate(axes.subsets)
@@ -89,7 +89,7 @@ def _facts(plan: Plan, sizes: Sequence[Sequence[CheckpointSizes]]) -> Iterator[V
                 operation=operation,
                 axes=variant.setting(subset).axes,
                 bytes=size,
-                files=sum(len(files[shape]) for files in plan.files_of_jobs[: variant.numjobs]),
+                files=sum(len(files[shape]) for files in plan.files_of_jobs[: variant.saves]),
             )
             if facts not in given:
                 given.add(facts)

@@ -97,7 +97,7 @@ class Plan:
         """
         most = self.axes.most_jobs
         if self.axes.replicas:
-            return (0,) * most
+            return (self.rank,) * most
         if self.world is not None:
             return tuple(rank % self.workload.world_size for rank in range(most))
         own = range(self.rank, self.rank + most)
@@ -135,7 +135,7 @@ class Plan:
     @property
     def all_bytes(self) -> int:
         """Bytes of one checkpoint of all processes, as far as they are known."""
-        return self.bytes_of(self.axes.most_jobs)
+        return self.bytes_of(self.axes.saves)
 
     @property
     def part(self) -> str | None:
@@ -163,7 +163,7 @@ class Plan:
     def written_bytes(self) -> int:
         """Bytes that the whole run writes, at least, if no fio job is left out."""
         jobs = len(JOBS) * len(self.ceiling_targets)
-        storing = [one.numjobs for one in self.variants_with_twins if one.contender.stores]
+        storing = [one.saves for one in self.variants_with_twins if one.contender.stores]
         return self.repeat.times * (sum(map(self.bytes_of, storing)) + self.size_bytes * jobs)
 
     @property
@@ -186,9 +186,10 @@ class Plan:
                 contenders=self.contenders,
                 files=files,
                 pool_bytes=max(self.pool_bytes // self._local_jobs, LEAST_POOL),
-                seed=self.seed + number,
+                seed=self.seed if self.axes.sliced else self.seed + number,
                 crc=self.crc,
                 number=number if most > 1 else None,
+                nodes=(0,) * most if self.axes.sliced else (),
             )
             for number, files in enumerate(own)
         ]

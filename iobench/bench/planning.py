@@ -11,6 +11,7 @@ from pathlib import Path
 
 from iobench import workloads
 from iobench.bench.axes import Axes, Variant
+from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.contenders.choose import choose, find_baseline
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import (
@@ -66,9 +67,15 @@ def make_plan(
     axes = axes or Axes()
     if world is not None:
         axes = replace(axes, numjobs=(world.size,))
+    axes.check_writers(axes.most_jobs if world is None else world.local)
     locations = target if isinstance(target, tuple) else (target,)
     several = len(locations) > 1
     chosen, left_out = choose(writers, *locations)
+    asked = chosen
+    if axes.replicas:  # no peers, next to which our writers would restore into new memory
+        chosen = [WriterContender(one.writer) for one in asked if isinstance(one, WriterContender)]
+    if not chosen:
+        raise _nothing(axes, asked)
     pool_bytes = _pool_bytes(pool, axes.most_jobs if world is None else world.local)
     targets, absent = targets_of(locations, chosen)
     if several:
@@ -77,7 +84,7 @@ def make_plan(
     often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
     variants = list(axes.variants(chosen))
     if not variants:
-        raise UsageError(f"nothing to measure: {'; '.join(axes.skipped(chosen))}")
+        raise _nothing(axes, asked)
     with_twins = [*variants, *(first_of_each_target(variants) if aa else ())]
     scaled = _scaled(
         full, rank, full_bytes, size, with_twins, axes, by_location, often.times, ceiling
@@ -87,7 +94,7 @@ def make_plan(
         full_bytes=full_bytes,
         rank=rank,
         contenders=tuple(chosen),
-        left_out=(*left_out, *axes.skipped(chosen)),
+        left_out=(*left_out, *axes.skipped(asked)),
         axes=axes,
         baseline=None if several and baseline is None else find_baseline(baseline, variants),
         targets=targets,
@@ -102,6 +109,10 @@ def make_plan(
     )
     plan.check()
     return plan
+
+
+def _nothing(axes: Axes, asked: Sequence[Contender]) -> UsageError:
+    return UsageError(f"nothing to measure: {'; '.join(axes.skipped(asked))}")
 
 
 def _pool_bytes(pool: str | None, jobs: int) -> int:
@@ -143,7 +154,7 @@ def _scaled(
                 f"--target {target.location}: no space is left for a checkpoint ({RESERVE}); "
                 "make room"
             )
-        fits += [] if free is None else [free // axes.most_jobs]
+        fits += [] if free is None else [free // axes.saves]
     rates = measure_rates(variants, axes.subsets, targets)
     ceiling = ceiling and not all(one.no_ceiling for one in targets.values())
     affordable = rates.affordable_bytes(DEFAULT_SECONDS, repeat=repeat, ceiling=ceiling)
@@ -206,7 +217,9 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
     if plan.world is not None:
         has, most = plan.workload.world_size, plan.world.size
         whose = f"the files of rank 0 to {min(most, has) - 1} of {has}, each its own"
-        if axes.replicas:
+        if axes.sliced:
+            whose = "replicas of rank 0, which save its files once, and each restores them"
+        elif axes.replicas:
             whose = "replicas of rank 0, each saves its files and restores those that rank 0 saved"
         elif most > has:
             whose += f"; from rank {has} on, copies of these"
@@ -216,6 +229,8 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
     elif axes.most_jobs > 1:
         first, last = plan.ranks[0], plan.ranks[-1]
         whose = f"ranks {first} to {last}" if last > first else f"a copy of rank {first} each"
+        if axes.sliced:
+            whose = f"replicas of rank {first}, which save its files once, and each restores them"
         numbers = ", ".join(map(str, axes.numjobs))
         yield f"processes {numbers} at once: {whose}, {total} in all at most"
 

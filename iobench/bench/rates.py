@@ -86,7 +86,7 @@ def measure_rates(
     restores = [(one, subset) for one in variants for subset in subsets]
     return Rates(
         save=tuple(probed[one.contender, one.target][0] for one in variants),
-        saved=tuple(float(one.numjobs) for one in variants),
+        saved=tuple(float(one.saves) for one in variants),
         restore=tuple(probed[one.contender, one.target][1] for one, _ in restores),
         restored=tuple(one.numjobs * (subset or 1.0) for one, subset in restores),
         best=tuple(best),

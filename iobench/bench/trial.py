@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from json.encoder import encode_basestring_ascii as _quoted
 from typing import TypeVar
 
 from iobench.bench.axes import Variant
 from iobench.bench.counters.monitor import Counted
 from iobench.bench.counters.nodes import over_machines
 from iobench.bench.counters.series import make_series
+from iobench.bench.data.slicing import Sliced
 from iobench.bench.processes.clock import Clock
 from iobench.bench.processes.group import Executor
-from iobench.bench.processes.job import CheckpointRef, Done, Job, own_name
+from iobench.bench.processes.job import CheckpointRef, Done, Job
 from iobench.bench.ranks.group import RankGroup
 from iobench.bench.ranks.together import all_true, over_ranks
+from iobench.bench.stored_files import StoredFile, manifest, stored_files
 from iobench.bench.targets.base import Location, OpenTarget
 from iobench.bench.targets.cold import EvictedFiles
 from iobench.bench.targets.instruments import Changes
@@ -34,12 +34,13 @@ from iobench.results import (
     Verified,
     utc_now,
 )
-from iobench.workloads.specs import FileFormat, FileSpec
+from iobench.workloads.specs import FileSpec
 from iobench.writers.transfer import PathCount, Transfer
 
 __all__ = ["Trial", "one_line"]
 
 _UNRECORDABLE = -1
+_SHARED = ("all processes restored the same files, and those of a machine share its page cache",)
 
 _Settled = AbstractContextManager[object]
 """Runs a block, and returns when earlier work has left the storage alone."""
@@ -85,7 +86,7 @@ class Trial:
         """
         contender = self.variant.contender
         with settled or nullcontext():
-            self._ask(partial(Job.prepare, shape=self.shape))
+            self._ask(partial(Job.prepare, shape=self.shape, sliced=self._sliced))
         clock = self._clock()
         if not contender.stores:
             done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)), clock)
@@ -97,7 +98,7 @@ class Trial:
             # Before the commit, which flushes the device again; the clock stops for it.
             flushes = clock.counters.flushes() if self._flush_counts else None
             written_s = clock.counters.elapsed_s()
-            staged.publish(self._manifest(done))
+            staged.publish(manifest(self.repetition, contender, self._stored(done)))
             commit_s = clock.counters.elapsed_s() - written_s
         counted = self._stop(clock, done)
         memory = self._memory("save")
@@ -222,35 +223,21 @@ class Trial:
             shape=self.shape,
             directory=directory,
             restore_mode=self.variant.restore_mode,
+            sliced=self._sliced,
         )
 
-    def _manifest(self, done: Sequence[Done]) -> Iterator[str]:
-        """Yield the manifest as JSON, file by file: there may be 100,000."""
-        contender = self.variant.contender
-        head = {
-            "schema": "iobench.manifest/1",
-            "step": self.repetition,
-            "writer": {"name": contender.name, "options": dict(contender.options)},
-        }
-        yield f'{json.dumps(head)[:-1]}, "files": ['
-        between = "\n"
-        for path, file_format, size in self._entries(done):
-            entry = f'"path": {_quoted(path)}, "format": "{file_format}", "bytes": {size}'
-            yield f"{between}{{{entry}}}"
-            between = ",\n"
-        yield "\n]}"
+    @property
+    def _sliced(self) -> Sliced | None:
+        """How several jobs save the same files once."""
+        return self.variant.sliced if self.executor.apart else None
 
-    def _entries(self, done: Sequence[Done]) -> Iterator[tuple[str, FileFormat, int]]:
-        """Yield path in the checkpoint, format and bytes of each file."""
-        for number, (files, one) in enumerate(zip(self.files, done, strict=True)):
-            below = f"{own_name(number)}/" if self.executor.apart else ""
-            for spec, size in zip(files, one.file_bytes, strict=True):
-                yield f"{below}{spec.path}", spec.format, size
+    def _stored(self, done: Sequence[Done]) -> Iterator[StoredFile]:
+        return stored_files(self.files, done, apart=self.executor.apart)
 
     def _files(self) -> Iterator[tuple[str, int]]:
         """Yield path and bytes of each saved file. Names and sizes of peers' files are unknown."""
         if not self.variant.contender.is_peer:
-            yield from ((path, size) for path, _, size in self._entries(self._saved))
+            yield from ((one.path, one.size_bytes) for one in self._stored(self._saved))
 
     def _inspect(self, flushes: int | None) -> Stored | None:
         """Inspect the files right after their save, and the page cache of every node."""
@@ -314,7 +301,10 @@ class Trial:
         phases, paths, odd = _recordable(total)
         if commit_s:
             phases["commit"] = phases.get("commit", 0.0) + commit_s
-        jobs_done_s = tuple(one.at_s - counted.began_s for one in done if len(done) > 1)
+        several = done if len(done) > 1 else ()
+        jobs_done_s = tuple(one.at_s - counted.began_s for one in several)
+        unequal = self._ranks is not None or self._sliced is not None
+        busy_s = [s for s, one in zip(jobs_done_s, several, strict=True) if one.transfer.bytes]
         device = self._device(counted)
         return Sample(
             run_id=self.run_id,
@@ -324,10 +314,10 @@ class Trial:
             operation=operation,
             bytes=total.bytes,
             elapsed_s=counted.elapsed_s,
-            first_done_s=min(jobs_done_s, default=counted.elapsed_s),
+            first_done_s=min(busy_s, default=counted.elapsed_s),
             last_done_s=counted.elapsed_s,
             jobs_done_s=jobs_done_s,
-            jobs_bytes=() if self._ranks is None else tuple(one.transfer.bytes for one in done),
+            jobs_bytes=tuple(one.transfer.bytes for one in several) if unequal else (),
             late_s=max(one.late_s for one in done),
             clock_error_s=max(one.clock_error_s for one in done),
             phases_s=phases,
@@ -350,6 +340,7 @@ class Trial:
             + odd
             + self.target.patience.notes
             + (self.target.notes if operation == "restore" else ())
+            + (_SHARED if operation == "restore" and self.variant.replicas else ())
             + (() if self._ranks is None else self._ranks.notes(operation, done, device)),
             started_at=started,
         )

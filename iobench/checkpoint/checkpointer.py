@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.option_check import check_option
+from iobench.checkpoint.option_check import check_option, check_slots, rate_limit
 from iobench.checkpoint.order import by_age
 from iobench.checkpoint.persister import Persister, Snapshot, end_unclosed
 from iobench.checkpoint.restore import Loaded, OnCorrupt, read_plain, restore
@@ -24,7 +24,7 @@ from iobench.checkpoint.serialized import Serializer
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import Content, LazyCopy, copy_into
 from iobench.checkpoint.store import CheckpointStore, release_unclosed, store_at
-from iobench.errors import OptionError, UsageError
+from iobench.errors import UsageError
 from iobench.units import parse_size
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
@@ -72,7 +72,7 @@ class LocalCheckpointer:
     background; a failed save never gets the status `committed`.
     """
 
-    _read = staticmethod(read_plain)
+    _read: staticmethod[..., Any] = staticmethod(read_plain)
 
     def __init__(
         self,
@@ -87,10 +87,7 @@ class LocalCheckpointer:
         bandwidth_limit: int | str | None = None,
         lazy: bool = False,
     ) -> None:
-        if type(slots) is not int or slots < 1:
-            raise OptionError(f"slots={slots!r}: a whole number, 1 or more")
-        if on_full not in ("wait", "skip", "supersede"):
-            raise OptionError(f"on_full={on_full!r}: 'wait', 'skip' or 'supersede'")
+        check_slots(slots, on_full)
         check_option("location", location, str, Path, example='"runs/a"')
         check_option("writer", writer, str, Writer, example='"hybrid"')
         check_option("keep", keep, Retention, NoneType, example="KeepLast(3)")
@@ -98,9 +95,7 @@ class LocalCheckpointer:
         check_option("budget", budget, int, str, NoneType, example='"16GiB"')
         check_option("bandwidth_limit", bandwidth_limit, int, str, NoneType, example='"500MiB"')
         check_option("lazy", lazy, bool, example="True")
-        limit = None if bandwidth_limit is None else parse_size(bandwidth_limit)
-        if limit == 0:
-            raise OptionError("bandwidth_limit=0: must be at least 1 byte per second")
+        limit = rate_limit(bandwidth_limit)
         self._writer = make(writer) if isinstance(writer, str) else writer
         if not self._writer.stores:
             raise UsageError(f"writer {self._writer.name!r} stores nothing; choose another writer")
@@ -190,7 +185,7 @@ class LocalCheckpointer:
         background. After a UsageError nothing is copied.
         """
         began_s = time.perf_counter()
-        content, save = self._begin(state, step)
+        content, save = self._begin_copy(state, step)
         lease = Lease(Snapshot(save=save, content=content))
         copy: Lease[LazyCopy[Any]] | None = None
         try:
@@ -202,12 +197,12 @@ class LocalCheckpointer:
                 self._copies.submit(copy)
             else:
                 save.pages_s = copy_into(lease.item.memory, content)
-                lease.item.content = content.without_memory()
+                lease.item.content = self._agreed_content(lease).without_memory()
                 self._persister.submit(lease)
         except BaseException as error:
             save.fail(error)
             if copy is None or copy.state is LeaseState.HELD:
-                self._persister.give(lease)
+                self._give_up(lease)
             raise
         save.stall_s = time.perf_counter() - began_s
         if self._schedule:
@@ -370,6 +365,15 @@ class LocalCheckpointer:
         self._ledger.claim(save)
         self._saves.append(save)
         return serialized, save
+
+    def _begin_copy(self, state: Any, step: int) -> tuple[Any, Save]:
+        return self._begin(state, step)  # several ranks may still agree during the copy
+
+    def _agreed_content(self, lease: Lease[Snapshot[Any]]) -> Any:
+        return lease.item.content
+
+    def _give_up(self, lease: Lease[Snapshot[Any]]) -> None:
+        self._persister.give(lease)
 
     def _finish_copy(self) -> None:
         """Wait until a lazy copy is complete."""

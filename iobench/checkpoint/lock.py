@@ -20,6 +20,7 @@ __all__ = ["LOCK", "DirectoryLock", "lock_directory"]
 
 LOCK = ".iobench-lock"
 """The locked file. It stays after `release` and names the last holder."""
+_READ = "; iobench.load_checkpoint reads checkpoints without the lock"
 
 
 class DirectoryLock:
@@ -30,8 +31,9 @@ class DirectoryLock:
     when the lock's name is a link or not a regular file.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / LOCK
+    def __init__(self, directory: Path, holder: str = "Checkpointer") -> None:
+        """`holder`: what holds the lock, for messages."""
+        self._path, self._holder = directory / LOCK, holder
         self._fd, self._note = -1, b""
         fd = _open(self._path)
         try:
@@ -50,8 +52,8 @@ class DirectoryLock:
         except BlockingIOError:
             holder = os.pread(fd, 4096, 0).decode(errors="replace")
             raise TargetError(
-                f"{self._path.parent} is in use: {_describe(holder)}. Close that Checkpointer "
-                "first; iobench.load_checkpoint reads checkpoints without the lock"
+                f"{self._path.parent} is in use: {_describe(holder)}. Close that {self._holder} "
+                f"first{_READ if self._holder == 'Checkpointer' else ''}"
             ) from None
         self._note = note = json.dumps(
             {
@@ -80,9 +82,9 @@ class DirectoryLock:
             raise TransferError.wrap(error, "checking", self._path) from error
         if found is None or (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
             raise TargetError(
-                f"{self._path.parent} was removed or replaced since this Checkpointer opened it, "
-                "so others may write there: nothing is saved or removed; close this Checkpointer "
-                "and open another"
+                f"{self._path.parent} was removed or replaced since this {self._holder} opened it, "
+                f"so others may write there: nothing is saved or removed; close this "
+                f"{self._holder} and open another"
             )
         with transfer_errors("checking", self._path):
             note = self._path.read_bytes()  # opened anew: a network file system asks its server
@@ -90,8 +92,12 @@ class DirectoryLock:
             raise TargetError(
                 f"{self._path.parent} is in use by another job too: "
                 f"{_describe(note.decode(errors='replace'))}. Its file system keeps no locks "
-                "between nodes; nothing is saved or removed; close this Checkpointer"
+                f"between nodes; nothing is saved or removed; close this {self._holder}"
             )
+
+    def fileno(self) -> int:
+        """Return the descriptor of the locked file: a process that inherits it holds the lock."""
+        return self._fd
 
     def release(self) -> None:
         """Release the lock. A second call does nothing."""
@@ -127,7 +133,7 @@ def _foreign(path: Path) -> TargetError:
     )
 
 
-def lock_directory(directory: Path) -> DirectoryLock:
+def lock_directory(directory: Path, holder: str = "Checkpointer") -> DirectoryLock:
     """Lock `directory`, and create it if it is missing.
 
     Raises TargetError when it cannot be made or another process holds the lock.
@@ -138,7 +144,7 @@ def lock_directory(directory: Path) -> DirectoryLock:
         raise TargetError(
             error.errno, f"cannot be made ({error.strerror})", str(directory)
         ) from error
-    return DirectoryLock(directory)
+    return DirectoryLock(directory, holder)
 
 
 _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()

@@ -95,6 +95,16 @@ class Persister(Generic[T]):
             lease.item.slot = self.pool.take(pinned=pinned)
         return taken
 
+    def fit(self, lease: Lease[Snapshot[T]], *, pinned: bool) -> None:
+        """Make the slot of a snapshot large enough for its new size. Its contents may be lost.
+
+        Raises StateError when the snapshot does not fit into memory.
+        """
+        snapshot = lease.item
+        self.pool.grow(snapshot.save.size_bytes)
+        assert snapshot.slot is not None
+        self.pool.fit(snapshot.slot, pinned=pinned)
+
     def prepare(self, size_bytes: int, *, wait: bool, pinned: bool = False) -> None:
         """Allocate all free slots; a thread makes their pages. Raises StateError, OSError (ENOMEM).
 

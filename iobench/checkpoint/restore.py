@@ -179,10 +179,12 @@ def read_plain(
     *,
     rank: int = 0,
     ranks: int = 1,
+    select: Callable[[Any], Any] = lambda state: state,
 ) -> tuple[Any, Transfer]:
     """Return the state of the checkpoint that one process saved, and the transfer of its tensors.
 
-    It is for `rank` of `ranks`, see `PerRank`. Raises what `restore` raises.
+    It is for `rank` of `ranks`, see `PerRank`. `select` returns the part of the state that is
+    compared with `like` and returned. Raises what `restore` raises.
     """
     if manifest.format != FORMAT:
         raise DataMismatchError(f"{store}: step {step} has the unknown format {manifest.format!r}")
@@ -194,7 +196,7 @@ def read_plain(
     text = image.views(0, image.size_bytes)[0].tobytes()
     tensors, image = safetensors.prepare(TENSORS, location, writer)
     with collector_paused():
-        state = unflatten(json.loads(text), tensors, rank=rank, ranks=ranks)
+        state = select(unflatten(json.loads(text), tensors, rank=rank, ranks=ranks))
     if like is not None:
         _compare(f"{store}: step {step}", like, state)
     record = manifest.file(TENSORS)

@@ -55,6 +55,11 @@ class Serialized:
         return self.structure.on_cpu
 
     @property
+    def processes(self) -> int:
+        """One: no other process saves at the same time."""
+        return 1
+
+    @property
     def names(self) -> list[str]:
         """The names of `tensors`."""
         return self.structure.names

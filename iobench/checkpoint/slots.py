@@ -133,14 +133,17 @@ class SlotPool:
         except IndexError:
             self._slots.add(slot := Slot())
         try:
-            self._hold(slot, pinned=pinned)
+            self.fit(slot, pinned=pinned)
         except BaseException:
             self.give(slot)
             raise
         return slot
 
-    def _hold(self, slot: Slot, *, pinned: bool) -> None:
-        """Give `slot` its memory. The memory that was available for all may be in use by now."""
+    def fit(self, slot: Slot, *, pinned: bool) -> None:
+        """Give a slot that was taken its full size. Its contents are lost if it grows.
+
+        Raises StateError: the memory that was available for all may be in use by now.
+        """
         needed = self._size - len(slot.memory)
         available = available_bytes() if needed > 0 else None
         if available is not None and needed > available:

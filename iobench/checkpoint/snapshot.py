@@ -39,6 +39,10 @@ class Content(Protocol):
         """Whether all tensors are in host memory."""
 
     @property
+    def processes(self) -> int:
+        """Processes of this machine that copy at the same time."""
+
+    @property
     def names(self) -> Sequence[str]:
         """The names of `tensors`."""
 
@@ -72,7 +76,7 @@ def copy_into(memory: Bytes, content: Content, streams: SideStreams | None = Non
     the seconds in which pages of `memory` were made.
     """
     if content.on_cpu:
-        return copy_image(memory, content.image())
+        return copy_image(memory, content.image(), processes=content.processes)
     streams = streams or SideStreams(content.leaves())
     for begin, part in content.parts():
         if isinstance(part, Leaf) and not part.on_cpu:
@@ -84,10 +88,11 @@ def copy_into(memory: Bytes, content: Content, streams: SideStreams | None = Non
     return 0.0
 
 
-def copy_image(memory: Bytes, image: FileImage) -> float:
+def copy_image(memory: Bytes, image: FileImage, *, processes: int = 1) -> float:
     """Copy an image of host memory to the beginning of `memory` with several threads.
 
-    Each makes the missing pages of its blocks. Returns the seconds that this took.
+    Each makes the missing pages of its blocks. Returns the seconds that this took. When several
+    `processes` copy at the same time, their threads together are no more than the CPUs.
     """
     meter = Meter()
 
@@ -99,7 +104,8 @@ def copy_image(memory: Bytes, image: FileImage) -> float:
                 own.seconds["pages"] = own.seconds.get("pages", 0) + time.perf_counter() - began_s
             image.gather(start, stop, part)
 
-    threads = min(_MOST_THREADS, os.cpu_count() or 1, -(-image.size_bytes // _BLOCK))
+    cpus = (os.cpu_count() or 1) // processes
+    threads = min(_MOST_THREADS, cpus, -(-image.size_bytes // _BLOCK))
     run_workers(max(1, threads), Blocks(0, image.size_bytes, _BLOCK), work, meter)
     return meter.seconds.get("pages", 0.0)
 

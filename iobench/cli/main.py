@@ -17,7 +17,8 @@ from iobench.cli.compare import CompareCommand, compare
 from iobench.cli.doctor import doctor
 from iobench.cli.exec import exec_
 from iobench.cli.given import GroupedCommand
-from iobench.cli.launched import one_process
+from iobench.cli.launched import one_process, told_by_rank_0
+from iobench.cli.offload import app as offload_app
 from iobench.cli.plan import plan
 from iobench.cli.report import report
 from iobench.cli.reproduce import reproduce
@@ -68,6 +69,7 @@ app.command(
 app.add_typer(results_app, name="results")
 app.add_typer(s3_app, name="s3")
 app.add_typer(agent_app, name="agent")
+app.add_typer(offload_app, name="offload")
 app.command()(tiers)
 
 
@@ -96,6 +98,7 @@ def run() -> None:
     # If SIGCHLD is ignored, the kernel keeps no exit code of fio, a job or the script of exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
+        told_by_rank_0(app, _CommandLineError)
         code = app(prog_name="iobench", standalone_mode=False)
         sys.stdout.flush()  # here: a pipe without a reader gives no traceback
         if code == _INTERRUPTED:  # typer's exit code for a KeyboardInterrupt

@@ -149,6 +149,16 @@ def run(
             show_default="each rank has files of its own",
         ),
     ] = None,
+    slices: Annotated[
+        str | None,
+        _axis_option(
+            "--slices",
+            help="Save the files of the first rank once: by this rank (off), in slices of equal "
+            "size by all ranks, or processes of --numjobs, which have the same files (all), or by "
+            "so many of each node (1). Several are compared: off,all,1",
+            show_default="each rank has files of its own",
+        ),
+    ] = None,
     rank: Annotated[int, _axis_option("--rank", min=0, help="The rank to replay.")] = 0,
     ceiling: Annotated[
         bool, _rule_option("--ceiling/--no-ceiling", help="Measure fio in the same run.")
@@ -221,7 +231,10 @@ def run(
                 restore_as=restore_as,
                 numjobs=numjobs,
                 restore_mode=restore_mode,
+                slices=slices,
             )
+            if ranks is None and axes.most_jobs == 1:
+                check_effect(ctx, ("slices",), "one process saves; give --numjobs, or a launcher")
             targets = tuple(one for text in target or [HERE] for one in split_targets(text))
             for one in targets:
                 check_target(one)

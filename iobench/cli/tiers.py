@@ -24,7 +24,7 @@ def tiers(
     ],
     format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
-    """Show where the copies of a run's checkpoints are, how fast they get there, and the lag.
+    """Show in which tiers the checkpoints of a run are.
 
     It reads the directory and its journal, also while a Checkpointer writes there. The remote tier
     is not asked.

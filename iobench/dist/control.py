@@ -11,19 +11,24 @@ all calls raise it. Only an `error` that a rank passes to a call leaves the othe
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from iobench.dist.hub import Hub
 from iobench.dist.interface import Interface
 from iobench.dist.member import Member
+from iobench.dist.messages import Message
 from iobench.dist.rendezvous import Meeting, meet
 from iobench.dist.world import World
 from iobench.errors import RankError, UsageError
+from iobench.units import parse_seconds
 
 __all__ = ["ClockOffset", "Control", "shared_control"]
 
@@ -31,11 +36,16 @@ LOST_AFTER_S = 30.0
 """Silence after which a rank is lost. A rank that ends is known at once."""
 
 CONNECT_S = 300.0
-"""How long the ranks may take to start."""
+"""How long the ranks may take to start. The variable IOBENCH_CONNECT gives another time."""
+
+_CONNECT = "IOBENCH_CONNECT"
+_PATIENCE_S = 30.0
+"""After which rank 0 tells that it waits for ranks to connect."""
 
 _RETRY_S = 0.05
 _INTERRUPTED = 130  # the exit code after Ctrl-C
 _PINGS = 20
+_MOST_SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +85,20 @@ class Control:
         cls,
         world: World,
         *,
-        deadline_s: float = CONNECT_S,
+        deadline_s: float | None = None,
         lost_after_s: float = LOST_AFTER_S,
     ) -> Control:
         """Connect all ranks of `world`. On return all of them are connected.
+
+        `deadline_s` is that of IOBENCH_CONNECT, or 300 s, unless it is given. After 30 s rank 0
+        warns of the ranks that are missing (RuntimeWarning).
 
         Raises RankError when one is missing after `deadline_s`, UsageError when nothing tells where
         rank 0 is.
         """
         if world.size == 1:
             return cls(world)
+        deadline_s = _connect_s() if deadline_s is None else deadline_s
         until_s = time.monotonic() + deadline_s
         meeting = meet(world, deadline_s=deadline_s)
         hub = None
@@ -99,6 +113,8 @@ class Control:
         member = _connected(world, meeting, until_s, lost_after_s)
         control = cls(world, member, hub, meeting.interface)
         try:
+            if hub is not None and deadline_s > _PATIENCE_S:
+                _warn_of(hub.missing(_PATIENCE_S), deadline_s)
             control.barrier("connect", deadline_s=max(1.0, until_s - time.monotonic()))
         finally:
             meeting.withdraw()
@@ -122,6 +138,15 @@ class Control:
         work.
         """
         return self._call("all-gather", phase, value, deadline_s, error)
+
+    def begin_all_gather(
+        self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
+    ) -> Callable[[], list[Any]]:
+        """Send the value of this rank. Return a function that waits for those of all ranks.
+
+        It returns and raises what `all_gather` does. Call it once.
+        """
+        return self._begin("all-gather", phase, value, deadline_s, error)
 
     def gather(
         self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
@@ -218,10 +243,21 @@ class Control:
         error: object,
         source: int = 0,
     ) -> list[Any]:
+        return self._begin(kind, phase, value, deadline_s, error, source)()
+
+    def _begin(
+        self,
+        kind: str,
+        phase: str,
+        value: Any,
+        deadline_s: float,
+        error: object,
+        source: int = 0,
+    ) -> Callable[[], list[Any]]:
         if self._member is None:
             if error is not None:
                 raise RankError(f"{self.world}, {phase!r}: {error}", ranks=[0])
-            return list(value) if kind == "scatter" else [value]
+            return lambda: list(value) if kind == "scatter" else [value]
         message = {
             "type": "put",
             "sub": self._name,
@@ -233,16 +269,42 @@ class Control:
             "deadline_s": deadline_s,
             "source": source,
         }
-        answer = self._member.call(message, deadline_s)
-        if errors := answer.get("errors"):
-            raise RankError(
-                "; ".join(
-                    f"rank {rank} (host {host}), {phase!r}: {why}" for rank, host, why in errors
-                ),
-                ranks=[rank for rank, _, _ in errors],
-            )
-        values: list[Any] = answer["values"]
-        return values
+        return partial(_values, phase, self._member.begin(message, deadline_s))
+
+
+def _values(phase: str, wait: Callable[[], Message]) -> list[Any]:
+    """Return the values of an answer. Raises RankError if it has errors."""
+    answer = wait()
+    if errors := answer.get("errors"):
+        raise RankError(
+            "; ".join(f"rank {rank} (host {host}), {phase!r}: {why}" for rank, host, why in errors),
+            ranks=[rank for rank, _, _ in errors],
+        )
+    values: list[Any] = answer["values"]
+    return values
+
+
+def _connect_s() -> float:
+    found = os.environ.get(_CONNECT)
+    if not found:
+        return CONNECT_S
+    seconds = parse_seconds(found, _CONNECT)
+    if seconds <= 0:
+        raise UsageError(f"{_CONNECT}={found}: must be more than 0")
+    return seconds
+
+
+def _warn_of(missing: list[int], deadline_s: float) -> None:
+    """Warn of the ranks that have not connected."""
+    if missing:
+        shown = ", ".join(map(str, missing[:_MOST_SHOWN]))
+        more = "" if len(missing) <= _MOST_SHOWN else f" and {len(missing) - _MOST_SHOWN} more"
+        warnings.warn(
+            f"rank 0 waits for ranks {shown}{more} to connect: they have not within "
+            f"{_PATIENCE_S:g} s, and the job fails after {deadline_s:g} s ({_CONNECT})",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _connected(world: World, meeting: Meeting, until_s: float, lost_after_s: float) -> Member:

@@ -27,6 +27,7 @@ __all__ = ["Hub"]
 _GREETING_S = 5.0
 _MOST_HELLO_BYTES = 4096  # nothing is known yet of who sends it
 _ROOM = 1024  # connections that wait for the hub
+_LOOK_S = 0.02
 
 
 @dataclass(kw_only=True)
@@ -67,6 +68,7 @@ class Hub:
         self._peers: dict[int, _Peer] = {}
         self._rounds: dict[tuple[str, int], _Round] = {}
         self._broken: Message | None = None
+        self._abandoned = self._said_all = False
         self._serving: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
         self._looked_s = time.monotonic()
         server.listen(_ROOM)
@@ -90,6 +92,20 @@ class Hub:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._left, 0)
         self.close()
+        # A thread that still runs when the interpreter clears its modules leaves tasks, which
+        # asyncio reports on stderr ("Task was destroyed but it is pending").
+        self._abandoned = True
+        self._thread.join(2 * _GREETING_S)
+
+    def missing(self, timeout_s: float) -> list[int]:
+        """Wait until all ranks have connected; return those that have not after `timeout_s`."""
+        until_s = time.monotonic() + timeout_s
+        while (left := self._absent()) and not self._broken and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+        return left
+
+    def _absent(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank not in self._peers]
 
     def still_here(self) -> list[int]:
         """Return the other ranks that are connected and not lost. Any thread may call it."""
@@ -107,8 +123,12 @@ class Hub:
     async def _serve(self, server: socket.socket) -> None:
         listening = await asyncio.start_server(self._connected, sock=server)
         pause_s = min(1.0, self._lost_after_s / 4)
-        while not (self._ended.is_set() and self._all_left()):
-            await asyncio.sleep(0.01 if self._ended.is_set() else pause_s)
+        while not (self._ended.is_set() and (self._abandoned or self._all_left())):
+            if self._ended.is_set():
+                await asyncio.sleep(0.01)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), pause_s)
             self._look()
         listening.close()
         await self._end_connections()
@@ -119,12 +139,19 @@ class Hub:
         A connection that is closed while unread bytes wait is reset, and what was sent is lost. So
         only one direction ends, until the rank has ended the other one.
         """
+        self._said_all = True  # a rank may still send a sign of life, which has no answer now
         for peer in self._peers.values():
             with contextlib.suppress(OSError, RuntimeError):
                 peer.writer.write_eof()
         lost = {self._peers[rank].writer for rank in self._lost() if rank in self._peers}
         if waited := [task for task, writer in self._serving.items() if writer not in lost]:
-            await asyncio.wait(waited, timeout=_GREETING_S)
+            await asyncio.wait(waited, timeout=min(_GREETING_S, self._lost_after_s))
+        for writer in self._serving.values():
+            writer.transport.abort()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:  # of ranks that are stopped or cut off
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     def _lost(self) -> list[int]:
         """The ranks for which the job is broken. They may be stopped: no answer is awaited."""
@@ -146,6 +173,8 @@ class Hub:
         except (OSError, EOFError, TimeoutError, KeyError, TypeError, ValueError, IndexError):
             if rank is not None and self._peers[rank].writer is writer:
                 self._left(rank)
+        except asyncio.CancelledError:  # by `_end_connections`
+            pass  # Python 3.11 prints a trace for each task of a server that counts as cancelled
         finally:
             del self._serving[task]
             writer.close()
@@ -310,7 +339,7 @@ class Hub:
 
     def _send(self, rank: int, message: Message) -> None:
         writer = self._peers[rank].writer
-        if not writer.is_closing():
+        if not (self._said_all or writer.is_closing()):
             writer.write(pack(message))  # asyncio keeps what the rank does not take yet
 
 

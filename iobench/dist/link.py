@@ -115,11 +115,23 @@ class Link:
         return RankError(f"rank {self.peer} (host {self.host}) {what}", ranks=[self.peer])
 
 
-def exactly(connection: socket.socket, size: int) -> bytes:
-    """Receive `size` bytes. Raises EOFError when the connection ends before, and OSError."""
+def exactly(
+    connection: socket.socket, size: int, waiting: Callable[[], None] | None = None
+) -> bytes:
+    """Receive `size` bytes. Raises EOFError when the connection ends before, and OSError.
+
+    `waiting` is called whenever nothing came within the timeout of the connection. It raises if
+    there is no more reason to wait. Without it, TimeoutError is raised.
+    """
     data = bytearray()
     while len(data) < size:
-        part = connection.recv(size - len(data))
+        try:
+            part = connection.recv(size - len(data))
+        except TimeoutError:
+            if waiting is None:
+                raise
+            waiting()
+            continue
         if not part:
             raise EOFError("the connection ended")
         data += part

@@ -11,6 +11,8 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from iobench.dist.messages import PREFIX, Message, length_of, pack, proof, unpack
@@ -51,12 +53,18 @@ class Member:
 
         The hub keeps the deadline. This rank waits a little longer for its answer.
         """
+        return self.begin(message, deadline_s)()
+
+    def begin(self, message: Message, deadline_s: float) -> Callable[[], Message]:
+        """Send a call. Return a function that waits for the hub's answer; see `call`."""
         key = (str(message["sub"]), int(message["number"]))
         self.check()
         self._phase = str(message.get("phase", self._phase))
         self._send(message)
+        return partial(self._answer, key, time.monotonic() + deadline_s + self._lost_after_s)
+
+    def _answer(self, key: tuple[str, int], until_s: float) -> Message:
         now_s = listening_s = time.monotonic()
-        until_s = now_s + deadline_s + self._lost_after_s
         with self._changed:
             while key not in self._answers:
                 self.check()
@@ -151,8 +159,12 @@ class Member:
             self._changed.notify_all()
 
     def _beat(self) -> None:
-        """Send a sign of life, and notice when none comes back."""
+        """Send a sign of life, and notice when none comes back.
+
+        Also while this rank makes no call: it may wait for bytes of another rank.
+        """
         pause_s = self._lost_after_s / 4
+        now_s = listening_s = time.monotonic()
         while not self._closed and self._broken is None:
             try:
                 self._send({"type": "beat"})
@@ -160,6 +172,12 @@ class Member:
                 return
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._broken is not None, pause_s)
+                before_s, now_s = now_s, time.monotonic()
+                if now_s - before_s > self._lost_after_s / 2:  # this process was suspended itself
+                    listening_s = now_s
+                silent_s = now_s - max(self._heard_s, listening_s)
+                if silent_s > self._lost_after_s and not self._closed and self._broken is None:
+                    self._break_hub(f"is silent for {silent_s:.0f} s")
 
     def _break_hub(self, what: str) -> None:
         self._broken = RankError(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.order import by_age
 from iobench.checkpoint.persister import Snapshot
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
@@ -23,15 +21,14 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.schedule import Every
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import copy_into
-from iobench.dist.agreed import agreed
+from iobench.dist.agreed import agreed, begin_agreed
 from iobench.dist.checkpointer import Checkpointer
 from iobench.dist.control import Control, shared_control
 from iobench.dist.load.ranks import load_together
-from iobench.dist.load.shared_reader import SharedReader
+from iobench.dist.load.shared_reader import shared_reader
 from iobench.dist.replicas.replicator import Replicated, Replicator
 from iobench.dist.replicas.restoring import Chosen, Restoring
 from iobench.dist.restarts import FailedRestarts
-from iobench.dist.restore_mode import Reader
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.committer import RankCommitter
 from iobench.dist.saves.content import RankContent
@@ -40,14 +37,21 @@ from iobench.dist.saves.persister import RankPersister
 from iobench.dist.saves.planning import Planning
 from iobench.dist.saves.structure import LocalState
 from iobench.dist.slice_planner import SlicePlanner
-from iobench.dist.transport import Transport
 from iobench.dist.world import World
 from iobench.dist.writers_per_node import WritersPerNode, measure_writers
 from iobench.errors import DataMismatchError, RankError, UsageError
-from iobench.writers.base import Writer
 from iobench.writers.blocks.channel import Lease
 
 __all__ = ["RankedCheckpointer"]
+
+
+class Asked(NamedTuple):
+    """A save that the other ranks were told about, and their answer."""
+
+    save: Save
+    local: LocalState
+    answer: Callable[[], list[Any]]
+
 
 _made: weakref.WeakKeyDictionary[Control, int] = weakref.WeakKeyDictionary()
 
@@ -61,6 +65,7 @@ class RankedCheckpointer(Checkpointer):
 
     _ranked = True
     _replicator: Replicator | None = None
+    _asked: Asked | None = None
     _persister: RankPersister
     _ledger: Ledger
     writers_per_node: WritersPerNode | None = None
@@ -90,8 +95,7 @@ class RankedCheckpointer(Checkpointer):
         except BaseException:
             self._store.release()
             raise
-        place = self._store.locate(0)
-        self._failed = FailedRestarts(place.parent if leads and isinstance(place, Path) else "")
+        self._failed = FailedRestarts(str(self._store) if leads else None, self._writer)
         hosts = [host for host, _ in places]
         self._planning = Planning(self._control, planner, deadline_s=self._deadline_s)
         committer = RankCommitter(
@@ -149,6 +153,26 @@ class RankedCheckpointer(Checkpointer):
 
     def _begin(self, state: Any, step: int) -> tuple[RankContent, Save]:
         """Agree with the other ranks about the save of `step`; copy nothing."""
+        asked = self._ask(state, step)
+        return self._settled(asked), asked.save
+
+    def _begin_copy(self, state: Any, step: int) -> tuple[RankContent, Save]:
+        """Begin to agree. Return what this rank will write if the plan stays the same.
+
+        The copy goes on while the other ranks answer; see `_agreed_content`.
+        """
+        asked = self._ask(state, step)
+        ahead = None
+        if self._on_full == "wait" and not self._lazy:
+            ahead = self._planning.content_ahead(asked.local)
+        if ahead is None:
+            return self._settled(asked), asked.save
+        asked.save.size_bytes = ahead.size_bytes
+        self._asked = asked
+        return ahead, asked.save
+
+    def _ask(self, state: Any, step: int) -> Asked:
+        """Tell the other ranks about the save of `step`. An error here is raised in all ranks."""
         self._check_usable()
         save = Save(step=step, status="copying", created_s=time.time())
         found: list[LocalState] = []
@@ -163,17 +187,61 @@ class RankedCheckpointer(Checkpointer):
                 self._ledger.claim(save)
             return {**found[0].told(), "failed": list(self._persister.failed)}
 
+        phase = f"save of step {step}"
         try:
-            every = self._agreed(f"save of step {step}", look)
+            answer = begin_agreed(self._control, phase, look, deadline_s=self._deadline_s)
+        except BaseException as error:
+            save.fail(error)
+            raise
+        return Asked(save, found[0], answer)
+
+    def _settled(self, asked: Asked) -> RankContent:
+        """Wait for the other ranks. Return what this rank writes; raise in all ranks alike."""
+        save = asked.save
+        try:
+            every = asked.answer()
             self._raise_failure([rank for rank, one in enumerate(every) if one["failed"]])
             self._number += 1
-            content = self._planning.content(self._number, found[0], every)
+            content = self._planning.content(self._number, asked.local, every)
         except BaseException as error:
             save.fail(error)
             raise
         save.size_bytes = content.size_bytes
         self._saves.append(save)
-        return content, save
+        return content
+
+    def _agreed_content(self, lease: Lease[Snapshot[RankContent]]) -> RankContent:
+        """Return what was copied, after all ranks agreed to it.
+
+        If the state of another rank has a new structure, this rank may write other parts: they are
+        copied here.
+        """
+        asked, self._asked = self._asked, None
+        snapshot = lease.item
+        if asked is not None:
+            copied, snapshot.content = snapshot.content, self._settled(asked)
+            if snapshot.content.plan is not copied.plan:
+                self._persister.fit(lease, pinned=not copied.on_cpu)
+                snapshot.save.pages_s = copy_into(snapshot.memory, snapshot.content)
+        return snapshot.content
+
+    def _give_up(self, lease: Lease[Snapshot[RankContent]]) -> None:
+        """Return the slot of a save that failed here; it fails in all ranks."""
+        asked, self._asked = self._asked, None
+        save = lease.item.save
+        own = save.error
+        try:
+            if asked is not None:
+                lease.item.content = self._settled(asked)
+        except Exception as error:  # noqa: BLE001 -- the caller raises the failure of this rank
+            if own is not None:
+                own.add_note(f"the other ranks had agreed on an error before: {error}")
+        finally:
+            save.error = own
+            if lease.item.content.number < 0:  # all ranks know
+                self._persister.give_back(lease)
+            else:
+                self._persister.give(lease)
 
     def _raise_failure(self, ranks: list[int]) -> None:
         """Raise what failed in the background, in all ranks alike, if some `ranks` know of it."""
@@ -241,7 +309,9 @@ class RankedCheckpointer(Checkpointer):
         """Load what was chosen; without a choice, let the load say what is wrong."""
         leads, writer = self._world.rank == 0, chosen.writer if chosen else self._writer
         try:
-            with self._shared_reader(writer) as reader:
+            with shared_reader(
+                self._control, writer, self._restore_mode, deadline_s=self._deadline_s
+            ) as reader:
                 return load_together(
                     self._agreed,
                     self._world,
@@ -256,18 +326,6 @@ class RankedCheckpointer(Checkpointer):
         finally:
             for note in chosen.close() if chosen else ():
                 warnings.warn(f"a replica was replaced: {note}", RuntimeWarning, stacklevel=5)
-
-    @contextlib.contextmanager
-    def _shared_reader(self, writer: Writer) -> Iterator[Callable[[], SharedReader | None]]:
-        """Provide what makes the reader of one checkpoint; the connections end with the block."""
-        if self._restore_mode == "all":
-            yield lambda: None
-            return
-        deadline_s = self._deadline_s
-        with Transport(self._control) as transport:
-            modes = Reader(writer, transport, self._restore_mode, deadline_s=deadline_s)
-            control = self._control.sub("load")
-            yield lambda: SharedReader(modes, control, deadline_s=deadline_s)
 
     def _warn_of_replicas(self) -> None:
         if self._replicator is not None:
@@ -287,15 +345,18 @@ class RankedCheckpointer(Checkpointer):
         self._warn_of_replicas()
 
     def latest(self) -> int | None:
-        """Return the step that was saved last, as this rank sees the directory; None without one.
+        """Return the step that was saved last, as rank 0 sees it; None without one.
 
-        It asks no other rank. `load` restores what rank 0 sees.
+        A call of all ranks: they get the same answer, so all of them may decide by it whether to
+        call `load`. After `close` it asks no other rank, and returns what this one sees.
         """
-        known = None
-        if self._world.rank == 0 and self._unclosed.alive:
-            known = self._ledger.serials()
-        steps = by_age(self._store, known)
-        return steps[-1] if steps else None
+        if not self._unclosed.alive or os.getpid() != self._pid:
+            return super().latest()
+        leads = self._world.rank == 0
+        found: list[int | None] = self._agreed(
+            "latest", lambda: super(RankedCheckpointer, self).latest() if leads else None
+        )
+        return found[0]
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint `step`, in all ranks together. UsageError if there is none."""

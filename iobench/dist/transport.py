@@ -10,11 +10,13 @@ pickle. Each connection proves with a random token of the job that both ends bel
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Self
 
 from iobench.dist.control import Control
@@ -148,6 +150,8 @@ class Transport:
             link.cut()
             link.close()
         if self._server is not None:
+            with contextlib.suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._thread.join()
             self._server.close()
             self._server = None
@@ -179,6 +183,10 @@ class Transport:
                 connection, _ = self._server.accept()
             except TimeoutError:
                 continue
+            except OSError:
+                if not self._closed:
+                    time.sleep(_LOOK_S)  # out of descriptors: one may become free
+                continue
             # One thread for each: a stranger that says nothing must not keep the ranks waiting.
             threading.Thread(
                 target=self._admit, args=(connection,), name="iobench-admit", daemon=True
@@ -209,14 +217,23 @@ class Transport:
             connection.close()  # the caller, if it is a rank, gets an error and reports it
 
     def _greet(self, connection: socket.socket, peer: int) -> None:
-        asked = _read(connection)
+        until_s = time.monotonic() + _GREETING_S
+        connection.settimeout(_LOOK_S)
+
+        def waiting() -> None:
+            self._control.check()  # a stopped process accepts connections, and says nothing
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"no answer within {_GREETING_S:g} s")
+
+        asked = _read(connection, waiting)
         nonce, rank, epoch = secrets.token_hex(16), self._world.rank, self._epoch
         own = proof(self._token, str(asked["nonce"]), f"{rank} {epoch}")
         connection.sendall(pack({"rank": rank, "epoch": epoch, "nonce": nonce, "proof": own}))
         expected = proof(self._token, nonce, f"answer {peer}")
-        if not hmac.compare_digest(str(_read(connection)["proof"]), expected):
+        if not hmac.compare_digest(str(_read(connection, waiting)["proof"]), expected):
             raise ConnectionError("another job answers here")
 
 
-def _read(connection: socket.socket) -> Message:
-    return unpack(exactly(connection, length_of(exactly(connection, PREFIX.size))))
+def _read(connection: socket.socket, waiting: Callable[[], None] | None = None) -> Message:
+    length = length_of(exactly(connection, PREFIX.size, waiting))
+    return unpack(exactly(connection, length, waiting))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,7 +25,7 @@ from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.tensor_layouts import numbers
 from iobench.formats.torch_tensor import Settings, TensorFile
 from iobench.writers.blocks.workers import map_in_workers
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, FileImage, Memory
 
 __all__ = ["ALIGNMENT", "DcpFile", "DcpItem"]
 
@@ -73,37 +75,28 @@ class DcpFile:
         lengths[1::2] = [item.data_bytes for item in self._stored]
         self._lengths = lengths
 
-    @property
-    def sample(self) -> bytes:
-        """The text for any data, with checksums that are not theirs."""
-        return self._text
-
-    def text(self, data: Sequence[Bytes]) -> bytes:
-        """Return the text for the data of the tensors with elements, in order."""
-        text, checksums = bytearray(self._text), _checksums(data)
-        for item, cut, checksum in zip(self._stored, self._cuts[1:], checksums, strict=False):
-            assert item.template is not None
-            tail = item.template.tail(checksum)
-            text[cut : cut + len(tail)] = tail
-        return bytes(text)
-
     def image(
         self,
         path: str,
-        text: bytes,
         addresses: Numbers,
         apart: Mapping[int, Bytes],
         owners: object,
         *,
+        data: Sequence[Bytes] | None = None,
         end: bytes = b"",
     ) -> FileImage:
         """Return the file, then `end`, on the data of the tensors with elements at `addresses`.
 
         A tensor whose number among them is in `apart` is there. `owners` keep the memory alive.
+        `data` are the bytes of these tensors, for their checksums; without it the image has other
+        ones.
         """
-        held = np.frombuffer(text + end, dtype=np.uint8)
+        held = np.frombuffer(bytearray(self._text + end), dtype=np.uint8)
         if not len(held):
             return FileImage.of(path, [])
+        checksums = None
+        if data is not None:
+            checksums = _Checksums(self._stored, data, [held[cut:] for cut in self._cuts[1:-1]])
         lengths = numbers(self._lengths)
         lengths[-1] += len(end)
         places = np.empty(len(lengths), dtype=np.int64)
@@ -113,10 +106,7 @@ class DcpFile:
             places[2 * number + 1] = memory.ctypes.data
         filled = lengths > 0  # the text of a file without tensors may be empty
         lengths, places = lengths[filled], places[filled]
-        starts = list(itertools.accumulate(lengths.tolist(), initial=0))[:-1]
-        return ScatteredImage(
-            path, starts=starts, addresses=places, lengths=lengths, owners=(held, apart, owners)
-        )
+        return _image(path, places, lengths, (held, apart, owners), checksums)
 
     def texts(self) -> list[tuple[int, Bytes]]:
         """Return the offset in the file and the bytes of each part of the sample text."""
@@ -131,13 +121,74 @@ class DcpFile:
         """Return the data of the tensors with elements in `memory`, which holds the file."""
         return [memory[one.data_start : one.data_start + one.data_bytes] for one in self._stored]
 
-    def put_checksums(self, memory: Bytes) -> None:
-        """Write the checksums of the data into `memory`, which holds the file."""
-        for item, checksum in zip(self._stored, _checksums(self.data(memory)), strict=True):
-            assert item.template is not None
-            tail = np.frombuffer(item.template.tail(checksum), dtype=np.uint8)
-            stop = item.data_start + item.data_bytes
-            np.copyto(memory[stop : stop + len(tail)], tail)
+    def image_in(self, path: str, memory: Bytes, end: bytes) -> FileImage:
+        """Return the file in `memory`, and then `end`. The checksums are written into `memory`."""
+        held = np.frombuffer(bytearray(end), dtype=np.uint8)
+        lengths = numbers([self.size_bytes, len(held)])
+        filled = lengths > 0
+        if not filled.any():
+            return FileImage.of(path, [])
+        places = numbers([memory.ctypes.data, held.ctypes.data])
+        tails = [memory[one.data_start + one.data_bytes :] for one in self._stored]
+        checksums = _Checksums(self._stored, self.data(memory), tails)
+        return _image(path, places[filled], lengths[filled], (memory, held), checksums)
+
+
+class _Checksums:
+    """Puts the CRC32 of each tensor's data behind the data, when these bytes are first needed.
+
+    So a writer stores the first tensors while the checksums of the next ones are computed, by the
+    thread of the writer or by the one that computes the checksums of the pieces.
+    """
+
+    def __init__(
+        self, items: Sequence[DcpItem], data: Sequence[Bytes], tails: Sequence[Bytes]
+    ) -> None:
+        """`tails` is the memory behind the data of each of `items`."""
+        self._items, self._data, self._tails = items, data, tails
+        self._starts = [item.data_start + item.data_bytes for item in items]
+        self._stops = [item.stop for item in items]
+        self._left = set(range(len(items)))
+        self._lock = threading.Lock()
+
+    def put(self, start: int, stop: int) -> None:
+        """Put those that are between `start` and `stop` of the file."""
+        first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
+        if first < last and self._left:
+            with self._lock:  # a second thread waits, as it would compute the same ones
+                due = [number for number in range(first, last) if number in self._left]
+                for number, checksum in zip(due, self._computed(due), strict=True):
+                    template = self._items[number].template
+                    assert template is not None
+                    tail = np.frombuffer(template.tail(checksum), dtype=np.uint8)
+                    np.copyto(self._tails[number][: len(tail)], tail)
+                self._left.difference_update(due)
+
+    def _computed(self, due: list[int]) -> list[int]:
+        def checksum(number: int) -> int:
+            return int(isal_zlib.crc32(self._data[number]))
+
+        return map_in_workers(_THREADS, checksum, due)
+
+
+class _CheckedImage(ScatteredImage):
+    """An image whose checksums are put when a range of it is taken."""
+
+    _checksums: _Checksums
+
+    def pieces(self, start: int, stop: int) -> list[Memory]:
+        self._checksums.put(start, stop)
+        return super().pieces(start, stop)
+
+
+def _image(
+    path: str, addresses: Numbers, lengths: Numbers, owners: object, checksums: _Checksums | None
+) -> FileImage:
+    starts = list(itertools.accumulate(lengths.tolist(), initial=0))[:-1]
+    kind = ScatteredImage if checksums is None else _CheckedImage
+    image = kind(path, starts=starts, addresses=addresses, lengths=lengths, owners=owners)
+    image._set(_checksums=checksums)
+    return image
 
 
 def _item(
@@ -168,7 +219,3 @@ def _empty(dtype: torch.dtype, shape: tuple[int, ...], _settings: Settings) -> b
     stream = io.BytesIO()
     torch.save(torch.empty(shape, dtype=dtype, device="cpu"), stream)
     return stream.getvalue()
-
-
-def _checksums(data: Sequence[Bytes]) -> list[int]:
-    return map_in_workers(_THREADS, lambda one: int(isal_zlib.crc32(one)), data)

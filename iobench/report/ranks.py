@@ -12,7 +12,7 @@ from iobench.units import GIB
 
 __all__ = [
     *("STRAGGLER", "RankRate", "RankRates", "Straggler"),
-    *("rank_lines", "rank_rates", "straggler_lines", "stragglers"),
+    *("busy", "rank_lines", "rank_rates", "straggler_lines", "stragglers"),
 ]
 
 STRAGGLER = 1.2
@@ -33,7 +33,7 @@ class Straggler:
     """A rank that took more than 1.2 times its sample's median in `samples` of the row's samples.
 
     `worst` is the largest ratio of its time to that median. `bytes` is the ratio of its bytes to
-    the median of all ranks: a rank with more bytes takes longer anywhere.
+    the median of the ranks that moved some: a rank with more bytes takes longer anywhere.
     """
 
     rank: int
@@ -54,11 +54,24 @@ class RankRates:
 
 
 def stragglers(sample: Sample) -> list[int]:
-    """Return the processes of one sample that take more than 1.2 times its median."""
-    if not sample.jobs_done_s:
-        return []
-    limit = STRAGGLER * median(sample.jobs_done_s)
-    return [job for job, done_s in enumerate(sample.jobs_done_s) if done_s > limit]
+    """Return the processes of one sample that take more than 1.2 times its median.
+
+    A process that has nothing to move is none of them, and does not count in the median.
+    """
+    limit = STRAGGLER * _middle(sample)
+    return [job for job in busy(sample) if sample.jobs_done_s[job] > limit]
+
+
+def busy(sample: Sample) -> list[int]:
+    """Return the processes that moved bytes; all of them where these are not recorded."""
+    jobs = range(len(sample.jobs_done_s))
+    return [job for job in jobs if not sample.jobs_bytes or sample.jobs_bytes[job]]
+
+
+def _middle(sample: Sample) -> float:
+    """Return the median time of the processes that moved bytes; 0 without any."""
+    times = [sample.jobs_done_s[job] for job in busy(sample)]
+    return median(times) if times else 0.0
 
 
 def rank_rates(samples: Sequence[Sample], world: WorldFacts | None) -> RankRates | None:
@@ -93,17 +106,18 @@ def rank_rates(samples: Sequence[Sample], world: WorldFacts | None) -> RankRates
 def _found(samples: Sequence[Sample], world: WorldFacts) -> Iterator[Straggler]:
     late: dict[int, list[float]] = defaultdict(list)
     for sample in samples:
-        middle = median(sample.jobs_done_s)
+        middle = _middle(sample)
         for rank in stragglers(sample):
             late[rank].append(sample.jobs_done_s[rank] / middle)
     for rank in sorted(late):
         sizes = samples[0].jobs_bytes
+        moved = [size for size in sizes if size]
         yield Straggler(
             rank=rank,
             host=world.hosts[rank],
             samples=len(late[rank]),
             worst=max(late[rank]),
-            bytes=sizes[rank] / max(1.0, median(sizes)),
+            bytes=sizes[rank] / median(moved),
         )
 
 

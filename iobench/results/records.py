@@ -180,6 +180,17 @@ class Sample(HasSetting):
         _check_moved(self.bytes, self.elapsed_s)
         _check_time("started_at", self.started_at)
 
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes that storage moves at least.
+
+        Processes that restore the same files may receive them from each other, and through the page
+        cache of their machine: then storage moves them once.
+        """
+        axes = self.axes
+        same = axes.restore_mode is not None or axes.slices is not None
+        return self.bytes // (axes.numjobs if same and self.operation == "restore" else 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CeilingSample:

@@ -40,8 +40,9 @@ class AxisValues:
     None means the workload's own. `restore_as`: the part that a restore loads; None for all.
     `numjobs`: concurrent processes. `target`: the location, in runs of several targets; None and
     not written in runs of one. `restore_mode`: how ranks restore a replica together; None and not
-    written where each restores files of its own. A new axis needs a default, so that older records
-    still load.
+    written where each restores files of its own. `slices`: which processes save the same bytes
+    once; None and not written where each saves files of its own. A new axis needs a default, so
+    that older records still load.
     """
 
     flattened: ClassVar[bool] = True
@@ -52,6 +53,7 @@ class AxisValues:
     numjobs: int = _axis("numjobs", default=1)
     target: str | None = _axis("target", if_set=True)
     restore_mode: str | None = _axis("restore-mode", if_set=True)
+    slices: str | None = _axis("slices", if_set=True)
 
     def __post_init__(self) -> None:
         if self.numjobs < 1:

@@ -15,7 +15,7 @@ __all__ = ["Placement", "PlacementDecision", "PlacementGoal", "TierHistory", "Ti
 PlacementGoal = Literal["durable", "bandwidth", "capacity"]
 
 _MARGIN = 1.05
-"""A tier that is less than 5 % faster is not worth a switch."""
+"""A tier that is less than 5% faster is not worth a switch."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
 
 
@@ -103,7 +103,7 @@ def choose(
     `tiers` are local storage and the remote store, in this order. A tier without room, or whose
     last transfer failed, is left at once. A failed one may be probed after 30 s, and after each
     further failure twice as late, up to 10 minutes; it is chosen again when new transfers show that
-    it is faster. Between working tiers a switch needs a difference of 5 % and intervals that do not
+    it is faster. Between working tiers a switch needs a difference of 5% and intervals that do not
     overlap. This must hold also without the last 1, 2, ... transfers of either tier
     (`separations`), so one slow transfer never switches.
     """

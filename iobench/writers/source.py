@@ -89,6 +89,14 @@ class RangeSource(io.RawIOBase):
         self._position += count
         return count
 
+    def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
+        """Return up to `size` bytes at each of `offsets`; fewer at the end of the file."""
+        found = []
+        for offset in offsets:
+            room = np.empty(size, dtype=np.uint8)
+            found.append(room[: self._fill(offset, room)].tobytes())
+        return found
+
 
 class ImageSource(RangeSource):
     """A file whose bytes are in memory, independent of the file that they were read from."""
@@ -96,13 +104,6 @@ class ImageSource(RangeSource):
     def __init__(self, image: FileImage) -> None:
         super().__init__()
         self._image, self.size_bytes = image, image.size_bytes
-
-    def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
-        found = []
-        for offset in offsets:
-            room = np.empty(size, dtype=np.uint8)
-            found.append(room[: self._fill(offset, room)].tobytes())
-        return found
 
     def _fill(self, offset: int, room: Bytes) -> int:
         start = min(offset, self.size_bytes)

@@ -89,13 +89,14 @@ class Transfer:
     def concurrent(cls, parts: Sequence[Transfer]) -> Transfer:
         """Add up concurrent transfers: `elapsed_s` is the longest, and phases are averaged.
 
-        Raises ValueError if empty.
+        Transfers without files do not count in the averages. Raises ValueError if empty.
         """
         total = cls.total(parts)
+        busy = sum(part.files > 0 for part in parts) or len(parts)
         return replace(
             total,
             elapsed_s=max(part.elapsed_s for part in parts),
-            phases_s={name: seconds / len(parts) for name, seconds in total.phases_s.items()},
+            phases_s={name: seconds / busy for name, seconds in total.phases_s.items()},
         )
 
 

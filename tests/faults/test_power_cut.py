@@ -14,6 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.offload_training import (
+    OPTIONS,
+    VALUES,
+    assert_equal,
+    give_gradients,
+    make_parameters,
+    snapshot,
+    stock_snapshots,
+)
 
 import iobench
 import iobench.torch
@@ -21,6 +30,7 @@ from iobench.checkpoint.staged import MANIFEST
 from iobench.formats import safetensors
 from iobench.integrations.dcp import StorageWriter
 from iobench.integrations.staged_directory import StagedDirectory
+from iobench.offload import AdamW
 from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.base import Writer
@@ -180,3 +190,31 @@ def test_files_and_frameworks(disk: Disk, tmp_path: Path) -> None:
     remove_file(str(root / "dcp" / ".metadata"), buffered)  # DCP and Lightning remove by it
     with _after_power_cut(root, tmp_path) as after:
         assert not (after / "dcp" / ".metadata").exists()
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_offload(kind: str, disk: Disk, tmp_path: Path) -> None:
+    """Each durable step of an offloaded optimizer, and each pin, has all its bytes."""
+    root = disk(kind)
+    expected = stock_snapshots(4)
+
+    def check(step: int | str, updates: int) -> None:
+        with (
+            _after_power_cut(root, tmp_path) as after,
+            AdamW.resume(make_parameters(1), after / "a" / "state", step=step, verify=True) as one,
+        ):
+            assert not one.restored.passed_over
+            assert_equal(snapshot(one), expected[updates - 1])
+
+    parameters = make_parameters()
+    with AdamW(parameters, root / "a" / "state", **VALUES, **OPTIONS) as optimizer:
+        for step in range(4):
+            give_gradients(parameters, step)
+            optimizer.step()
+            optimizer.wait()
+            check("latest", step + 1)
+            if step == 1:
+                optimizer.pin(2, {"seen": 2})
+                optimizer.wait(2)
+                check(2, 2)
+        check(2, 2)

@@ -74,10 +74,10 @@ def _expect_lost(nodes: Nodes, survivors: Sequence[Process], lost: Process, *wor
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-@pytest.mark.parametrize(("size", "victim"), [(2, 0), (2, 1), (4, 0), (4, 2)])
-def test_a_rank_is_lost_at_any_time(nodes: Nodes, size: int, victim: int, how: str) -> None:
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_is_lost_at_any_time(nodes: Nodes, victim: int, how: str) -> None:
     """It is killed or stopped while the ranks gather; rank 0 has the hub."""
-    ranks = _start(nodes, size)
+    ranks = _start(nodes, 4)
     for rank in ranks:
         rank.wait_for("round 3", 30)
     lost = ranks[victim]
@@ -186,10 +186,10 @@ def test_address_of_an_earlier_start(nodes: Nodes, tmp_path: Path) -> None:
     """A killed start leaves its address in the shared directory. A rank of the next start, which
     has the same name and whose rank 0 is late, reads the new address; no file is left then."""
 
-    def start(point: str) -> list[Process]:
+    def start(point: str, deadline_s: float) -> list[Process]:
         return nodes.ranks(
             "support.rank_scripts:gathers",
-            *(_SILENT_S, 20, 3, 0.01),
+            *(_SILENT_S, deadline_s, 3, 0.01),
             order=[0, 1],
             environ={"IOBENCH_STORE": str(tmp_path)},
             job="same",
@@ -197,9 +197,9 @@ def test_address_of_an_earlier_start(nodes: Nodes, tmp_path: Path) -> None:
             points={0: [f"iobench.dist.{point}"]},
         )
 
-    assert nodes.wait(start("control.Control.barrier:before:1:kill"), 30) == [_KILLED, _LOST]
+    assert nodes.wait(start("control.Control.barrier:before:1:kill", 2), 30) == [_KILLED, _LOST]
     assert list(tmp_path.iterdir())
-    ranks = start("control.meet:before:1:slow")
+    ranks = start("control.meet:before:1:slow", 20)
     assert nodes.wait(ranks, 30) == [0, 0], [rank.stdout() + rank.stderr() for rank in ranks]
     assert not list(tmp_path.iterdir())
 

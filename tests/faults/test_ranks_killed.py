@@ -1,4 +1,4 @@
-"""Random kills of a job with four ranks. benchmarks/rank_kills.py makes more of them."""
+"""Random kills of a job with three ranks. benchmarks/rank_kills.py makes more of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_random_kills(tmp_path: Path) -> None:
     end with the name of the lost rank, and no checkpoint that was reported is lost."""
     run = tmp_path / "run"
     run.mkdir()
-    with open_nodes(4, directory=tmp_path, preload=PRELOAD) as nodes:
+    with open_nodes(3, directory=tmp_path, preload=PRELOAD) as nodes:
         kills = RankKills(nodes=nodes, directory=run, newest=newest_checked, seed=16)
         for _ in range(_KILLS):
             kills.attempt()

@@ -10,12 +10,32 @@ import pytest
 from support.s3_servers import s3_server
 
 from iobench.testing import LocalS3
+from tests.support.rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")
 def tiny_path() -> Path:
     """A workload of 6 MiB: raw, safetensors and torch files of rank 0, one raw file of rank 1."""
     return Path(__file__).with_name("tiny.yaml")
+
+
+@pytest.fixture(scope="session")
+def _pools() -> Iterator[list[RankPool]]:
+    pools: list[RankPool] = []
+    yield pools
+    for one in pools:
+        one.close()
+
+
+@pytest.fixture
+def ranks(_pools: list[RankPool]) -> RankPool:
+    """Four ranks, which live as long as the session unless a test breaks them."""
+    if not _pools:
+        _pools.append(RankPool(4))
+    if _pools[0].broken:
+        _pools.pop().kill()
+        _pools.append(RankPool(4))
+    return _pools[0]
 
 
 @pytest.fixture(scope="module")

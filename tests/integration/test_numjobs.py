@@ -60,6 +60,32 @@ def test_processes_side_by_side(
     assert "buffered numjobs=2 restore-as=subset=0.3" in compared.stdout
 
 
+def test_slices_of_processes(
+    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
+) -> None:
+    """Two processes with the same files: one of them saves all, or both save slices; both restore
+    all of it, and a part."""
+    done = iobench_inside(
+        *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--numjobs", "2"),
+        *("--slices", "off,all", "--restore-as", "same,subset=0.3", "--repeat", "1"),
+        *("--size", "full", "--no-ceiling", "--format", "json", "-o", tmp_path / "run.jsonl"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(target) == []
+    record = read(tmp_path / "run.jsonl")
+    check_samples(record)
+    assert {one["verdict"] for one in summaries(done)} == {"VALID"}
+    size = record.run.workload.bytes
+    saves = {one.axes.slices: one for one in record.samples if one.operation == "save"}
+    assert {one.bytes for one in saves.values()} == {size}
+    assert saves["off"].jobs_bytes == (size, 0)
+    assert abs(saves["all"].jobs_bytes[0] - size / 2) <= 65536
+    assert [one.stored and one.stored.problems for one in saves.values()] == [(), ()]
+    alone = iobench_inside("run", "-w", tiny_path, "--target", target, "--slices", "all")
+    assert alone.returncode == 2
+    assert "--slices: one process saves; give --numjobs, or a launcher" in alone.stderr
+
+
 def test_serializers_and_granularities_side_by_side(
     iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
 ) -> None:

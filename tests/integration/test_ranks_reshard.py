@@ -6,7 +6,6 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,24 +23,29 @@ from tests.support.rank_states import LAYOUTS, digest, full
 _SIZES = (1, 2, 3, 4)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    made = RankPool(4)
-    try:
-        yield made
-    finally:
-        made.close()
+@pytest.fixture
+def pool(ranks: RankPool) -> RankPool:
+    return ranks
 
 
 @pytest.fixture(scope="module")
-def saved(pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept() -> dict[str, Path]:
+    """What the tests of this module have saved."""
+    return {}
+
+
+@pytest.fixture
+def saved(pool: RankPool, kept: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with one checkpoint per world size and layout: step 10 * size + layout."""
+    if "directory" in kept:
+        return kept["directory"]
     directory = tmp_path_factory.mktemp("saved")
     for size in _SIZES:
         for number, layout in enumerate(LAYOUTS[: 4 if size > 1 else 1]):
             step = 10 * size + number
             found = pool.call(rank_states.save, str(directory), step, layout, world=size)
             assert found == ["committed"] * size
+    kept["directory"] = directory
     return directory
 
 
@@ -54,6 +58,23 @@ def test_any_world_size(pool: RankPool, saved: Path, saved_by: int, size: int) -
         step = 10 * saved_by + number
         found = pool.call(rank_states.load, str(saved), step, layout, saved_by, world=size)
         assert found == [digest(full())] * size
+
+
+@pytest.mark.parametrize("saved_by", _SIZES)
+def test_ranks_with_different_keys(pool: RankPool, tmp_path: Path, saved_by: int) -> None:
+    """Pipeline parallelism: each rank gets the layers of its own `like`, of any other split.
+
+    A layer that no rank wants is an error in all of them.
+    """
+    modes = ("all", "broadcast", "all-gather", "auto")
+    assert pool.call(rank_states.save_stages, str(tmp_path), 1, world=saved_by)
+    for size in _SIZES:
+        mode = modes[(saved_by + size) % 4]
+        found = pool.call(rank_states.load_stages, str(tmp_path), 1, mode, world=size)
+        assert all("unexpected 1 (model.layers.3.weight)" in error for _, error in found), found
+        if size > 1 and saved_by > 1 and mode == "all":
+            whole = sum(file.stat().st_size for file in tmp_path.glob("step-1/*.distcp"))
+            assert sum(moved for moved, _ in found) < 1.5 * whole, (found, whole)
 
 
 @pytest.mark.parametrize(("saved_by", "number"), [(2, 0), (3, 2), (4, 1)])

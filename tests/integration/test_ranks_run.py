@@ -112,6 +112,28 @@ def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> No
     assert record.end.status == "complete"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "out", "err"),
+    [
+        (("run", "--help"), 0, "Save and restore a checkpoint by each writer", ""),
+        (("run", "--sizes", "1GiB"), 2, "", "No such option: --sizes"),
+        (("run", "--numjobs", "2"), 2, "", "--numjobs: 2 ranks take part, started by torchrun"),
+    ],
+)
+def test_rank_0_alone_tells_what_all_ranks_know(
+    arguments: tuple[str, ...], code: int, out: str, err: str, tmp_path: Path
+) -> None:
+    """Help, and errors in the command line."""
+    job = job_number()
+    environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
+    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+        first, other = ranks.ends()
+    assert other == (code, "", "")
+    assert first[0] == code
+    assert out in first[1]
+    assert err in first[2]
+
+
 def test_a_rank_without_the_writer_ends_all(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """With its own error and exit code: one node lacks a package that rank 0 has."""
     job, site = job_number(), meddling(tmp_path)
@@ -201,6 +223,7 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "odirect", "--repeat", "1"),
         *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-ceiling"),
+        *("--restore-as", "same,subset=0.3"),
         *("--pool", "32MiB", "-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
@@ -214,11 +237,14 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
     world = record.run.world
     assert world is not None
     assert world.restored_from == (0, 0)
+    restores = [one for one in record.samples if one.operation == "restore"]
+    assert len({(one.axes.restore_mode, one.axes.restore_as) for one in restores}) == 6
+    assert {one.verdict for one in summarise(record).summaries} == {"VALID"}
+    whole = [one for one in restores if one.axes.restore_as is None]
     received = {
         one.axes.restore_mode: one.paths["network"].bytes if "network" in one.paths else 0
-        for one in record.samples
-        if one.operation == "restore"
+        for one in whole
     }
-    both = next(one.bytes for one in record.samples if one.operation == "restore")
+    both = whole[0].bytes
     # Half of all bytes are those of one rank: the other one receives them, of either half.
     assert received == {"all": 0, "broadcast": both // 2, "all-gather": both // 2}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,15 @@ import torch
 
 import iobench
 from tests.support import rank_saves
-from tests.support.rank_pool import RankPool
+from tests.support.rank_pool import FirstRanks, RankPool
 from tests.support.rank_states import digest, full
 
 _HOW = ("save", "save_async")
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    made = RankPool(2)
-    try:
-        yield made
-    finally:
-        made.close()
+@pytest.fixture
+def pool(ranks: RankPool) -> FirstRanks:
+    return ranks.first(2)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +30,12 @@ def pool() -> Iterator[RankPool]:
     ],
 )
 def test_rank_0_decides_which_snapshot_is_written(
-    pool: RankPool, tmp_path: Path, slots: int, on_full: str, steps: list[int], expected: list[str]
+    pool: FirstRanks,
+    tmp_path: Path,
+    slots: int,
+    on_full: str,
+    steps: list[int],
+    expected: list[str],
 ) -> None:
     """The newest snapshot is next; all ranks write, skip and supersede the same ones."""
     directory = tmp_path / "a"
@@ -53,9 +53,13 @@ def test_rank_0_decides_which_snapshot_is_written(
         *((what, how) for what in ("write:0", "write:1", "publish:0") for how in _HOW),
         ("slot:0", "save_async"),
         ("slot:1", "save_async"),
+        ("ahead:0", "save_async"),
+        ("ahead:1", "save_async"),
     ],
 )
-def test_a_failure_fails_in_all_ranks(pool: RankPool, tmp_path: Path, what: str, how: str) -> None:
+def test_a_failure_fails_in_all_ranks(
+    pool: FirstRanks, tmp_path: Path, what: str, how: str
+) -> None:
     """Every rank names the rank that failed; nothing is visible or left; the next save works."""
     found = pool.call(rank_saves.failing, str(tmp_path), what, how)
     failed = what[-1]
@@ -85,7 +89,7 @@ def test_a_failure_fails_in_all_ranks(pool: RankPool, tmp_path: Path, what: str,
     ],
 )
 def test_states_that_do_not_fit_together(
-    pool: RankPool, tmp_path: Path, what: str, message: str
+    pool: FirstRanks, tmp_path: Path, what: str, message: str
 ) -> None:
     """All ranks raise, with the path of the value; the next save works."""
     found = pool.call(rank_saves.refused, str(tmp_path), what)
@@ -95,7 +99,7 @@ def test_states_that_do_not_fit_together(
     assert rank_saves.leftovers(str(tmp_path)) == []
 
 
-def test_damage_in_the_part_of_one_rank(pool: RankPool, tmp_path: Path) -> None:
+def test_damage_in_the_part_of_one_rank(pool: FirstRanks, tmp_path: Path) -> None:
     """A flipped bit raises in all ranks, and "previous" restores the one before in all of them."""
     pool.call(rank_saves.saves, str(tmp_path), [1, 2])
     file = tmp_path / "step-2" / "__1_0.distcp"
@@ -112,17 +116,32 @@ def test_damage_in_the_part_of_one_rank(pool: RankPool, tmp_path: Path) -> None:
         iobench.load_checkpoint(tmp_path)
 
 
-def test_retention_and_removal(pool: RankPool, tmp_path: Path) -> None:
+def test_retention_and_removal(pool: FirstRanks, tmp_path: Path) -> None:
     """Rank 0 removes for all; a state of another structure is planned anew."""
     for found in pool.call(rank_saves.kept, str(tmp_path)):
-        steps, latest, left, then, error, again, names = found
-        assert (steps, latest, left, then) == ([3, 4], 4, [3], 3)
+        steps, latest, left, then, error, seen, again, names = found
+        assert (steps, latest, left, then, seen) == ([3, 4], 4, [3], 3, 4)
         assert "there is no checkpoint of step 4" in error
         assert again == [3, 4]
         assert names == ["empty", "half"]
 
 
-def test_lazy_saves(pool: RankPool, tmp_path: Path) -> None:
+def test_the_copy_begins_before_the_ranks_agree(pool: FirstRanks, tmp_path: Path) -> None:
+    """If another rank then has a new structure, rank 0 copies what it writes now.
+
+    If another rank cannot save, the save fails in all ranks, and its slot is free again.
+    """
+    (first, *zero), (second, *one) = pool.call(rank_saves.changing, str(tmp_path))
+    assert first > 1_200_000 > 100_000 > second
+    for rank, (equal, bad, again, statuses, steps) in enumerate((zero, one)):
+        assert equal
+        assert "state['bad'] is a builtins.object" in bad
+        assert ("rank 1 (host" in bad) == (rank == 0)
+        assert "step 2 is saved already" in again
+        assert (statuses, steps) == (["committed"] * 3, [1, 2, 4])
+
+
+def test_lazy_saves(pool: FirstRanks, tmp_path: Path) -> None:
     """A tensor that changes during the copy of one rank fails the save in all ranks."""
     for rank, (value, first, again, steps) in enumerate(pool.call(rank_saves.lazy, str(tmp_path))):
         assert value == 1.0
@@ -131,20 +150,20 @@ def test_lazy_saves(pool: RankPool, tmp_path: Path) -> None:
         assert (again, steps) == ("", [1, 3])
 
 
-def test_the_copy_from_a_device(pool: RankPool, tmp_path: Path) -> None:
+def test_the_copy_from_a_device(pool: FirstRanks, tmp_path: Path) -> None:
     """Part by part into a slot, here with tensors of the host, gives the same checkpoint."""
     expected = digest(full(3))
     for found in pool.call(rank_saves.like_a_device, str(tmp_path)):
         assert found == ["committed", "committed", True, True, expected, expected]
 
 
-def test_a_schedule_that_measures_decides_for_all(pool: RankPool, tmp_path: Path) -> None:
+def test_a_schedule_that_measures_decides_for_all(pool: FirstRanks, tmp_path: Path) -> None:
     first, second = pool.call(rank_saves.auto_schedule, str(tmp_path))
     assert first == second
     assert any(first)
 
 
-def test_two_jobs_in_one_directory(pool: RankPool, tmp_path: Path) -> None:
+def test_two_jobs_in_one_directory(pool: FirstRanks, tmp_path: Path) -> None:
     """Another job is refused, in all of its ranks, with the holder's name."""
     holder = f"process {os.getpid()} on host"
     with iobench.Checkpointer(tmp_path):
@@ -157,7 +176,7 @@ def test_two_jobs_in_one_directory(pool: RankPool, tmp_path: Path) -> None:
     assert pool.call(rank_saves.held_lock, str(tmp_path)) == ["", ""]
 
 
-def test_a_directory_of_one_node_alone(pool: RankPool, tmp_path: Path) -> None:
+def test_a_directory_of_one_node_alone(pool: FirstRanks, tmp_path: Path) -> None:
     """Rank 0 looks at every part, so it names the rank whose directory is another one."""
     found = pool.call(rank_saves.node_local, str(tmp_path))
     for error, left in found:
@@ -166,17 +185,12 @@ def test_a_directory_of_one_node_alone(pool: RankPool, tmp_path: Path) -> None:
         assert left == []
 
 
-def test_an_exception_in_one_rank_ends_the_wait_of_the_others() -> None:
+def test_an_exception_in_one_rank_ends_the_wait_of_the_others(
+    pool: FirstRanks, tmp_path: Path
+) -> None:
     """`with` tells the others: they do not wait for the deadline."""
-    import tempfile
-
-    pool = RankPool(2)
-    try:
-        with tempfile.TemporaryDirectory() as directory:
-            (first,), (second,) = pool.call(rank_saves.broken_job, directory)
-            assert first.startswith("RankError: rank 1 (host")
-            assert "ValueError: the trainer failed" in first
-            assert second == "ValueError: the trainer failed"
-            assert torch.equal(iobench.load_checkpoint(directory)["w"], torch.ones(3))
-    finally:
-        pool.close()
+    (first,), (second,) = pool.call(rank_saves.broken_job, str(tmp_path))
+    assert first.startswith("RankError: rank 1 (host")
+    assert "ValueError: the trainer failed" in first
+    assert second == "ValueError: the trainer failed"
+    assert torch.equal(iobench.load_checkpoint(tmp_path)["w"], torch.ones(3))

@@ -1,4 +1,7 @@
-"""Replicas of real ranks: kill -9 of trainers, agents and nodes, and what a restart finds."""
+"""Replicas of real ranks: kill -9 of trainers and nodes, and what a restart finds.
+
+Without root: tests/faults/test_ranks_replicas.py has attacks on a Checkpointer with replicas.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,6 @@ class Job:
 
     def __init__(self, base: Path, size: int, scheme: str, **options: Any) -> None:
         self.base, self.size, self.scheme, self.options = base, size, scheme, options
-        self.module = "support.replica_rank"
         for node in range(size):
             (base / f"n{node}").mkdir(mode=0o700)
 
@@ -36,7 +38,6 @@ class Job:
         *,
         hosts: Sequence[int] | None = None,
         run_id: str = "run",
-        **breaks: Any,
     ) -> Told:
         """Start the ranks; return what each has told when all have ended or wait, then killed."""
         asked = {
@@ -46,22 +47,21 @@ class Job:
             "steps": list(steps),
             "end": end,
             "options": self.options,
-            **breaks,
         }
         environ = {
             "REPLICA_TEST": json.dumps(asked),
             "TORCHELASTIC_RUN_ID": f"{self.base.name}-{run_id}",
             "PYTHONPATH": os.pathsep.join([str(_TESTS.parent), str(_TESTS)]),
         }
-        code = f"from {self.module} import main; main()"
-        lines = breaks.get("load", True) + len(steps) + (end != "wait")
+        code = "from support.replica_rank import main; main()"
+        lines = 1 + len(steps) + (end != "wait")
         told: Told = []
         with start_ranks(code, self.size, environ=environ, local_size=1) as ranks:
             for rank in range(self.size):
                 own = []
                 while len(own) < lines and (line := ranks.line(rank)):
                     own.append(json.loads(line))
-                if len(own) < lines and breaks.get("kill_rank", [None])[0] != rank:
+                if len(own) < lines:
                     raise AssertionError(f"rank {rank}: {own} {ranks.end(rank)}")
                 told.append(own)
         return told
@@ -146,27 +146,6 @@ def test_parity_of_a_group(base: Path) -> None:
     assert job.ended()
 
 
-def test_an_agent_killed_during_training(base: Path) -> None:
-    """The save has no replica, which is told; the next one has, from a new agent."""
-    job = Job(base, 2, "partner")
-    told = job.run([10, 20, 30], "finish", kill_agent=[1, 20])
-    assert _outcomes(told) == [(10, "complete"), (20, "failed"), (30, "complete")]
-    assert "step 20 has no replica" in told[0][2]["told"][0]
-    assert job.ended()
-
-
-def test_a_rank_killed_before_its_replica(base: Path) -> None:
-    """The others stop replicating and name it; a restart finds the version that all had."""
-    job = Job(base, 2, "partner")
-    told = job.run([10, 20], "leave", kill_rank=[1, 20])
-    assert _outcomes(told) == [(10, "complete"), (20, "failed")]
-    assert "rank 1" in told[0][2]["reason"]
-    assert "no replicas are made from step 20 on" in told[0][2]["told"][0]
-    told = job.run([], "finish")
-    assert _loads(told) == [(10, True, "own"), (10, True, "own")]
-    assert job.ended()
-
-
 def test_memory_full_on_every_node(base: Path) -> None:
     """Nothing is taken beyond the budget; training goes on, and every failure is told."""
     job = Job(base, 2, "partner", memory="4MiB")
@@ -185,38 +164,3 @@ def test_another_run_of_the_same_location(base: Path) -> None:
     assert _loads(told) == [(None, None)] * 2
     assert not any(record and record.alive for record in before)
     assert job.ended()
-
-
-class Training(Job):
-    """A job that trains with a Checkpointer."""
-
-    def __init__(self, base: Path, size: int, scheme: str, **options: Any) -> None:
-        super().__init__(base, size, scheme, **options)
-        self.module = "support.replica_training"
-
-    def train(self, location: Path, steps: Sequence[int], end: str, **breaks: Any) -> Told:
-        """Load unless this is the first start, save `steps`, and end."""
-        return self.run(steps, end, location=str(location), **breaks)
-
-
-def test_a_checkpointer_restores_from_the_nearest_copy(base: Path, tmp_path: Path) -> None:
-    """Own memory; a step that only memory has, after the loss of a node; then storage."""
-    job, run = Training(base, 2, "partner"), tmp_path / "run"
-    told = job.train(run, [10], "wait", load=False)
-    assert _outcomes(told) == [(10, "complete")]
-    told = job.train(run, [20], "wait", bandwidth_limit="100KiB")
-    assert _loaded(told) == [(10, True, ["memory (own)"])] * 2
-    assert not (run / "step-20").exists()  # memory has it first: the storage is slow
-    job.lose(1)
-    told = job.train(run, [30], "finish")
-    assert _loaded(told) == [(20, True, ["memory (own)"]), (20, True, ["memory (peer)"])]
-    assert job.ended()
-    told = job.train(run, [], "finish")  # the memory has ended with the job
-    assert [one[:2] for one in _loaded(told)] == [(30, True)] * 2
-    assert not any("memory" in path for one in _loaded(told) for path in one[2])
-    assert job.ended()
-
-
-def _loaded(told: Told) -> list[tuple[int, bool, list[str]]]:
-    """Step, whether the state is equal, and the paths of its bytes, for each rank."""
-    return [(one[0]["loaded"], one[0]["equal"], one[0]["paths"]) for one in told]

@@ -1,9 +1,11 @@
-"""Kill points: a process kills or stops itself, or raises, where a named function is called.
+"""Kill points: something happens to a process where a named function is called.
 
 A point is written "NAME:before" or "NAME:after". NAME is the dotted name of a function or method,
 such as "iobench.checkpoint.commit.Committer.commit". More words may follow: the number of the call
 (1 is the first), and what happens: "kill" (SIGKILL, the default), "stop" (SIGSTOP), "full" (OSError
-ENOSPC), "error" (RuntimeError), "slow" (waits 1 s).
+ENOSPC), "error" (RuntimeError), "slow" (waits 1 s), "hang" (waits for a minute), "agents" (the
+memory agents of the node are killed), "flip" (a bit of the function's last argument is flipped),
+"note" (nothing: the line on stdout says that the function is called).
 
     "iobench.dist.control.Control.gather:before:3:stop"
 
@@ -20,7 +22,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
+
+from support.node_agents import kill_agents
 
 __all__ = ["arm", "happen"]
 
@@ -46,10 +51,10 @@ def arm(point: str) -> None:
             calls[0] += 1
             due = calls[0] == call
         if due and when == "before":
-            happen(action, point)
+            happen(action, point, arguments)
         value = inner(*arguments, **options)
         if due and when == "after":
-            happen(action, point)
+            happen(action, point, arguments)
         return value
 
     wrapped = kind(wrapper) if kind else wrapper
@@ -75,9 +80,9 @@ def _owner(name: str) -> tuple[Any, str]:
     raise AttributeError(f"no module of {name}")
 
 
-def happen(action: str, point: str = "") -> None:
+def happen(action: str, point: str = "", arguments: Sequence[Any] = ()) -> None:
     """Do what a point asks for, after its name was written to stderr."""
-    os.write(2, f"at {point} {action}\n".encode())
+    os.write(1 if action == "note" else 2, f"at {point} {action}\n".encode())
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
@@ -88,5 +93,12 @@ def happen(action: str, point: str = "") -> None:
         raise RuntimeError(f"at {point}")
     elif action == "slow":
         threading.Event().wait(1)
-    else:
-        raise ValueError(f"{action}: kill, stop, full, error or slow")
+    elif action == "hang":
+        threading.Event().wait(60)
+    elif action == "agents":
+        kill_agents()
+    elif action == "flip":
+        memory = arguments[-1]
+        memory[len(memory) // 2] ^= 1
+    elif action != "note":
+        raise ValueError(f"{action}: kill, stop, full, error, slow, hang, agents, flip or note")

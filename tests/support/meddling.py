@@ -34,6 +34,24 @@ class StuckWriter(BufferedWriter):
             time.sleep(600)
         return super().write_many(images, target, **options)
 
+class LateWriter(BufferedWriter):
+    name = "late"
+    summary = "takes twice as long in the last process as in all others"
+
+    def write_many(self, images, target, **options):
+        began = time.monotonic()
+        done = super().write_many(images, target, **options)
+        place, _, number = str(target).rpartition("/job-")
+        if place and "step" in place:
+            open(f"{place}/done-{number}", "w").close()
+            last = int(os.environ["WORLD_SIZE"]) - 1
+            if int(number) == last:
+                while not all(os.path.exists(f"{place}/done-{n}") for n in range(last)):
+                    assert time.monotonic() < began + 60, "the others did not end"
+                    time.sleep(0.001)
+                time.sleep(time.monotonic() - began)
+        return done
+
 class FailingWriter(BufferedWriter):
     name = "failing"
     summary = "cannot, in the second process"
@@ -56,14 +74,15 @@ class WrongWriter(BufferedWriter):
 
 
 def meddling(tmp_path: Path) -> str:
-    """A directory with a package of four writers; for PYTHONPATH."""
+    """A directory with a package of five writers; for PYTHONPATH."""
     package = tmp_path / "site"
     (package / "meddling-1.dist-info").mkdir(parents=True)
     (package / "meddling-1.dist-info/METADATA").write_text("Name: meddling\nVersion: 1\n")
     (package / "meddling-1.dist-info/entry_points.txt").write_text(
         "[iobench.writers]\n"
         + "".join(
-            f"{n.lower()} = meddling:{n}Writer\n" for n in ("Meeting", "Stuck", "Failing", "Wrong")
+            f"{n.lower()} = meddling:{n}Writer\n"
+            for n in ("Meeting", "Stuck", "Late", "Failing", "Wrong")
         )
     )
     (package / "meddling.py").write_text(_MEDDLING)

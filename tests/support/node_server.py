@@ -36,6 +36,12 @@ def _setns(path: str, kind: int = 0) -> None:
         os.close(fd)
 
 
+def enter(node: int, *kinds: str) -> None:
+    """Enter these namespaces (`net`, `uts`, ...) of the process `node`."""
+    for kind in kinds:
+        _setns(f"/proc/{node}/ns/{kind}")
+
+
 class _Child(Exception):  # noqa: N818 -- it is not an error
     """Raised in a forked process, to leave the loop of the server."""
 
@@ -58,8 +64,7 @@ def _start(request: dict[str, Any]) -> int:
 def _enter(request: dict[str, Any], limit_s: float) -> None:
     """Make this forked process one of the node: namespaces, directory, output, environment."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    for kind in ("net", "uts", "ipc", "mnt"):
-        _setns(f"/proc/{request['node']}/ns/{kind}")
+    enter(request["node"], "net", "uts", "ipc", "mnt")
     os.chdir(request["cwd"])
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

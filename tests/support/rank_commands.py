@@ -13,7 +13,7 @@ from pathlib import Path
 from support.preloaded import Preloaded
 from tests.support.ranks import free_port
 
-__all__ = ["RankCommand", "job_number", "slurm", "torchrun_variables"]
+__all__ = ["RankCommand", "job_number", "placed", "slurm", "torchrun_variables"]
 
 
 def torchrun_variables(rank: int, size: int, job: str) -> dict[str, str]:
@@ -27,6 +27,20 @@ def torchrun_variables(rank: int, size: int, job: str) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": job,
     }
+
+
+def placed(nodes: Sequence[int], job: str, host: str) -> list[dict[str, str]]:
+    """The variables of torchrun of ranks on these nodes, such as [0, 0, 1]. Rank 0 is at `host`."""
+    return [
+        {
+            **torchrun_variables(rank, len(nodes), job),
+            "LOCAL_RANK": str(nodes[:rank].count(node)),
+            "LOCAL_WORLD_SIZE": str(nodes.count(node)),
+            "GROUP_RANK": str(node),
+            "MASTER_ADDR": host,
+        }
+        for rank, node in enumerate(nodes)
+    ]
 
 
 def slurm(rank: int, size: int, job: str) -> dict[str, str]:
@@ -56,6 +70,17 @@ run()
 """A process that sees another kernel's id, as on another machine. Only root may do that."""
 
 
+_IN_NODE = """
+import sys
+from support.node_server import enter
+enter(int(sys.argv[1]), "net", "uts")
+sys.argv = ["iobench", *sys.argv[2:]]
+from iobench.__main__ import run
+run()
+"""
+"""A process with the network and the host name of a node of support.nodes."""
+
+
 class RankCommand:
     """The processes of one command, in rank order."""
 
@@ -71,10 +96,12 @@ class RankCommand:
         cwd: Path,
         *,
         machines: bool = False,
+        nodes: Sequence[int] = (),
     ) -> Iterator[RankCommand]:
         """Start the command with each of the environments; kill what is left at the end.
 
-        With `machines`, each rank seems to be on a machine of its own.
+        With `machines`, each rank seems to be on a machine of its own. `nodes`: the node of each
+        rank, as the pid of a process in it.
         """
         processes: list[subprocess.Popen[str]] = []
         try:
@@ -85,6 +112,8 @@ class RankCommand:
                     boot = cwd / f"boot-{rank}"
                     boot.write_text(f"{rank}\n")
                     program = ["-c", _ELSEWHERE, str(boot)]
+                if nodes:
+                    program = ["-c", _IN_NODE, str(nodes[rank])]
                 processes.append(_start([*program, *map(str, arguments)], own, cwd))
             yield cls(processes)
         finally:

@@ -26,6 +26,9 @@ PRELOAD = (
     "iobench.dist.load.pieces",
     "iobench.writers.odirect",
     "torch.distributed",
+    "torch.utils.serialization",
+    "numpy.ma",
+    "encodings.idna",
 )
 """Modules that ranks with a Checkpointer import."""
 

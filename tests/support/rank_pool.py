@@ -1,4 +1,4 @@
-"""RankPool: ranks that stay alive over many tests, since each takes seconds to import torch.
+"""RankPool: ranks that stay alive over many tests, since the start of a job takes seconds.
 
 A test sends the name of a function of a module under `tests`; every rank calls it, and the results
 come back as JSON. The ranks are also jobs of fewer ranks: `in_world(2)` makes ranks 0 and 1 one.
@@ -6,20 +6,23 @@ come back as JSON. The ranks are also jobs of fewer ranks: `in_world(2)` makes r
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import subprocess
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from support.preloaded import Preloaded
 from tests.support.ranks import free_port
 
-__all__ = ["PoolError", "RankPool", "in_world", "mesh_of"]
+__all__ = ["FirstRanks", "PoolError", "RankPool", "in_world", "leave_world", "mesh_of"]
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -33,9 +36,13 @@ class PoolError(Exception):
 
 
 class RankPool:
-    """`size` processes with torchrun's variables and a gloo process group."""
+    """`size` processes with torchrun's variables and a gloo process group.
+
+    `broken`: a rank has ended, and no call works any more.
+    """
 
     def __init__(self, size: int) -> None:
+        self.broken = False
         common = {
             **os.environ,
             "WORLD_SIZE": str(size),
@@ -47,10 +54,9 @@ class RankPool:
             "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]),
         }
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.support.rank_pool"],
+            Preloaded(
+                ["-m", "tests.support.rank_pool"],
                 env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
-                text=True,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -73,9 +79,14 @@ class RankPool:
             assert rank.stdout is not None
             line = rank.stdout.readline()
             answers.append(json.loads(line) if line else {"trace": "the rank ended"})
+            self.broken |= not line
         if any("trace" in answer for answer in answers):
             raise PoolError([answer.get("trace", "") for answer in answers])
         return [answer["result"] for answer in answers]
+
+    def first(self, size: int) -> FirstRanks:
+        """Return the first ranks as a job of their own."""
+        return FirstRanks(self, size)
 
     def close(self) -> None:
         """End the ranks. Raises AssertionError if one of them fails at its end."""
@@ -85,16 +96,34 @@ class RankPool:
         try:
             codes = [process.wait(60) for process in self.processes]
         finally:
-            for process in self.processes:
-                process.kill()
-                process.wait()
-                assert process.stdout is not None
-                process.stdout.close()
+            self.kill()
         assert codes == [0] * len(codes), codes
+
+    def kill(self) -> None:
+        """Kill the ranks that are left."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+class FirstRanks:
+    """The first `size` ranks of a pool."""
+
+    def __init__(self, pool: RankPool, size: int) -> None:
+        self._pool, self._size = pool, size
+
+    def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call `function(size, *args)` in these ranks; return the results. Raises PoolError."""
+        return self._pool.call(function, *args, world=self._size)
 
 
 _meshes: dict[int, Any] = {}
 _controls: dict[int, Any] = {}
+_starts: Counter[int] = Counter()
 
 
 def mesh_of(size: int) -> Any:
@@ -108,11 +137,18 @@ def in_world(size: int) -> Any:
     from iobench.dist.world import World
 
     found = World.detect()
-    world = replace(found, size=size, local_size=size, job=f"{found.job}-{size}")
+    job = f"{found.job}-{size}-{_starts[size]}"
+    world = replace(found, size=size, local_size=size, job=job)
     if size not in _controls:
         _controls[size] = control.Control.connect(world, deadline_s=60)
     control._shared = _controls[size]
     return world
+
+
+def leave_world(size: int) -> None:
+    """End the job of the first `size` ranks in one of them; the next `in_world` is another job."""
+    _controls.pop(size).close()
+    _starts[size] += 1
 
 
 def _main() -> None:

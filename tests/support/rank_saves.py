@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import time
@@ -19,15 +20,17 @@ from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
 from iobench.errors import StateError
-from tests.support.rank_pool import in_world
+from tests.support.rank_pool import in_world, leave_world
 from tests.support.rank_states import digest, state_of
 
 __all__ = [
-    *("auto_schedule", "broken_job", "failing", "gated", "held_lock", "kept", "lazy", "leftovers"),
-    *("like_a_device", "loads", "node_local", "opens", "refused", "saves"),
+    *("auto_schedule", "broken_job", "changing", "failing", "gated", "held_lock", "kept", "lazy"),
+    *("leftovers", "like_a_device", "loads", "node_local", "opens", "refused", "saves"),
 ]
 
 _SECONDS = 60.0
+_FS, _NEWNS = 0x200, 0x20000  # CLONE_FS, CLONE_NEWNS
+_REC, _PRIVATE = 0x4000, 0x40000  # MS_REC, MS_PRIVATE
 
 
 def _checkpointer(size: int, directory: str, **options: Any) -> iobench.Checkpointer:
@@ -91,7 +94,7 @@ def _fault(what: str, size: int) -> contextlib.AbstractContextManager[Any]:
             return mock.patch.object(PartWriter, "write", side_effect=full)
         case "publish":
             return mock.patch.object(Assembly, "publish", side_effect=full)
-        case "slot":
+        case "slot" | "ahead":
             return mock.patch.object(SlotPool, "take", side_effect=StateError("no memory left"))
     raise ValueError(what)
 
@@ -101,6 +104,8 @@ def failing(size: int, directory: str, what: str, how: str) -> list[Any]:
     world = in_world(size)
     ckpt = _checkpointer(size, directory)
     state = state_of(world.rank, size, "rows")
+    if what.startswith("ahead"):  # with a plan, the copy begins before the ranks have agreed
+        ckpt.prepare(state, wait=True)
     with _fault(what, size):
         if how == "save":
             first = _raised(lambda: ckpt.save(state, 1))
@@ -142,6 +147,29 @@ def refused(size: int, directory: str, what: str) -> list[str]:
         return [_raised(lambda: ckpt.save(state, step)), _raised(lambda: ckpt.save(later, 2))]
 
 
+def changing(size: int, directory: str) -> list[Any]:
+    """Background saves whose structure changes in rank 1 alone, or which rank 1 cannot save."""
+    world = in_world(size)
+    found: list[Any] = []
+    with _checkpointer(size, directory, slots=1) as ckpt:
+        state: dict[str, Any] = {"w": torch.arange(300_000.0), "epoch": 1}
+        ckpt.save_async(state, 1)
+        ckpt.wait()
+        if world.rank == 1:
+            del state["w"]  # rank 0 has copied a half of it, and must copy all
+        found.append(ckpt.save_async(state, 2).size_bytes)
+        ckpt.wait()
+        found.append(bool(torch.equal(ckpt.load(2)["w"], torch.arange(300_000.0))))
+        state["bad"] = object() if world.rank == 1 else 1
+        found.append(_raised(lambda: ckpt.save_async(state, 3)))
+        del state["bad"]
+        # The only slot is free again; a step that is saved already is refused in all ranks.
+        found.append(_raised(lambda: ckpt.save_async(state, 2)))
+        ckpt.save_async(state, 4)
+        ckpt.wait()
+        return [*found, [save.status for save in ckpt.saves], ckpt.steps()]
+
+
 def saves(size: int, directory: str, steps: list[int]) -> None:
     """Save different states in these steps."""
     world = in_world(size)
@@ -178,6 +206,10 @@ def kept(size: int, directory: str) -> list[Any]:
         found += [ckpt.steps(), ckpt.latest(), _raised(lambda: ckpt.remove(4))]
         ckpt.load(3)
         ckpt.save(state, 4)
+        # A rank that sees another directory listing gets the answer of rank 0.
+        blind = {"return_value": []} if world.rank == 1 else {"side_effect": ckpt._store.steps}
+        with mock.patch.object(ckpt._store, "steps", **blind):
+            found.append(ckpt.latest())
         return [*found, ckpt.steps(), sorted(ckpt.load()["model"])[:2]]
 
 
@@ -242,23 +274,36 @@ def held_lock(size: int, directory: str) -> str:
     return error
 
 
-def node_local(size: int, directory: str) -> list[Any]:
-    """Rank 1 has another file system at the path of the directory, like on another node."""
-    import ctypes
-
+@contextlib.contextmanager
+def _other_node(directory: str) -> Iterator[None]:
+    """Have another, empty file system at the path of the directory, like on another node."""
     libc = ctypes.CDLL(None, use_errno=True)
+
+    def done(code: int) -> None:
+        assert not code, os.strerror(ctypes.get_errno())
+
+    cwd, before = os.getcwd(), os.open("/proc/thread-self/ns/mnt", os.O_RDONLY)
+    try:
+        done(libc.unshare(_NEWNS))
+        done(libc.mount(None, b"/", None, _REC | _PRIVATE, None))
+        done(libc.mount(b"none", directory.encode(), b"tmpfs", 0, None))
+        yield
+    finally:
+        # Threads that were made meanwhile share the root directory, which setns changes.
+        done(libc.unshare(_FS))
+        done(libc.setns(before, _NEWNS))
+        os.close(before)
+        os.chdir(cwd)
+
+
+def node_local(size: int, directory: str) -> list[Any]:
+    """Rank 1 has another file system at the path of the directory."""
     other = in_world(size).rank == 1
-    if other:
-        assert not libc.unshare(0x00020000), os.strerror(ctypes.get_errno())  # CLONE_NEWNS
-        assert not libc.mount(None, b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
-        assert not libc.mount(b"none", directory.encode(), b"tmpfs", 0, None)
-    ckpt = _checkpointer(size, directory)
-    error = _raised(lambda: ckpt.save({"w": torch.ones(3)}, 1))
-    ckpt.close()
-    left = [name for name in os.listdir(directory) if "step" in name]
-    if other:
-        assert not libc.umount2(directory.encode(), 2)  # MNT_DETACH
-    return [error, left]
+    with _other_node(directory) if other else contextlib.nullcontext():
+        ckpt = _checkpointer(size, directory)
+        error = _raised(lambda: ckpt.save({"w": torch.ones(3)}, 1))
+        ckpt.close()
+        return [error, [name for name in os.listdir(directory) if "step" in name]]
 
 
 def like_a_device(size: int, directory: str) -> list[Any]:
@@ -297,4 +342,7 @@ def broken_job(size: int, directory: str) -> list[str]:
                 raise ValueError("the trainer failed")
             ckpt.save({"w": torch.ones(3)}, 2)
 
-    return [_raised(use)]
+    try:
+        return [_raised(use)]
+    finally:
+        leave_world(size)

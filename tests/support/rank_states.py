@@ -15,8 +15,8 @@ import iobench
 from tests.support.rank_pool import in_world, mesh_of
 
 __all__ = [
-    *("LAYOUTS", "digest", "full", "load", "load_from_bucket", "save", "save_to_bucket"),
-    *("state_of", "stock_load"),
+    *("LAYOUTS", "digest", "full", "load", "load_from_bucket", "load_stages", "save"),
+    *("save_stages", "save_to_bucket", "state_of", "stock_load"),
 ]
 
 LAYOUTS = ("rows", "columns", "mixed", "replicated")
@@ -112,6 +112,71 @@ def load(size: int, directory: str, step: int, layout: str, saved_by: int) -> st
     assert parts["model"]["tied"] is parts["model"]["w0"]
     whole["model"].pop("tied")
     return digest(whole["model"])
+
+
+_LAYERS = 6
+
+
+def _stage(rank: int, size: int) -> dict[str, Any]:
+    """Return the state of one rank of pipeline parallelism: it has some of the layers."""
+    own = [layer for layer in range(_LAYERS) if layer * size // _LAYERS == rank]
+    # The large one is read into its own memory.
+    tensors = {n: torch.randn(600 if n == 3 else 5, 600 + n, generator=_seeded(n)) for n in own}
+    return {
+        "model": {f"layers.{n}": {"weight": tensor} for n, tensor in tensors.items()}
+        | {"norm": torch.ones(7)},
+        "optimizer": {
+            "state": {n: {"step": n, "moment": tensor * 2} for n, tensor in tensors.items()},
+            "lr": 0.1,
+        },
+        **{f"array{n}": np.full(3, n) for n in own},
+        "epoch": 5,
+    }
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def save_stages(size: int, directory: str, step: int) -> str:
+    """Save the state of `size` ranks that have different layers; return the status."""
+    world = in_world(size)
+    with iobench.Checkpointer(directory, world=world, deadline_s=60) as ckpt:
+        return str(ckpt.save(_stage(world.rank, size), step).status)
+
+
+def load_stages(size: int, directory: str, step: int, mode: str) -> list[Any]:
+    """Load it into `size` ranks that have other layers. Return what was read, and an error.
+
+    The error is that of a load in which no rank wants one of the layers.
+    """
+    world = in_world(size)
+    expected = _stage(world.rank, size)
+    with iobench.Checkpointer(directory, world=world, deadline_s=60) as ckpt:
+        found = ckpt.load(step, like=_stage(world.rank, size), restore_mode=mode)
+        moved = ckpt.loaded.transfer.bytes
+        assert _same(found, expected), (found, expected)
+        less = _stage(world.rank, size)
+        less["model"].pop("layers.3", None)
+        error = ""
+        try:
+            ckpt.load(step, like=less)
+        except iobench.errors.IobenchError as failure:
+            error = str(failure)
+    return [moved, error]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two states are equal, also in the types and the order of their parts."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return bool(one == other)
 
 
 def _check(state: dict[str, Any], rank: int, size: int, saved_by: int) -> None:

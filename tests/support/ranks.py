@@ -7,9 +7,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from support.preloaded import Preloaded
 
 __all__ = ["Ranks", "free_port", "start_ranks"]
 
@@ -75,10 +76,9 @@ def start_ranks(
                 "GROUP_RANK": str(rank // local),
             }
             processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", code],
+                Preloaded(
+                    ["-c", code],
                     env=common | own,
-                    text=True,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                 )

@@ -1,7 +1,7 @@
 """A rank of a job that replicates: loads, saves some steps, and then ends or waits for its death.
 
 REPLICA_TEST is a JSON object: `base` and `hosts` (the runtime directory of each node), `scheme`,
-`steps`, `end` ("finish", "leave" or "wait"), and what breaks at which step.
+`steps`, and `end` ("finish" or "wait").
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from typing import Any
 
@@ -19,7 +18,6 @@ import numpy as np
 from iobench.dist.control import Control
 from iobench.dist.replicas.recovery import MemoryCopy, ParityCopy, Version, recovery_plan
 from iobench.dist.replicas.replicator import Replicator
-from iobench.dist.replicas.runtime import AgentDirectory, job_of
 from iobench.dist.replicas.scheme import Partner, Scheme, Xor
 from iobench.dist.world import World
 from iobench.writers.image import Bytes, FileImage
@@ -65,14 +63,6 @@ def main() -> None:
     serial = version.serial if version else 0
     for step in asked["steps"]:
         serial += 1
-        if asked.get("kill_agent") == [world.rank, step]:
-            record = AgentDirectory.of(job_of("/runs/a")).record()
-            assert record is not None
-            os.kill(record.pid, signal.SIGKILL)
-            while record.alive:
-                time.sleep(0.01)
-        if asked.get("kill_rank") == [world.rank, step]:
-            os.kill(os.getpid(), signal.SIGKILL)
         image = FileImage.of("state", [_state(step, world.rank)])
         replicator.offer(Version(serial, step, world.job), image).wait()
         replicator.wait()

@@ -15,7 +15,9 @@ def check_samples(record: ResultFile) -> None:
         assert 0 < one.first_done_s <= one.last_done_s == one.elapsed_s
         assert (one.first_done_s < one.last_done_s) == (one.axes.numjobs > 1)
         assert len(one.jobs_done_s) == (one.axes.numjobs if one.axes.numjobs > 1 else 0)
-        assert min(one.jobs_done_s, default=one.first_done_s) == one.first_done_s
+        sizes = one.jobs_bytes or (one.bytes,) * len(one.jobs_done_s)
+        busy = [at for at, size in zip(one.jobs_done_s, sizes, strict=True) if size]
+        assert min(busy, default=one.first_done_s) == one.first_done_s
         if one.operation == "restore":
             assert one.cold is not None
             assert one.cold.resident_fraction <= 0.01

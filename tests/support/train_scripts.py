@@ -11,22 +11,24 @@ import torch
 
 from iobench import Checkpointer, KeepLast, PerRank, load_checkpoint
 from iobench.dist import control
+from iobench.dist.restore_plan import RestoreMode
 from iobench.dist.world import World
 from iobench.errors import RankError
 
-__all__ = ["check", "made", "newest_checked", "trains"]
+__all__ = ["check", "made", "newest_checked", "say", "trains"]
 
 _SIZE = 20_000
 _SILENT_S = 2.0
 _CONNECT_S = 10.0
 
 
-def made(step: int, rank: int) -> dict[str, Any]:
-    """Return the state of a rank at a step: replicated tensors, and one of the rank itself."""
+def made(step: int, rank: int, own: int = 100) -> dict[str, Any]:
+    """Return the state of a rank at a step: replicated tensors, and one of the rank itself, which
+    has `own` elements."""
     return {
         "w": torch.full((_SIZE,), float(step)),
         "small": torch.full((3, 5), float(step)),
-        "own": PerRank({"seed": torch.full((100,), 1000.0 * step + rank), "rank": rank}),
+        "own": PerRank({"seed": torch.full((own,), 1000.0 * step + rank), "rank": rank}),
         "step": step,
     }
 
@@ -58,11 +60,19 @@ def newest_checked(directory: Path) -> int:
     return int(state["step"])
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line."""
     os.write(1, f"{text}\n".encode())  # one write, because a kill falls between two
 
 
-def trains(directory: str, saves: int, pause_s: float = 0.0, how: str = "async") -> None:
+def trains(
+    directory: str,
+    saves: int,
+    pause_s: float = 0.0,
+    how: str = "async",
+    restore_mode: RestoreMode = "auto",
+    failed_restarts: int = 2,
+) -> None:
     """Load the newest checkpoint and save some more; exit with 3 after a RankError.
 
     `how`: "async", "sync", or "wait": asynchronous, and waits for each save. "retry" goes on after
@@ -70,27 +80,32 @@ def trains(directory: str, saves: int, pause_s: float = 0.0, how: str = "async")
 
     Prints "begin", "open", "loaded N" (-1: none), "saved N" and "done".
     """
-    _say("begin")
+    say("begin")
     world = World.detect()
     try:
         if world.size > 1:
             control._shared = control.Control.connect(
                 world, deadline_s=_CONNECT_S, lost_after_s=_SILENT_S
             )
-        with Checkpointer(directory, keep=KeepLast(2), writer="odirect") as ckpt:
-            _say("open")
+        with Checkpointer(
+            directory, keep=KeepLast(2), writer="odirect", failed_restarts=failed_restarts
+        ) as ckpt:
+            say("open")
             step = ckpt.latest()
             if step is not None:
-                state = ckpt.load(on_corrupt="previous" if how == "previous" else "raise")
+                state = ckpt.load(
+                    on_corrupt="previous" if how == "previous" else "raise",
+                    restore_mode=restore_mode,
+                )
                 assert ckpt.loaded is not None
                 step = ckpt.loaded.step
                 check(state, step, world.rank)
-            _say(f"loaded {-1 if step is None else step}")
+            say(f"loaded {-1 if step is None else step}")
             _train(ckpt, -1 if step is None else step, world.rank, saves, pause_s, how)
     except RankError as error:
-        _say(f"lost {list(error.ranks)} {error}")
+        say(f"lost {list(error.ranks)} {error}")
         raise SystemExit(3) from None
-    _say("done")
+    say("done")
 
 
 def _train(ckpt: Checkpointer, step: int, rank: int, saves: int, pause_s: float, how: str) -> None:
@@ -103,10 +118,10 @@ def _train(ckpt: Checkpointer, step: int, rank: int, saves: int, pause_s: float,
         except RankError as error:
             if how != "retry":
                 raise
-            _say(f"failed {now} {error}")
+            say(f"failed {now} {error}")
         committed = max((s.step for s in ckpt.saves if s.status == "committed"), default=-1)
         if committed > reported:
             reported = committed
-            _say(f"saved {committed}")
+            say(f"saved {committed}")
         if pause_s:
             threading.Event().wait(pause_s)

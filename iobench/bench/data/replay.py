@@ -17,10 +17,12 @@ from iobench.bench.data.nested import flat, nested
 from iobench.bench.data.payload_order import payload_sizes
 from iobench.bench.data.pool import RandomPool, Windows
 from iobench.bench.data.restored import RestoredFile
+from iobench.bench.data.sliced_files import SliceImage
 from iobench.bench.data.states import States, TensorDict, WindowPlacement
-from iobench.bench.data.subset import choose, read_some
+from iobench.bench.data.subset import choose, ranges_of, read_some
 from iobench.dist.restore_mode import Reader
 from iobench.dist.slices import Range
+from iobench.errors import UsageError
 from iobench.formats import raw, safetensors, torch_file, torch_image
 from iobench.results.records import Verified
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec
@@ -147,6 +149,32 @@ class Replay:
         whole = Transfer.total(parts)
         return replace(whole, phases_s={**spent.seconds, **whole.phases_s})
 
+    def save_slices(
+        self, writer: Writer, directory: str | Path, ranges: Iterable[Range]
+    ) -> Transfer:
+        """Write these parts of files below `directory`, each as a file of the same path.
+
+        `Range.item` is the number of a file. Raises UsageError for a file that cannot be cut: torch
+        itself writes it as a stream, or its size depends on the directory.
+        """
+        spent = Meter()
+        with self._pool.trimmed():
+            images = self._slices(directory, ranges, spent)
+            transfer = writer.write_many(images, directory, sync_directory=False)
+        return replace(transfer, phases_s={**spent.seconds, **transfer.phases_s})
+
+    def _slices(
+        self, directory: str | Path, ranges: Iterable[Range], spent: Meter
+    ) -> Iterator[FileImage]:
+        for number, start, stop in ranges:
+            with spent.phase("serialize"):
+                whole = self._image(number, directory, None)
+            if whole is None or whole.size_bytes != self.file_bytes[number]:
+                raise UsageError(
+                    f"{self.files.path(number)}: cannot be cut into slices; leave out --slices"
+                )
+            yield SliceImage(whole, start, stop, whole.path)
+
     def _images(
         self,
         directory: str | Path,
@@ -177,7 +205,7 @@ class Replay:
             )
 
     def restore_together(self, reader: Reader, writer: Writer, directory: str | Path) -> Transfer:
-        """Read every file back, together with all ranks that restore the same files.
+        """Read the files back, or the subset, together with all ranks that restore the same files.
 
         A window of the pool may be part of several files: all of them have the same bytes there.
         """
@@ -189,10 +217,20 @@ class Replay:
                 for number in range(len(self.files))
             }
             parse_s = time.perf_counter() - began
-            wanted = [Range(number, 0, image.size_bytes) for number, image in images.items()]
+            wanted = [
+                Range(number, *part)
+                for number, image in images.items()
+                for part in self._wanted_of(number, image)
+            ]
             transfer = reader.read(images, str(directory), wanted)
         phases = {"parse": parse_s, **transfer.phases_s}
         return replace(transfer, phases_s=phases, elapsed_s=time.perf_counter() - began)
+
+    def _wanted_of(self, number: int, image: FileImage) -> list[tuple[int, int]]:
+        """Return the ranges of a file that a restore reads."""
+        if self.subset is None:
+            return [(0, image.size_bytes)]
+        return ranges_of(image, self.wanted[number].values())
 
     def _restore(self, number: int, writer: Writer, directory: str | Path) -> Transfer:
         began = time.perf_counter()

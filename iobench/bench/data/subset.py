@@ -15,7 +15,7 @@ from iobench.writers.base import Writer
 from iobench.writers.image import FileImage, Segment
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["choose", "parse", "read_some", "text_of"]
+__all__ = ["choose", "parse", "ranges_of", "read_some", "text_of"]
 
 _SAME = "same"
 _KIND = "subset"
@@ -62,6 +62,16 @@ def read_some(
     image: FileImage, tensors: Iterable[torch.Tensor], writer: Writer, directory: str | Path
 ) -> Transfer:
     """Fill only `tensors`, which are parts of the image's memory; one read fills adjacent ones."""
+    meter = Meter()
+    parts = [
+        writer.read(image, directory, start=start, stop=stop)
+        for start, stop in ranges_of(image, tensors)
+    ]
+    return Transfer.total(parts) if parts else meter.transfer(writer.name, "read", 0, durable=True)
+
+
+def ranges_of(image: FileImage, tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """Return the ranges of the file that hold `tensors`, parts of the image's memory, in order."""
     placed = [(_address(segment.memory), segment) for segment in image.segments]
     starts = sorted(placed, key=lambda entry: entry[0])
     ranges: list[tuple[int, int]] = []
@@ -69,9 +79,7 @@ def read_some(
         if ranges and ranges[-1][1] == start:
             start = ranges.pop()[0]
         ranges.append((start, stop))
-    meter = Meter()
-    parts = [writer.read(image, directory, start=start, stop=stop) for start, stop in ranges]
-    return Transfer.total(parts) if parts else meter.transfer(writer.name, "read", 0, durable=True)
+    return ranges
 
 
 def _place(tensor: torch.Tensor, starts: Sequence[tuple[int, Segment]]) -> tuple[int, int]:

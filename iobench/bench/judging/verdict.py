@@ -317,8 +317,7 @@ def _unreached(sample: Sample) -> tuple[Reason | None, list[Reason]]:
     """
     save = sample.operation == "save"
     counts = _counts(sample)
-    received = sample.paths.get("network")  # from other ranks, which read it
-    moved = sample.bytes - (received.bytes if received else 0)
+    moved = sample.stored_bytes
     parts = {name: count / moved for name, count in counts.items() if count is not None and moved}
     low = {name: part for name, part in parts.items() if part < REACHED_LIMIT}
     what = "did not reach the device" if save else "did not come from the device"

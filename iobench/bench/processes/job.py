@@ -14,10 +14,12 @@ from itertools import product
 from typing import Literal
 
 from iobench import linux
-from iobench.bench.contenders.base import Contender
+from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.counters.memory import OperationMemory
 from iobench.bench.counters.monitor import Usage
 from iobench.bench.data.replay import Replay
+from iobench.bench.data.sliced_files import SlicedFiles
+from iobench.bench.data.slicing import Sliced, Slicing
 from iobench.bench.targets.base import Location
 from iobench.dist.restore_plan import RestoreMode
 from iobench.results.records import Verified
@@ -32,7 +34,8 @@ class JobSetup:
     """The arguments of a job. `files` are those of each shape of the run.
 
     With a `number`, the job's files are in the directory `own_name(number)` of each checkpoint.
-    With a `source`, the job restores the files of the job with that number, `source_files`.
+    With a `source`, the job restores the files of the job with that number, `source_files`. Jobs
+    that save the same bytes in slices have one `seed`, and `nodes` has the node of each of them.
     """
 
     contenders: tuple[Contender, ...]
@@ -43,19 +46,22 @@ class JobSetup:
     number: int | None = None
     source: int | None = None
     source_files: tuple[Sequence[FileSpec], ...] = ()
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRef:
     """A checkpoint that a job moves: the indices of its contender and shape, and its location.
 
-    `restore_mode` is how ranks restore it together; None: each restores files of its own.
+    `restore_mode` is how ranks restore it together; None: each restores files of its own. With
+    `sliced`, the jobs save the same files once, and each restores all of them.
     """
 
     contender: int
     shape: int
     directory: Location
     restore_mode: RestoreMode | None = None
+    sliced: Sliced | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +86,8 @@ class Done:
     notes: tuple[str, ...]
     file_bytes: Sequence[int] = ()
     """Of a save, the bytes of each file."""
+    slices: Sequence[tuple[int, ...]] = ()
+    """Of a save in slices in their place: number of the file, start and stop of each slice."""
     usage: Usage | None = None
     late_s: float = 0.0
     """How long after the common release it began."""
@@ -96,6 +104,8 @@ class Job:
 
     def __init__(self, setup: JobSetup) -> None:
         self.contenders = setup.contenders
+        self._nodes = setup.nodes
+        self._slicings: dict[tuple[int, Sliced], Slicing] = {}
         self._number, self._source = setup.number, setup.source
         self._memory = OperationMemory()
         every = (*setup.files, *setup.source_files)
@@ -123,9 +133,12 @@ class Job:
                 one.check_scheme(directory)
                 one.warm_up(self._own(directory))
 
-    def prepare(self, shape: int) -> None:
+    def prepare(self, shape: int, sliced: Sliced | None = None) -> None:
         """Make the bytes of the next checkpoint."""
         self._memory.settle()
+        if sliced is not None:
+            self._slicing(shape, sliced)
+            self._pool.intact = False  # all jobs fill it anew, from one seed: equal bytes
         self.replays[shape].want(None)
         self.replays[shape].prepare()
         linux.trim_heap()  # what planning freed too: 20 MiB after a plan of 100,000 files
@@ -136,8 +149,29 @@ class Job:
         one, replay = self.contenders[ref.contender], self.replays[ref.shape]
         if not len(replay.files):
             return self._done(one, replay, _nothing(one.name, "write"))
+        if ref.sliced is not None:
+            return self._save_slices(one, replay, ref, ref.sliced)
         done = self._done(one, replay, one.save(replay, self._own(ref.directory)))
         return replace(done, file_bytes=replay.file_bytes)
+
+    def _save_slices(
+        self, one: Contender, replay: Replay, ref: CheckpointRef, sliced: Sliced
+    ) -> Done:
+        assert isinstance(one, WriterContender)  # others take no part
+        ranges = self._slicing(ref.shape, sliced).ranges[self._number or 0]
+        if not ranges:
+            return self._done(one, replay, _nothing(one.name, "write"))
+        transfer = replay.save_slices(one.writer, self._own(ref.directory), ranges)
+        return replace(self._done(one, replay, transfer), slices=ranges)
+
+    def _slicing(self, shape: int, sliced: Sliced) -> Slicing:
+        """Return the slices of the files in one shape; they are computed once."""
+        if (shape, sliced) not in self._slicings:
+            replay, nodes = self.replays[shape], self._nodes[: sliced.jobs]
+            paths = map(replay.files.path, range(len(replay.files)))
+            made = Slicing(paths, replay.file_bytes, nodes or (0,), sliced.how)
+            self._slicings[shape, sliced] = made
+        return self._slicings[shape, sliced]
 
     def scrub(self, shape: int, subset: float | None) -> None:
         """Change all memory that the next restore fills; that restore reads `subset`."""
@@ -152,7 +186,7 @@ class Job:
         one, replay = self.contenders[ref.contender], self.sources[ref.shape]
         if not len(replay.files):
             return self._done(one, replay, _nothing(one.name, "read"))
-        return self._done(one, replay, one.restore(replay, self._from(ref.directory)))
+        return self._done(one, replay, self._reading(ref).restore(replay, self._from(ref)))
 
     def memory(self, ref: CheckpointRef, *, restored: bool) -> int | None:
         """Return the most bytes of memory that the last operation used; None if unknown.
@@ -165,8 +199,8 @@ class Job:
 
     def verify(self, ref: CheckpointRef) -> Verified:
         """Compare the restored tensors with the saved ones, and free them."""
-        one, replay = self.contenders[ref.contender], self.sources[ref.shape]
-        verified = one.verify(replay, self._from(ref.directory))
+        replay = self.sources[ref.shape]
+        verified = self._reading(ref).verify(replay, self._from(ref))
         if self._source is not None:
             self._pool.intact = False  # it holds another job's bytes, which are in its checkpoint
         linux.trim_heap()  # the next contender gets no memory that this one freed
@@ -175,11 +209,22 @@ class Job:
     def _own(self, directory: Location) -> Location:
         return directory if self._number is None else f"{directory}/{own_name(self._number)}"
 
-    def _from(self, directory: Location) -> Location:
+    def _from(self, ref: CheckpointRef) -> Location:
         """Return where the files are that restores read."""
+        if ref.sliced is not None:
+            return ref.directory
         if self._source is None:
-            return self._own(directory)
-        return f"{directory}/{own_name(self._source)}"
+            return self._own(ref.directory)
+        return f"{ref.directory}/{own_name(self._source)}"
+
+    def _reading(self, ref: CheckpointRef) -> Contender:
+        """Return what restores the checkpoint; it reads files in slices like whole ones."""
+        one = self.contenders[ref.contender]
+        if ref.sliced is None:
+            return one
+        assert isinstance(one, WriterContender)  # others take no part
+        slices = self._slicing(ref.shape, ref.sliced).slices
+        return WriterContender(SlicedFiles(one.writer, ref.directory, slices, own_name))
 
     @staticmethod
     def _done(one: Contender, replay: Replay, transfer: Transfer) -> Done:

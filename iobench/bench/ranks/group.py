@@ -28,6 +28,7 @@ from iobench.results.records import DeviceCounts, Operation
 
 __all__ = ["Launched", "RankGroup"]
 
+_OWN_SLICES = "ranks also restored slices that their own node wrote"
 _LATE = 0.01  # of an operation's time: what is less changes no figure
 _LEAVE_S = 20.0  # torchrun kills what is left 30 s after its SIGTERM
 
@@ -88,6 +89,7 @@ class RankGroup(Executor):
         self._launched = launched
         launched.members = replace(launched.members, replicas=plan.axes.replicas)
         self._control, self.members = launched.control, launched.members
+        self._same_bytes = plan.axes.sliced
         self.machines = len(self.members.first_of_machine)
         self.nodes: list[NodeCounts] = []
         """What the other machines counted during the last timed operation."""
@@ -140,6 +142,8 @@ class RankGroup(Executor):
         if self.members.node_count == 1 and not self.members.replicas:
             return
         digests = self._all(partial(RankJob.digests, shape=shape))
+        if self._same_bytes and len(set(digests)) > 1:
+            raise JobError("the ranks saved slices of different bytes; their memory is damaged")
         self._each(
             [
                 partial(RankJob.expect, shape=shape, digests=digests[source])
@@ -174,7 +178,7 @@ class RankGroup(Executor):
         if any(one.device is None for one in self.nodes):
             yield "not every node counts the device of the target: its counters are not used"
         if operation == "restore":
-            yield self.members.restore_note
+            yield _OWN_SLICES if self._same_bytes else self.members.restore_note
             if device.read_bytes is None:
                 yield "the storage is not a device of every node: what its caches hold is unknown"
 

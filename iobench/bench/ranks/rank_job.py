@@ -13,6 +13,7 @@ from pathlib import Path
 from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters.nodes import NodeCounter, NodeCounts
+from iobench.bench.data.slicing import Sliced
 from iobench.bench.processes.job import CheckpointRef, Done, Job, JobSetup
 from iobench.bench.targets.base import Location
 from iobench.bench.targets.cold import EvictedFiles, evict
@@ -90,9 +91,9 @@ class RankJob(Job):
         self._fio = ExitStack()
         self._measure: Callable[[], fio.FioSample] | None = None
 
-    def prepare(self, shape: int) -> None:
+    def prepare(self, shape: int, sliced: Sliced | None = None) -> None:
         with self._settled():
-            super().prepare(shape)
+            super().prepare(shape, sliced)
 
     def scrub(self, shape: int, subset: float | None) -> None:
         with self._settled():
@@ -123,10 +124,10 @@ class RankJob(Job):
         if ref.restore_mode is None:
             return super().restore(ref)
         assert self._transport is not None  # `join` was called
-        one, replay = self.contenders[ref.contender], self.sources[ref.shape]
+        one, replay = self._reading(ref), self.sources[ref.shape]
         assert isinstance(one, WriterContender)  # others take no part
         reader = Reader(one.writer, self._transport, ref.restore_mode)
-        done = replay.restore_together(reader, one.writer, self._from(ref.directory))
+        done = replay.restore_together(reader, one.writer, self._from(ref))
         return self._done(one, replay, done)
 
     def count(self, ref: CheckpointRef) -> None:
@@ -162,8 +163,8 @@ class RankJob(Job):
 
         Counts what stays of the files that it restores.
         """
-        own, source = self._own(ref.directory), self._from(ref.directory)
-        if own != source:
+        own, source = self._own(ref.directory), self._from(ref)
+        if own != source and ref.sliced is None:  # all slices are below `source`
             evict(FilesBelow(own))
         return evict(FilesBelow(source))
 

@@ -57,6 +57,8 @@ class Setup:
     away: bool
     replicas: bool = False
     """Whether all ranks restore together what rank 0 saved."""
+    nodes: tuple[int, ...] = ()
+    """Where the ranks save the same bytes in slices, the node of each rank."""
 
 
 def setups(
@@ -93,12 +95,13 @@ def setups(
             warm_ups=tuple(map(str, warm_ups)),
             token=token,
             pool_bytes=max(plan.pool_bytes // members.world.local, LEAST_POOL),
-            seed=plan.seed + number,
+            seed=plan.seed if plan.axes.sliced else plan.seed + number,
             crc=plan.crc,
             sizes=tuple(sum(files.sizes) for files in plan.files_of_jobs[number]),
             counts=number in members.first_of_machine,
             away=members.away(number),
             replicas=members.replicas,
+            nodes=tuple(members.nodes) if plan.axes.sliced else (),
         )
         for number in range(members.size)
     ]
@@ -147,6 +150,7 @@ def make_job(setup: Setup) -> RankJob:
             number=setup.number,
             source=setup.source,
             source_files=() if setup.source is None else _files(setup, setup.source_rank),
+            nodes=setup.nodes,
         ),
         Machine(setup.scratch, counts=setup.counts, away=setup.away) if setup.number else None,
         replica=setup.replicas,

@@ -13,7 +13,10 @@ from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from iobench.dist.load.reader import PieceReader
+    from iobench.dist.saves.stock_values import StatePath
 
 __all__ = ["load_checkpoint", "read_any"]
 
@@ -46,19 +49,40 @@ def read_any(
     rank: int = 0,
     ranks: int = 1,
     reader: PieceReader | None = None,
+    elsewhere: Collection[StatePath] = (),
 ) -> tuple[Any, Transfer]:
     """Return the state for `rank` of `ranks`, and the transfer of its tensors.
 
     `reader` fetches the pieces of a checkpoint that several ranks saved; by default this rank reads
-    them. Every byte that is used is compared with its checksum. Raises what `restore` raises.
+    them. `elsewhere` are the paths of tensors that only the `like` of other ranks has: this rank
+    does not get them. Every byte that is used is compared with its checksum. Raises what `restore`
+    raises.
     """
     if manifest.format == "dcp":
         from iobench.dist.load.pieces import read_pieces
 
         return read_pieces(
-            store, writer, step, manifest, like, rank=rank, ranks=ranks, reader=reader
+            store,
+            writer,
+            step,
+            manifest,
+            like,
+            rank=rank,
+            ranks=ranks,
+            reader=reader,
+            elsewhere=elsewhere,
         )
-    state, transfer = read_plain(store, writer, step, manifest, like, rank=rank, ranks=ranks)
+
+    def own_part(state: Any) -> Any:
+        if not elsewhere:
+            return state
+        from iobench.dist.load.elsewhere import without
+
+        return without(state, like, elsewhere, f"{store}: step {step}")
+
+    state, transfer = read_plain(
+        store, writer, step, manifest, like, rank=rank, ranks=ranks, select=own_part
+    )
     if like is not None:
         from iobench.dist.load.like import resharded
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,10 @@ from iobench.dist.saves.stock_values import StatePath, name_of, shared_skeleton,
 from iobench.errors import StateMismatchError
 from iobench.formats.tensors import dtype_name
 
-__all__ = ["compared_with", "empty_local", "is_sharded", "local_box", "resharded", "sharded_like"]
+__all__ = [
+    *("Compared", "compared_with", "empty_local", "is_sharded", "local_box"),
+    *("resharded", "sharded_like", "tensors_of"),
+]
 
 
 def is_sharded(value: Any) -> bool:
@@ -22,32 +25,46 @@ def is_sharded(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and hasattr(value, "placements")
 
 
-def _walk(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
+def tensors_of(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
     """Yield the path and the value of every tensor and array of a state, without PerRank."""
     if isinstance(value, torch.Tensor | np.ndarray):
         yield path, value
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _walk(item, (*path, str(key)))
+            yield from tensors_of(item, (*path, str(key)))
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            yield from _walk(item, (*path, number))
+            yield from tensors_of(item, (*path, number))
 
 
-def compared_with(like: Any, stored: StoredState, where: str) -> dict[str, Any]:
-    """Return the DTensors of `like` by the name of the saved tensor that they show.
+class Compared(NamedTuple):
+    """The DTensors of `like` by the name of the saved tensor that they show.
+
+    `gone` are the paths of saved tensors that only other ranks get.
+    """
+
+    sharded: dict[str, Any]
+    gone: frozenset[StatePath]
+
+
+def compared_with(
+    like: Any, stored: StoredState, where: str, elsewhere: Collection[StatePath] = ()
+) -> Compared:
+    """Compare a checkpoint with `like`. `elsewhere` are the tensors of the other ranks' `like`.
 
     Raises StateMismatchError unless all tensors of `like` are in the checkpoint and the other way
-    round, for the top-level entries of `like`, with equal dtypes and shapes. What is in a PerRank
-    is not compared.
+    round, for the top-level entries of `like`, with equal dtypes and shapes. Those that another
+    rank has may lack here. What is in a PerRank is not compared.
     """
     if like is None:
-        return {}
+        return Compared({}, frozenset())
     saved = dict(stock_paths(shared_skeleton(stored.skeleton), []))
+    expected = dict(tensors_of(like))
+    gone = frozenset(path for path in saved if path in elsewhere and path not in expected)
+    saved = {path: name for path, name in saved.items() if path not in gone}
     if isinstance(like, dict):
         keys = set(map(str, like))
         saved = {path: name for path, name in saved.items() if not path or path[0] in keys}
-    expected = dict(_walk(like))
     misshaped = {}
     for path in expected.keys() & saved.keys():
         want, found = expected[path], stored.tensors[saved[path]]
@@ -60,7 +77,8 @@ def compared_with(like: Any, stored: StoredState, where: str) -> dict[str, Any]:
     unexpected = [name_of(path) for path in saved if path not in expected]
     if missing or unexpected or misshaped:
         raise StateMismatchError(where, missing=missing, unexpected=unexpected, misshaped=misshaped)
-    return {saved[path]: value for path, value in expected.items() if is_sharded(value)}
+    sharded = {saved[path]: value for path, value in expected.items() if is_sharded(value)}
+    return Compared(sharded, gone)
 
 
 def local_box(sharded: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

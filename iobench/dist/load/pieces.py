@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -11,34 +13,54 @@ import torch
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.store import CheckpointStore
+from iobench.dist.load.elsewhere import without
 from iobench.dist.load.like import compared_with, empty_local, local_box, sharded_like
 from iobench.dist.load.reader import DirectReader, PieceReader
 from iobench.dist.load.stored import StoredChunk, StoredPiece, StoredTensor, stored_state
-from iobench.dist.saves.stock_values import stock_paths
+from iobench.dist.saves.stock_values import StatePath, stock_paths
 from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.formats.tensors import tensor_from_bytes
+from iobench.units import MIB
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Transfer
 
 __all__ = ["read_pieces"]
 
+_LARGE = MIB
 
-class _Wanted(NamedTuple):
+
+@dataclass
+class _Wanted:
     """The elements at `offsets` of a saved tensor, to be copied into `memory`."""
 
     memory: torch.Tensor
     offsets: tuple[int, ...]
+    sharded: Any
+    """The DTensor of `like`; None for a plain tensor."""
+
+    def tensor(self) -> Any:
+        """Return the tensor, when its memory is filled."""
+        return self.memory if self.sharded is None else sharded_like(self.sharded, self.memory)
 
 
 class _Copy(NamedTuple):
-    """A part of a chunk that this rank needs: from `begin` in the chunk to `place`."""
+    """A part of a chunk that this rank needs: from `begin` in the chunk to `place` in `wanted`."""
 
     chunk: StoredChunk
     dtype: torch.dtype
     begin: tuple[int, ...]
     place: torch.Tensor
+    wanted: _Wanted
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the chunk is all of a large tensor in host memory."""
+        memory = self.wanted.memory
+        shape = tuple(memory.shape)
+        whole = shape == tuple(self.place.shape) == self.chunk.sizes
+        return whole and memory.is_cpu and memory.nbytes >= _LARGE
 
 
 def read_pieces(
@@ -51,34 +73,45 @@ def read_pieces(
     rank: int,
     ranks: int,
     reader: PieceReader | None = None,
+    elsewhere: Collection[StatePath] = (),
 ) -> tuple[Any, Transfer]:
     """Return the state for `rank` of `ranks`; see `read_any`. `reader` fetches the pieces.
 
     Only the pieces are read of which this rank needs a part: that of the DTensors in `like`, and
-    all of the other tensors.
+    all of the other tensors. A large piece that is a whole tensor stays where it was read.
     """
     stored = stored_state(store, writer, step, manifest)
     skeleton = _selected(stored.skeleton, rank, ranks)
-    sharded = compared_with(like, stored, f"{store}: step {step}")
-    needed = dict.fromkeys(name for _, name in stock_paths(skeleton, range(manifest.world_size)))
-    tensors: dict[str, Any] = {}
+    where = f"{store}: step {step}"
+    sharded, gone = compared_with(like, stored, where, elsewhere)
+    listed = stock_paths(skeleton, range(manifest.world_size))
+    needed = {name for path, name in listed if path not in gone}
+    wanted: dict[str, _Wanted] = {}
     copies: dict[StoredPiece, list[_Copy]] = defaultdict(list)
     with collector_paused():
-        for name in needed:
+        for name in dict.fromkeys(name for _, name in listed):
             saved = stored.tensors.get(name)
             if saved is None:
-                raise DataMismatchError(f"{store}: step {step} lacks the tensor {name}")
-            wanted, tensors[name] = _wanted(saved, sharded.get(name))
-            _add_copies(name, saved, wanted, copies)
+                raise DataMismatchError(f"{where} lacks the tensor {name}")
+            wanted[name] = _wanted(saved, sharded.get(name))
+            if name in needed:
+                _add_copies(name, saved, wanted[name], copies)
 
-    def deliver(piece: StoredPiece, data: Bytes) -> None:
+    def deliver(piece: StoredPiece, data: Bytes, *, lasting: bool) -> bool:
+        if lasting and len(copies[piece]) == 1 and copies[piece][0].is_whole:
+            copy = copies[piece][0]
+            copy.wanted.memory = _data_of(copy, data)
+            return True
         for copy in copies[piece]:
             _copy(copy, data)
+        return False
 
     chosen = reader or DirectReader(writer)
     transfer = chosen.read(store.locate(step), stored.files, list(copies), deliver)
     with collector_paused():
-        return unflatten(skeleton, tensors, rank=rank, ranks=ranks), transfer
+        tensors = {name: one.tensor() for name, one in wanted.items()}
+        state = unflatten(skeleton, tensors, rank=rank, ranks=ranks)
+        return without(state, like, gone, where), transfer
 
 
 def _selected(value: Any, rank: int, ranks: int) -> Any:
@@ -93,13 +126,12 @@ def _selected(value: Any, rank: int, ranks: int) -> Any:
     return {key: _selected(item, rank, ranks) for key, item in value.items()}
 
 
-def _wanted(saved: StoredTensor, sharded: Any) -> tuple[_Wanted, Any]:
-    """Return what this rank needs of a tensor, and the tensor on that memory."""
+def _wanted(saved: StoredTensor, sharded: Any) -> _Wanted:
+    """Return what this rank needs of a tensor. Its memory has no pages yet."""
     if sharded is None:
         memory = torch.empty(saved.shape, dtype=saved.dtype, device="cpu")
-        return _Wanted(memory, (0,) * len(saved.shape)), memory
-    local = empty_local(sharded)
-    return _Wanted(local, local_box(sharded)[1]), sharded_like(sharded, local)
+        return _Wanted(memory, (0,) * len(saved.shape), None)
+    return _Wanted(empty_local(sharded), local_box(sharded)[1], sharded)
 
 
 def _add_copies(
@@ -118,14 +150,18 @@ def _add_copies(
             place = place.narrow(dim, first - wanted.offsets[dim], last - first)
         else:
             left -= place.numel()
-            copies[chunk.piece].append(_Copy(chunk, saved.dtype, tuple(begins), place))
+            copies[chunk.piece].append(_Copy(chunk, saved.dtype, tuple(begins), place, wanted))
     if left:
         raise DataMismatchError(f"the chunks of {name} do not cover it: {left} elements differ")
 
 
-def _copy(copy: _Copy, data: Bytes) -> None:
+def _data_of(copy: _Copy, data: Bytes) -> torch.Tensor:
     chunk, size = copy.chunk, prod(copy.chunk.sizes) * copy.dtype.itemsize
-    found = tensor_from_bytes(data[chunk.data_at : chunk.data_at + size], copy.dtype, chunk.sizes)
+    return tensor_from_bytes(data[chunk.data_at : chunk.data_at + size], copy.dtype, chunk.sizes)
+
+
+def _copy(copy: _Copy, data: Bytes) -> None:
+    found = _data_of(copy, data)
     for dim, begin in enumerate(copy.begin):
         found = found.narrow(dim, begin, copy.place.shape[dim])
     copy.place.copy_(found)

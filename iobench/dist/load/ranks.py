@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.restore import Loaded, OnCorrupt, candidates
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.load.any_format import read_any
+from iobench.dist.load.elsewhere import paths_elsewhere
 from iobench.dist.load.shared_reader import SharedReader
 from iobench.dist.world import World
 from iobench.errors import DataMismatchError, OptionError, TransferError
@@ -46,9 +48,11 @@ def load_together(
     steps = agreed(
         f"load of step {step}", lambda: candidates(store, step, known) if leads else None
     )[0]
+    elsewhere = paths_elsewhere(agreed, world.rank, like)
+    read = partial(read_any, like=like, rank=world.rank, ranks=world.size, elsewhere=elsewhere)
     passed_over: dict[int, str] = {}
     for at, candidate in enumerate(steps):
-        restored, damage = _one(agreed, world, store, writer, candidate, like, reader())
+        restored, damage = _one(agreed, world, store, writer, candidate, read, reader())
         if not damage:
             assert restored is not None  # no rank found damage
             state, transfer = restored
@@ -72,7 +76,7 @@ def _one(
     store: CheckpointStore,
     writer: Writer,
     step: int,
-    like: Any,
+    read_one: Callable[..., tuple[Any, Transfer]],
     reader: SharedReader | None,
 ) -> tuple[tuple[Any, Transfer] | None, str]:
     """Restore one checkpoint. Return the result, and the damage that any rank found, or ""."""
@@ -83,10 +87,7 @@ def _one(
             if world.rank:
                 store.steps()  # a bucket must be listed to know where a checkpoint is
             manifest = store.manifest(step)
-            rank, ranks = world.rank, world.size
-            restored.append(
-                read_any(store, writer, step, manifest, like, rank=rank, ranks=ranks, reader=reader)
-            )
+            restored.append(read_one(store, writer, step, manifest, reader=reader))
         except (DataMismatchError, TransferError) as error:
             damage = damage_of(error, store.locate(step))
             if damage is None:

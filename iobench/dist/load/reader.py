@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,8 +27,12 @@ __all__ = ["Deliver", "DirectReader", "PieceReader", "check_piece"]
 _AT_ONCE = 256 * MIB
 _GAP = MIB  # smaller gaps between two pieces are read, not skipped
 
-Deliver = Callable[[StoredPiece, Bytes], None]
-"""Takes the bytes of a piece, whose checksum is right. They are valid during the call."""
+
+class Deliver(Protocol):
+    """Takes the bytes of a piece, whose checksum is right."""
+
+    def __call__(self, piece: StoredPiece, data: Bytes, *, lasting: bool) -> bool:
+        """Return whether the bytes are still needed after the call: only if they are `lasting`."""
 
 
 class PieceReader(Protocol):
@@ -110,23 +114,27 @@ class DirectReader:
 
         def fetch(run: _Run) -> None:
             stop = min(run.stop, file.size_bytes)
-            transfers.append(self._writer.read(image, location, start=run.start, stop=stop))
+            start = min(run.start, stop)
+            transfers.append(self._writer.read(image, location, start=start, stop=stop))
 
         ahead: Channel[_Run] = Channel(lambda: ahead.serve(fetch), name="iobench-load", limit=2)
         leases = [Lease(run) for run in _runs(wanted)]
         try:
             ahead.submit(leases[0])
+            done = 0
             for lease, following in itertools.zip_longest(leases, leases[1:]):
                 ahead.wait(lease)
-                run, done = lease.item, lease.item.stop
                 if following:
                     ahead.submit(following)
-                    done = min(done, following.item.start)
-                for piece in run.pieces:
+                for piece in lease.item.pieces:
                     data = memory[piece.start : piece.stop]
                     check_piece(piece, data, location)
-                    deliver(piece, data)
-                linux.give_up_pages(memory.ctypes.data + run.start, done - run.start)
+                    if deliver(piece, data, lasting=True):
+                        linux.give_up_pages(memory.ctypes.data + done, piece.start - done)
+                        done = piece.stop
+                stop = following.item.pieces[0].start if following else file.size_bytes
+                linux.give_up_pages(memory.ctypes.data + done, stop - done)
+                done = max(done, stop - stop % linux.PAGE)
         finally:
             ahead.close(drop=True)
         return transfers
@@ -135,7 +143,8 @@ class DirectReader:
 def _runs(pieces: Sequence[StoredPiece]) -> Iterator[_Run]:
     """Group the pieces by file offset: those near each other become one run.
 
-    Runs are whole pages, so a run may begin with the page that the run before ends with.
+    Runs are whole pages, and no page is in two of them: its bytes are compared only once. So a
+    piece may begin in the last page of the run before.
     """
     run: _Run | None = None
     for piece in sorted(pieces, key=lambda piece: piece.start):
@@ -146,6 +155,7 @@ def _runs(pieces: Sequence[StoredPiece]) -> Iterator[_Run]:
             run.pieces.append(piece)
             continue
         if run:
+            start = max(start, run.stop)
             yield run
         run = _Run(start, stop, [piece])
     if run:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,18 @@ from iobench.dist.load.reader import Deliver, check_piece
 from iobench.dist.load.stored import StoredPiece
 from iobench.dist.progress import Progress, WatchedImage
 from iobench.dist.restore_mode import OtherRankError, Reader
+from iobench.dist.restore_plan import RestoreMode
 from iobench.dist.slices import Range
+from iobench.dist.transport import Transport
 from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError
 from iobench.units import GIB, MIB
+from iobench.writers.base import Writer
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Transfer
 
-__all__ = ["SharedReader"]
+__all__ = ["SharedReader", "shared_reader"]
 
 _AT_ONCE = GIB
 _GAP = MIB  # smaller gaps between two pieces are read, not skipped
@@ -123,6 +127,23 @@ class SharedReader:
         return self._control.all_gather(phase, value, deadline_s=self._deadline_s)
 
 
+@contextmanager
+def shared_reader(
+    control: Control, writer: Writer, mode: RestoreMode, *, deadline_s: float
+) -> Iterator[Callable[[], SharedReader | None]]:
+    """Provide what makes the reader of one checkpoint, None if each rank reads what it needs.
+
+    The connections to the other ranks end with the block.
+    """
+    if mode == "all":
+        yield lambda: None
+        return
+    with Transport(control) as transport:
+        modes = Reader(writer, transport, mode, deadline_s=deadline_s)
+        own = control.sub("load")
+        yield lambda: SharedReader(modes, own, deadline_s=deadline_s)
+
+
 class _Check:
     """Compares pieces with their checksums and delivers them, in a thread, as they arrive."""
 
@@ -162,7 +183,7 @@ class _Check:
         data = self._memory[piece.path][piece.start : piece.stop]
         try:
             check_piece(piece, data, self._location)
-            self._deliver(piece, data)
+            self._deliver(piece, data, lasting=False)
             del self._left[piece]
         except Exception as error:  # noqa: BLE001 -- raised in the caller's thread
             self.failure = error

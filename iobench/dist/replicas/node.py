@@ -231,11 +231,12 @@ class NodeAgents:
             addresses=self.addresses,
         )
 
-    def resume(self, version: Version | None) -> None:
-        """Let this node's agent drop what is newer than `version`."""
-        self.running(doubtful=False)
+    def resume(self, version: Version | None) -> Address:
+        """Let this node's agent drop what is newer than `version`; return its address."""
+        address = self.running(doubtful=False)
         with self.local() as agent:
             agent.ask("resume", version=version)
+        return address
 
     def settle(self, version: Version, *, kept: bool) -> None:
         """Tell this node's agent whether all ranks have `version`."""

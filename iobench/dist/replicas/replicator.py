@@ -155,14 +155,17 @@ class Replicator:
         self._resume(self._control, version)
 
     def _resume(self, control: Control, version: Version | None) -> None:
-        error: Exception | None = None
+        address = error = None
         control.barrier("loaded", deadline_s=_ROUND_S)
         if self._agents.first:
             try:
-                self._agents.resume(version)
+                address = self._agents.resume(version)
             except (IobenchError, OSError) as failure:
                 error = failure
-        control.barrier("resume from replicas", deadline_s=_CLOSE_S, error=error)
+        found = control.all_gather(
+            "resume from replicas", address, deadline_s=_CLOSE_S, error=error
+        )
+        self._agents.learn(found)  # an agent that has ended meanwhile was started anew
 
     def forget(self, step: int) -> None:
         """Drop the replicas of `step` on this node."""

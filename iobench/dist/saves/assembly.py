@@ -105,7 +105,8 @@ class Assembly:
 
     def _indexer_of(self, plan: RankPlan) -> Indexer:
         if self._indexer is None or self._indexer[0] is not plan:
-            self._indexer = plan, Indexer(plan)
+            assert plan.whole is not None  # this is rank 0
+            self._indexer = plan, Indexer(plan.whole)
         return self._indexer[1]
 
     def _manifest(

@@ -150,8 +150,8 @@ class RankCommitter:
         if self._order is not None:
             return False
         own = self._part(save, content, memory, order)
+        self._cast(order, own.vote)
         phase = _commit_phase(order.step)
-        self.control.gather(_vote_phase(order.step), own.vote, deadline_s=self.deadline_s)
         failed = self.control.broadcast(phase, deadline_s=self.deadline_s)["failed"]
         if failed:
             error = self._error(phase, failed)
@@ -167,14 +167,18 @@ class RankCommitter:
         Raises _VoteError if a rank failed.
         """
         own = self._part(save, content, memory, order)
-        phase = _vote_phase(order.step)
-        votes = self.control.gather(phase, own.vote, deadline_s=self.deadline_s)
+        votes = self._cast(order, own.vote)
         failed = {f"{rank}": vote["error"] for rank, vote in enumerate(votes) if "error" in vote}
         if own.failure is not None and not isinstance(own.failure, Exception):
             raise own.failure
         if failed:
             raise _VoteError(failed) from own.failure
         return [vote["checksum"] for vote in votes]
+
+    def _cast(self, order: Order, vote: dict[str, str]) -> list[dict[str, str]]:
+        """Vote. Return the votes of all ranks in rank 0."""
+        phase = f"vote on step {order.step}"
+        return self.control.gather(phase, vote, deadline_s=self.deadline_s)
 
     def _part(self, save: Save, content: RankContent, memory: Bytes | None, order: Order) -> _Own:
         """Write the part of this rank."""
@@ -219,10 +223,6 @@ class _VoteError(Exception):
 def _attempt_of(order: Order) -> str:
     """Return the random name of the hidden directory: no other save has it."""
     return os.path.basename(order.directory.rstrip("/"))
-
-
-def _vote_phase(step: int) -> str:
-    return f"vote on step {step}"
 
 
 def _commit_phase(step: int) -> str:

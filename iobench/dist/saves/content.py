@@ -26,12 +26,14 @@ def data_file(rank: int) -> str:
 class RankContent:
     """The parts of tensors that this rank writes; the tensors are still the trainer's memory.
 
-    `number` counts the saves of this job. `skeleton` is the JSON of the state around the tensors.
-    `alike`: all ranks have the same skeleton, PerRank excepted.
+    `number` counts the saves of this job, -1 before all ranks have agreed to it. `processes` are
+    the ranks of this machine. `skeleton` is the JSON of the state around the tensors. `alike`: all
+    ranks have the same skeleton, PerRank excepted.
     """
 
     number: int
     rank: int
+    processes: int
     structure: RankStructure = field(repr=False)
     plan: RankPlan = field(repr=False)
     skeleton: str = field(repr=False)
@@ -55,8 +57,7 @@ class RankContent:
 
     def _stored(self) -> Iterator[tuple[BoxSource, tuple[int, ...]]]:
         """Yield the source and the shape of each box with elements, in file order."""
-        boxes = self.plan.boxes[self.rank]
-        for box, source in zip(boxes, self.plan.sources, strict=True):
+        for box, source in zip(self.plan.boxes, self.plan.sources, strict=True):
             if 0 not in box.sizes:
                 yield source, box.sizes
 
@@ -89,27 +90,41 @@ class RankContent:
 
     def image(self) -> FileImage:
         """Return the file on the trainer's CPU memory, without the checksums in torch's format."""
-        return self._image(self.plan.file.sample, b"")
-
-    def whole_image(self, end: bytes) -> FileImage:
-        """Return the file with its checksums, and then `end`, on the trainer's CPU memory."""
-        data = [tensor_bytes(self._view(*one)) for one in self._stored()]
-        return self._image(self.plan.file.text(data), end)
-
-    def _image(self, text: bytes, end: bytes) -> FileImage:
         places = self.plan.places
-        addresses = self.located.addresses[places.numbers] + places.shifts
         apart = {}
         if places.apart:
             stored = list(self._stored())
             apart = {number: tensor_bytes(self._view(*stored[number])) for number in places.apart}
-        owners = (self.located.owners, self.tensors)
-        return self.plan.file.image(data_file(self.rank), text, addresses, apart, owners, end=end)
+        return self._image(apart)
+
+    def whole_image(self, end: bytes) -> FileImage:
+        """Return the file with its checksums, and then `end`, on the trainer's CPU memory.
+
+        A checksum is computed when a writer takes its bytes.
+        """
+        data = [tensor_bytes(self._view(*one)) for one in self._stored()]
+        return self._image({number: data[number] for number in self.plan.places.apart}, data, end)
+
+    def _image(
+        self, apart: dict[int, Bytes], data: list[Bytes] | None = None, end: bytes = b""
+    ) -> FileImage:
+        places = self.plan.places
+        addresses = self.located.addresses[places.numbers] + places.shifts
+        return self.plan.file.image(
+            data_file(self.rank),
+            addresses,
+            apart,
+            (self.located.owners, self.tensors),
+            data=data,
+            end=end,
+        )
 
     def image_in(self, memory: Bytes, end: bytes) -> FileImage:
-        """Return the file whose snapshot is in `memory`, and then `end`; adds its checksums."""
-        self.plan.file.put_checksums(memory)
-        return FileImage.of(data_file(self.rank), [memory[: self.size_bytes], end])
+        """Return the file whose snapshot is in `memory`, and then `end`.
+
+        A checksum is computed, and written into `memory`, when a writer takes its bytes.
+        """
+        return self.plan.file.image_in(data_file(self.rank), memory, end)
 
     def to_be_copied_later(self) -> RankContent:
         """Return the same for a copy while the trainer goes on: arrays are copied at once."""

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from iobench.checkpoint.tree_spec import json_text
 from iobench.dist.saves.part import Part
-from iobench.dist.saves.plan import RankPlan
+from iobench.dist.saves.plan import WholePlan
 from iobench.dist.saves.stock_values import name_of, stock_paths
 from iobench.formats.dcp_file import DcpFile
 from iobench.formats.tensors import dtype_name
@@ -34,7 +34,7 @@ METADATA = ".metadata"
 class Indexer:
     """Makes these files for the checkpoints of one plan."""
 
-    def __init__(self, plan: RankPlan) -> None:
+    def __init__(self, plan: WholePlan) -> None:
         self._plan = plan
         # In the order of the pieces in each rank's file.
         self._files = [DcpFile([(box.dtype, box.sizes) for box in boxes]) for boxes in plan.boxes]

@@ -54,7 +54,9 @@ class PartWriter:
         directory: str | Path,
         offering: Offering,
     ) -> Written:
-        """Write this rank's file, and then its part manifest. On return both are durable.
+        """Write this rank's file, and then its part manifest. On return the file is durable.
+
+        The part manifest is only for rank 0, which compares it with the vote and removes it.
 
         The tensors are in `memory`, or else in the trainer's own. `offering` gets what is in
         `memory` before it is written. Raises TransferError.
@@ -93,15 +95,15 @@ class PartWriter:
                 transfer = self._write(image, directory)
             (record,) = records
         text = part(record).to_json()
-        # Each rank syncs the directory too: on a file system of several nodes, the sync of rank 0
-        # need not make the names durable that others made.
-        self.writer.write(FileImage.of(part_file(rank), [text]), directory)
+        self.writer.write(FileImage.of(part_file(rank), [text]), directory, durable=False)
         return Written(transfer, xxhash.xxh3_64_hexdigest(text))
 
     def _write(self, image: FileImage, directory: str | Path) -> Transfer:
         limit = self.rate_bytes_per_s
         sent = PacedImage.over(image, limit) if limit else image
-        transfer = self.writer.write(sent, directory, sync_directory=False)
+        # Each rank syncs the directory too: on a file system of several nodes, the sync of rank 0
+        # need not make the names durable that others made.
+        transfer = self.writer.write(sent, directory)
         if not transfer.durable:
             raise TransferError(
                 f"{directory}: writer {self.writer.name!r} did not make its file durable; the "
@@ -128,8 +130,7 @@ class PartWriter:
 
 
 def _pieces(content: RankContent) -> Iterator[tuple[str, int]]:
-    boxes = content.plan.boxes[content.rank]
-    for box, item in zip(boxes, content.plan.file.items, strict=True):
+    for box, item in zip(content.plan.boxes, content.plan.file.items, strict=True):
         yield _shown(box), item.stop - item.start
 
 

@@ -1,9 +1,13 @@
-"""RankPlan: which rank writes which part of each tensor. The ranks make it together, once."""
+"""Which rank writes which part of each tensor: rank 0 makes the WholePlan, once, for all ranks.
+
+RankPlan: the part of one rank.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,11 +18,16 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from iobench.dist.saves.plan_json import read_plan, write_plan
 from iobench.dist.saves.structure import Held, LocalState, RankStructure
 from iobench.errors import StateError
+from iobench.formats.collector import collector_paused
 from iobench.formats.dcp_file import DcpFile
 from iobench.formats.many_parts import Numbers
 from iobench.formats.tensor_layouts import numbers
+from iobench.formats.tensors import dtype_name, torch_dtype
 
-__all__ = ["Box", "BoxSource", "RankPlan", "local_plan", "made_plan"]
+__all__ = [
+    *("Box", "BoxSource", "RankPlan", "WholePlan"),
+    *("local_plan", "made_plan", "whole_plan"),
+]
 
 
 class Box(NamedTuple):
@@ -58,24 +67,42 @@ class _Places(NamedTuple):
         )
 
 
+class WholePlan(NamedTuple):
+    """The boxes by rank, in the order of each rank's file, and DCP's metadata of the tensors."""
+
+    boxes: list[list[Box]]
+    metadata: Metadata
+
+    def texts(self) -> list[str]:
+        """Return the boxes of each rank as JSON, for `made_plan`."""
+        with collector_paused():
+            return [
+                json.dumps([(box.name, dtype_name(box.dtype), *box[2:]) for box in boxes])
+                for boxes in self.boxes
+            ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankPlan:
-    """Boxes by rank, in the order of each rank's file, and DCP's metadata of the tensors.
+    """The boxes that this rank writes, in the order of its file.
 
-    `file` is the layout of this rank's file, `sources` where it has the boxes. `uniform`: the
-    skeletons of all ranks are the same, PerRank excepted.
+    `file` is the layout of the file, `sources` where this rank has the boxes. `whole` has those of
+    all ranks, in rank 0 only. `uniform`: the skeletons of all ranks are the same, PerRank excepted.
     """
 
-    boxes: list[list[Box]] = field(repr=False)
-    metadata: Metadata = field(repr=False)
+    boxes: list[Box] = field(repr=False)
+    whole: WholePlan | None = field(repr=False)
     file: DcpFile = field(repr=False)
     sources: list[BoxSource] = field(repr=False)
     places: _Places = field(repr=False)
     uniform: bool
 
 
-def local_plan(planner: SavePlanner, state: LocalState) -> list[Any]:
-    """Return what this rank holds, as JSON for `made_plan`. `planner` is DCP's."""
+def local_plan(planner: SavePlanner, state: LocalState) -> str:
+    """Return what this rank holds, as JSON for `whole_plan`. `planner` is DCP's.
+
+    It is one text in the messages of the ranks: the hub need not take it apart.
+    """
     structure = state.structure
     named = dict(zip(structure.names, state.tensors, strict=True))
     for name, whole in zip(structure.names, state.wholes, strict=False):
@@ -84,34 +111,44 @@ def local_plan(planner: SavePlanner, state: LocalState) -> list[Any]:
     for name in structure.tied:
         del named[name]
     planner.set_up_planner(named, None, True)
-    return write_plan(planner.create_local_plan())
+    with collector_paused():
+        return json.dumps(write_plan(planner.create_local_plan()))
 
 
-def made_plan(
-    planner: SavePlanner, structure: RankStructure, rank: int, rows: list[list[Any]], uniform: bool
-) -> RankPlan:
-    """Return the plan that all ranks make alike from the local plans `rows` of all of them.
+def whole_plan(planner: SavePlanner, texts: Sequence[str], first: Sequence[int]) -> WholePlan:
+    """Return the plan of all ranks. The local plan of a rank is `texts[first[rank]]`.
 
     Raises StateError for tensors that differ between ranks or do not fit together.
     """
-    plans = [read_plan(one) for one in rows]
-    _check_equal(plans)
-    try:
-        global_plans, metadata = planner.create_global_plan(plans)
-    except (ValueError, AssertionError) as error:
-        raise StateError(f"the states of the ranks do not fit together: {error}") from error
-    boxes = [_boxes(plan) for plan in global_plans]
+    with collector_paused():
+        read = {number: read_plan(json.loads(texts[number])) for number in dict.fromkeys(first)}
+        _check_equal(read)
+        try:
+            plans, metadata = planner.create_global_plan([read[number] for number in first])
+        except (ValueError, AssertionError) as error:
+            raise StateError(f"the states of the ranks do not fit together: {error}") from error
+        return WholePlan([_boxes(plan) for plan in plans], metadata)
+
+
+def made_plan(
+    structure: RankStructure, text: str, whole: WholePlan | None, uniform: bool
+) -> RankPlan:
+    """Return the plan of this rank, which writes the boxes in `text`."""
+    boxes = [
+        Box(name, torch_dtype(dtype), tuple(offsets), tuple(sizes))
+        for name, dtype, offsets, sizes in json.loads(text)
+    ]
     number_of = {name: at for at, name in enumerate(structure.names)}
     sources = [
         _source(box, number_of[box.name], structure.held[box.name], structure.strides[box.name])
-        for box in boxes[rank]
+        for box in boxes
     ]
     return RankPlan(
         boxes=boxes,
-        metadata=metadata,
-        file=DcpFile([(box.dtype, box.sizes) for box in boxes[rank]]),
+        whole=whole,
+        file=DcpFile([(box.dtype, box.sizes) for box in boxes]),
         sources=sources,
-        places=_Places.of(boxes[rank], sources),
+        places=_Places.of(boxes, sources),
         uniform=uniform,
     )
 
@@ -128,10 +165,10 @@ def _boxes(plan: SavePlan) -> list[Box]:
     return boxes
 
 
-def _check_equal(plans: list[SavePlan]) -> None:
+def _check_equal(plans: Mapping[int, SavePlan]) -> None:
     """Raise StateError for a tensor with another dtype or shape on another rank."""
     first: dict[str, tuple[int, Any]] = {}
-    for rank, plan in enumerate(plans):
+    for rank, plan in plans.items():
         for item in plan.items:
             data = item.tensor_data
             assert data is not None

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import SavePlanner
 
-from iobench.dist.agreed import agreed
+from iobench.dist.agreed import gathered, scattered
 from iobench.dist.control import Control
 from iobench.dist.saves.content import RankContent
-from iobench.dist.saves.plan import RankPlan, local_plan, made_plan
+from iobench.dist.saves.plan import RankPlan, WholePlan, local_plan, made_plan, whole_plan
 from iobench.dist.saves.structure import LocalState, RankStructure, local_state
+from iobench.errors import StateError
 
 __all__ = ["Planning"]
 
@@ -48,27 +49,61 @@ class Planning:
         keys = [one["key"] for one in told]
         if self._plan is None or keys != self._keys:
             uniform = len({one["digest"] for one in told}) == 1
-            self._plan = self._agreed(local, uniform)
+            self._plan = self._agreed(local, keys, uniform)
             self._keys = keys
+        alike = self._plan.uniform and len({one["plain"] for one in told}) == 1
+        return self._content(number, local, self._plan, alike)
+
+    def content_ahead(self, local: LocalState) -> RankContent | None:
+        """Return what this rank writes if no rank has a new structure; None if this one has.
+
+        It has no number yet, and no other rank is asked.
+        """
+        if self._plan is None or self._keys[self._control.world.rank] != local.structure.key:
+            return None
+        return self._content(-1, local, self._plan, self._plan.uniform)
+
+    def _content(self, number: int, local: LocalState, plan: RankPlan, alike: bool) -> RankContent:
+        world = self._control.world
         return RankContent(
             number=number,
-            rank=self._control.world.rank,
+            rank=world.rank,
+            processes=world.local_size,
             structure=local.structure,
-            plan=self._plan,
+            plan=plan,
             skeleton=local.skeleton,
-            alike=self._plan.uniform and len({one["plain"] for one in told}) == 1,
+            alike=alike,
             tensors=local.tensors,
             located=local.located,
         )
 
-    def _agreed(self, local: LocalState, uniform: bool) -> RankPlan:
-        """Make a plan with the other ranks."""
+    def _agreed(self, local: LocalState, keys: list[str], uniform: bool) -> RankPlan:
+        """Make a plan with the other ranks: rank 0 makes it, and tells each rank its own part.
+
+        Ranks with equal keys have equal local plans: the first of them sends it.
+        """
         self._plan = None  # also if this fails
-        planner = self._planner()
-        every = agreed(
+        planner, rank = self._planner(), self._control.world.rank
+        first = [keys.index(key) for key in keys]
+        sent = gathered(
             self._control,
             "plan",
-            lambda: local_plan(planner, local),
+            lambda: local_plan(planner, local) if first[rank] == rank else None,
             deadline_s=self._deadline_s,
         )
-        return made_plan(planner, local.structure, self._control.world.rank, every, uniform)
+        whole: WholePlan | None = None
+
+        def parts() -> list[dict[str, str]] | None:
+            nonlocal whole
+            if rank > 0:
+                return None
+            try:
+                whole = whole_plan(planner, sent, first)
+            except StateError as error:
+                return [{"error": str(error)}] * len(keys)
+            return [{"boxes": text} for text in whole.texts()]
+
+        part = scattered(self._control, "parts of the plan", parts, deadline_s=self._deadline_s)
+        if "error" in part:
+            raise StateError(part["error"])
+        return made_plan(local.structure, part["boxes"], whole, uniform)

@@ -94,7 +94,12 @@ class RankStructure:
         )
         self._filled = np.flatnonzero([tensor.numel() for tensor in tensors])
         self._distinct = len({tensor.data_ptr() for tensor in tensors if tensor.numel()})
-        rows = [(name, *held, self.strides[name]) for name, held in self.held.items()]
+        # DCP plans a DTensor differently, even if each rank has all of it.
+        kinds = [whole is not None for whole in wholes]
+        rows = [
+            (name, kind, *held, self.strides[name])
+            for (name, held), kind in zip(self.held.items(), kinds, strict=True)
+        ]
         self.key = _hash(repr((rows, self.tied, self.digest if not flat.spec else self._texts)))
 
     def collect(self, state: Any, sharded: Sequence[DTensor | None]) -> Collected | None:

@@ -61,6 +61,26 @@ def test_replicas_restore_by_our_writers_only() -> None:
         make_plan(workload="llama7b", writers="peer:torch-save", target=".", axes=axes)
 
 
+def test_replicas_save_in_slices_by_our_writers_only(tmp_path: Path) -> None:
+    """Each number of writers is a row, next to restore modes; a save moves the bytes once."""
+    assert labels(slices="off,all,2") == [f"odirect slices={how}" for how in ("off", "all", "2")]
+    assert len(labels(slices="off,all", restore_mode="all,broadcast", numjobs="2")) == 4
+    axes = Axes.parse(slices="off,all", numjobs="3")
+    (reason,) = axes.skipped(choose(BOTH, ".")[0])
+    assert reason.startswith("peer:torch-save with --slices")
+    plan = plan_of("llama7b", tmp_path, slices="off,all", numjobs="3")
+    assert plan.all_bytes == plan.size_bytes
+    assert plan.written_bytes == plan.repeat.times * plan.size_bytes * (2 + _jobs(plan))
+    assert len({setup.seed for setup in plan.setups()}) == 1
+    assert "replicas of rank 0, which save its files once" in "\n".join(plan_lines(plan))
+    both = make_plan(
+        workload="llama7b", writers=BOTH, target=tmp_path, size="64MiB", axes=plan.axes
+    )
+    assert not any(one.is_peer or one.fresh for one in both.contenders)
+    with pytest.raises(OptionError, match="a node has 3 processes at most"):
+        plan_of("llama7b", tmp_path, slices="4", numjobs="3")
+
+
 def test_skipped_combinations_are_listed(tmp_path: Path) -> None:
     plan = make_plan(
         workload="llama7b",
@@ -83,6 +103,8 @@ def test_skipped_combinations_are_listed(tmp_path: Path) -> None:
         ({"granularity": "blob=3"}, OptionError, "only shard takes a size"),
         ({"granularity": "blob,,layer"}, OptionError, "a value is missing between the commas"),
         ({"restore_as": "same,subset=2"}, OptionError, "subset=2: must be same, or subset=PART"),
+        ({"slices": "on"}, OptionError, "--slices on: must be off, all, or how many ranks"),
+        ({"slices": "0"}, OptionError, "--slices 0: must be off"),
         ({"numjobs": "0"}, OptionError, "must be a number from 1 to 256"),
         ({"numjobs": "2,x"}, OptionError, "--numjobs x: must be a number"),
         ({"numjobs": "1.5"}, OptionError, "must be a number"),

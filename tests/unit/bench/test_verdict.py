@@ -393,3 +393,27 @@ def test_a_restore_of_some_tensors_has_its_share_as_a_note() -> None:
         )
     ]
     assert reasons(judge(restore, Context(workload_bytes=1, variants=tuple(variants)))) == expected
+
+
+@pytest.mark.parametrize(("axis", "value"), [("restore_mode", "all"), ("slices", "off")])
+@pytest.mark.parametrize(("read", "invalid"), [(1.0, False), (0.5, True)])
+def test_replicas_share_what_their_machine_read(
+    axis: str, value: str, read: float, invalid: bool
+) -> None:
+    """Four processes restore the same bytes: the storage must have moved them once, not less."""
+    setting = RESTORE.setting.at(**{axis: value, "numjobs": 4})
+    sample = replace(
+        RESTORE,
+        setting=setting,
+        bytes=4 * SIZE,
+        verified=GOOD,
+        paths={"buffered": PathCount(operations=4, bytes=4 * SIZE)},
+        device=moved(read=int(read * SIZE), write=0),
+    )
+    context = replace(
+        FULL,
+        variants=(VariantFacts(operation="restore", axes=setting.axes, bytes=4 * SIZE, files=1),),
+    )
+    verdict = judge(sample, context)
+    assert (verdict.status is VerdictStatus.INVALID) == invalid, verdict
+    assert invalid == any("did not come from" in reason.text for reason in verdict.reasons)

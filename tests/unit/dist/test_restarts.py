@@ -38,9 +38,18 @@ def test_a_damaged_file_counts_nothing(tmp_path: Path, text: bytes) -> None:
     assert FailedRestarts(tmp_path).counts() == {5: 1}
 
 
-def test_a_bucket_counts_nothing() -> None:
-    """An object store has no such file."""
-    found = FailedRestarts("s3://bucket/run")
+def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """The job goes on without counts."""
+    (tmp_path / ".iobench-restarts.json").mkdir()
+    with pytest.warns(RuntimeWarning, match="failed restarts are not counted"):
+        assert FailedRestarts(tmp_path).counts() == {}
+    with pytest.warns(RuntimeWarning, match="cannot be removed"):
+        FailedRestarts(tmp_path).progressed()
+
+
+def test_other_ranks_count_nothing() -> None:
+    """Rank 0 counts for the job."""
+    found = FailedRestarts(None)
     found.loaded(5)
     assert found.counts() == {}
     found.progressed()

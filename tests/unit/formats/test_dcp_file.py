@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from iobench.formats.dcp_file import ALIGNMENT, DcpFile
 from iobench.formats.tensors import tensor_bytes
+from iobench.writers.blocks.workers import map_in_workers
+from iobench.writers.image import FileImage
 
 _shapes = st.lists(st.integers(0, 5), max_size=3)
 _dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool])
@@ -23,9 +26,18 @@ def _saved(tensor: torch.Tensor) -> bytes:
     return stream.getvalue()
 
 
-@given(kinds=_tensors, end=st.binary(max_size=9))
+def _taken(image: FileImage, step: int) -> bytes:
+    """Return the bytes of an image, taken in ranges of `step` from its end on."""
+    found = b""
+    for stop in range(image.size_bytes, 0, -step):
+        views = image.views(max(0, stop - step), stop)
+        found = b"".join(view.tobytes() for view in views) + found
+    return found
+
+
+@given(kinds=_tensors, end=st.binary(max_size=9), step=st.integers(50, 5000))
 def test_the_file_is_a_row_of_torchs_files(
-    kinds: list[tuple[torch.dtype, list[int]]], end: bytes
+    kinds: list[tuple[torch.dtype, list[int]]], end: bytes, step: int
 ) -> None:
     """From the trainer's memory and from a copy in a slot: the same bytes, with checksums."""
     tensors = [
@@ -36,16 +48,37 @@ def test_the_file_is_a_row_of_torchs_files(
     stored = [tensor for tensor in tensors if tensor.numel()]
     data = [tensor_bytes(tensor) for tensor in stored]
     addresses = np.array([tensor.data_ptr() for tensor in stored], dtype=np.int64)
-    image = file.image("f", file.text(data), addresses, {}, tensors, end=end)
-    whole = b"".join(view.tobytes() for view in image.views(0, image.size_bytes))
+    image = file.image("f", addresses, {}, tensors, data=data, end=end)
+    whole = _taken(image, step)
     assert len(whole) == file.size_bytes + len(end)
     assert whole.endswith(end)
     for tensor, item in zip(tensors, file.items, strict=True):
         assert whole[item.start : item.start + item.length] == _saved(tensor)
         assert item.start % ALIGNMENT == 0
-    sample = file.image("f", file.sample, addresses, {}, tensors)
+    sample = file.image("f", addresses, {}, tensors)
     slot = np.full(file.size_bytes + 3, 7, dtype=np.uint8)
     sample.gather(0, file.size_bytes, slot)
-    file.put_checksums(slot)
+    assert _taken(file.image_in("f", slot, end), step) == whole
     assert slot[: file.size_bytes].tobytes() == whole[: file.size_bytes]
     assert slot[file.size_bytes :].tolist() == [7, 7, 7]
+
+
+def test_threads_take_ranges_in_any_order() -> None:
+    """The checksums of a range are there when it is taken, whoever computes them."""
+    tensors = [torch.full((300 * (1 + number % 3),), float(number)) for number in range(40)]
+    file = DcpFile([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
+    data = [tensor_bytes(tensor) for tensor in tensors]
+    addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+    image = file.image("f", addresses, {}, tensors, data=data)
+    starts = list(range(0, image.size_bytes, 777))
+    random.Random(1).shuffle(starts)
+    found: dict[int, bytes] = {}
+
+    def take(start: int) -> None:
+        views = image.views(start, min(start + 777, image.size_bytes))
+        found[start] = b"".join(view.tobytes() for view in views)
+
+    map_in_workers(8, take, starts)
+    whole = b"".join(found[start] for start in sorted(found))
+    for tensor, item in zip(tensors, file.items, strict=True):
+        assert whole[item.start : item.start + item.length] == _saved(tensor)

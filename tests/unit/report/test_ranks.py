@@ -61,6 +61,14 @@ def test_more_bytes_explain_a_straggler(sample: Callable[..., Sample]) -> None:
     assert line.endswith("rank 0 in 1 of 1, up to 4.00x the median, with 4x the bytes")
 
 
+def test_idle_ranks_are_no_measure(sample: Callable[..., Sample]) -> None:
+    """Without slices one rank writes everything: it is no straggler behind those with no work."""
+    samples = [sample(3, 0.1, 0.1, 0.1, jobs_bytes=(GIB, 0, 0, 0))]
+    rates = rank_rates(samples, WORLD)
+    assert rates is not None
+    assert (rates.slowest, rates.stragglers) == (rates.fastest, ())
+
+
 def test_without_stragglers_there_is_no_line(sample: Callable[..., Sample]) -> None:
     """All within 1.2 times the median."""
     rates = rank_rates([sample(1, 1.1, 1.1, 1.2)], WORLD)

@@ -9,7 +9,7 @@ from iobench.report.grid import Grid
 from iobench.report.page.charts.spread import Dot, Spread, spread_spec
 from iobench.report.page.page import Chart
 from iobench.report.page.rows import Group, RunRow
-from iobench.report.ranks import RankRate, stragglers
+from iobench.report.ranks import RankRate, busy, stragglers
 from iobench.results import Sample, WorldFacts
 from iobench.units import GIB, format_rate, format_seconds
 
@@ -56,9 +56,9 @@ def _row(group: Group, row: RunRow) -> Spread:
 def _dots(sample: Sample, world: WorldFacts | None) -> Iterator[Dot]:
     late = stragglers(sample)
     noun = "process" if world is None else "rank"
-    named = [(f"{noun} {job}", done_s) for job, done_s in enumerate(sample.jobs_done_s)]
-    ends = [("first", sample.first_done_s), ("last", sample.last_done_s)]
-    for job, (name, done_s) in enumerate(named or ends):
+    named = [(job, f"{noun} {job}", sample.jobs_done_s[job]) for job in busy(sample)]
+    ends = [(0, "first", sample.first_done_s), (1, "last", sample.last_done_s)]
+    for job, name, done_s in named or ends:
         is_late = bool(named) and job in late
         words = {
             "repetition": str(sample.repetition + 1),
@@ -104,7 +104,7 @@ def _late(samples: Sequence[Sample]) -> str:
     if not any(one.jobs_done_s for one in samples):
         return "not recorded"
     late = sum(len(stragglers(one)) for one in samples)
-    return f"{late} of {sum(len(one.jobs_done_s) for one in samples)}"
+    return f"{late} of {sum(len(busy(one)) for one in samples)}"
 
 
 def _rates_of_ranks(group: Group, rows: Sequence[RunRow]) -> Grid:

@@ -1,0 +1,160 @@
+"""SlicedFiles: files that several jobs wrote in slices, read as if each were one file."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iobench.bench.data.slicing import FileSlice
+from iobench.errors import DataMismatchError
+from iobench.writers.availability import Availability
+from iobench.writers.base import Writer
+from iobench.writers.image import Bytes, FileImage, Memory, Segment
+from iobench.writers.source import RangeSource, Source
+from iobench.writers.stream import Stream
+from iobench.writers.transfer import Transfer
+
+__all__ = ["SliceImage", "SlicedFiles"]
+
+
+class SliceImage(FileImage):
+    """The bytes [start, stop) of the image `whole`, as the image of the file `path`.
+
+    Nothing is computed before a writer takes it: some images compute checksums while they are read.
+    """
+
+    def __init__(self, whole: FileImage, start: int, stop: int, path: str) -> None:
+        whole._check_range(start, stop)
+        values = {"path": path, "size_bytes": stop - start, "on_device": whole.on_device}
+        for name, value in {**values, "_whole": whole, "_begin": start}.items():
+            object.__setattr__(self, name, value)  # a FileImage is frozen
+
+    _whole: FileImage
+    _begin: int
+
+    @functools.cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        begin, end = self._begin, self._begin + self.size_bytes
+        found = []
+        for offset, memory in self._whole.parts():
+            first, last = max(begin, offset), min(end, offset + len(memory))
+            if first < last:
+                part = memory[first - offset : last - offset]
+                found.append(Segment(offset=first - begin, length=last - first, memory=part))
+        return tuple(found)
+
+    @functools.cached_property
+    def _starts(self) -> Sequence[int]:
+        return tuple(segment.offset for segment in self.segments)
+
+    @property
+    def writable(self) -> bool:
+        return self._whole.writable
+
+    def pieces(self, start: int, stop: int) -> list[Memory]:
+        self._check_range(start, stop)
+        return self._whole.pieces(self._begin + start, self._begin + stop)
+
+    def in_one_piece(self, start: int, stop: int) -> bool:
+        return self._whole.in_one_piece(self._begin + start, self._begin + stop)
+
+    def filled(self, start: int, stop: int) -> None:
+        self._whole.filled(self._begin + start, self._begin + stop)
+
+
+class SlicedFiles(Writer):
+    """Reads the files below one location by `writer`, slice by slice.
+
+    `slices` has the slices of each file by its path, in file order. The slice of a job is the file
+    of the same path below `name_of(job)`. Each must have the size that its slice says.
+    """
+
+    name = "slices"
+    summary = "reads files that were written in slices"
+
+    def __init__(
+        self,
+        writer: Writer,
+        location: str | Path,
+        slices: Mapping[str, Sequence[FileSlice]],
+        name_of: Callable[[int], str],
+    ) -> None:
+        self.options = writer.options
+        self._writer, self._location = writer, str(location)
+        self._slices, self._name_of = slices, name_of
+
+    def read(
+        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
+    ) -> Transfer:
+        start, stop = self._range_to_fill(image, start, stop)
+        return Transfer.total(self._parts(image, target, start, stop))
+
+    def _parts(
+        self, image: FileImage, target: str | Path, start: int, stop: int
+    ) -> Iterator[Transfer]:
+        yield self._meter().transfer(self._writer.name, "read", 0, durable=True, files=0)
+        for part in self._slices[image.path]:
+            first, last = max(start, part.start), min(stop, part.stop)
+            if first < last or part.start == part.stop:
+                path = f"{self._name_of(part.job)}/{image.path}"
+                one = SliceImage(image, part.start, part.stop, path)
+                begin, end = first - part.start, last - part.start
+                yield self._writer.read(one, target, start=begin, stop=end)
+
+    def open_source(self, target: str | Path) -> Source:
+        path = str(target).removeprefix(f"{self._location}/")
+
+        def opened(job: int) -> Source:
+            return self._writer.open_source(f"{self._location}/{self._name_of(job)}/{path}")
+
+        return _SlicedSource(self._slices[path], opened)
+
+    def write(self, *_: Any, **__: Any) -> Transfer:
+        raise NotImplementedError("jobs write slices by the writer itself")
+
+    def open(self, target: str | Path, size: int | None = None) -> Stream:
+        raise NotImplementedError("jobs write slices by the writer itself")
+
+    def available(self, target: str | Path = ".") -> Availability:
+        return self._writer.available(target)
+
+
+class _SlicedSource(RangeSource):
+    """A file in slices, opened for inspection. A slice is opened when a byte of it is read."""
+
+    def __init__(self, slices: Sequence[FileSlice], opened: Callable[[int], Source]) -> None:
+        super().__init__()
+        self._slices, self._opened = slices, opened
+        self._sources: dict[int, Source] = {}
+        self.size_bytes = slices[-1].stop
+
+    def _fill(self, offset: int, room: Bytes) -> int:
+        filled = 0
+        for job, start, stop in self._slices:
+            at = offset + filled
+            wanted = min(len(room) - filled, stop - at)
+            if start <= at and wanted > 0:
+                (data,) = self._source(job).read_at([at - start], wanted)
+                if len(data) != wanted:
+                    raise DataMismatchError(
+                        f"the slice of process {job} ends before byte {stop} of the file; "
+                        "it was changed after the save"
+                    )
+                room[filled : filled + wanted] = np.frombuffer(data, np.uint8)
+                filled += wanted
+        return filled
+
+    def _source(self, job: int) -> Source:
+        if job not in self._sources:
+            self._sources[job] = self._opened(job)
+        return self._sources[job]
+
+    def close(self) -> None:
+        """Release the slices."""
+        for source in self._sources.values():
+            source.close()
+        super().close()

@@ -1,0 +1,105 @@
+"""AdamUpdate: one step of Adam or AdamW on one chunk, by torch's fused kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.adam import adam
+
+from iobench.offload.buffers import ChunkBuffer
+from iobench.offload.layout import ParameterPiece, StateLayout
+from iobench.offload.model import StepModel, place
+
+__all__ = ["TENSORS", "AdamUpdate"]
+
+TENSORS = ("master", "exp_avg", "exp_avg_sq")
+
+
+class AdamUpdate:
+    """One optimizer step. Call it with each chunk once; it returns whether the chunk changed.
+
+    Parameters without a gradient keep their state, as in torch. Each piece of a parameter begins at
+    a whole unit of the fused kernel, so the result has the same bits as one call with the whole
+    parameter (docs/decisions/0055).
+    """
+
+    def __init__(
+        self,
+        layout: StateLayout,
+        model: StepModel,
+        groups: Sequence[Mapping[str, Any]],
+        counts: Sequence[int],
+        scratch: torch.Tensor,
+    ) -> None:
+        """`counts`: the updates of each parameter before this one. `scratch`: fp32 memory of one
+        chunk for gradients."""
+        self._layout, self._model, self._groups = layout, model, groups
+        self._counts, self._scratch = counts, scratch
+
+    def __call__(self, buffer: ChunkBuffer) -> bool:
+        tensors, pieces = buffer.tensors(), self._layout.pieces(buffer.chunk)
+        self._model.begin(buffer.chunk)
+        changed = buffer.fresh
+        for piece in pieces:
+            changed |= self._take_value(piece, place(piece, tensors[0]), fresh=buffer.fresh)
+        due = [piece for piece in pieces if self._model.has_gradient(piece.parameter)]
+        for group in sorted({self._group(piece) for piece in due}):
+            self._update([one for one in due if self._group(one) == group], group, tensors)
+        for piece in due:
+            self._model.value(piece).copy_(place(piece, tensors[0]))
+        if changed or due:
+            for piece in pieces:
+                buffer.parameter(piece).copy_(self._model.value(piece))
+        self._model.end(buffer.chunk)
+        return changed or bool(due)
+
+    def _group(self, piece: ParameterPiece) -> int:
+        return self._layout.parameters[piece.parameter].group
+
+    def _take_value(self, piece: ParameterPiece, master: torch.Tensor, *, fresh: bool) -> bool:
+        """Give the master weights what the trainer has written to the model; return whether so."""
+        if not fresh and not self._model.was_written(piece.parameter):
+            return False
+        value = self._model.value(piece).to(master.device)
+        same = master.to(value.dtype) == value
+        if fresh:
+            master.copy_(value)
+        elif not bool(same.all()):
+            master.copy_(torch.where(same, master, value.float()))
+        return fresh or not bool(same.all())
+
+    def _update(
+        self, pieces: Sequence[ParameterPiece], group: int, tensors: list[torch.Tensor]
+    ) -> None:
+        values = self._groups[group]
+        masters, averages, squares = ([place(one, t) for one in pieces] for t in tensors)
+        grads = [self._gradient(piece) for piece in pieces]
+        # torch adds 1 to each before it uses them.
+        steps = [torch.tensor(float(self._counts[piece.parameter])) for piece in pieces]
+        beta1, beta2 = values["betas"]
+        adam(
+            masters,
+            grads,
+            averages,
+            squares,
+            [],
+            steps,
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=values["lr"],
+            weight_decay=values["weight_decay"],
+            eps=values["eps"],
+            maximize=values["maximize"],
+            decoupled_weight_decay=values["decoupled_weight_decay"],
+        )
+
+    def _gradient(self, piece: ParameterPiece) -> torch.Tensor:
+        """The piece of the gradient in fp32 on the host: a view where it is that already."""
+        gradient = self._model.gradient(piece)
+        if gradient.dtype == torch.float32 and gradient.is_cpu:
+            return gradient
+        return place(piece, self._scratch).copy_(gradient)

@@ -1,0 +1,202 @@
+"""ThreadEngine: steps, commits and pins on one state directory, with threads of this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from iobench.errors import OptionError, UsageError
+from iobench.offload.adam import AdamUpdate
+from iobench.offload.layout import StateLayout
+from iobench.offload.model import StepModel, TrainerModel
+from iobench.offload.store import GenerationStore
+from iobench.offload.stream import ChunkStream, Update
+from iobench.offload.writing import Commit
+from iobench.units import parse_size
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Engine", "EngineOptions", "EngineProgress", "ThreadEngine"]
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How much memory the engine may use, and how it reads and writes."""
+
+    memory_bytes: int
+    iodepth: int
+    block_size: int
+    max_lag: int
+
+    @classmethod
+    def parse(
+        cls, memory: str | int, iodepth: int, block_size: str | int, max_lag: int
+    ) -> EngineOptions:
+        """Raises OptionError for values out of range."""
+        size = parse_size(block_size, "block_size")
+        if not size or size % 4096:
+            raise OptionError(f"block_size={block_size}: a multiple of 4096 bytes")
+        if iodepth < 1:
+            raise OptionError(f"iodepth={iodepth}: at least 1")
+        if max_lag < 0:
+            raise OptionError(f"max_lag={max_lag}: 0 or more steps")
+        return cls(
+            memory_bytes=parse_size(memory, "memory"),
+            iodepth=iodepth,
+            block_size=size,
+            max_lag=max_lag,
+        )
+
+    @property
+    def speed(self) -> dict[str, int]:
+        """The arguments of reads and writes."""
+        return {"iodepth": self.iodepth, "block_size": self.block_size}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineProgress:
+    """What is on storage, and what the trainer has."""
+
+    updates: int
+    """Steps of the trainer."""
+    durable_updates: int
+    pinned: tuple[int, ...]
+    """Steps of the durable pins."""
+
+
+class Engine(Protocol):
+    """What an optimizer needs. Every method raises TransferError after a failure of storage."""
+
+    layout: StateLayout
+
+    @property
+    def reported(self) -> bool:
+        """Whether it has failed, and a method has raised that."""
+
+    def step(self, model: TrainerModel, groups: Groups) -> None:
+        """Update the parameters that have a gradient; return when they are new and at most
+        `max_lag` steps are not durable."""
+
+    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
+        """Pin the last generation with these values of the groups; waits for nothing."""
+
+    def wait(self) -> None:
+        """Wait until all steps and pins are durable."""
+
+    def progress(self) -> EngineProgress:
+        """What is durable by now."""
+
+    def local(self) -> AbstractContextManager[ThreadEngine]:
+        """Provide an engine in this process, for work on the whole state."""
+
+    def close(self) -> None:
+        """Wait until all is durable, and release everything, also when that fails."""
+
+    def abandon(self) -> None:
+        """Release everything without an exception for what did not become durable."""
+
+
+class ThreadEngine:
+    """The engine in this process. It owns `store`, and closes it."""
+
+    def __init__(self, store: GenerationStore, options: EngineOptions) -> None:
+        self.store, self.options, self.layout = store, options, store.layout
+        try:
+            layout, base = store.layout, store.base
+            buffers = min(layout.buffers(options.memory_bytes), max(2, layout.chunks))
+            if buffers < 2:
+                raise OptionError(f"memory={options.memory_bytes}: too small for two chunks")
+            none = np.zeros(len(layout.parameters), dtype=np.uint64)
+            self._counts = none if base is None else base.counts
+            self._updates = 0 if base is None else base.updates
+            self._generation = store.last_generation
+            self._scratch = torch.empty(layout.chunk_elements, dtype=torch.float32)
+            self._stream = ChunkStream(store, buffers=buffers, **options.speed)
+        except BaseException:
+            store.close()
+            raise
+
+    @property
+    def reported(self) -> bool:
+        """See Engine."""
+        return self._stream.reported
+
+    def step(self, model: StepModel, groups: Groups) -> None:
+        """See Engine. `model` may be any StepModel."""
+        counts = [int(count) for count in self._counts]
+        update = AdamUpdate(self.layout, model, groups, counts, self._scratch)
+        due = [model.has_gradient(index) for index in range(len(counts))]
+        updated = self._counts + np.array(due, dtype=np.uint64)
+        self.write_generation(update, groups, updated, self._updates + 1)
+
+    def write_generation(
+        self, update: Update, groups: Groups, counts: npt.NDArray[np.uint64], updates: int
+    ) -> None:
+        """Make the next generation by `update`, and wait as `max_lag` asks."""
+        generation, began_s = self._generation + 1, time.monotonic()
+        with torch.no_grad():
+            self._stream.run(update, generation=generation, updates=updates)
+        self._stream.commit(
+            Commit(
+                generation=generation,
+                updates=updates,
+                counts=counts,
+                groups=groups,
+                began_s=began_s,
+            )
+        )
+        self._generation, self._counts, self._updates = generation, counts, updates
+        reached = generation - self.options.max_lag
+        self._stream.wait_for(lambda: self._durable_generation() >= reached)
+
+    def _durable_generation(self) -> int:
+        newest = self.store.newest
+        return newest.generation if newest else 0
+
+    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
+        """See Engine."""
+        if not self._generation:
+            raise UsageError(f"step {step}: nothing to pin before the first call of step()")
+        self._stream.pin(step, extra, groups)
+
+    def wait(self) -> None:
+        """See Engine."""
+        self._stream.wait()
+
+    def progress(self) -> EngineProgress:
+        """See Engine."""
+        self._stream.raise_failure()
+        newest = self.store.newest
+        return EngineProgress(
+            updates=self._updates,
+            durable_updates=newest.updates if newest else 0,
+            pinned=tuple(pin.step for pin in self.store.pins),
+        )
+
+    @contextmanager
+    def local(self) -> Iterator[ThreadEngine]:
+        """See Engine."""
+        yield self
+
+    def close(self) -> None:
+        """See Engine."""
+        try:
+            self._stream.wait()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """See Engine."""
+        try:
+            self._stream.close()
+        finally:
+            self.store.close()

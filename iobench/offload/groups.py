@@ -1,0 +1,119 @@
+"""Parameter groups: checked values, what a record keeps of them, and specs of the parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from iobench.errors import OptionError, StateError, UsageError
+from iobench.formats.tensors import dtype_name
+from iobench.offload.layout import DTYPE_BYTES, ParameterSpec
+
+__all__ = ["check_values", "defaults_of", "kept_values", "put_values", "specs_of"]
+
+_UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
+_NOT_KEPT = ("params", "param_names")
+
+
+def defaults_of(
+    *,
+    lr: float | torch.Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    maximize: bool,
+    decoupled: bool,
+) -> dict[str, Any]:
+    """Return the values of a group, with the keys of torch.optim.AdamW: its state_dict has them."""
+    return {
+        "lr": lr,
+        "betas": betas,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "amsgrad": False,
+        "maximize": maximize,
+        "foreach": None,
+        "capturable": False,
+        "differentiable": False,
+        "fused": True,
+        "decoupled_weight_decay": decoupled,
+    }
+
+
+def check_values(group: Mapping[str, Any]) -> None:
+    """Raise OptionError for values that torch.optim.AdamW refuses, or that are not supported."""
+    beta1, beta2 = group["betas"]
+    for name, value, good in (
+        ("lr", group["lr"], group["lr"] >= 0),
+        ("eps", group["eps"], group["eps"] >= 0),
+        ("betas", beta1, 0 <= beta1 < 1),
+        ("betas", beta2, 0 <= beta2 < 1),
+        ("weight_decay", group["weight_decay"], group["weight_decay"] >= 0),
+    ):
+        if not good:
+            raise OptionError(f"{name}={value}: out of range")
+    for name in _UNSUPPORTED:
+        if group.get(name):
+            raise OptionError(f"{name}=True: not supported with offloaded state")
+
+
+def kept_values(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the values of each group as a record keeps them: JSON.
+
+    Raises StateError for a value that JSON cannot hold.
+    """
+    found = []
+    for number, group in enumerate(groups):
+        values = {}
+        for name, value in group.items():
+            if name in _NOT_KEPT:
+                continue
+            plain = value.item() if isinstance(value, torch.Tensor) else value
+            try:
+                json.dumps(plain)
+            except (TypeError, ValueError) as error:
+                raise StateError(
+                    f"param_groups[{number}][{name!r}] is a {type(value).__name__}: a generation "
+                    "keeps only numbers, texts, lists and None"
+                ) from error
+            values[name] = plain
+        found.append(values)
+    return found
+
+
+def put_values(groups: Sequence[dict[str, Any]], kept: Sequence[Mapping[str, Any]]) -> None:
+    """Give each group the values that a record has kept, like `load_state_dict` does."""
+    for group, values in zip(groups, kept, strict=True):
+        group.update(values)
+        group["betas"] = tuple(group["betas"])
+
+
+def specs_of(groups: Sequence[Mapping[str, Any]]) -> tuple[ParameterSpec, ...]:
+    """Describe all parameters in order. Raises UsageError for one that cannot be offloaded."""
+    found: list[ParameterSpec] = []
+    for number, group in enumerate(groups):
+        names = group.get("param_names") or [""] * len(group["params"])
+        for name, parameter in zip(names, group["params"], strict=True):
+            own = name or str(len(found))
+            if dtype_name(parameter.dtype) not in DTYPE_BYTES:
+                raise UsageError(
+                    f"parameter {own}: {dtype_name(parameter.dtype)} cannot be offloaded; "
+                    f"only {', '.join(DTYPE_BYTES)}"
+                )
+            if parameter.layout != torch.strided or not parameter.is_contiguous():
+                raise UsageError(
+                    f"parameter {own} is not contiguous in memory; make it so before "
+                    "(parameter.data = parameter.data.contiguous())"
+                )
+            found.append(
+                ParameterSpec(
+                    name=own,
+                    shape=tuple(parameter.shape),
+                    dtype=dtype_name(parameter.dtype),
+                    group=number,
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,100 @@
+"""ChunkLoader: what the reading thread of a stream does with chunks."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
+
+from iobench.errors import DataMismatchError
+from iobench.offload.buffers import ChunkBuffer
+from iobench.offload.files import StateFile
+from iobench.offload.mover import Mover
+from iobench.offload.record import NOWHERE
+from iobench.offload.store import GenerationStore, digest_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["ChunkLoader", "DamagedChunkError"]
+
+
+class DamagedChunkError(DataMismatchError):
+    """The bytes of a chunk differ from its checksum. `row` says where they are."""
+
+    def __init__(self, message: str, chunk: int, row: np.void) -> None:
+        self.chunk, self.row = chunk, row
+        super().__init__(message)
+
+
+class ChunkLoader:
+    """Reads chunks into buffers, several at once. Used by one thread; see Mover.
+
+    `loaded(buffer)` is called for each one, checked, in the order of `start`.
+    """
+
+    def __init__(
+        self,
+        store: GenerationStore,
+        open_mover: Callable[[StateFile], Mover],
+        loaded: Callable[[ChunkBuffer], None],
+    ) -> None:
+        self._store, self._loaded = store, loaded
+        self._mover = open_mover(store.state)
+        self._begun: deque[tuple[ChunkBuffer, np.void]] = deque()
+        self._complete: set[int] = set()
+
+    def __len__(self) -> int:
+        """Return the number of pieces in flight."""
+        return len(self._mover)
+
+    def start(self, buffer: ChunkBuffer, chunk: int, row: np.void) -> None:
+        """Begin to read `chunk` from where `row` says, if storage has it.
+
+        Raises DamagedChunkError and TransferError, possibly of an earlier chunk.
+        """
+        slot = int(row["slot"])
+        buffer.begin(chunk, fresh=slot == NOWHERE)
+        self._begun.append((buffer, row))
+        if buffer.fresh:
+            self._done(chunk, ok=True)
+        else:
+            offset = self._store.layout.state_offset(chunk, slot)
+            self._mover.start(buffer.state, offset, functools.partial(self._done, chunk))
+        self._deliver()
+
+    def wait_one(self) -> None:
+        """Wait until one piece has ended. Raises like `start`."""
+        self._mover.wait_one()
+        self._deliver()
+
+    def _done(self, chunk: int, ok: bool) -> None:
+        """Completion callback of a read."""
+        if ok:
+            self._complete.add(chunk)
+
+    def _deliver(self) -> None:
+        while self._begun and self._begun[0][0].chunk in self._complete:
+            buffer, row = self._begun.popleft()
+            self._complete.discard(buffer.chunk)
+            if not buffer.fresh:
+                self._check(buffer, row)
+            self._loaded(buffer)
+
+    def _check(self, buffer: ChunkBuffer, row: np.void) -> None:
+        try:
+            self._store.check_slot(buffer.header.tobytes(), row, buffer.chunk)
+            if digest_of(buffer.payload) != int(row["state"]):
+                raise DataMismatchError(
+                    f"{self._store.state.path}: chunk {buffer.chunk} differs from its checksum "
+                    f"(generation {int(row['written'])})"
+                )
+        except DataMismatchError as error:
+            raise DamagedChunkError(str(error), buffer.chunk, row) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._mover.close()

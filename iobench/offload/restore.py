@@ -1,0 +1,154 @@
+"""restore: chooses a generation, and gives its parameters to the model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from iobench.errors import DataMismatchError, UsageError
+from iobench.offload.buffers import parameter_view
+from iobench.offload.layout import StateLayout
+from iobench.offload.model import flat_view
+from iobench.offload.reading import read_parameters, read_state
+from iobench.offload.record import GenerationRecord, Pin
+from iobench.offload.store import GenerationStore
+from iobench.writers.image import Bytes
+
+__all__ = ["Restored", "Wanted", "candidates", "fill_parameters", "restore"]
+
+Wanted = int | Literal["latest", "pinned"]
+"""The step of a pin, the newest generation, or the newest pin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """What `resume` has loaded."""
+
+    generation: int
+    updates: int
+    """Calls of `step` that it includes."""
+    step: int | None
+    """The step of the pin; None for a generation that is not pinned."""
+    extra: Any
+    """What was given to `pin`."""
+    passed_over: tuple[str, ...]
+    """Why newer generations were not taken."""
+
+
+class _Candidate(NamedTuple):
+    record: GenerationRecord
+    pin: Pin | None
+    kept: bool
+    """Whether nothing of it can have been overwritten. If not, all of it is read first."""
+
+
+def candidates(store: GenerationStore, wanted: Wanted) -> Iterator[_Candidate]:
+    """Yield the generations that `wanted` allows, the preferred one first.
+
+    Raises UsageError when there is none.
+    """
+    pins = {pin.generation: pin for pin in store.pins}
+    records = store.records()
+    if isinstance(wanted, int):
+        found = [pin for pin in store.pins if pin.step == wanted]
+        if not found:
+            raise UsageError(f"{store.directory}: step {wanted} is not pinned; {_offer(store)}")
+        yield _Candidate(store.record_of(found[0]), found[0], True)
+        return
+    if wanted not in ("latest", "pinned"):
+        raise UsageError(f"step={wanted!r}: an int, 'latest' or 'pinned'; {_offer(store)}")
+    if wanted == "pinned":
+        for pin in reversed(store.pins):
+            yield _Candidate(store.record_of(pin), pin, True)
+        return
+    seen: set[int] = set()
+    for record in records:
+        if record.damaged or record.generation in seen:
+            continue
+        seen.add(record.generation)
+        pin_or_none = pins.get(record.generation)
+        kept = pin_or_none is not None or record is records[0]
+        yield _Candidate(record, pin_or_none, kept)
+
+
+def _offer(store: GenerationStore) -> str:
+    newest = store.newest
+    latest = f"the newest has {newest.updates} updates" if newest else "there is no generation"
+    pins = ", ".join(str(pin.step) for pin in store.pins) or "none"
+    return f"pinned: {pins}; {latest}"
+
+
+def restore(
+    store: GenerationStore,
+    parameters: Sequence[torch.Tensor],
+    wanted: Wanted,
+    *,
+    verify: bool,
+    iodepth: int,
+    block_size: int,
+) -> tuple[GenerationRecord, Restored]:
+    """Fill `parameters` from the best generation, and let the next one follow it.
+
+    With `verify` all bytes are read and compared with their checksums before. A damaged generation
+    is passed over with a RuntimeWarning, and marked; an explicit step is not replaced by another.
+    Raises DataMismatchError when no generation is left, and TransferError.
+    """
+    speed = {"iodepth": iodepth, "block_size": block_size}
+    passed: list[str] = []
+    for record, pin, kept in candidates(store, wanted):
+        try:
+            store.check_headers(record)
+            if verify or not kept:
+                read_state(store, record, lambda *_: None, **speed)
+            read_parameters(store, record, _filler(store.layout, parameters), **speed)
+            extra = store.extra(pin) if pin else None
+        except DataMismatchError as error:
+            if not kept:  # no damage: its slots were used again
+                passed.append(f"generation {record.generation} was overwritten")
+                continue
+            passed.append(f"generation {record.generation} is damaged: {error}")
+            store.mark_damaged(record)
+            if isinstance(wanted, int):
+                break
+            warnings.warn(f"{passed[-1]}; an older one is tried", RuntimeWarning, stacklevel=4)
+            continue
+        store.continue_from(record)
+        return record, Restored(
+            generation=record.generation,
+            updates=record.updates,
+            step=pin.step if pin else None,
+            extra=_loaded(extra),
+            passed_over=tuple(passed),
+        )
+    if not passed:
+        raise UsageError(f"{store.directory}: nothing to restore; {_offer(store)}")
+    raise DataMismatchError(f"{store.directory}: {'; '.join(passed)}. {_offer(store)}")
+
+
+def _loaded(extra: bytes | None) -> Any:
+    if extra is None:
+        return None
+    import io
+
+    return torch.load(io.BytesIO(extra), weights_only=True)
+
+
+def _filler(layout: StateLayout, parameters: Sequence[torch.Tensor]) -> Any:
+    def deliver(chunk: int, data: Bytes) -> None:
+        fill_parameters(layout, chunk, data, parameters)
+
+    return deliver
+
+
+def fill_parameters(
+    layout: StateLayout, chunk: int, data: Bytes, parameters: Sequence[torch.Tensor]
+) -> None:
+    """Copy the parameter bytes of `chunk` to the contiguous tensors `parameters`."""
+    with torch.no_grad():
+        for piece in layout.pieces(chunk):
+            value = flat_view(parameters[piece.parameter])[piece.begin : piece.end]
+            value.copy_(parameter_view(layout, piece, data))

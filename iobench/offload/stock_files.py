@@ -1,0 +1,110 @@
+"""Generations as files of stock formats, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from iobench.errors import DataMismatchError, StateMismatchError, UsageError
+from iobench.formats import safetensors, torch_file
+from iobench.formats.tensors import torch_dtype
+from iobench.offload.adamw import Adam, AdamW
+from iobench.offload.reading import read_parameters
+from iobench.offload.record import GenerationRecord
+from iobench.offload.restore import Wanted, candidates, fill_parameters
+from iobench.offload.stock import stock_state
+from iobench.offload.store import GenerationStore
+from iobench.writers.buffered import BufferedWriter
+
+__all__ = ["export", "import_stock"]
+
+_SPEED = {"iodepth": 8, "block_size": 4 << 20}
+_SUFFIXES = (".safetensors", ".pt", ".pth")
+
+
+def export(directory: Path, wanted: Wanted, output: Path) -> int:
+    """Write one generation to `output` and return its updates; durable and verified.
+
+    `*.safetensors` gets the parameters in their own dtypes, `*.pt` the state_dict of
+    torch.optim.AdamW. Needs the lock: no trainer may be at work. Takes memory for the whole file.
+    Raises UsageError for another suffix or an unknown step, TargetError, DataMismatchError and
+    TransferError.
+    """
+    if output.suffix not in _SUFFIXES:
+        raise UsageError(f"{output}: its name must end with {' or '.join(_SUFFIXES)}")
+    store = GenerationStore.open(directory)
+    try:
+        found = next(iter(candidates(store, wanted)), None)
+        if found is None:
+            raise UsageError(f"{directory}: has no generation")
+        record = found.record
+        store.check_headers(record)
+        writer, parent = BufferedWriter(), output.parent
+        if output.suffix == ".safetensors":
+            safetensors.save(_parameters(store, record), output.name, parent, writer)
+        else:
+            torch_file.save(_state_dict(store, record), output.name, parent, writer)
+        return record.updates
+    finally:
+        store.close()
+
+
+def _parameters(store: GenerationStore, record: GenerationRecord) -> dict[str, torch.Tensor]:
+    specs = store.layout.parameters
+    made = [torch.empty(one.shape, dtype=torch_dtype(one.dtype)) for one in specs]
+
+    def deliver(chunk: int, data: Any) -> None:
+        fill_parameters(store.layout, chunk, data, made)
+
+    read_parameters(store, record, deliver, **_SPEED)
+    return {spec.name: tensor for spec, tensor in zip(specs, made, strict=True)}
+
+
+def _state_dict(store: GenerationStore, record: GenerationRecord) -> dict[str, Any]:
+    specs = store.layout.parameters
+    groups = []
+    for number, values in enumerate(record.groups):
+        own = [index for index, spec in enumerate(specs) if spec.group == number]
+        names = [specs[index].name for index in own]
+        packed = {**values, "betas": tuple(values["betas"]), "params": own, "param_names": names}
+        groups.append(packed)
+    return {"state": stock_state(store, record, **_SPEED), "param_groups": groups}
+
+
+def import_stock(
+    optimizer_file: Path, model_file: Path, directory: Path, *, pins: int, memory: str
+) -> int:
+    """Make the state of `directory` from a state_dict of torch.optim.Adam or AdamW and a
+    safetensors file of the parameters; pin it as the step that it has, and return that.
+
+    The optimizer must have been made of named parameters: their order is in no other place.
+    Raises UsageError, StateMismatchError, StateError, TargetError and TransferError.
+    """
+    writer = BufferedWriter()
+    tensors, _ = safetensors.load(model_file.name, model_file.parent, writer)
+    state, _ = torch_file.load(optimizer_file.name, optimizer_file.parent, writer)
+    try:
+        groups, values = state["param_groups"], state["state"]
+    except (KeyError, TypeError) as error:
+        raise DataMismatchError(f"{optimizer_file}: not the state_dict of an optimizer") from error
+    if any("param_names" not in group for group in groups):
+        raise UsageError(
+            f"{optimizer_file}: has no param_names; make the optimizer of model.named_parameters() "
+            "and save it again"
+        )
+    names = [name for group in groups for name in group["param_names"]]
+    if missing := [name for name in names if name not in tensors]:
+        raise StateMismatchError(str(model_file), missing=missing)
+    kind = AdamW if groups[0].get("decoupled_weight_decay", True) else Adam
+    given = [
+        {"params": [(name, torch.nn.Parameter(tensors[name])) for name in group["param_names"]]}
+        for group in groups
+    ]
+    step = max((int(one["step"]) for one in values.values()), default=0)
+    with kind(given, directory, pins=max(pins, 1), memory=memory) as optimizer:
+        optimizer.load_state_dict(state)
+        optimizer.pin(step)
+        optimizer.wait(step)
+    return step

@@ -1,0 +1,366 @@
+"""GenerationStore: which generations exist, where they are, and what may be overwritten.
+
+The argument for every crash point (docs/decisions/0055):
+
+1. A chunk of the next generation goes to a slot that no kept generation uses. Kept are the newest
+   durable generation, the one that training went on from, and all pinned ones.
+2. `commit` syncs both data files before it writes the record, and the record goes to an area that
+   holds no record of a kept generation. It is durable when its own sync returns. A torn record
+   fails its checksum: the one before is still the newest.
+3. Only after that sync does the store count the new generation as the newest, so only then are the
+   slots of the one before free.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import xxhash
+
+from iobench.checkpoint.lock import DirectoryLock, lock_directory
+from iobench.errors import DataMismatchError, TargetError, UsageError, transfer_errors
+from iobench.offload.files import (
+    LAYOUT,
+    StateFile,
+    areas_of,
+    file_sizes,
+    make_files,
+    read_layout,
+)
+from iobench.offload.layout import BLOCK, StateLayout
+from iobench.offload.record import NOWHERE, GenerationRecord, Pin, area_bytes, empty_rows
+from iobench.writers.image import Bytes
+from iobench.writers.local.new_file import sync_directory, write_bytes
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["GenerationStore", "read_records", "slot_header"]
+
+_SLOT = struct.Struct("<8sIIQQQ")
+"""Magic, version, chunk, generation, updates, XXH3 of what follows the header."""
+_SLOT_MAGIC, _SLOT_VERSION = b"iobslot\0", 1
+_EXTRA = re.compile(r"extra-([0-9a-f]{16})")
+"""Named after its XXH3, so that a new file never replaces one that a record refers to."""
+
+
+def slot_header(chunk: int, generation: int, updates: int, digest: int) -> bytes:
+    """Return the beginning of a slot's header; the rest of its block is zeros."""
+    return _SLOT.pack(_SLOT_MAGIC, _SLOT_VERSION, chunk, generation, updates, digest)
+
+
+class Lock(Protocol):
+    """What a store holds while it is open."""
+
+    def release(self) -> None:
+        """Let others have the directory."""
+
+
+class GenerationStore:
+    """The durable side of a state directory. One process at a time has it, by a lock.
+
+    One thread calls `free_slot`, `commit` and `pin`. Any thread may read the other members.
+    """
+
+    def __init__(self, directory: Path, lock: Lock, layout: StateLayout) -> None:
+        self.directory, self.layout, self._directory_lock = directory, layout, lock
+        self._lock = threading.Lock()
+        self._files: list[StateFile] = []
+        try:
+            for name, size in file_sizes(layout).items():
+                self._files.append(StateFile(directory / name, size))
+            self.state, self.parameters, self._records = self._files
+            self._area_bytes = area_bytes(layout)
+            self._areas = _read_areas(self._records, layout)
+        except BaseException:
+            self.close()
+            raise
+        found = self.records()
+        self._sequence = found[0].sequence if found else 0
+        self.last_generation = max((one.generation for one in found), default=0)
+        """The highest generation number that was ever committed here, as far as is known."""
+        damaged = {one.generation for one in found if one.damaged}
+        self.pins = tuple(
+            pin
+            for pin in (found[0].pins if found else ())
+            if self._find(pin) and pin.generation not in damaged
+        )
+        self._newest = next((one for one in found if not one.damaged), None)
+        self._base: GenerationRecord | None = None
+
+    @classmethod
+    def create(cls, directory: Path, layout: StateLayout) -> GenerationStore:
+        """Make a new state in `directory`. Raises TargetError if it has one, or lacks the space."""
+        lock = lock_directory(directory, "optimizer")
+        try:
+            if (directory / LAYOUT).exists():
+                if read_records(directory, read_layout(directory)):
+                    raise TargetError(
+                        f"{directory}: already holds the state of a training; continue it with "
+                        "AdamW.resume(parameters, directory), or choose another directory"
+                    )
+                (directory / LAYOUT).unlink()  # its training ended before its first commit
+                sync_directory(directory)
+            make_files(directory, layout)
+            return cls(directory, lock, layout)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def open(cls, directory: Path) -> GenerationStore:
+        """Open the state in `directory`. Raises TargetError if it has none or is in use."""
+        layout = read_layout(directory)
+        lock = DirectoryLock(directory, "optimizer")
+        try:
+            return cls(directory, lock, layout)
+        except BaseException:
+            lock.release()
+            raise
+
+    def close(self) -> None:
+        """Close the files and release the lock. Waits for nothing."""
+        self._close_files()
+        self._directory_lock.release()
+
+    def hand_over(self) -> DirectoryLock:
+        """Close the files and return the lock, which the caller releases."""
+        assert isinstance(self._directory_lock, DirectoryLock)
+        self._close_files()
+        return self._directory_lock
+
+    def _close_files(self) -> None:
+        files, self._files = self._files, []
+        for file in files:
+            file.close()
+
+    # What exists.
+
+    @property
+    def newest(self) -> GenerationRecord | None:
+        """The newest durable generation; None before the first commit."""
+        with self._lock:
+            return self._newest
+
+    def records(self) -> list[GenerationRecord]:
+        """Return all valid records, the newest first; also those of damaged generations."""
+        with self._lock:
+            found = [one for one in self._areas if one is not None]
+        return sorted(found, key=lambda one: one.sequence, reverse=True)
+
+    def record_of(self, pin: Pin) -> GenerationRecord:
+        """Return the record of a pinned generation."""
+        record = self._find(pin)
+        assert record is not None  # commits keep the records of pins
+        return record
+
+    def _find(self, pin: Pin) -> GenerationRecord | None:
+        return next((r for r in self.records() if r.generation == pin.generation), None)
+
+    def continue_from_generation(self, generation: int | None) -> None:
+        """Like `continue_from`, by number; None: the newest one."""
+        for record in self.records():
+            if record.generation == generation:
+                self.continue_from(record)
+                return
+
+    def continue_from(self, record: GenerationRecord) -> None:
+        """Let the next generation follow `record`, whose slots are kept until it is durable."""
+        with self._lock:
+            self._base = record
+
+    def check_slot(self, header: bytes, row: np.void, chunk: int) -> None:
+        """Raise DataMismatchError unless `header` is that of the chunk in `row`."""
+        found = _SLOT.unpack_from(header)
+        wanted = (_SLOT_MAGIC, _SLOT_VERSION, chunk, int(row["written"]))
+        if found[:4] != wanted or found[5] != int(row["state"]):
+            raise DataMismatchError(
+                f"{self.state.path}: the slot of chunk {chunk} is not what generation "
+                f"{int(row['written'])} wrote there"
+            )
+
+    def check_headers(self, record: GenerationRecord) -> None:
+        """Raise DataMismatchError unless every chunk of `record` has its slot's header."""
+        for chunk, row in enumerate(record.rows):
+            if row["slot"] == NOWHERE:
+                raise DataMismatchError(f"{self.state.path}: chunk {chunk} was never written")
+            offset = self.layout.state_offset(chunk, int(row["slot"]))
+            self.check_slot(self.state.read(BLOCK, offset).tobytes(), row, chunk)
+
+    # What changes.
+
+    def free_slot(self, chunk: int) -> int:
+        """Return a slot of `chunk` that no kept generation uses."""
+        used = {int(one.rows[chunk]["slot"]) for one in self._kept()}
+        return next(slot for slot in range(self.layout.slots) if slot not in used)
+
+    def _kept(self) -> list[GenerationRecord]:
+        kept = [self.record_of(pin) for pin in self.pins]
+        with self._lock:
+            return kept + [one for one in (self._newest, self._base) if one is not None]
+
+    def commit(
+        self,
+        rows: npt.NDArray[np.void],
+        *,
+        generation: int,
+        updates: int,
+        counts: npt.NDArray[np.uint64],
+        groups: Sequence[Mapping[str, Any]],
+        began_s: float,
+    ) -> GenerationRecord:
+        """Make a generation durable: all chunks in `rows` are written, and no write is in flight.
+
+        It was begun at `began_s` of time.monotonic.
+        Raises TransferError: the generation may exist or not, and the one before is intact.
+        """
+        self.state.sync()
+        self.parameters.sync()
+        record = GenerationRecord(
+            sequence=self._sequence + 1,
+            generation=generation,
+            updates=updates,
+            rows=rows.copy(),
+            counts=counts.copy(),
+            groups=groups,
+            pins=self.pins,
+            time_s=time.time(),
+            elapsed_s=time.monotonic() - began_s,
+        )
+        self._write(record)
+        self.last_generation = max(self.last_generation, generation)
+        return record
+
+    def pin(self, step: int, extra: bytes | None, groups: Sequence[Mapping[str, Any]]) -> Pin:
+        """Keep the newest generation as the checkpoint `step`; durable on return.
+
+        `groups` replace its values of the groups: a scheduler has changed them since its commit.
+        The oldest pin, and one with the same step, give way once this one is durable.
+        """
+        newest = self.base
+        if newest is None or not self.layout.pins:
+            raise UsageError(f"{self.directory}: nothing can be pinned")
+        digest = None
+        if extra is not None:
+            digest = xxhash.xxh3_64_hexdigest(extra)
+            with transfer_errors("writing", self._extra(digest)):
+                write_bytes(self._extra(digest), extra)
+        pin = Pin(newest.generation, step, digest)
+        others = [one for one in self.pins if one.step != step and one.generation != pin.generation]
+        pins = (*others, pin)[-self.layout.pins :]
+        self._write(replace(newest, sequence=self._sequence + 1, pins=pins, groups=groups))
+        self.pins = pins
+        self._remove_extras()
+        return pin
+
+    def _write(self, record: GenerationRecord) -> None:
+        data = record.encode(self._area_bytes)
+        area = self._free_area()
+        self._records.write(data, area * self._area_bytes)
+        self._records.sync()
+        with self._lock:
+            self._areas[area] = self._newest = record
+            self._base = None
+            self._sequence = record.sequence
+
+    def _free_area(self) -> int:
+        kept = self._kept()
+        with self._lock:
+            free = [n for n, one in enumerate(self._areas) if not any(one is k for k in kept)]
+            sequences = {n: one.sequence for n, one in enumerate(self._areas) if one is not None}
+        return min(free, key=lambda area: sequences.get(area, 0))
+
+    def mark_damaged(self, record: GenerationRecord) -> None:
+        """Note durably that bytes of this generation differ from their checksums.
+
+        `resume` passes it over from now on. Its bytes stay where they are.
+        """
+        with self._lock:
+            same = [
+                (n, one)
+                for n, one in enumerate(self._areas)
+                if one is not None and one.generation == record.generation
+            ]
+        for area, one in same:
+            marked = replace(one, damaged=True)
+            self._records.write(marked.encode(self._area_bytes), area * self._area_bytes)
+            with self._lock:
+                self._areas[area] = marked
+        self._records.sync()
+        self.pins = tuple(pin for pin in self.pins if pin.generation != record.generation)
+        with self._lock:
+            self._base = None
+        left = [one for one in self.records() if not one.damaged]
+        with self._lock:
+            self._newest = left[0] if left else None
+
+    # The values that the trainer added to pins.
+
+    def _extra(self, digest: str) -> Path:
+        return self.directory / f"extra-{digest}"
+
+    def extra(self, pin: Pin) -> bytes | None:
+        """Return what was added to `pin`. Raises DataMismatchError if it is damaged or missing."""
+        if pin.extra is None:
+            return None
+        path = self._extra(pin.extra)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise DataMismatchError(f"{path}: missing, it belongs to step {pin.step}") from None
+        if xxhash.xxh3_64_hexdigest(data) != pin.extra:
+            raise DataMismatchError(f"{path}: its bytes differ from the saved ones")
+        return data
+
+    def _remove_extras(self) -> None:
+        kept = {pin.extra for pin in self.pins}
+        for path in self.directory.iterdir():
+            found = _EXTRA.fullmatch(path.name)
+            if found and found[1] not in kept:
+                path.unlink(missing_ok=True)
+
+    @property
+    def base(self) -> GenerationRecord | None:
+        """The generation that the next one follows."""
+        with self._lock:
+            return self._base or self._newest
+
+    def first_rows(self) -> npt.NDArray[np.void]:
+        """Return the rows from which the next generation begins."""
+        base = self.base
+        return empty_rows(self.layout) if base is None else base.rows.copy()
+
+
+def digest_of(data: Bytes) -> int:
+    """Return the XXH3 of `data`."""
+    return xxhash.xxh3_64_intdigest(data.data)
+
+
+def _read_areas(file: StateFile, layout: StateLayout) -> list[GenerationRecord | None]:
+    size = area_bytes(layout)
+    return [
+        GenerationRecord.decode(file.read(size, area * size).tobytes(), layout)
+        for area in range(areas_of(layout))
+    ]
+
+
+def read_records(directory: Path, layout: StateLayout) -> list[GenerationRecord]:
+    """Return the valid records in `directory`, the newest first, without the lock.
+
+    A record that a trainer is just writing counts as missing.
+    """
+    size = area_bytes(layout)
+    path = directory / "records"
+    with transfer_errors("reading", path):
+        data = path.read_bytes()
+    areas = range(areas_of(layout))
+    found = [GenerationRecord.decode(data[n * size : (n + 1) * size], layout) for n in areas]
+    return sorted((r for r in found if r is not None), key=lambda r: r.sequence, reverse=True)

@@ -1,0 +1,148 @@
+"""Trainings with offloaded state that are killed, and what resume must find afterwards."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from iobench.errors import TargetError
+from iobench.offload import AdamW
+from iobench.offload.files import read_layout
+from iobench.offload.store import read_records
+from support.offload_training import (
+    Snapshot,
+    assert_equal,
+    make_parameters,
+    reports,
+    snapshot,
+    stock_snapshots,
+)
+from support.preloaded import Preloaded
+
+__all__ = ["CALLS", "STEPS", "OffloadKills"]
+
+STEPS = 6
+
+_OFFLOAD = "iobench.offload"
+CALLS = {
+    "iobench.writers.direct.in_flight.InFlight.start": 210,
+    f"{_OFFLOAD}.files.StateFile.sync": 21,
+    f"{_OFFLOAD}.files.StateFile.write": 9,
+    f"{_OFFLOAD}.writing.ChunkWriter.write": 42,
+    f"{_OFFLOAD}.adam.AdamUpdate.__call__": 42,
+}
+"""Functions that make one system call, or work on one chunk, and how often a run calls them."""
+
+_TRAINERS = """
+import io, os, sys
+import torch
+import iobench.offload.adamw
+from pathlib import Path
+from support.kill_points import arm
+from support.offload_training import stock_snapshots, train_and_report
+
+torch.set_num_threads(1)
+stock_snapshots(1)  # torch imports more with the first step, which takes a second
+torch.save({}, io.BytesIO())
+for line in sys.stdin:
+    directory, steps, *points = line.split()
+    child = os.fork()  # before torch has threads
+    if not child:
+        import faulthandler
+        faulthandler.dump_traceback_later(60, exit=True)  # a child that hangs prints its stacks
+        for point in points:
+            arm(point)
+        train_and_report(Path(directory), int(steps))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    os.write(1, f"ended {os.waitstatus_to_exitcode(status)}\\n".encode())
+"""
+
+
+class OffloadKills:
+    """Runs trainings of STEPS steps in children of one process that has imported torch."""
+
+    def __init__(self, trainers: Preloaded) -> None:
+        self._trainers = trainers
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self._expected: list[Snapshot] = stock_snapshots(STEPS)
+        torch.set_num_threads(before)
+        self.kills = self.finished = 0
+
+    @classmethod
+    @contextmanager
+    def open(cls) -> Iterator[OffloadKills]:
+        """Start the process, and end it."""
+        with Preloaded(["-c", _TRAINERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+            yield cls(one)
+
+    def run(self, directory: Path, *points: str) -> tuple[int, dict[str, int]]:
+        """Train, or go on; return the exit code and what the trainer reported as durable."""
+        trainers = self._trainers
+        assert trainers.stdin is not None
+        assert trainers.stdout is not None
+        print(directory, STEPS, *points, file=trainers.stdin, flush=True)
+        lines = []
+        for line in trainers.stdout:
+            if line.startswith("ended"):
+                return int(line.split()[1]), reports(lines)
+            lines.append(line)
+        raise AssertionError("the trainers ended")
+
+    def check(self, directory: Path, reported: dict[str, int]) -> int:
+        """Compare what resume finds with the stock training; return its updates.
+
+        Nothing that was reported is lost, and each pin has its own state.
+        """
+        try:
+            records = read_records(directory, read_layout(directory))
+        except TargetError:  # killed while the files were made
+            records = []
+        if not records:
+            assert not reported.get("durable", 0)
+            return 0
+        with AdamW.resume(make_parameters(9), directory, verify=True) as optimizer:
+            assert optimizer.restored is not None
+            assert not optimizer.restored.passed_over
+            updates = optimizer.updates
+            assert updates >= reported.get("durable", 0)
+            assert_equal(snapshot(optimizer), self._expected[updates - 1])
+            pinned = optimizer.pinned()
+        assert [0, *pinned][-1] >= reported.get("pinned", 0)
+        for step in pinned:
+            with AdamW.resume(make_parameters(9), directory, step=step, verify=True) as one:
+                assert one.restored is not None
+                assert one.restored.extra == {"step": step}
+                assert_equal(snapshot(one), self._expected[step - 1])
+        return updates
+
+    def kill_at_random(self, directory: Path, moments: random.Random) -> str:
+        """Kill the training in `directory` at a random call, if it gets there, and check it.
+
+        A training that has ended is removed. Returns the point.
+        """
+        name = moments.choice(sorted(CALLS))
+        when, call = moments.choice(["before", "after"]), moments.randint(1, CALLS[name])
+        point = f"{name}:{when}:{call}"
+        try:
+            code, reported = self.run(directory, point)
+            assert code in (0, -signal.SIGKILL)
+            updates = self.check(directory, reported)
+            assert code or updates == STEPS
+        except BaseException as error:
+            error.add_note(f"kill {self.kills} at {point}")
+            raise
+        if code:
+            self.kills += 1
+        else:
+            self.finished += 1
+            shutil.rmtree(directory)
+        return point

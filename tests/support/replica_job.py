@@ -1,0 +1,135 @@
+"""ReplicaJob: a job on nodes whose memory agents live from one start to the next."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from support.node_agents import agents_of
+from support.nodes import Node, Nodes, Process
+from support.rank_kills import PRELOAD
+from support.train_scripts import newest_checked
+
+__all__ = ["REPLICA_PRELOAD", "ReplicaJob", "loads", "outcomes", "told"]
+
+REPLICA_PRELOAD = (
+    *PRELOAD,
+    "support.replica_trains",
+    "iobench.dist.exchange",
+    "iobench.dist.replicas.replicator",
+    "iobench.dist.replicas.start",
+    "iobench.dist.transport",
+)
+"""Modules that ranks with replicas import."""
+
+_LIMIT_S = 60
+
+
+class ReplicaJob:
+    """Starts of one job with a rank per node, on one directory.
+
+    Every start loads the newest step, checks each value, and saves more. So a start finds out
+    whether what the one before has left is complete and loads.
+    """
+
+    def __init__(
+        self, nodes: Nodes, directory: Path, size: int = 2, scheme: str = "partner", **options: Any
+    ) -> None:
+        self.nodes, self.directory, self.size = nodes, directory, size
+        self._scheme, self._options = scheme, {"rate": "1GiB", **options}
+        self.newest = -1
+        self._held = False
+
+    def start(
+        self,
+        saves: int = 2,
+        *,
+        order: Sequence[int] | None = None,
+        points: dict[int, list[str]] | None = None,
+        options: Mapping[str, Any] | None = None,
+        options_of: Mapping[int, Mapping[str, Any]] | None = None,
+        stay: bool = True,
+        silent_s: float = 10.0,
+    ) -> list[Process]:
+        """Start the ranks. `stay`: they wait for a signal when they have saved."""
+        self._held = False
+        asked = {
+            "scheme": self._scheme,
+            "options": {**self._options, **(options or {})},
+            "options_of": options_of or {},
+            "first": self.newest < 0,
+            "stay": stay,
+            "silent_s": silent_s,
+        }
+        return self.nodes.ranks(
+            "support.replica_trains:replicates",
+            str(self.directory),
+            saves,
+            asked,
+            order=order or range(self.size),
+            points=points,
+            job=f"job {self.directory.name}",
+        )
+
+    def leave(self, ranks: Sequence[Process]) -> None:
+        """Wait until the ranks have saved; kill them. Their agents stay with the last step."""
+        for rank in ranks:
+            rank.wait_for("stays", _LIMIT_S)
+        for rank in ranks:
+            rank.kill()
+        self.nodes.wait(ranks, _LIMIT_S)
+        self._held = all(outcomes(rank)[-1] == "complete" for rank in ranks)
+        self.expect_complete(ranks)
+
+    def hold(self) -> int:
+        """Return the newest step, which all agents and the storage have."""
+        if not self._held:
+            self.leave(self.start(1))
+            assert self._held
+        return self.newest
+
+    def finish(self) -> list[Process]:
+        """Start once more, and end well: then no agent and nothing but checkpoints is left."""
+        ranks = self.start(2, stay=False)
+        codes = self.nodes.wait(ranks, _LIMIT_S)
+        assert codes == [0] * self.size, [rank.stdout() + rank.stderr() for rank in ranks]
+        self.expect_complete(ranks)
+        names = {".iobench-lock", f"step-{self.newest - 1}", f"step-{self.newest}"}
+        assert set(os.listdir(self.directory)) == names
+        return ranks
+
+    def expect_complete(self, ranks: Sequence[Process]) -> None:
+        """Every visible checkpoint is complete, and none that was reported is lost. All ranks have
+        loaded the same step, at least as new as the storage had then."""
+        loaded = {loads(rank)[0] for rank in ranks if "\nloaded " in f"\n{rank.stdout()}"}
+        assert len(loaded) <= 1, loaded
+        assert min(loaded, default=self.newest) >= self.newest, (loaded, self.newest)
+        found = re.findall(r"^saved (\d+)$", "".join(rank.stdout() for rank in ranks), re.M)
+        newest = newest_checked(self.directory)
+        assert newest >= max(map(int, found), default=self.newest), (newest, found)
+        self.newest = newest
+
+    def agent(self, node: Node) -> int:
+        """Return the pid of the only agent of a node."""
+        (pid,) = agents_of(node.running())
+        return pid
+
+
+def loads(rank: Process) -> tuple[int, str]:
+    """Return the step that the rank has loaded, and the sources of its bytes."""
+    found = re.search(r"^loaded (-?\d+) ?(.*)$", rank.stdout(), re.M)
+    assert found, rank.stdout() + rank.stderr()
+    return int(found[1]), found[2]
+
+
+def outcomes(rank: Process) -> list[str]:
+    """Return the outcomes of the replicas, in the order of the saves."""
+    return re.findall(r"^replica \d+ (\w+)", rank.stdout(), re.M)
+
+
+def told(rank: Process) -> str:
+    """Return the warnings of a rank."""
+    return "\n".join(re.findall(r"^told (.*)$", rank.stdout(), re.M))

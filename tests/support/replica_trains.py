@@ -1,0 +1,83 @@
+"""What the ranks of a trainer with replicas do in the tests of faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import warnings
+from typing import Any
+
+from iobench import Checkpointer, KeepLast, Partner, Xor
+from iobench.dist import control
+from iobench.dist.replicas.endpoint import Endpoint
+from iobench.dist.world import World
+from iobench.errors import RankError, ReplicaError
+from support.train_scripts import check, made, say
+
+__all__ = ["knocks", "replicates"]
+
+_SCHEMES: dict[str, type[Partner | Xor]] = {"partner": Partner, "xor": Xor}
+_OWN = 300_000
+"""Elements of the rank's own tensor: with them a rank has two pieces."""
+
+
+def replicates(directory: str, saves: int, asked: dict[str, Any]) -> None:
+    """Load the newest step that all ranks can have, and save some more; exit with 3 if a rank is
+    lost.
+
+    `asked`: `scheme`, `options`, `options_of` (by rank), `first` (there is nothing to load), `stay`
+    (wait for a signal at the end) and `silent_s`, after which a rank is lost.
+
+    Prints "loaded N SOURCES", "told WARNING", "replica N OUTCOME", "saved N", "stays" and "done".
+    """
+    world = World.detect()
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda message, *_, **__: say(f"told {message}")
+    options = asked["options"] | asked["options_of"].get(str(world.rank), {})
+    try:
+        control._shared = control.Control.connect(
+            world, deadline_s=20, lost_after_s=asked["silent_s"]
+        )
+        scheme = _SCHEMES[asked["scheme"]](**options)
+        with Checkpointer(directory, keep=KeepLast(2), writer="odirect", replicate=scheme) as ckpt:
+            step = -1 if asked["first"] else _load(ckpt, world.rank)
+            for now in range(step + 1, step + 1 + saves):
+                _save(ckpt, now, world.rank)
+            if asked["stay"]:
+                say("stays")
+                threading.Event().wait(60)
+    except RankError as error:
+        say(f"lost {list(error.ranks)} {error}")
+        raise SystemExit(3) from None
+    say("done")
+
+
+def _load(ckpt: Checkpointer, rank: int) -> int:
+    state = ckpt.load()
+    assert ckpt.loaded is not None
+    step = ckpt.loaded.step
+    check(state, step, rank)
+    say(f"loaded {step} {json.dumps(sorted(ckpt.loaded.transfer.paths))}")
+    return step
+
+
+def _save(ckpt: Checkpointer, step: int, rank: int) -> None:
+    ckpt.save_async(made(step, rank, _OWN), step)
+    while not any(one.step == step for one in ckpt.replicas):
+        if control._shared is not None and control._shared.broken:
+            break  # perhaps before the save was offered
+        threading.Event().wait(0.005)
+    for one in ckpt.replicas:
+        if one.step == step:
+            say(f"replica {step} {one.outcome} {one.reason}")
+    ckpt.wait()
+    say(f"saved {step}")
+
+
+def knocks(host: str, port: int) -> None:
+    """Come to an agent with a token that is not that of its job."""
+    try:
+        Endpoint.remote((host, port), os.urandom(32), timeout_s=20)
+    except ReplicaError as error:
+        say(str(error))
