@@ -268,6 +268,24 @@ def test_a_damaged_local_checkpoint_is_not_kept_in_the_remote_tier(
     assert _names(remote) == {"step-2"}
 
 
+def test_a_copy_of_a_damaged_local_checkpoint_is_read_back(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local manifest is damaged after the copy: that of the copy says what it must be."""
+    original = DrainStep.verify
+
+    def verify(self: DrainStep, entry: Any) -> bool:
+        damage(local / "step-1" / "manifest.json")
+        return original(self, entry)
+
+    monkeypatch.setattr(DrainStep, "verify", verify)
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        save = ckpt.save(state(1, _SMALL), 1)
+        until(lambda: settled(ckpt))
+        assert save.copies[1].state == "verified"
+    assert load_checkpoint(remote)["step"] == 1
+
+
 def test_superseded_past_max_lag(local: Path, remote: Path) -> None:
     """Only the newest one is copied when the remote tier was away for too long; so the local tier
     does not fill."""
