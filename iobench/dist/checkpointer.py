@@ -137,7 +137,7 @@ class Checkpointer(LocalCheckpointer):
         """Return the checkpoints of both tiers. New saves count as newer than all of them."""
         from iobench.tiers.nearest import Nearest
 
-        nearest = Nearest(tier, self._writer, self._read)
+        nearest = Nearest(tier, self._writer, self._read, self._ledger.serials())
         nearest.ask()
         self._ledger.seen(nearest.last_serial)
         return nearest
@@ -194,7 +194,7 @@ class Checkpointer(LocalCheckpointer):
         """
         if self._tier is None or not self._unclosed.alive or os.getpid() != self._pid:
             return super().latest()
-        return self._nearest(self._tier).newest(self._ledger.serials())
+        return self._nearest(self._tier).newest()
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, of all tiers, in ascending order."""
@@ -221,9 +221,8 @@ class Checkpointer(LocalCheckpointer):
     ) -> tuple[Any, Loaded]:
         if self._tier is None:
             return super()._restore(step, on_corrupt, like)
-        known = self._ledger.serials() if step == "latest" else None
         nearest = self._nearest(self._tier)
-        state, loaded = nearest.restore(step, on_corrupt=on_corrupt, like=like, known=known)
+        state, loaded = nearest.restore(step, on_corrupt=on_corrupt, like=like)
         self._ledger.resumed_from(loaded.step)
         return state, loaded
 

@@ -263,6 +263,8 @@ class Drain:
             before = last.get((entry.step, entry.serial))
             if serials.get(entry.step) == entry.serial:
                 self.queue.move(entry, "verified" if before == "verified" else "durable")
+            elif serials.get(entry.step, 0) > entry.serial:
+                self._supersede(entry, "another node has saved this step later")
             elif before == "superseded" and entry != newest:
                 self.queue.move(entry, "superseded")
 
@@ -303,11 +305,11 @@ class Drain:
         """Record a failed attempt and wait before the next one."""
         self._failed_in_a_row += 1
         self._failures += 1
-        self._set_failure(error)
         self._note("failed", why=str(error))
         self._rates.add(REMOTE, 0, 0.0, ok=False)
         if self._failed_in_a_row == 1:
             self._tell(f"copies to {self.remote} wait, and are tried again: {error}")
+        self._set_failure(error)
         pause_s = min(_FIRST_PAUSE_S * 2 ** min(self._failed_in_a_row - 1, 20), _LONGEST_PAUSE_S)
         self._pace.stop.wait(pause_s * random.uniform(0.5, 1.0))
         with contextlib.suppress(IobenchError):

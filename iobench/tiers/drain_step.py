@@ -60,12 +60,18 @@ class DrainStep:
         then. Raises DataMismatchError when only the remote copy is wrong; it is removed too, and
         will be sent again. Raises TransferError.
         """
-        found = self._manifest(entry)
-        if found is None or not self.remote.holds(entry.step):
+        remote = self.remote
+        if not remote.holds(entry.step):
             self.queue.move(entry, "superseded")
             return False
-        manifest, _ = found
-        remote = self.remote
+        try:
+            found = self._manifest(entry)
+            manifest = found[0] if found else None
+        except LocalDamageError:  # of the local copy alone
+            manifest = remote.store.manifest(entry.step)
+        if manifest is None or manifest.serial != entry.serial:
+            self.queue.move(entry, "superseded")
+            return False
         try:
             where = remote.store.locate(entry.step)
             read_back(manifest, where, remote.writer.open_source, self.pace.wait)

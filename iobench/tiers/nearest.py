@@ -38,10 +38,15 @@ class Nearest:
     """The checkpoints of both tiers, for one restore: the read side of a CheckpointStore.
 
     `ask` comes first. A step that both tiers have is read from the local one; when that copy is
-    damaged, from the remote one, if it is of the same save. `sources` says which, and why.
+    damaged, from the remote one, if it is of the same save. A later save of the step, made by
+    another node, counts instead of the local one. `sources` says what was read, and why. `known`
+    has the serial numbers of the local checkpoints.
     """
 
-    def __init__(self, local: LocalTier, writer: Writer, read: Read) -> None:
+    def __init__(
+        self, local: LocalTier, writer: Writer, read: Read, known: Mapping[int, int]
+    ) -> None:
+        self._known = known
         self._local, self._writer, self._read = local, writer, read
         self._remote = local.remote.store
         self._remote_writer = local.remote.writer
@@ -126,9 +131,14 @@ class Nearest:
         places = self._places(step)
         return places[0][0].locate(step) if places else self._local.locate(step)
 
+    def _is_outdated(self, step: int) -> bool:
+        """Return whether the remote tier has a later save of a step that the local one has."""
+        here, there = self._known.get(step), self._in_remote.get(step)
+        return here is not None and there is not None and there > here
+
     def _places(self, step: int) -> list[tuple[CheckpointStore, Writer]]:
         places: list[tuple[CheckpointStore, Writer]] = []
-        if step in self._local.steps():
+        if step in self._local.steps() and not self._is_outdated(step):
             places.append((self._local, self._writer))
         if step in self._in_remote:
             places.append((self._remote, self._remote_writer))
@@ -160,15 +170,15 @@ class Nearest:
             return result
         raise problem or TargetError(f"{self}: holds no checkpoint of step {step}")
 
+    def _counted(self) -> dict[int, int]:
+        """Return the serial numbers of the local checkpoints that count."""
+        return {step: one for step, one in self._known.items() if not self._is_outdated(step)}
+
     def restore(
-        self,
-        step: int | Literal["latest"],
-        *,
-        on_corrupt: OnCorrupt,
-        like: Any,
-        known: Mapping[int, int] | None,
+        self, step: int | Literal["latest"], *, on_corrupt: OnCorrupt, like: Any
     ) -> tuple[Any, Loaded]:
         """Restore like `iobench.checkpoint.restore.restore`, from both tiers."""
+        known = self._counted() if step == "latest" else None
         state, loaded = restore(
             self, self._writer, step,  # type: ignore[arg-type]  # the read side alone
             on_corrupt=on_corrupt, like=like, known=known, read=self.read,
@@ -180,7 +190,7 @@ class Nearest:
             sources=dict(self.sources),
         )
 
-    def newest(self, known: Mapping[int, int] | None) -> int | None:
+    def newest(self) -> int | None:
         """Return the step that was saved last."""
-        steps = by_age(self, known)  # type: ignore[arg-type]  # the read side alone
+        steps = by_age(self, self._counted())  # type: ignore[arg-type]  # the read side alone
         return steps[-1] if steps else None

@@ -60,7 +60,10 @@ class PlacedCommitter(Committer):
 
     def _decide(self, save: Save) -> PlacementDecision:
         tier = self.tier
-        found = os.statvfs(tier.directory)
+        if self.ledger.holds(save.step):
+            return PlacementDecision(tier=LOCAL, reason="it replaces a local checkpoint")
+        with transfer_errors("measuring", tier.directory):
+            found = os.statvfs(tier.directory)
         rooms = [TierRoom(name=LOCAL, free_bytes=found.f_bavail * found.f_frsize)]
         if tier.remote.is_open:
             rooms.append(TierRoom(name=REMOTE))

@@ -15,7 +15,10 @@ from iobench.errors import TargetError, TransferError, UnavailableError
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be asked for checkpoints:RuntimeWarning")
+# The drain gives the first in its own thread, at any moment.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:copies to:RuntimeWarning", "ignore:.*cannot be asked for checkpoints:RuntimeWarning"
+)
 
 _SIZE = 5 * MIB  # elements: 20 MiB
 

@@ -30,6 +30,9 @@ from iobench.writers.s3_store.target import S3Target
 
 Command = Callable[..., "CompletedProcess[str]"]
 
+# The drain gives it in its own thread, at any moment.
+pytestmark = pytest.mark.filterwarnings("ignore:copies to:RuntimeWarning")
+
 _SMALL = 1000
 
 
@@ -185,7 +188,7 @@ def test_a_damaged_local_copy_is_read_from_the_remote_tier(local: Path, remote: 
     """Nearest valid copy, and it is told."""
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
         ckpt.save(state(1, _SMALL), 1)
-        ckpt.wait(until="remote")
+        until(lambda: settled(ckpt))
         damage(local / "step-1" / "tensors.safetensors")
         with pytest.warns(RuntimeWarning, match=f"step 1 is read from {remote}"):
             assert ckpt.load()["w"].unique().tolist() == [1]
@@ -265,6 +268,24 @@ def test_a_damaged_local_checkpoint_is_not_kept_in_the_remote_tier(
     assert _names(remote) == {"step-2"}
 
 
+def test_a_copy_of_a_damaged_local_checkpoint_is_read_back(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local manifest is damaged after the copy: that of the copy says what it must be."""
+    original = DrainStep.verify
+
+    def verify(self: DrainStep, entry: Any) -> bool:
+        damage(local / "step-1" / "manifest.json")
+        return original(self, entry)
+
+    monkeypatch.setattr(DrainStep, "verify", verify)
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        save = ckpt.save(state(1, _SMALL), 1)
+        until(lambda: settled(ckpt))
+        assert save.copies[1].state == "verified"
+    assert load_checkpoint(remote)["step"] == 1
+
+
 def test_superseded_past_max_lag(local: Path, remote: Path) -> None:
     """Only the newest one is copied when the remote tier was away for too long; so the local tier
     does not fill."""
@@ -328,6 +349,27 @@ def test_two_nodes_do_not_drain_into_one_directory(tmp_path: Path, remote: Path)
     until(lambda: settled(second))
     second.close()
     assert _names(remote) == {"step-1", "step-2"}
+
+
+def test_an_outdated_directory(local: Path, remote: Path, tmp_path: Path) -> None:
+    """A node with an old copy of the directory takes what another one has saved since, and does
+    not replace it in the remote tier."""
+    old = tmp_path / "old"
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        for step in (1, 2):
+            ckpt.save(state(step, _SMALL), step)
+    shutil.copytree(local, old)
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        ckpt.load(1)
+        ckpt.save({**state(2, _SMALL), "again": True}, 2)
+    with Checkpointer(old, tiers=[Remote(remote)]) as ckpt:
+        assert ckpt.latest() == 2
+        assert ckpt.load()["again"] is True
+        assert ckpt.load(2)["again"] is True
+        until(lambda: settled(ckpt))
+        ckpt.save(state(3, _SMALL), 3)
+    assert load_checkpoint(remote, 2)["again"] is True
+    assert load_checkpoint(remote)["step"] == 3
 
 
 def test_a_cut_journal(local: Path, remote: Path) -> None:

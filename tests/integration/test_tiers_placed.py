@@ -21,6 +21,9 @@ from iobench.tiers.directory_copy import DirectoryCopy
 from iobench.tiers.journal import JOURNAL
 from iobench.tiers.observed import LOCAL, REMOTE
 
+# The drain gives it in its own thread, at any moment.
+pytestmark = pytest.mark.filterwarnings("ignore:copies to:RuntimeWarning")
+
 _SMALL = 100_000
 
 
@@ -163,6 +166,21 @@ def test_to_a_bucket(local: Path, server: LocalS3) -> None:
         assert ckpt.steps() == [3, 4]
     assert _names(local) == {"step-4"}
     assert load_checkpoint(target, writer="s3")["step"] == 4
+
+
+def test_a_step_that_the_local_tier_has_is_replaced_there(local: Path, remote: Path) -> None:
+    """Otherwise each tier would have another save of the same step."""
+    with Checkpointer(local, tiers=[Remote(remote)], placement=_options()) as ckpt:
+        _open(ckpt)
+        for step in (1, 2):
+            ckpt.save(state(step, _SMALL), step)
+        until(lambda: settled(ckpt))
+        ckpt.load(1)
+        _measured(ckpt, REMOTE)
+        ckpt.save({**state(2, _SMALL), "again": True}, 2)
+        assert ckpt.load()["again"] is True
+    assert load_checkpoint(local)["again"] is True
+    assert load_checkpoint(remote)["again"] is True
 
 
 def test_the_tier_that_is_not_chosen_is_probed(local: Path, remote: Path) -> None:

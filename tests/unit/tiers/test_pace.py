@@ -1,0 +1,55 @@
+"""DrainPace: the rate of all threads together, saves first, and the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from iobench.tiers.pace import DrainPace, DrainStoppedError
+
+
+class _Clock:
+    """Time that passes by waits alone."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def wait(self, seconds: float) -> bool:
+        self.now_s += seconds
+        return False
+
+
+def _pace(rate: int | None, busy: list[bool], monkeypatch: pytest.MonkeyPatch) -> DrainPace:
+    clock = _Clock()
+    pace = DrainPace(rate, lambda: busy.pop(0) if busy else False, clock=clock)
+    monkeypatch.setattr(pace.stop, "wait", clock.wait)
+    return pace
+
+
+def test_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block begins when those before it are through at the rate."""
+    pace = _pace(1000, [], monkeypatch)
+    began = []
+    for size in (500, 2000, 100, 100):
+        pace.wait(size)
+        began.append(pace._clock() - 100.0)
+    assert began == pytest.approx([0.0, 0.5, 2.5, 2.6])
+
+
+def test_no_block_begins_while_a_save_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the wait is counted: such a copy says nothing about the rate."""
+    pace = _pace(None, [True, True, True, False], monkeypatch)
+    pace.wait(500)
+    assert pace.yielded_s == pytest.approx(0.06)
+    pace.wait(500)
+    assert pace.yielded_s == pytest.approx(0.06)
+
+
+def test_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also during a save."""
+    pace = _pace(None, [True] * 1000, monkeypatch)
+    pace.stop.set()
+    with pytest.raises(DrainStoppedError):
+        pace.wait(1)
