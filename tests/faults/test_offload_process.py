@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from support.offload_training import (
     snapshot,
     stock_snapshots,
 )
-from support.preloaded import Preloaded
+from support.preloaded import Preloaded, run_preloaded
 
 from iobench.errors import DataMismatchError, TargetError, TransferError, UsageError
 from iobench.offload import AdamW
@@ -44,8 +45,13 @@ for step in range(1000000):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
+def _begun() -> Iterator[None]:
+    """One thread of torch; and the process that forks others has begun, with its socket here."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    run_preloaded(["-c", "pass"])
+    yield
+    torch.set_num_threads(before)
 
 
 def _train(optimizer: AdamW, steps: range) -> None:
