@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -195,7 +196,13 @@ class ThreadEngine:
             self.abandon()
 
     def abandon(self) -> None:
-        """See Engine."""
+        """See Engine. The garbage collector may call it in a thread of the stream."""
+        if self._stream.is_own_thread():
+            threading.Thread(target=self._release, name="iobench-offload-end").start()
+        else:
+            self._release()
+
+    def _release(self) -> None:
         try:
             self._stream.close()
         finally:

@@ -340,8 +340,10 @@ class GenerationStore:
 
 
 def digest_of(data: Bytes) -> int:
-    """Return the XXH3 of `data`."""
-    return xxhash.xxh3_64_intdigest(data.data)
+    """Return the XXH3 of `data`. Other threads run meanwhile."""
+    state = xxhash.xxh3_64()  # the functions of one call hold the GIL before xxhash 4
+    state.update(data.data)
+    return state.intdigest()
 
 
 def _read_areas(file: StateFile, layout: StateLayout) -> list[GenerationRecord | None]:

@@ -166,8 +166,15 @@ class ChunkStream:
                 raise TransferError(failure.errno, text, failure.filename) from failure
             raise TransferError(text) from failure
 
+    def is_own_thread(self) -> bool:
+        """Whether the caller is one of the threads: the garbage collector may run in any."""
+        return threading.current_thread() in self._threads
+
     def close(self) -> None:
-        """Finish what was submitted, unless the stream has failed, and end the threads."""
+        """Finish what was submitted, unless the stream has failed, and end the threads.
+
+        Not for its own threads, which would wait for themselves.
+        """
 
         def end() -> None:
             self._stopping = True

@@ -106,19 +106,6 @@ def _outcomes(told: Told, rank: int = 0) -> list[tuple[int, str]]:
     return [(one["step"], one["outcome"]) for one in told[rank] if "step" in one]
 
 
-def test_trainers_killed(base: Path) -> None:
-    """Agents outlive kill -9; each rank restores from its own node; a good end leaves nothing."""
-    job = Job(base, 2, "partner")
-    told = job.run([10, 20], "wait")
-    assert _loads(told) == [(None, None), (None, None)]
-    assert _outcomes(told) == [(10, "complete"), (20, "complete")]
-    assert all(job.agents())
-    told = job.run([30], "finish")
-    assert _loads(told) == [(20, True, "own"), (20, True, "own")]
-    assert _outcomes(told) == [(30, "complete")]
-    assert job.ended()
-
-
 def test_a_node_lost_and_numbers_exchanged(base: Path) -> None:
     """The partner has the bytes of a lost node; other nodes come back with other numbers."""
     job = Job(base, 3, "partner")

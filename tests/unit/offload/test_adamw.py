@@ -367,3 +367,23 @@ def test_an_abandoned_optimizer_ends_its_threads(tmp_path: Path) -> None:
     with AdamW.resume(make_parameters(1), tmp_path) as again:
         assert again.updates == 2
         assert_equal(snapshot(again), stock.snapshot())
+
+
+def test_collected_in_a_thread_of_its_own(tmp_path: Path) -> None:
+    """The garbage collector runs in any thread, also in one that `abandon` waits for."""
+    optimizer, _ = _pair(tmp_path)
+    engine = optimizer._engine
+    done = threading.Event()
+
+    def collected(_: object) -> None:
+        engine.abandon()
+        done.set()
+
+    engine._stream._submit(collected)
+    assert done.wait(30)
+    for thread in threading.enumerate():
+        if thread.name.startswith("iobench-offload"):
+            thread.join(30)
+    optimizer._engine = None
+    optimizer._abandoned.detach()
+    AdamW(make_parameters(), tmp_path, **OPTIONS).close()  # the lock is free
