@@ -64,7 +64,7 @@ def _lost(found: TiersStatus) -> str:
         return f"all {found.local_step} steps, the remote tier has no checkpoint"
     after = f"and what was trained after step {found.local_step}"
     if not found.steps_at_risk:
-        return f"what was trained after step {found.local_step}"
+        return f"what was trained after step {found.remote_step}"
     return f"{found.steps_at_risk} steps, from {found.remote_step} to {found.local_step}, {after}"
 
 

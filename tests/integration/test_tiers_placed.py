@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from support.s3_servers import s3_server
@@ -25,6 +27,8 @@ from iobench.tiers.observed import LOCAL, REMOTE
 pytestmark = pytest.mark.filterwarnings("ignore:copies to:RuntimeWarning")
 
 _SMALL = 100_000
+
+Command = Callable[..., "CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -62,7 +66,7 @@ def _options(**more: object) -> Placement:
     return Placement(dwell=0, **more)  # type: ignore[arg-type]  # options of Placement
 
 
-def test_to_the_faster_tier(local: Path, remote: Path) -> None:
+def test_to_the_faster_tier(local: Path, remote: Path, iobench_inside: Command) -> None:
     """A save goes where the measured throughput says; the manifest and the journal have why."""
     with Checkpointer(local, tiers=[Remote(remote)], placement=_options()) as ckpt:
         _open(ckpt)
@@ -78,6 +82,9 @@ def test_to_the_faster_tier(local: Path, remote: Path) -> None:
         assert ckpt.load()["step"] == 2
         assert ckpt.loaded is not None
         assert ckpt.loaded.sources == {str(remote): "read"}
+        shown = iobench_inside("tiers", local).stdout
+        assert "what was trained after step 2" in shown
+        assert re.search(r"^ +2  remote  remote takes .*, local ", shown, re.MULTILINE)
         ckpt.remove(2)
         assert ckpt.steps() == [1]
         _measured(ckpt, LOCAL)
