@@ -75,6 +75,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Freeze what the tests before have imported and kept: checks for leaks collect often."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Directory for the temporary files of all tests and of their children. Like /tmp, every user

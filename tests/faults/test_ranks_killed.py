@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.nodes import open_nodes
 from support.rank_kills import PRELOAD, RankKills
 from support.train_scripts import newest_checked
 
-_KILLS = 60
+_KILLS = 20  # of each seed
 
 
-def test_random_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [16, 17, 18])
+def test_random_kills(tmp_path: Path, seed: int) -> None:
     """Ranks and nodes are killed, stopped and cut off at random moments. Each time the survivors
     end with the name of the lost rank, and no checkpoint that was reported is lost."""
     run = tmp_path / "run"
     run.mkdir()
     with open_nodes(3, directory=tmp_path, preload=PRELOAD) as nodes:
-        kills = RankKills(nodes=nodes, directory=run, newest=newest_checked, seed=16)
+        kills = RankKills(nodes=nodes, directory=run, newest=newest_checked, seed=seed)
         for _ in range(_KILLS):
             kills.attempt()
     assert kills.held >= _KILLS // 4
