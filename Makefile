@@ -22,7 +22,7 @@ help: ## list the targets
 run: $(runtime) ## set up, then measure llama7b on this machine with three writers
 	$(bin)/iobench run --workload llama7b --writer buffered,uncached,odirect $(ARGS)
 
-test: $(development) ## set up, then run all tests, two at a time (ARGS="-n 0": one)
+test: $(development) ## set up, then run all tests, three at a time (ARGS="-n 0": one)
 	$(bin)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 quick: $(development) ## the unit tests that take milliseconds: under a minute in all
