@@ -193,7 +193,7 @@ def test_the_record_stays_and_no_file_is_replaced(tmp_path: Path, example: Resul
 
 def test_a_killed_tuning_has_an_unfinished_line(tmp_path: Path) -> None:
     journal, copy = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    whole = (_REFERENCES / "reference-autotune-grid.jsonl").read_bytes()
+    whole = (_REFERENCES / "benchmarks" / "autotune-grid.jsonl").read_bytes()
     journal.write_bytes(whole[: whole.index(b"\n") + 200])
     write_scrubbed(journal, copy, read_journal)
     assert read_journal(copy)[1] == []

@@ -21,7 +21,7 @@ from iobench.tune.race import RaceStatus
 from iobench.tune.replay import replay
 from iobench.units import GIB
 
-_GRID = Path(__file__).parents[4] / "results" / "reference-autotune-grid.jsonl"
+_GRID = Path(__file__).parents[4] / "results" / "benchmarks" / "autotune-grid.jsonl"
 
 
 def test_a_finished_tuning(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_journals_are_shown_one_by_one() -> None:
     with pytest.raises(UsageError, match="one by one"):
         page_of([_GRID, _GRID])
     with pytest.raises(UsageError, match="one report for each kind"):
-        page_of([_GRID, _GRID.with_name("reference-llama7b.jsonl")])
+        page_of([_GRID, _GRID.parents[1] / "reference-llama7b.jsonl"])
 
 
 def changed(path: Path, **asked: Any) -> Path:
