@@ -137,7 +137,7 @@ class Control:
         A rank that passes an `error` makes the call raise RankError in all ranks; further calls
         work.
         """
-        return self._call("all-gather", phase, value, deadline_s, error)
+        return self._begin("all-gather", phase, value, deadline_s, error)()
 
     def begin_all_gather(
         self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
@@ -152,7 +152,7 @@ class Control:
         self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
     ) -> list[Any]:
         """Return the values of all ranks in rank 0, and an empty list in the others."""
-        return self._call("gather", phase, value, deadline_s, error)
+        return self._begin("gather", phase, value, deadline_s, error)()
 
     def broadcast(
         self,
@@ -164,7 +164,7 @@ class Control:
         error: object = None,
     ) -> Any:
         """Return the value of the rank `source` in every rank."""
-        return self._call("broadcast", phase, value, deadline_s, error, source=source)[0]
+        return self._begin("broadcast", phase, value, deadline_s, error, source=source)()[0]
 
     def scatter(
         self,
@@ -175,11 +175,11 @@ class Control:
         error: object = None,
     ) -> Any:
         """Return in each rank its own one of the `values` that rank 0 gives, in rank order."""
-        return self._call("scatter", phase, values, deadline_s, error)[0]
+        return self._begin("scatter", phase, values, deadline_s, error)()[0]
 
     def barrier(self, phase: str, *, deadline_s: float, error: object = None) -> None:
         """Return when all ranks have made this call."""
-        self._call("barrier", phase, None, deadline_s, error)
+        self._begin("barrier", phase, None, deadline_s, error)()
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one cannot go on. Their calls raise RankError."""
@@ -233,17 +233,6 @@ class Control:
         if error is not None and not isinstance(error, RankError):
             self.fail(error)
         self.close()
-
-    def _call(
-        self,
-        kind: str,
-        phase: str,
-        value: Any,
-        deadline_s: float,
-        error: object,
-        source: int = 0,
-    ) -> list[Any]:
-        return self._begin(kind, phase, value, deadline_s, error, source)()
 
     def _begin(
         self,
