@@ -127,10 +127,10 @@ class Ledger:
     def committed(self, save: Save, serial: int | None = None) -> None:
         """Record that `save` is durable and visible, then remove what retention drops.
 
-        `serial` is that of `new_serial`; None: that of `save`, or the next one. All of it stops being a checkpoint. Of
-        many, the files of a few are removed here, and the rest by later saves and by `release` of
-        the store. A checkpoint that cannot be removed does not fail the save. A RuntimeWarning
-        names it once, and later saves try again.
+        `serial` is that of `new_serial`; None: that of `save`, or the next one. All of it stops
+        being a checkpoint. Of many, the files of a few are removed here, and the rest by later
+        saves and by `release` of the store. A checkpoint that cannot be removed does not fail the
+        save. A RuntimeWarning names it once, and later saves try again.
         """
         with self._lock:
             serial = serial or save.serial or self.new_serial()

@@ -76,7 +76,9 @@ class Dram:
         self._node = node
         if node is not None and node not in (nodes := memory_nodes()):
             listed = ", ".join(map(str, nodes)) or "none"
-            raise OptionError(f"Memory: node={node}: this machine has no such memory node: {listed}")
+            raise OptionError(
+                f"Memory: node={node}: this machine has no such memory node: {listed}"
+            )
 
     def free_bytes(self) -> int | None:
         if self._node is None:

@@ -30,7 +30,10 @@ class Local:
 
     def check(self, location: str | Path) -> None:
         """Raise OptionError when `location` is another directory."""
-        if self.directory is not None and Path(self.directory).resolve() != Path(location).resolve():
+        if (
+            self.directory is not None
+            and Path(self.directory).resolve() != Path(location).resolve()
+        ):
             raise OptionError(
                 f"tiers: Local({str(self.directory)!r}) must be the directory of the Checkpointer, "
                 f"{str(location)!r}"

@@ -13,10 +13,15 @@ from iobench.errors import StateError
 from iobench.tiers.address_range import AddressRange
 from iobench.tiers.memory_slot import MemorySlot
 from iobench.tiers.memory_tier import MemoryTier, alignment
-from iobench.units import format_size
+from iobench.units import GIB, format_size
 from iobench.writers.blocks.pages import HUGE_PAGE
 
 __all__ = ["MemoryPool"]
+
+_MOST_SLOTS = 512
+"""Each is one or more mappings, of which a process has a limited number."""
+_SPARE_PART, _MOST_SPARE = 8, GIB
+"""An eighth of the memory that is available at the start, 1 GiB at most, is left to others."""
 
 
 class MemoryPool(SlotPool):
@@ -25,8 +30,8 @@ class MemoryPool(SlotPool):
     The last slot of a tier may be spread over it and the next one. Before a slot is made, the free
     bytes of control groups, the system, tmpfs, huge pages and the node are counted. A tier without
     room is left out, so a limit that is lowered means fewer new slots. `count` is how many there
-    are and could be now. No lock, for the reasons of SlotPool: what is taken is counted in the
-    slots that exist.
+    are and could be now, 512 at most. No lock, for the reasons of SlotPool: what is taken is
+    counted in the slots that exist.
     """
 
     def __init__(self, tiers: Sequence[MemoryTier]) -> None:
@@ -34,6 +39,7 @@ class MemoryPool(SlotPool):
         self._free.clear()
         self.tiers = list(tiers)
         self._unit = alignment(self.tiers)
+        self._spare = min((available_bytes() or 0) // _SPARE_PART, _MOST_SPARE)
         self._numbers = itertools.count()
         # Not a WeakSet, which cannot be read while another thread adds to it.
         self._made = list[weakref.ref[MemorySlot]]()
@@ -56,7 +62,7 @@ class MemoryPool(SlotPool):
         if size > self._size:
             self._size = size
             self.free()  # they are too small
-        self.count = len(self.slots()) + sum(self._rooms()) // self._size
+        self.count = min(_MOST_SLOTS, len(self.slots()) + sum(self._rooms()) // self._size)
         if not self.count:
             raise StateError(self._too_large())
 
@@ -79,6 +85,7 @@ class MemoryPool(SlotPool):
                 missing[part.tier] = missing.get(part.tier, 0) + part.missing_bytes
         left = available_bytes()
         if left is not None:
+            left -= self._spare
             left -= sum(missing.get(one.name, 0) for one in self.tiers if one.backing.shared)
         rooms = []
         for tier in self.tiers:
@@ -111,7 +118,7 @@ class MemoryPool(SlotPool):
 
     def allocated(self) -> list[Slot]:
         """Make all slots that there is room for, and return the free ones."""
-        while (slot := self._new()) is not None:
+        while len(self.slots()) < self.count and (slot := self._new()) is not None:
             self._free.append(slot)
         return list(self._free)
 

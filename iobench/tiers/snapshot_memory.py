@@ -135,9 +135,7 @@ class SnapshotMemory:
             )
             return None
         sources = {slot.tiers: "read"}
-        return state, Loaded(
-            step=manifest.step, transfer=transfer, passed_over={}, sources=sources
-        )
+        return state, Loaded(step=manifest.step, transfer=transfer, passed_over={}, sources=sources)
 
     def told(self, loaded: Loaded) -> Loaded:
         """Return `loaded`, a restore from other tiers, with its sources and why not from memory."""
