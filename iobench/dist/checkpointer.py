@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from iobench.tiers.nearest import Nearest
     from iobench.tiers.placement import Placement
     from iobench.tiers.remote import Remote
-    from iobench.tiers.snapshot_memory import MemoryUse, SnapshotMemory
+    from iobench.tiers.snapshot_memory import SnapshotMemory, TierUse
 
 __all__ = ["Checkpointer"]
 
@@ -182,7 +182,7 @@ class Checkpointer(LocalCheckpointer):
         return content, save
 
     @property
-    def memory(self) -> tuple[MemoryUse, ...]:
+    def memory(self) -> tuple[TierUse, ...]:
         """The use of each memory tier now, fastest first; empty without memory tiers."""
         return self._memory.use() if self._memory is not None else ()
 

@@ -17,7 +17,7 @@ from iobench.writers.blocks.channel import Lease, OnFull
 __all__ = ["MemoryPersister"]
 
 _Lease = Lease[Snapshot[Serialized]]
-Wanted = Callable[[Mapping[int, tuple[int, float]]], set[int]]
+_Wanted = Callable[[Mapping[int, tuple[int, float]]], set[int]]
 """Gets serial numbers and times by step; returns the steps that retention would keep."""
 
 
@@ -32,7 +32,7 @@ class MemoryPersister(Persister[Serialized]):
         self,
         pool: MemoryPool,
         persist: Callable[[Snapshot[Serialized]], Manifest],
-        wanted: Wanted,
+        wanted: _Wanted,
         *,
         in_order: bool = False,
     ) -> None:

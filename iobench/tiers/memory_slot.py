@@ -12,11 +12,11 @@ from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.slots import Slot
 from iobench.tiers.address_range import AddressRange
 
-__all__ = ["Kept", "MemorySlot", "Part"]
+__all__ = ["Kept", "MemorySlot", "SlotPart"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SlotPart:
     """Bytes of a slot that are in the tier of this name; `lazy`: without pages at first."""
 
     tier: str
@@ -46,7 +46,7 @@ class MemorySlot(Slot):
     `save` is the save that took it last. `kept` is set once this save is committed.
     """
 
-    def __init__(self, number: int, room: AddressRange, parts: tuple[Part, ...]) -> None:
+    def __init__(self, number: int, room: AddressRange, parts: tuple[SlotPart, ...]) -> None:
         super().__init__()
         self.number, self.parts = number, parts
         self.memory = room.array()

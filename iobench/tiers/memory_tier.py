@@ -13,7 +13,7 @@ from iobench.errors import OptionError, UnavailableError
 from iobench.tiers.address_range import AddressRange
 from iobench.tiers.backing import backing_of
 from iobench.tiers.memory import Memory
-from iobench.tiers.memory_slot import Part
+from iobench.tiers.memory_slot import SlotPart
 from iobench.units import MIB
 
 __all__ = ["MemoryTier"]
@@ -52,7 +52,7 @@ class MemoryTier:
             left = min(left, free - missing_bytes)
         return max(0, left)
 
-    def map_part(self, room: AddressRange, offset: int, length: int) -> Part | None:
+    def map_part(self, room: AddressRange, offset: int, length: int) -> SlotPart | None:
         """Give `room` memory from `offset` on; None when there is none left.
 
         Raises UnavailableError when the system refuses it for another reason.
@@ -67,7 +67,7 @@ class MemoryTier:
             ) from error
         if after is not None:
             room.afterwards.append(after)
-        return Part(
+        return SlotPart(
             tier=self.name,
             size_bytes=length,
             last_address=room.address + offset + length - 1,

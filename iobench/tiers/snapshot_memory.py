@@ -26,11 +26,11 @@ from iobench.tiers.memory_slot import MemorySlot
 from iobench.tiers.memory_tier import MemoryTier
 from iobench.writers.base import Writer
 
-__all__ = ["MemoryUse", "SnapshotMemory"]
+__all__ = ["SnapshotMemory", "TierUse"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryUse:
+class TierUse:
     """A memory tier now, in bytes.
 
     `used_bytes` are snapshots that are not written yet. `free_bytes` can take more of them, by its
@@ -93,11 +93,11 @@ class SnapshotMemory:
         durable = self._ledger.serials().get(save.step) == save.serial
         return [*memory, *([Copy(tier=str(self._store), state="durable")] if durable else [])]
 
-    def use(self) -> tuple[MemoryUse, ...]:
+    def use(self) -> tuple[TierUse, ...]:
         """Return the use of each tier now, fastest first."""
         fill = self.pool.fill()
         return tuple(
-            MemoryUse(
+            TierUse(
                 tier=one.name,
                 size_bytes=one.size_bytes,
                 used_bytes=fill[one.name][0],
