@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from support.filesystems import shut_down
+from support.filesystems import after_power_cut, shut_down
 from support.offload_training import (
     OPTIONS,
     VALUES,
@@ -65,22 +63,23 @@ def test_a_device_that_fails(
         optimizer.pin(1)
     with pytest.raises(TransferError):
         optimizer.close()
-    device = subprocess.run(
-        ["findmnt", "-no", "SOURCE", root], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    subprocess.run(["umount", root], check=True)
-    subprocess.run(["mount", device, root], check=True)
-    with AdamW.resume(make_parameters(1), root / "state", verify=True) as again:
+    with (
+        after_power_cut(root, tmp_path) as after,
+        AdamW.resume(make_parameters(1), after / "state", verify=True) as again,
+    ):
         assert again.updates >= 3
         assert_equal(snapshot(again), stock_snapshots(again.updates)[-1])
 
 
 _UNSHARED = """
-import sys, warnings
+import ctypes, subprocess, sys
 import torch
 from support.offload_training import OPTIONS, VALUES, give_gradients, make_parameters
 from iobench.offload import AdamW
 torch.set_num_threads(1)
+assert ctypes.CDLL(None).unshare(0x20000) == 0  # CLONE_NEWNS
+for mount in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "size=64k", "none", "/dev/shm"]):
+    subprocess.run(["mount", *mount], check=True)
 parameters = make_parameters()
 with AdamW(parameters, sys.argv[1], engine="process", **VALUES, **OPTIONS) as optimizer:
     give_gradients(parameters, 0)
@@ -92,14 +91,7 @@ print("trained")
 @pytest.mark.root
 def test_a_small_dev_shm(tmp_path: Path) -> None:
     """The engine process does not use /dev/shm: 64 KiB of it, as in many containers, suffice."""
-    script = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$0" -c "$1" "$2"'
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, sys.executable, _UNSHARED, tmp_path / "state"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = run_preloaded(["-c", _UNSHARED, tmp_path / "state"])
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
 
 

@@ -357,6 +357,7 @@ def test_damage_is_found_during_backward(tmp_path: Path) -> None:
     optimizer = AdamW.resume(parameters, tmp_path, overlap=True)
     before = [parameter.detach().clone() for parameter in parameters]
     backward(parameters, 1)
+    optimizer._early._thread.join(60)
     with pytest.raises(DataMismatchError, match="chunk 0 differs from its checksum"):
         optimizer.step()
     assert all(map(torch.equal, parameters, before))
