@@ -14,7 +14,7 @@ import torch
 
 from iobench.errors import OptionError, UsageError
 from iobench.offload.layout import StateLayout
-from iobench.offload.model import Pace, StepModel, TrainerModel
+from iobench.offload.model import ChunkPace, StepModel, TrainerModel
 from iobench.offload.store import GenerationStore
 from iobench.offload.stream import ChunkStream, Update
 from iobench.offload.update import ChunkUpdate
@@ -192,7 +192,7 @@ class ThreadEngine:
         counts: npt.NDArray[np.uint64],
         updates: int,
         *,
-        pace: Pace | None = None,
+        pace: ChunkPace | None = None,
         early: Collection[int] = (),
         then: Sequence[int] | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ from iobench.offload.layout import ParameterPiece, StateLayout
 
 __all__ = [
     "AtOnce",
-    "Pace",
+    "ChunkPace",
     "StepModel",
     "TrainerModel",
     "check_dense",
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-class Pace(Protocol):
+class ChunkPace(Protocol):
     """Says when chunks can be updated."""
 
     def plan(self, chunks: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class Pace(Protocol):
 
 
 class AtOnce:
-    """A Pace that waits for nothing."""
+    """A ChunkPace that waits for nothing."""
 
     def plan(self, chunks: Sequence[int]) -> None:
         """Nothing to do."""
@@ -44,7 +44,7 @@ class AtOnce:
         return True
 
 
-class StepModel(Pace, Protocol):
+class StepModel(ChunkPace, Protocol):
     """The parameters of a model in one step, piece by piece."""
 
     def has_gradient(self, parameter: int) -> bool:

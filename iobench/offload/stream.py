@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from iobench.errors import TransferError
 from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.loading import ChunkLoader, DamagedChunkError
-from iobench.offload.model import AtOnce, Pace
+from iobench.offload.model import AtOnce, ChunkPace
 from iobench.offload.mover import Mover
 from iobench.offload.store import GenerationStore
 from iobench.offload.writing import ChunkWriter, Commit
@@ -95,7 +95,13 @@ class ChunkStream:
     # Called by the trainer's thread, or for it by one other thread at a time.
 
     def run_early(
-        self, update: Update, pace: Pace, order: Sequence[int], *, generation: int, updates: int
+        self,
+        update: Update,
+        pace: ChunkPace,
+        order: Sequence[int],
+        *,
+        generation: int,
+        updates: int,
     ) -> None:
         """Call `update` for chunks of the next pass until `pace` stops it, and write the results.
 
@@ -112,7 +118,7 @@ class ChunkStream:
         *,
         generation: int,
         updates: int,
-        pace: Pace | None = None,
+        pace: ChunkPace | None = None,
         early: Collection[int] = (),
         then: Sequence[int] | None = None,
     ) -> None:
@@ -163,7 +169,7 @@ class ChunkStream:
         self._to_read.put([(chunk, self._early.pop(chunk)) for chunk in chunks])
 
     def _updated(
-        self, update: Update, pace: Pace, *, generation: int, updates: int
+        self, update: Update, pace: ChunkPace, *, generation: int, updates: int
     ) -> Iterator[tuple[int, np.void]]:
         """Update chunks in their order; yield each, and where it was read from."""
         assert self._left is not None
