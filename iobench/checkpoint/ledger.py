@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import in_save_order, outlines
 from iobench.checkpoint.removal import warn_of
 from iobench.checkpoint.retention import Retention
@@ -146,6 +147,15 @@ class Ledger:
         self._unremovable = set(failures)
         new += self._store.sweep(_SWEPT, room_bytes=2 * save.size_bytes)
         warn_of(new)  # last: a warnings filter may turn it into an exception
+
+    def adopted(self, manifest: Manifest) -> None:
+        """Record a checkpoint that was copied here from another store, with its serial number."""
+        self._read()
+        with self._lock:
+            self._serials[manifest.step] = manifest.serial
+            self._created_s[manifest.step] = manifest.created_s
+            self._unread.discard(manifest.step)
+            self._last_serial = max(self._last_serial, manifest.serial)
 
     def would_keep(
         self, more: Mapping[int, tuple[int, float]], keep: Retention | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
@@ -22,7 +23,8 @@ from iobench.dist.load.any_format import read_any
 from iobench.dist.replicas.scheme import Partner, Xor
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.dist.world import World
-from iobench.errors import OptionError, StateError, UsageError
+from iobench.errors import OptionError, StateError, TransferError, UsageError
+from iobench.writers.base import Writer
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class Checkpointer(LocalCheckpointer):
     _given: GivenTiers | None = None
     _memory: SnapshotMemory | None = None
     _tier: LocalTier | None = None
+    _opening: Nearest | None = None
+    _warm = False
 
     def __new__(cls, *args: Any, world: World | None = None, **options: Any) -> Self:
         """Return the Checkpointer of a rank if the job has several."""
@@ -81,6 +85,10 @@ class Checkpointer(LocalCheckpointer):
             self._given.check(location, options, ranked=self._ranked)
         self._remote = self._given.remote if self._given is not None else None
         self._placement = _checked(placement, self._remote)
+        if self._remote is not None and self._remote.every_save:
+            if options.get("on_full") == "supersede":
+                raise OptionError("every_save: on_full='supersede' drops saves; use 'wait'")
+            self._in_order = True
         many = writers_per_node
         if many not in (None, "auto") and not (type(many) is int and many > 0):
             raise OptionError(f"writers_per_node={many!r}: 1 or more, 'auto', or None for all")
@@ -129,10 +137,13 @@ class Checkpointer(LocalCheckpointer):
                     keep=keep,
                     store=self._store,
                     local=tier,
-                    in_order=False,
+                    in_order=self._in_order,
                 )
             if tier is not None:
-                self._nearest(tier)
+                self._opening = self._new_nearest(tier)
+                self._opening.begin()
+                if not tier.steps():
+                    self._settle_opening()
         except BaseException:
             if self._memory is not None:
                 self._memory.pool.close()
@@ -159,24 +170,52 @@ class Checkpointer(LocalCheckpointer):
             choice=self._placement,
         )
 
-    def _nearest(self, tier: LocalTier) -> Nearest:
-        """Return the checkpoints of both tiers. New saves count as newer than all of them."""
+    def _new_nearest(self, tier: LocalTier) -> Nearest:
         from iobench.tiers.nearest import Nearest
 
-        nearest = Nearest(tier, self._writer, self._read, self._ledger.serials())
+        return Nearest(tier, self._writer, self._read, self._ledger.serials())
+
+    def _nearest(self, tier: LocalTier) -> Nearest:
+        """Return the checkpoints of both tiers. New saves count as newer than all of them."""
+        self._settle_opening()
+        nearest = self._new_nearest(tier)
         nearest.ask()
         self._ledger.seen(nearest.last_serial)
         return nearest
+
+    def _settle_opening(self) -> None:
+        """Take notice of the list of the remote tier that was asked for at the start."""
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            opening.ask()
+            self._ledger.seen(opening.last_serial)
+
+    def _fill(self, step: int, manifest: Manifest, store: CheckpointStore, by: Writer) -> bool:
+        """Copy a checkpoint from the remote tier to the local one; warn if it cannot be written."""
+        from iobench.tiers.warm import fill_local
+
+        tier = self._tier
+        assert tier is not None
+        try:
+            fill_local(tier, self._writer, manifest, store.locate(step), by)
+        except TransferError as error:
+            message = f"step {step} is not copied to {tier}: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            return False
+        self._ledger.adopted(manifest)
+        tier.drain.filled(manifest)
+        return True
 
     def _content_of(self, state: Any) -> Content:
         return super()._content_of(_of_one_rank(state))
 
     def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         tier = self._tier
-        if tier is not None and tier.remote.options.on_lag == "wait":
-            tier.drain.wait_for_lag()
+        self._settle_opening()
+        waited_s = 0.0 if tier is None else tier.drain.wait_for_lag(step)
         content, save = super()._begin(_of_one_rank(state), step)
-        save.tiers = tier.copies if tier is not None else None
+        if tier is not None:
+            save.tiers, save.lag_wait_s = tier.copies, waited_s
         if self._memory is not None:
             self._memory.began(save)
         return content, save
@@ -242,6 +281,7 @@ class Checkpointer(LocalCheckpointer):
         tier = self._tier
         if self._memory is not None:
             self._memory.forget(step)
+        self._settle_opening()
         if tier is None or self._ledger.holds(step):
             super().remove(step)
             return
@@ -268,8 +308,11 @@ class Checkpointer(LocalCheckpointer):
     ) -> tuple[Any, Loaded]:
         if self._tier is None:
             return super()._restore(step, on_corrupt, like)
-        nearest = self._nearest(self._tier)
+        nearest = self._opening or self._new_nearest(self._tier)
+        self._opening = None
+        nearest.warm = self._fill if self._warm else None
         state, loaded = nearest.restore(step, on_corrupt=on_corrupt, like=like)
+        self._ledger.seen(nearest.last_serial)
         self._ledger.resumed_from(loaded.step)
         return state, loaded
 
@@ -280,6 +323,7 @@ class Checkpointer(LocalCheckpointer):
         on_corrupt: OnCorrupt = "raise",
         like: Any = None,
         restore_mode: RestoreMode = "auto",
+        warm: bool = False,
     ) -> Any:
         """Return the state of the checkpoint `step`, or of the newest one. Waits for saves first.
 
@@ -294,9 +338,14 @@ class Checkpointer(LocalCheckpointer):
         `restore_mode` of several ranks: with "all" each rank reads what it needs. With "broadcast"
         one of the ranks that need the same bytes reads them and passes them on, with "all-gather"
         each of them reads a part. "auto" measures the three on the first bytes.
+
+        With `tiers`, `warm` copies a checkpoint that only the remote tier has to the local tier
+        first: the next restore reads it there.
         """
         check_restore_mode(restore_mode)
-        self._restore_mode = restore_mode
+        if warm and self._tier is None:
+            raise UsageError("load(warm=True) needs tiers=[Remote(...)]")
+        self._restore_mode, self._warm = restore_mode, warm
         return super().load(step, on_corrupt=on_corrupt, like=like)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from iobench.errors import DataMismatchError, UsageError
+from iobench.errors import DataMismatchError, StateError, UsageError
 from iobench.offload.buffers import parameter_view
 from iobench.offload.layout import StateLayout
 from iobench.offload.model import flat_view
@@ -18,7 +19,7 @@ from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.store import GenerationStore
 from iobench.writers.image import Bytes
 
-__all__ = ["Restored", "Wanted", "candidates", "fill_parameters", "restore"]
+__all__ = ["Restored", "Wanted", "candidates", "fill_parameters", "restore", "saved_extra"]
 
 Wanted = int | Literal["latest", "pinned"]
 """The step of a pin, the newest generation, or the newest pin."""
@@ -129,11 +130,23 @@ def restore(
     raise DataMismatchError(f"{store.directory}: {'; '.join(passed)}. {_offer(store)}")
 
 
+def saved_extra(extra: Any) -> bytes:
+    """Return the bytes of what was given to `pin`. Raises StateError if `resume` cannot load it."""
+    file = io.BytesIO()
+    torch.save(extra, file)
+    file.seek(0)
+    try:
+        torch.load(file, weights_only=True)
+    except Exception as error:
+        raise StateError(
+            f"extra cannot be loaded again with weights_only: {str(error).splitlines()[0]}"
+        ) from error
+    return file.getvalue()
+
+
 def _loaded(extra: bytes | None) -> Any:
     if extra is None:
         return None
-    import io
-
     return torch.load(io.BytesIO(extra), weights_only=True)
 
 
