@@ -51,8 +51,8 @@ def train(
         str,
         typer.Option(
             "--mode",
-            help="none, sync, async, lazy; async=1 and lazy=1 say how many snapshots memory holds "
-            "(2). none always takes part.",
+            help="none, sync, async, lazy, memory, spill; async=1 says how many snapshots memory "
+            "holds (2). none always takes part.",
         ),
     ] = "none,sync,async",
     target: Annotated[

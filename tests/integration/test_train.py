@@ -101,8 +101,8 @@ def test_pace(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--mode", "often"), "none, sync, async or lazy"),
-        (("--mode", "sync=2"), "none, sync, async or lazy"),
+        (("--mode", "often"), "none, sync, async, lazy, memory or spill"),
+        (("--mode", "sync=2"), "none, sync, async, lazy, memory or spill"),
         (("--writer", "peer:dcp"), "only peer:torch-save"),
         (("--steps", "3", "--every", "4"), "fewer than --every 4"),
         (("--steps", "1", "--every", "1"), "a step before and after it"),
