@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -27,10 +28,12 @@ from iobench.writers.base import Writer
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
+    from iobench.tiers.given import AnyTier, GivenTiers
     from iobench.tiers.local_tier import LocalTier
     from iobench.tiers.nearest import Nearest
     from iobench.tiers.placement import Placement
     from iobench.tiers.remote import Remote
+    from iobench.tiers.snapshot_memory import SnapshotMemory, TierUse
 
 __all__ = ["Checkpointer"]
 
@@ -40,6 +43,8 @@ DEADLINE_S = 1800.0
 class Checkpointer(LocalCheckpointer):
     _read = staticmethod(read_any)
     _ranked = False
+    _given: GivenTiers | None = None
+    _memory: SnapshotMemory | None = None
     _tier: LocalTier | None = None
     _opening: Nearest | None = None
     _warm = False
@@ -62,19 +67,23 @@ class Checkpointer(LocalCheckpointer):
         failed_restarts: int = 2,
         writers_per_node: int | Literal["auto"] | None = None,
         deadline_s: float = DEADLINE_S,
-        tiers: Sequence[Remote] = (),
+        tiers: Sequence[AnyTier] = (),
         placement: Placement | None = None,
         **options: Any,
     ) -> None:
         """Add to the options of LocalCheckpointer, whose directory is the local tier of `tiers`.
 
-        - `tiers`: `[Remote("s3://bucket/run")]`: checkpoints are copied there in the background
+        - `tiers`: `[Memory("8GiB"), Remote("s3://bucket/run")]`: snapshots wait in the memory, as
+          many as fit it; checkpoints are copied to the remote tier in the background
         - `placement`: lets a save go to the remote tier directly, when that is faster
         """
         del world  # see __new__
-        self._remote = _remote_of(tiers)
-        if self._remote is not None and self._ranked:
-            raise OptionError("tiers: not yet for jobs of several ranks; use one rank, or no tiers")
+        if tiers:
+            from iobench.tiers.given import GivenTiers
+
+            self._given = GivenTiers.of(tiers)
+            self._given.check(location, options, ranked=self._ranked)
+        self._remote = self._given.remote if self._given is not None else None
         self._placement = _checked(placement, self._remote)
         if self._remote is not None and self._remote.every_save:
             if options.get("on_full") == "supersede":
@@ -115,21 +124,38 @@ class Checkpointer(LocalCheckpointer):
     def _open(
         self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
     ) -> None:
-        tier = self._tier
-        if tier is None:
-            super()._open(location, keep, pool, limit)
-            return
-        super()._open(location, tier.keeping(keep), pool, limit)
+        tier, given = self._tier, self._given
+        if given is not None:
+            keep = given.keep or keep
+            self._memory = given.snapshot_memory()
         try:
-            self._opening = self._new_nearest(tier)
-            self._opening.begin()
-            if not tier.steps():
-                self._settle_opening()
+            super()._open(location, keep if tier is None else tier.keeping(keep), pool, limit)
+            if self._memory is not None:
+                self._persister = self._memory.open(
+                    functools.partial(self._committer.persist, rate_bytes_per_s=limit),
+                    ledger=self._ledger,
+                    keep=keep,
+                    store=self._store,
+                    local=tier,
+                    in_order=self._in_order,
+                )
+            if tier is not None:
+                self._opening = self._new_nearest(tier)
+                self._opening.begin()
+                if not tier.steps():
+                    self._settle_opening()
         except BaseException:
-            tier.release()
+            if self._memory is not None:
+                self._memory.pool.close()
+            self._store.release()
             raise
 
     def _new_committer(self) -> Committer:
+        given = self._given
+        committer = self._unpaced_committer()
+        return committer if given is None else given.paced(committer)
+
+    def _unpaced_committer(self) -> Committer:
         local = super()._new_committer()
         if self._tier is None or self._placement is None:
             return local
@@ -185,13 +211,21 @@ class Checkpointer(LocalCheckpointer):
 
     def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         tier = self._tier
-        if tier is None:
-            return super()._begin(_of_one_rank(state), step)
-        self._settle_opening()
-        waited_s = tier.drain.wait_for_lag(step)
+        waited_s = 0.0
+        if tier is not None:
+            self._settle_opening()
+            waited_s = tier.drain.wait_for_lag(step)
         content, save = super()._begin(_of_one_rank(state), step)
-        save.tiers, save.lag_wait_s = tier.copies, waited_s
+        save.tiers = tier.copies if tier is not None else None
+        save.lag_wait_s = waited_s
+        if self._memory is not None:
+            self._memory.began(save)
         return content, save
+
+    @property
+    def memory(self) -> tuple[TierUse, ...]:
+        """The use of each memory tier now, fastest first; empty without memory tiers."""
+        return self._memory.use() if self._memory is not None else ()
 
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed.
@@ -248,6 +282,8 @@ class Checkpointer(LocalCheckpointer):
         """
         tier = self._tier
         self._settle_opening()
+        if self._memory is not None:
+            self._memory.forget(step)
         if tier is None or self._ledger.holds(step):
             super().remove(step)
             return
@@ -258,6 +294,18 @@ class Checkpointer(LocalCheckpointer):
         tier.drain.queue.forget(step)
 
     def _restore(
+        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
+    ) -> tuple[Any, Loaded]:
+        if self._memory is None:
+            return self._restore_stored(step, on_corrupt, like)
+        found = self._memory.restore(step, self._read, like)
+        if found is None:
+            state, loaded = self._restore_stored(step, on_corrupt, like)
+            return state, self._memory.told(loaded)
+        self._ledger.resumed_from(found[1].step)
+        return found
+
+    def _restore_stored(
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
     ) -> tuple[Any, Loaded]:
         if self._tier is None:
@@ -301,19 +349,6 @@ class Checkpointer(LocalCheckpointer):
             raise UsageError("load(warm=True) needs tiers=[Remote(...)]")
         self._restore_mode, self._warm = restore_mode, warm
         return super().load(step, on_corrupt=on_corrupt, like=like)
-
-
-def _remote_of(tiers: Sequence[Remote]) -> Remote | None:
-    """Return the remote tier; None without tiers. Raises OptionError for anything else."""
-    if not tiers:
-        return None
-    from iobench.tiers.remote import Remote
-
-    if not isinstance(tiers, Sequence) or not all(isinstance(one, Remote) for one in tiers):
-        raise OptionError(f'tiers={tiers!r}: takes a list such as [Remote("s3://bucket/run")]')
-    if len(tiers) > 1:
-        raise OptionError(f"tiers: {len(tiers)} remote tiers; one is possible")
-    return tiers[0]
 
 
 def _checked(placement: Placement | None, remote: Remote | None) -> Placement | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -224,6 +224,12 @@ class RemoteTier:
         assert self._ledger is not None
         return self._ledger.would_keep(waiting)
 
+    def may_keep(self, waiting: Mapping[int, tuple[int, float]]) -> set[int]:
+        """Like `would_keep`, but never asks the tier: all of them when its contents are unknown."""
+        ledger = self._ledger
+        known = ledger is not None and ledger.is_read
+        return ledger.would_keep(waiting) if ledger is not None and known else set(waiting)
+
     def holds(self, step: int) -> bool:
         """Return whether there is a checkpoint of `step`, as far as this process knows."""
         return self._ledger is not None and self._ledger.holds(step)
@@ -234,8 +240,8 @@ class RemoteTier:
         return there and readable_manifest(self.store, manifest.step) == manifest
 
     @contextmanager
-    def writing(self, local: Ledger) -> Iterator[CommitLedger]:
-        """Yield the ledger for a checkpoint that is saved here directly, inside the `with`.
+    def writing(self, local: Ledger, save: Save) -> Iterator[CommitLedger]:
+        """Yield the ledger for `save`, which is written here directly, inside the `with`.
 
         Copies of other checkpoints go on; one that is complete is published afterwards. Raises
         TransferError when the tier is not open.
@@ -243,7 +249,7 @@ class RemoteTier:
         with self._lock:
             if not self.is_open:
                 raise TransferError(f"{self}: it does not answer")
-            yield _DirectLedger(self, local.new_serial())
+            yield _DirectLedger(self, save.serial or local.new_serial())
 
     def published(self, manifest: Manifest, waiting: Collection[int]) -> None:
         """Record a new checkpoint, then remove what retention drops and what it replaced."""
