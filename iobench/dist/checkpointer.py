@@ -211,11 +211,13 @@ class Checkpointer(LocalCheckpointer):
 
     def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         tier = self._tier
-        self._settle_opening()
-        waited_s = 0.0 if tier is None else tier.drain.wait_for_lag(step)
-        content, save = super()._begin(_of_one_rank(state), step)
+        waited_s = 0.0
         if tier is not None:
-            save.tiers, save.lag_wait_s = tier.copies, waited_s
+            self._settle_opening()
+            waited_s = tier.drain.wait_for_lag(step)
+        content, save = super()._begin(_of_one_rank(state), step)
+        save.tiers = tier.copies if tier is not None else None
+        save.lag_wait_s = waited_s
         if self._memory is not None:
             self._memory.began(save)
         return content, save
@@ -279,9 +281,9 @@ class Checkpointer(LocalCheckpointer):
         nothing is removed then.
         """
         tier = self._tier
+        self._settle_opening()
         if self._memory is not None:
             self._memory.forget(step)
-        self._settle_opening()
         if tier is None or self._ledger.holds(step):
             super().remove(step)
             return
