@@ -11,6 +11,7 @@ import typer
 
 from iobench.cli.given import DocumentFormatOption, check_effect, check_output, the_directory
 from iobench.cli.report import ReportOption, check_report, write_report
+from iobench.cli.reproduce_offload import reproduce_offload
 from iobench.cli.servers import HERE, preparing, print_plan, print_warning
 from iobench.report.render import DocumentFormat
 
@@ -26,7 +27,10 @@ _SMALLEST = 100_000  # parameters: its own forward and backward must fit into th
 
 def reproduce(
     ctx: typer.Context,
-    claim: Annotated[str, typer.Argument(help="The claim: hybrid-io, checkfreq, pccheck, async.")],
+    claim: Annotated[
+        str,
+        typer.Argument(help="The claim: hybrid-io, checkfreq, pccheck, async, sk-hynix-offload."),
+    ],
     target: Annotated[
         str, typer.Option("--target", help="The directory to measure in.", show_default="here")
     ] = HERE,
@@ -56,7 +60,18 @@ def reproduce(
     with its reason and setting. hybrid-io compares writer hybrid with buffered, by files and by the
     wall clock of training; checkfreq and pccheck compare training with and without checkpoints;
     async compares stalls. A step is the published one, scaled as its checkpoint is.
+    sk-hynix-offload compares checkpoints of optimizer state on storage and in memory.
     """
+    if claim == "sk-hynix-offload":
+        given_records = bool(results) or report is not None
+        reproduce_offload(
+            target=the_directory(target),
+            size=size,
+            repeat=repeat,
+            records=given_records,
+            form=format_,
+        )
+        return
     if results:
         why = "--results measures nothing"
         check_effect(ctx, ("target", "size", "repeat"), why)

@@ -40,13 +40,19 @@ class Checkpointer(LocalCheckpointer):
     _ranked = False
     _tier: LocalTier | None = None
 
-    def __new__(cls, *args: Any, world: World | None = None, **options: Any) -> Self:
-        """Return the Checkpointer of a rank if the job has several."""
+    def __new__(
+        cls, *args: Any, world: World | None = None, offload: Any = None, **options: Any
+    ) -> Self:
+        """Return the Checkpointer of a rank if the job has several, or that with `offload`."""
         del args, options
         if cls is Checkpointer and (world or World.detect()).size > 1:
             from iobench.dist.ranked import RankedCheckpointer
 
             return object.__new__(RankedCheckpointer)  # type: ignore[return-value]  # a subclass
+        if cls is Checkpointer and offload is not None:
+            from iobench.dist.offloaded import OffloadCheckpointer
+
+            return object.__new__(OffloadCheckpointer)  # type: ignore[return-value]  # a subclass
         return object.__new__(cls)
 
     def __init__(
@@ -60,14 +66,19 @@ class Checkpointer(LocalCheckpointer):
         deadline_s: float = DEADLINE_S,
         tiers: Sequence[Remote] = (),
         placement: Placement | None = None,
+        offload: Any = None,
         **options: Any,
     ) -> None:
         """Add to the options of LocalCheckpointer, whose directory is the local tier of `tiers`.
 
         - `tiers`: `[Remote("s3://bucket/run")]`: checkpoints are copied there in the background
         - `placement`: lets a save go to the remote tier directly, when that is faster
+        - `offload`: an optimizer of iobench.offload, whose state is not written again: each save
+          pins it, and `load` lets model and optimizer go on from there
         """
         del world  # see __new__
+        if offload is not None:
+            raise OptionError("offload: not yet for jobs of several ranks")
         self._remote = _remote_of(tiers)
         if self._remote is not None and self._ranked:
             raise OptionError("tiers: not yet for jobs of several ranks; use one rank, or no tiers")

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iobench.offload.adamw import Adam, AdamW
+    from iobench.offload.ranked import ShardedAdamW
 
-__all__ = ["Adam", "AdamW"]
+__all__ = ["Adam", "AdamW", "ShardedAdamW"]
+
+_HOMES = {
+    "Adam": "iobench.offload.adamw",
+    "AdamW": "iobench.offload.adamw",
+    "ShardedAdamW": "iobench.offload.ranked",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'iobench.offload' has no attribute {name!r}")
-    return getattr(import_module("iobench.offload.adamw"), name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from iobench.errors import OptionError, StateError, UsageError
 from iobench.offload.adam import TENSORS
 from iobench.offload.engine import Engine, EngineOptions, ThreadEngine
+from iobench.offload.held_pins import HeldPins
 from iobench.offload.groups import check_values, defaults_of, kept_values, put_values, specs_of
 from iobench.offload.layout import StateLayout
 from iobench.offload.model import TrainerModel
@@ -126,20 +127,32 @@ class AdamW(Optimizer):
         optimizer._prepare(params, {**values, "weight_decay": 0.0})
         options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
         _check_engine(engine)
-        specs = specs_of(optimizer.param_groups)
-        store = GenerationStore.open(Path(directory))
+        optimizer._continue(Path(directory), step, options, engine, verify=verify)
+        return optimizer
+
+    def _continue(
+        self,
+        directory: Path,
+        step: Wanted,
+        options: EngineOptions,
+        engine: EngineName,
+        *,
+        verify: bool = False,
+    ) -> None:
+        """Go on from the state in `directory`; see `resume`."""
+        specs = specs_of(self.param_groups)
+        store = GenerationStore.open(directory)
         try:
             store.layout.check_same(specs, str(directory))
-            optimizer._check_kind(store)
-            parameters = optimizer._parameters()
+            self._check_kind(store)
+            parameters = self._parameters()
             record, restored = restore(store, parameters, step, verify=verify, **options.speed)
-            put_values(optimizer.param_groups, record.groups)
+            put_values(self.param_groups, record.groups)
         except BaseException:
             store.close()
             raise
-        optimizer.restored = restored
-        optimizer._attach(store, options, engine)
-        return optimizer
+        self.restored = restored
+        self._attach(store, options, engine)
 
     def _prepare(self, params: ParamsT, values: Mapping[str, Any]) -> None:
         super().__init__(params, defaults_of(**values, decoupled=self._decoupled))
@@ -147,6 +160,8 @@ class AdamW(Optimizer):
             check_values(group)
         self.restored: Restored | None = None
         """What `resume` has taken; None for a new training."""
+        self._held: set[str] = set()
+        """Pins of a Checkpointer, also those that are not durable yet."""
 
     def _check_kind(self, store: GenerationStore) -> None:
         newest = store.newest
@@ -157,6 +172,7 @@ class AdamW(Optimizer):
     def _attach(self, store: GenerationStore, options: EngineOptions, kind: EngineName) -> None:
         """Start the engine on `store`, which is closed if that fails."""
         self._note_versions()
+        self._attached = store.directory.absolute(), options, kind
         engine = (
             ProcessEngine(store, options) if kind == "process" else ThreadEngine(store, options)
         )
@@ -212,8 +228,16 @@ class AdamW(Optimizer):
         engine = self._running()
         if not engine.layout.pins:
             raise UsageError("pins=0: no generation can be pinned; construct with pins=1 or more")
+        if max(len(self._held), engine.progress().held) >= engine.layout.pins:
+            raise UsageError(
+                f"all pins={engine.layout.pins} belong to checkpoints of a Checkpointer"
+            )
         saved = None if extra is None else _saved(extra)
         engine.pin(step, saved, kept_values(self.param_groups))
+
+    def checkpoint_pins(self) -> HeldPins:
+        """Return the pins that a `Checkpointer(..., offload=optimizer)` holds."""
+        return HeldPins(self)
 
     def wait(self, step: int | None = None) -> None:
         """Wait until all steps and pins so far are durable.
@@ -307,6 +331,10 @@ class AdamW(Optimizer):
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _was_written(self) -> bool:
+        """Whether the trainer has written to a parameter since the last step."""
+        return self._versions != [parameter._version for parameter in self._parameters()]
 
     def _note_versions(self) -> None:
         """Remember torch's counters of changes: a later one means that the trainer has written."""

@@ -103,7 +103,9 @@ class _Child:
             self._engine.step(model, message["groups"])
         elif what == "pin":
             extra = payload if message["extra"] else None
-            self._engine.pin(message["step"], extra, message["groups"])
+            self._engine.pin(message["step"], extra, message["groups"], held=message["held"])
+        elif what == "unpin":
+            self._engine.unpin(message["extras"])
         elif what == "wait":
             self._engine.wait()
 

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
@@ -86,6 +86,12 @@ class ProcessEngine:
         """See Engine: only methods find a failure."""
         return self._failure is not None
 
+    @property
+    def ended(self) -> bool:
+        """See Engine."""
+        child = self._child  # None while the child is started again: all was durable before
+        return self._failure is not None or child is None or child.poll() is not None
+
     def step(self, model: TrainerModel, groups: Groups) -> None:
         """See Engine."""
         link = self._running()
@@ -109,11 +115,18 @@ class ProcessEngine:
             raise
         self._fresh, self._base = False, None
 
-    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
+    def pin(
+        self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False
+    ) -> None:
         """See Engine."""
-        message = {"do": "pin", "step": step, "extra": extra is not None, "groups": groups}
+        given = extra is not None
+        message = {"do": "pin", "step": step, "extra": given, "groups": groups, "held": held}
         self._ask(message, extra or b"")
         self._base = None
+
+    def unpin(self, extras: Sequence[str]) -> None:
+        """See Engine."""
+        self._ask({"do": "unpin", "extras": list(extras)})
 
     def wait(self) -> None:
         """See Engine."""

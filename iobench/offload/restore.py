@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from iobench.errors import DataMismatchError, UsageError
+from iobench.offload.agreement import kept_records
 from iobench.offload.buffers import parameter_view
 from iobench.offload.layout import StateLayout
 from iobench.offload.model import flat_view
@@ -18,10 +19,25 @@ from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.store import GenerationStore
 from iobench.writers.image import Bytes
 
-__all__ = ["Restored", "Wanted", "candidates", "fill_parameters", "restore"]
+__all__ = ["AtUpdates", "HeldPin", "Restored", "Wanted", "candidates", "fill_parameters", "restore"]
 
-Wanted = int | Literal["latest", "pinned"]
-"""The step of a pin, the newest generation, or the newest pin."""
+@dataclass(frozen=True)
+class HeldPin:
+    """A pin by the XXH3 of its `extra`."""
+
+    extra: str
+
+
+@dataclass(frozen=True)
+class AtUpdates:
+    """The state after this many updates, and the step of its pin if it has one in all ranks."""
+
+    updates: int
+    step: int | None
+
+
+Wanted = int | HeldPin | AtUpdates | Literal["latest", "pinned"]
+"""The step of a pin, one pin, the newest generation, or the newest pin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +69,20 @@ def candidates(store: GenerationStore, wanted: Wanted) -> Iterator[_Candidate]:
     """
     pins = {pin.generation: pin for pin in store.pins}
     records = store.records()
+    if isinstance(wanted, HeldPin):
+        for pin in store.pins:
+            if pin.extra == wanted.extra:
+                yield _Candidate(store.record_of(pin), pin, True)
+        return
+    if isinstance(wanted, AtUpdates):
+        for record in kept_records(records):
+            if record.updates == wanted.updates:
+                own = [pin for pin in store.pins if pin.generation == record.generation]
+                pin = next((pin for pin in own if pin.step == wanted.step), None)
+                yield _Candidate(record, pin, bool(own) or record is records[0])
+        return
     if isinstance(wanted, int):
-        found = [pin for pin in store.pins if pin.step == wanted]
+        found = [pin for pin in reversed(store.pins) if pin.step == wanted]
         if not found:
             raise UsageError(f"{store.directory}: step {wanted} is not pinned; {_offer(store)}")
         yield _Candidate(store.record_of(found[0]), found[0], True)
@@ -112,11 +140,14 @@ def restore(
                 continue
             passed.append(f"generation {record.generation} is damaged: {error}")
             store.mark_damaged(record)
-            if isinstance(wanted, int):
+            if not isinstance(wanted, str):
                 break
             warnings.warn(f"{passed[-1]}; an older one is tried", RuntimeWarning, stacklevel=4)
             continue
-        store.continue_from(record)
+        if isinstance(wanted, AtUpdates) and record is not store.newest:
+            store.adopt(record)  # the ranks must not find what one of them alone has
+        else:
+            store.continue_from(record)
         return record, Restored(
             generation=record.generation,
             updates=record.updates,
@@ -124,6 +155,8 @@ def restore(
             extra=_loaded(extra),
             passed_over=tuple(passed),
         )
+    if isinstance(wanted, HeldPin) and not passed:
+        raise DataMismatchError(f"{store.directory}: that generation is not pinned any more")
     if not passed:
         raise UsageError(f"{store.directory}: nothing to restore; {_offer(store)}")
     raise DataMismatchError(f"{store.directory}: {'; '.join(passed)}. {_offer(store)}")

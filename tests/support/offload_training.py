@@ -20,8 +20,10 @@ __all__ = [
     "assert_equal",
     "give_gradients",
     "gradient",
+    "has_generation",
     "make_parameters",
     "reports",
+    "say",
     "snapshot",
     "stock_snapshots",
     "train_and_report",
@@ -128,7 +130,7 @@ def stock_snapshots(steps: int) -> list[Snapshot]:
 def train_and_report(directory: Path, steps: int, *, pin_every: int = 2) -> None:
     """Train until there are `steps` updates; report the durable ones on stdout."""
     parameters = make_parameters()
-    if (directory / "layout.json").exists() and _has_generation(directory):
+    if has_generation(directory):
         optimizer = AdamW.resume(parameters, directory, memory=OPTIONS["memory"])
     else:
         optimizer = AdamW(parameters, directory, **VALUES, **OPTIONS)
@@ -137,21 +139,25 @@ def train_and_report(directory: Path, steps: int, *, pin_every: int = 2) -> None
         optimizer.step()
         if (step + 1) % pin_every == 0:
             optimizer.pin(step + 1, {"step": step + 1})
-        _say("durable", optimizer.durable())
+        say("durable", optimizer.durable())
         for pinned in optimizer.pinned():
-            _say("pinned", pinned)
+            say("pinned", pinned)
     optimizer.close()
-    _say("done", steps)
+    say("done", steps)
 
 
-def _has_generation(directory: Path) -> bool:
+def has_generation(directory: Path) -> bool:
+    """Whether a state directory has a durable generation."""
     from iobench.offload.files import read_layout
     from iobench.offload.store import read_records
 
+    if not (directory / "layout.json").exists():
+        return False
     return bool(read_records(directory, read_layout(directory)))
 
 
-def _say(what: str, number: int) -> None:
+def say(what: str, number: int) -> None:
+    """Report a number to the test."""
     # One write, because a kill falls between two.
     os.write(sys.stdout.fileno(), f"{what} {number}\n".encode())
 
