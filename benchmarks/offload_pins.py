@@ -72,9 +72,7 @@ def main() -> None:
             block(optimizer, _PINS + 2, pins=True)  # the first write of reserved space costs more
         for turn in range(arguments.rounds):
             for name in random.sample(_ARMS, len(_ARMS)):
-                elapsed_s, written = block(
-                    optimizer, arguments.steps, pins=name == "step and pin"
-                )
+                elapsed_s, written = block(optimizer, arguments.steps, pins=name == "step and pin")
                 seconds[name].append(elapsed_s)
                 bytes_[name].append(written)
                 samples.sample(name, turn, elapsed_s, bytes=round(written))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from iobench.checkpoint.manifest import Manifest, PinnedGeneration
 from iobench.checkpoint.order import outlines, readable_manifest
@@ -55,20 +54,25 @@ class PinLedger:
     def _owner(self) -> str:
         return str(self._store.directory)
 
-    def make_room(self, wait: Callable[[], None]) -> None:
-        """Release what is free, and wait for pending saves if no pin is left.
+    def make_room(self, *ways: Callable[[], None]) -> None:
+        """Release what is free. While no pin is left, try the `ways` to free one.
 
         Raises UsageError when all pins belong to checkpoints.
         """
         self.sweep()
-        if len(self._own) + self._others >= self._state.most:
-            wait()
-            self.sweep()
-        if len(self._own) + self._others >= self._state.most:
+        for way in ways:
+            if self._full:
+                way()
+                self.sweep()
+        if self._full:
             raise UsageError(
                 f"all pins={self._state.most} of the offloaded optimizer belong to checkpoints; "
                 "construct it with more pins, or keep fewer checkpoints"
             )
+
+    @property
+    def _full(self) -> bool:
+        return len(self._own) + self._others >= self._state.most
 
     def hold(self, save: Save) -> None:
         """Pin the state after the last step for `save`. Waits for nothing."""

@@ -104,9 +104,7 @@ def plan_offload(
     write(title, found, form, sys.stdout)
 
 
-def _training(
-    workload: str | None, params: str | None, step: str | None
-) -> tuple[str, int, float]:
+def _training(workload: str | None, params: str | None, step: str | None) -> tuple[str, int, float]:
     """Return a title, the parameters, and the seconds of forward and backward."""
     from iobench import workloads
 

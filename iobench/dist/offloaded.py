@@ -90,7 +90,7 @@ class OffloadCheckpointer(Checkpointer):
 
     def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         self._check_usable()
-        self._pins.make_room(self._finish_saves)
+        self._pins.make_room(self._finish_saves, self._ledger.tidy)
         content, save = super()._begin(state, step)
         try:
             self._pins.hold(save)

@@ -15,8 +15,8 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from iobench.errors import OptionError, StateError, UsageError
 from iobench.offload.adam import TENSORS
 from iobench.offload.engine import Engine, EngineOptions, ThreadEngine
-from iobench.offload.held_pins import HeldPins
 from iobench.offload.groups import check_values, defaults_of, kept_values, put_values, specs_of
+from iobench.offload.held_pins import HeldPins
 from iobench.offload.layout import StateLayout
 from iobench.offload.model import TrainerModel
 from iobench.offload.process import ProcessEngine
@@ -54,6 +54,8 @@ class AdamW(Optimizer):
     _decoupled: ClassVar[bool] = True
     _weight_decay: ClassVar[float] = 1e-2
     _engine: Engine | None = None
+    restored: Restored | None = None
+    """What `resume` has taken; None for a new training."""
 
     def __init__(
         self,
@@ -158,8 +160,6 @@ class AdamW(Optimizer):
         super().__init__(params, defaults_of(**values, decoupled=self._decoupled))
         for group in self.param_groups:
             check_values(group)
-        self.restored: Restored | None = None
-        """What `resume` has taken; None for a new training."""
         self._held: set[str] = set()
         """Pins of a Checkpointer, also those that are not durable yet."""
 

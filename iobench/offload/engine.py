@@ -93,9 +93,7 @@ class Engine(Protocol):
         """Update the parameters that have a gradient; return when they are new and at most
         `max_lag` steps are not durable."""
 
-    def pin(
-        self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False
-    ) -> None:
+    def pin(self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False) -> None:
         """Pin the last generation with these values of the groups; waits for nothing."""
 
     def unpin(self, extras: Sequence[str]) -> None:
@@ -180,9 +178,7 @@ class ThreadEngine:
         newest = self.store.newest
         return newest.generation if newest else 0
 
-    def pin(
-        self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False
-    ) -> None:
+    def pin(self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False) -> None:
         """See Engine."""
         if not self._generation:
             raise UsageError(f"step {step}: nothing to pin before the first call of step()")

@@ -73,9 +73,7 @@ class HeldPins:
         engine = optimizer._running()
         file = io.BytesIO()
         # The random part makes the XXH3 the name of this pin alone.
-        torch.save(
-            {"checkpointer": owner, "step": step, "name": secrets.token_hex(16)}, file
-        )
+        torch.save({"checkpointer": owner, "step": step, "name": secrets.token_hex(16)}, file)
         extra = file.getvalue()
         engine.pin(step, extra, kept_values(optimizer.param_groups), held=True)
         name: str = xxhash.xxh3_64_hexdigest(extra)

@@ -115,9 +115,7 @@ class ProcessEngine:
             raise
         self._fresh, self._base = False, None
 
-    def pin(
-        self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False
-    ) -> None:
+    def pin(self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False) -> None:
         """See Engine."""
         given = extra is not None
         message = {"do": "pin", "step": step, "extra": given, "groups": groups, "held": held}

@@ -20,8 +20,8 @@ from iobench.offload.agreement import Offer, chosen
 from iobench.offload.files import LAYOUT, read_layout
 from iobench.offload.groups import defaults_of, kept_values, put_values, specs_of
 from iobench.offload.model import flat_view
-from iobench.offload.resharding import other_sizes, reshard
 from iobench.offload.ranges import ParameterRange, ranges_of
+from iobench.offload.resharding import other_sizes, reshard
 from iobench.offload.restore import AtUpdates
 from iobench.offload.store import read_records
 from iobench.units import MIB
@@ -44,6 +44,8 @@ class ShardedAdamW(Optimizer):
     any point leaves a step that all ranks have, and `resume` takes the newest one. An error in one
     rank is a RankError in the others.
     """
+
+    _local: AdamW | None = None
 
     def __init__(
         self,
@@ -123,7 +125,6 @@ class ShardedAdamW(Optimizer):
         self._group, self._deadline_s = group, deadline_s
         self._parameters = [p for group in self.param_groups for p in group["params"]]
         self._ranges = ranges_of([p.numel() for p in self._parameters], self._world.size)
-        self._local: AdamW | None = None
         self._unsettled = False
         """Whether a pin was made that may not be durable in all ranks."""
         if not all(self._ranges):
@@ -262,7 +263,7 @@ class ShardedAdamW(Optimizer):
         """Raises UsageError: no rank has all of the state."""
         raise UsageError("no rank has the whole state; its directories have it, see resume")
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: Any) -> None:  # noqa: ARG002
         """Raises UsageError; see `state_dict`."""
         raise UsageError("no rank has the whole state; its directories have it, see resume")
 
@@ -274,8 +275,7 @@ class ShardedAdamW(Optimizer):
         own = self._own_directory(directory)
         # Also the generations of a directory that this rank cannot use.
         offers = [
-            Offer.from_json(one)
-            for one in self._agreed("offer", lambda: _offer(own).to_json())
+            Offer.from_json(one) for one in self._agreed("offer", lambda: _offer(own).to_json())
         ]
         if any(one.updates for one in offers):
             found = chosen(offers, wanted, str(directory))
@@ -325,9 +325,7 @@ class ShardedAdamW(Optimizer):
     def _agreed(self, phase: str, work: Callable[[], Any], *, close: bool = False) -> list[Any]:
         """Call `work` in all ranks; with `close`, an error in any closes this rank's own part."""
         try:
-            return agreed(
-                self._control, f"offload {phase}", work, deadline_s=self._deadline_s
-            )
+            return agreed(self._control, f"offload {phase}", work, deadline_s=self._deadline_s)
         except BaseException:
             if close and self._local is not None:
                 self._local.close()

@@ -21,6 +21,7 @@ from iobench.writers.image import Bytes
 
 __all__ = ["AtUpdates", "HeldPin", "Restored", "Wanted", "candidates", "fill_parameters", "restore"]
 
+
 @dataclass(frozen=True)
 class HeldPin:
     """A pin by the XXH3 of its `extra`."""
@@ -78,8 +79,8 @@ def candidates(store: GenerationStore, wanted: Wanted) -> Iterator[_Candidate]:
         for record in kept_records(records):
             if record.updates == wanted.updates:
                 own = [pin for pin in store.pins if pin.generation == record.generation]
-                pin = next((pin for pin in own if pin.step == wanted.step), None)
-                yield _Candidate(record, pin, bool(own) or record is records[0])
+                named = next((pin for pin in own if pin.step == wanted.step), None)
+                yield _Candidate(record, named, bool(own) or record is records[0])
         return
     if isinstance(wanted, int):
         found = [pin for pin in reversed(store.pins) if pin.step == wanted]

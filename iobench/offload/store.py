@@ -43,7 +43,7 @@ from iobench.writers.local.new_file import sync_directory, write_bytes
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["GenerationStore", "read_records", "check_slot_of", "digest_of", "slot_header"]
+__all__ = ["GenerationStore", "check_slot_of", "digest_of", "read_records", "slot_header"]
 
 _SLOT = struct.Struct("<8sIIQQQ")
 """Magic, version, chunk, generation, updates, XXH3 of what follows the header."""

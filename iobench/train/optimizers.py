@@ -86,14 +86,14 @@ class Offloaded(ComparedOptimizer):
     def settle(self) -> None:
         self._optimizer.wait()
 
-    def checkpoint(self, method: str, step: int) -> Callable[[], None]:
+    def checkpoint(self, method: str, step: int) -> Callable[[], None]:  # noqa: ARG002
         self._optimizer.pin(step)
         return lambda: self._optimizer.wait(step)
 
-    def files(self, method: str) -> Path:
+    def files(self, method: str) -> Path:  # noqa: ARG002
         return self.directory
 
-    def restore(self, method: str, step: int, into: Parameters) -> Callable[[], None]:
+    def restore(self, method: str, step: int, into: Parameters) -> Callable[[], None]:  # noqa: ARG002
         resumed = AdamW.resume(into, self.directory, step=step, memory=self.memory)
         return resumed.close
 
@@ -221,7 +221,7 @@ class Mapped(_Mastered):
             made.append(torch.from_file(str(path), shared=True, size=self._elements))
         return made
 
-    def checkpoint(self, method: str, step: int) -> Callable[[], None]:
+    def checkpoint(self, method: str, step: int) -> Callable[[], None]:  # noqa: ARG002
         aside = self.directory / "aside"
         aside.mkdir()
         for path in self._paths("state"):
@@ -235,10 +235,10 @@ class Mapped(_Mastered):
         sync_directory(self.directory)
         return lambda: None
 
-    def files(self, method: str) -> Path:
+    def files(self, method: str) -> Path:  # noqa: ARG002
         return self.directory / "copy"
 
-    def restore(self, method: str, step: int, into: Parameters) -> Callable[[], None]:
+    def restore(self, method: str, step: int, into: Parameters) -> Callable[[], None]:  # noqa: ARG002
         elements = sum(one.numel() for one in into)
         read = [
             torch.from_file(str(path), shared=False, size=elements).clone()

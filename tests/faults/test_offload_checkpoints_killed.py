@@ -38,10 +38,10 @@ def kills() -> Iterator[CheckpointKills]:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("name", [name for name in _CALLS if "StateFile" not in name])
-def test_named_points(name: str, when: str, kills: CheckpointKills, tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", [name for name in _CALLS if "StateFile" not in name])
+def test_named_points(call: str, when: str, kills: CheckpointKills, tmp_path: Path) -> None:
     """Each step of a checkpoint: when retention has removed one, or when the first is made."""
-    code, reported = kills.run(tmp_path, f"{name}:{when}:{2 if 'retire' in name else 1}")
+    code, reported = kills.run(tmp_path, f"{call}:{when}:{2 if 'retire' in call else 1}")
     assert code == -signal.SIGKILL
     kills.check(tmp_path, reported)
     code, reported = kills.run(tmp_path)

@@ -213,7 +213,9 @@ def test_plan_of_offloaded_state(iobench_inside: Command) -> None:
     assert "57.9 days" in table
     assert "| nodes |" in iobench_inside("plan", *options, "--format", "md").stdout
     slow = iobench_inside("plan", *OFFLOAD, "--backward", "10s").stdout
-    assert slow.startswith("Offloaded state makes a step at least 33.3% longer: 26 B x 6,000,000,00")
+    assert slow.startswith(
+        "Offloaded state makes a step at least 33.3% longer: 26 B x 6,000,000,00"
+    )
     assert "give --rated-writes" in slow
 
 

@@ -92,9 +92,7 @@ class CheckpointKills(OffloadKills):
             assert pins[name].step == step
         with (
             AdamW.resume(make_parameters(9), state) as optimizer,
-            iobench.Checkpointer(
-                runs, keep=iobench.KeepLast(KEPT), offload=optimizer
-            ) as ckpt,
+            iobench.Checkpointer(runs, keep=iobench.KeepLast(KEPT), offload=optimizer) as ckpt,
         ):
             steps = ckpt.steps()  # what a save had put aside is back
             assert max(steps, default=0) >= reported.get("committed", 0)

@@ -11,7 +11,9 @@ from iobench.train.comparison import MeasuredCheckpoint, MeasuredOptimizer, Meas
 _STATE = 14_000_000
 
 
-def _measured(name: str, method: str, *, written: int, read: int, second: float) -> MeasuredOptimizer:
+def _measured(
+    name: str, method: str, *, written: int, read: int, second: float
+) -> MeasuredOptimizer:
     rounds = range(6)
     return MeasuredOptimizer(
         name=name,

@@ -1,10 +1,10 @@
-"""Checkpointer(offload=optimizer): manifests name pinned generations, and retention releases them."""
+"""Checkpointer(offload=optimizer): manifests name pinned generations; retention releases them."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,7 @@ def test_damage_of_a_pinned_generation(tmp_path: Path, expected: list) -> None:
         file.seek(offset)
         file.write(b"damage")
     with _opened(tmp_path) as (optimizer, ckpt):
-        with pytest.raises(DataMismatchError, match="generation 2 is damaged: .*chunk 3"):
+        with pytest.raises(DataMismatchError, match=r"generation 2 is damaged: .*chunk 3"):
             ckpt.load(2)
         with pytest.warns(RuntimeWarning, match="step 2 is skipped"):
             assert ckpt.load(on_corrupt="previous") == {"step": 1}
@@ -236,7 +236,7 @@ def test_options_that_do_not_fit(options: Any, message: str, tmp_path: Path) -> 
     with AdamW(make_parameters(), tmp_path / "state", **VALUES, **OPTIONS, pins=3) as optimizer:
         with pytest.raises(OptionError, match=message):
             iobench.Checkpointer(tmp_path / "runs", offload=optimizer, **options)
-        with pytest.raises(OptionError, match="takes an optimizer of iobench.offload"):
+        with pytest.raises(OptionError, match=r"takes an optimizer of iobench\.offload"):
             iobench.Checkpointer(tmp_path / "runs", offload="adam")
         with iobench.Checkpointer(
             tmp_path / "runs", offload=optimizer, keep=iobench.KeepLast(2)
@@ -259,13 +259,16 @@ def test_a_failure_of_the_engine_makes_no_checkpoint(
     def fail(self: StateFile) -> None:
         raise OSError(5, "Input/output error")
 
-    with pytest.raises(TransferError), _opened(tmp_path) as (optimizer, ckpt):
+    with ExitStack() as stack:
+        optimizer, ckpt = stack.enter_context(_opened(tmp_path))
         monkeypatch.setattr(StateFile, "sync", fail)
         _train(optimizer, 2)
         save = ckpt.save_async({"step": 2}, 2)
         with pytest.raises(TransferError, match="the offload engine has failed"):
             ckpt.wait()
         assert save.status == "failed"
+        with pytest.raises(TransferError, match="the offload engine has failed"):
+            stack.close()
     monkeypatch.undo()
     with _opened(tmp_path) as (optimizer, ckpt):
         assert ckpt.steps() == [1]
