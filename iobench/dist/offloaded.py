@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -107,10 +109,8 @@ class OffloadCheckpointer(Checkpointer):
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed."""
         self._check_usable()
-        try:
+        with _then(lambda: super(OffloadCheckpointer, self).wait(until)):
             self._pins.settle()
-        finally:
-            super().wait(until)
         self._pins.sweep()
 
     def load(self, step: int | Literal["latest"] = "latest", **options: Any) -> Any:
@@ -153,15 +153,25 @@ class OffloadCheckpointer(Checkpointer):
         """
         if not self._unclosed.alive or os.getpid() != self._pid:
             return
-        try:
+        with _then(super().close):
             self._finish_saves()
             self._pins.sweep()
-        finally:
-            super().close()
 
     def _at_end(self) -> None:
-        try:
+        with _then(super()._at_end):
             if self._unclosed.alive:
                 self._pins.settle()
-        finally:
-            super()._at_end()
+
+
+@contextmanager
+def _then(finish: Callable[[], None]) -> Iterator[None]:
+    """Call `finish` after the block, also when that fails: its error is the one that is raised."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            finish()
+        except Exception as other:  # noqa: BLE001 -- the saves failed because the engine did
+            error.add_note(f"a save failed too: {other!r}")
+        raise
+    finish()

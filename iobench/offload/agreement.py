@@ -9,11 +9,11 @@ from typing import Any, Literal, Self
 from iobench.errors import DataMismatchError, UsageError
 from iobench.offload.record import GenerationRecord
 
-__all__ = ["Offer", "chosen", "kept_records"]
+__all__ = ["GenerationOffer", "chosen", "kept_records"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class GenerationOffer:
     """What one rank has: updates of its generations, and (step, updates) of its pins; newest first.
 
     Generations of several ranks belong together when they include the same number of updates.
@@ -57,7 +57,7 @@ def kept_records(records: Sequence[GenerationRecord]) -> list[GenerationRecord]:
 
 
 def chosen(
-    offers: Sequence[Offer], wanted: int | Literal["latest", "pinned"], where: str
+    offers: Sequence[GenerationOffer], wanted: int | Literal["latest", "pinned"], where: str
 ) -> tuple[int, int | None] | None:
     """Return the updates, and the step of the pin, of the newest state that all ranks have.
 

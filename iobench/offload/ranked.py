@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,7 +17,7 @@ from iobench.dist.control import shared_control
 from iobench.dist.world import World
 from iobench.errors import TargetError, UsageError
 from iobench.offload.adamw import AdamW
-from iobench.offload.agreement import Offer, chosen
+from iobench.offload.agreement import GenerationOffer, chosen
 from iobench.offload.files import LAYOUT, read_layout
 from iobench.offload.groups import defaults_of, kept_values, put_values, specs_of
 from iobench.offload.model import flat_view
@@ -30,6 +31,8 @@ __all__ = ["ShardedAdamW"]
 
 _DEADLINE_S = 1800.0
 _BROADCAST_BYTES = 64 * MIB
+_KNOWN_WITHIN_S, _LOOK_AGAIN_S = 5.0, 0.01
+"""A rank that ends is known to the others within this time."""
 
 
 class ShardedAdamW(Optimizer):
@@ -195,10 +198,22 @@ class ShardedAdamW(Optimizer):
     def _exchange(self) -> None:
         """Broadcast the range of each rank."""
         if self._world.size > 1:
-            for rank in range(self._world.size):
-                for views in self._batches(rank):
-                    self._broadcast(views, rank)
+            try:
+                for rank in range(self._world.size):
+                    for views in self._batches(rank):
+                        self._broadcast(views, rank)
+            except RuntimeError as error:  # of torch.distributed: it names no rank
+                self._raise_lost(error)
+                raise
         self._running()._note_versions()
+
+    def _raise_lost(self, error: RuntimeError) -> None:
+        """Raise RankError for a rank that has ended; else tell the others that this one fails."""
+        until_s = time.monotonic() + _KNOWN_WITHIN_S
+        while time.monotonic() < until_s:
+            self._control.check()
+            time.sleep(_LOOK_AGAIN_S)
+        self._control.fail(error)
 
     def _batches(self, rank: int) -> Iterator[list[torch.Tensor]]:
         """Yield views of the range of `rank`, some of one dtype at a time."""
@@ -275,7 +290,8 @@ class ShardedAdamW(Optimizer):
         own = self._own_directory(directory)
         # Also the generations of a directory that this rank cannot use.
         offers = [
-            Offer.from_json(one) for one in self._agreed("offer", lambda: _offer(own).to_json())
+            GenerationOffer.from_json(one)
+            for one in self._agreed("offer", lambda: _offer(own).to_json())
         ]
         if any(one.updates for one in offers):
             found = chosen(offers, wanted, str(directory))
@@ -338,10 +354,10 @@ def rank_directory(rank: int, size: int) -> str:
     return f"rank-{rank}-of-{size}"
 
 
-def _offer(own: Path) -> Offer:
+def _offer(own: Path) -> GenerationOffer:
     if not (own / LAYOUT).exists():
-        return Offer(updates=(), pins=())
+        return GenerationOffer(updates=(), pins=())
     try:
-        return Offer.of(read_records(own, read_layout(own)))
+        return GenerationOffer.of(read_records(own, read_layout(own)))
     except TargetError:
-        return Offer(updates=(), pins=())
+        return GenerationOffer(updates=(), pins=())

@@ -15,7 +15,7 @@ from iobench.dist.agreed import agreed
 from iobench.errors import StateMismatchError, TargetError
 from iobench.offload.adam import TENSORS
 from iobench.offload.adamw import AdamW
-from iobench.offload.agreement import Offer, chosen, kept_records
+from iobench.offload.agreement import GenerationOffer, chosen, kept_records
 from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.files import StateFile, file_sizes, read_layout
 from iobench.offload.groups import kept_values, put_values, specs_of
@@ -112,7 +112,7 @@ def _choice(
     best: list[tuple[int, int]] = []
     for count in other_sizes(directory, size):
         paths = [directory / f"rank-{rank}-of-{count}" for rank in range(count)]
-        offers = [Offer.of(read_records(path, read_layout(path))) for path in paths]
+        offers = [GenerationOffer.of(read_records(path, read_layout(path))) for path in paths]
         found = chosen(offers, wanted, str(directory))
         if found is not None:
             best.append((found[0], count))

@@ -32,24 +32,29 @@ def _check(found: list[dict[str, Any]], updates: int, expected: list[list[list[i
         assert one["bits"] == expected[updates - 1]
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
 def test_ranks_have_the_bits_of_one_process(
-    pool: FirstRanks, tmp_path: Path, expected: list, engine: str
+    pool: FirstRanks, tmp_path: Path, expected: list
 ) -> None:
     """Also after a resume, from the newest step and from a pin, which has the extra of its rank."""
     directory = str(tmp_path / "state")
-    first = pool.call(rank_offload.train, directory, 3, [2], None, engine)
+    first = pool.call(rank_offload.train, directory, 3, [2])
     _check(first, 3, expected)
     assert first[0]["files"] == ["rank-0-of-2", "rank-1-of-2"]
     assert [one["pinned"] for one in first] == [[2], [2]]
-    second = pool.call(rank_offload.train, directory, 4, [], "latest", engine)
+    second = pool.call(rank_offload.train, directory, 4, [], "latest")
     assert [one["begun"] for one in second] == [expected[2]] * 2
     _check(second, 4, expected)
-    third = pool.call(rank_offload.train, directory, 5, [], 2, engine)
+    third = pool.call(rank_offload.train, directory, 5, [], 2)
     assert [one["begun"] for one in third] == [expected[1]] * 2
     assert [one["extra"] for one in third] == [{"rank": 0}, {"rank": 1}]
     assert [one["lr"] for one in third] == [1e-2] * 2
     _check(third, 5, expected)
+
+
+def test_engines_in_processes(pool: FirstRanks, tmp_path: Path, expected: list) -> None:
+    """Each rank has an engine process."""
+    found = pool.call(rank_offload.train, str(tmp_path / "state"), 2, [2], None, "process")
+    _check(found, 2, expected)
 
 
 def test_a_rank_that_is_one_step_behind(pool: FirstRanks, tmp_path: Path, expected: list) -> None:
@@ -98,10 +103,8 @@ def test_what_cannot_be_continued(pool: FirstRanks, ranks: RankPool, tmp_path: P
 @pytest.mark.parametrize(
     "point",
     [
-        "iobench.offload.store.GenerationStore.commit:before:3",
         "iobench.offload.store.GenerationStore.commit:after:3",
         "iobench.offload.store.GenerationStore.pin:before:1",
-        "iobench.offload.adamw.AdamW.step:before:4",
     ],
 )
 def test_a_killed_rank(point: str, tmp_path: Path, expected: list) -> None:
