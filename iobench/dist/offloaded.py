@@ -41,9 +41,9 @@ class _PinningCommitter(Committer):
         memory: Bytes | None = None,
         *,
         rate_bytes_per_s: int | None = None,
-    ) -> None:
+    ) -> Manifest:
         try:
-            super().commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
+            return super().commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
         finally:
             self.pins.ended(save)
 

@@ -6,7 +6,6 @@ import io
 import secrets
 import time
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,16 +13,17 @@ import xxhash
 
 from iobench import linux
 from iobench.checkpoint.pinned_state import FoundPin, PinnedGeneration
-from iobench.errors import TransferError, transfer_errors
+from iobench.errors import TransferError, UsageError, transfer_errors
 from iobench.offload.groups import kept_values
 from iobench.offload.record import GenerationRecord
 from iobench.offload.restore import HeldPin
 from iobench.offload.store import read_records
 
 if TYPE_CHECKING:
-    from iobench.offload.adamw import AdamW
+    from iobench.offload.engine import Engine
+    from iobench.offload.optimizer import OffloadedOptimizer
 
-__all__ = ["HeldPins"]
+__all__ = ["HeldPins", "check_free"]
 
 _LOOK_AGAIN_S = 0.005
 _RECORDS = "records"
@@ -36,9 +36,9 @@ class HeldPins:
     records: an engine in a process of its own answers the trainer only.
     """
 
-    def __init__(self, optimizer: AdamW) -> None:
+    def __init__(self, optimizer: OffloadedOptimizer) -> None:
         self._optimizer = optimizer
-        self.directory, _, _ = optimizer._attached
+        self.directory, *_ = optimizer._attached
         self._layout = optimizer._running().layout
 
     @property
@@ -70,7 +70,7 @@ class HeldPins:
         Raises UsageError before the first step, TransferError after a failure.
         """
         optimizer = self._optimizer
-        engine = optimizer._running()
+        engine = optimizer._settled()
         file = io.BytesIO()
         # The random part makes the XXH3 the name of this pin alone.
         torch.save({"checkpointer": owner, "step": step, "name": secrets.token_hex(16)}, file)
@@ -86,7 +86,7 @@ class HeldPins:
         A closed optimizer keeps them until the next one is used by a Checkpointer.
         """
         if not self.closed:
-            self._optimizer._running().unpin(sorted(names))
+            self._optimizer._settled().unpin(sorted(names))
             self._optimizer._held.difference_update(names)
 
     @property
@@ -97,7 +97,7 @@ class HeldPins:
     def wait(self) -> None:
         """Wait until all steps and pins are durable. Raises TransferError after a failure."""
         if not self.closed:
-            self._optimizer._running().wait()
+            self._optimizer._settled().wait()
 
     def durable(self, name: str) -> PinnedGeneration:
         """Wait until the pin is durable. For any thread.
@@ -143,9 +143,15 @@ class HeldPins:
             not self.closed
             and restored is not None
             and (restored.generation, restored.updates) == (pinned.generation, optimizer.updates)
-            and not optimizer._was_written()
+            and optimizer._versions == [one._version for one in optimizer._parameters()]
         ):
             return
-        directory, options, kind = optimizer._attached
+        directory, options, kind, overlap = optimizer._attached
         optimizer.close()
-        optimizer._continue(Path(directory), HeldPin(pinned.pin), options, kind)
+        optimizer._continue(directory, HeldPin(pinned.pin), options, kind, overlap)
+
+
+def check_free(held: Collection[str], engine: Engine) -> None:
+    """Raise UsageError when no pin is left for one that is not held."""
+    if max(len(held), engine.progress().held) >= engine.layout.pins:
+        raise UsageError(f"all pins={engine.layout.pins} belong to checkpoints of a Checkpointer")

@@ -15,11 +15,11 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from iobench.dist.agreed import agreed
 from iobench.dist.control import shared_control
 from iobench.dist.world import World
-from iobench.errors import TargetError, UsageError
-from iobench.offload.adamw import AdamW
+from iobench.errors import OptionError, TargetError, UsageError
 from iobench.offload.agreement import GenerationOffer, chosen
+from iobench.offload.algorithms import AdamW
 from iobench.offload.files import LAYOUT, read_layout
-from iobench.offload.groups import defaults_of, kept_values, put_values, specs_of
+from iobench.offload.groups import adam_defaults, kept_values, put_values, specs_of
 from iobench.offload.model import flat_view
 from iobench.offload.ranges import ParameterRange, ranges_of
 from iobench.offload.resharding import other_sizes, reshard
@@ -74,6 +74,8 @@ class ShardedAdamW(Optimizer):
         values["weight_decay"] = weight_decay
         self._prepare(params, values, world, group, deadline_s)
         own = self._own_directory(directory)
+        if options.get("overlap"):
+            raise OptionError("overlap: not with ranks; they exchange parameters after the update")
 
         def make() -> None:
             if others := other_sizes(Path(directory), self._world.size):
@@ -117,7 +119,7 @@ class ShardedAdamW(Optimizer):
         group: dist.ProcessGroup | None,
         deadline_s: float,
     ) -> None:
-        super().__init__(params, defaults_of(**values, decoupled=True))
+        super().__init__(params, adam_defaults(**values, decoupled=True))
         self._world = world or World.detect()
         if self._world.size > 1 and not dist.is_initialized():
             raise UsageError(

@@ -13,9 +13,8 @@ import torch
 
 from iobench.dist.agreed import agreed
 from iobench.errors import StateMismatchError, TargetError
-from iobench.offload.adam import TENSORS
-from iobench.offload.adamw import AdamW
 from iobench.offload.agreement import GenerationOffer, chosen, kept_records
+from iobench.offload.algorithms import AdamW
 from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.files import StateFile, file_sizes, read_layout
 from iobench.offload.groups import kept_values, put_values, specs_of
@@ -254,6 +253,6 @@ class _Filling:
                     for own, tensor in zip(into, tensors, strict=True):
                         own[here].copy_(tensor)
                 model = flat_view(self._parameters[piece.parameter])[piece.begin : piece.end]
-                model.copy_(into[TENSORS.index("master")])
+                model.copy_(into[0])  # the masters
                 buffer.parameter(piece).copy_(model)
         return True

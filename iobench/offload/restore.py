@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from iobench.errors import DataMismatchError, UsageError
+from iobench.errors import DataMismatchError, StateError, UsageError
 from iobench.offload.agreement import kept_records
 from iobench.offload.buffers import parameter_view
+from iobench.offload.groups import kind_of, put_values, specs_of
 from iobench.offload.layout import StateLayout
 from iobench.offload.model import flat_view
 from iobench.offload.reading import read_parameters, read_state
@@ -19,7 +22,10 @@ from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.store import GenerationStore
 from iobench.writers.image import Bytes
 
-__all__ = ["AtUpdates", "HeldPin", "Restored", "Wanted", "candidates", "fill_parameters", "restore"]
+__all__ = [
+    *("AtUpdates", "HeldPin", "Restored", "Wanted"),
+    *("candidates", "fill_parameters", "open_state", "restore", "saved_extra"),
+]
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,38 @@ def _offer(store: GenerationStore) -> str:
     return f"pinned: {pins}; {latest}"
 
 
+def open_state(
+    directory: Path,
+    groups: Sequence[dict[str, Any]],
+    kind: str,
+    wanted: Wanted,
+    *,
+    verify: bool,
+    iodepth: int,
+    block_size: int,
+) -> tuple[GenerationStore, Restored]:
+    """Open the state of an optimizer of this `kind`; fill its parameters and groups.
+
+    Raises what `restore` raises, StateMismatchError for another model, UsageError for another kind.
+    """
+    specs = specs_of(groups)
+    store = GenerationStore.open(directory)
+    try:
+        store.layout.check_same(specs, str(directory))
+        found = store.newest and kind_of(store.newest.groups[0])
+        if found and found != kind:
+            raise UsageError(f"{store.directory} has the state of {found}: use its resume")
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        record, restored = restore(
+            store, parameters, wanted, verify=verify, iodepth=iodepth, block_size=block_size
+        )
+        put_values(groups, record.groups)
+    except BaseException:
+        store.close()
+        raise
+    return store, restored
+
+
 def restore(
     store: GenerationStore,
     parameters: Sequence[torch.Tensor],
@@ -163,11 +201,23 @@ def restore(
     raise DataMismatchError(f"{store.directory}: {'; '.join(passed)}. {_offer(store)}")
 
 
+def saved_extra(extra: Any) -> bytes:
+    """Return the bytes of what was given to `pin`. Raises StateError if `resume` cannot load it."""
+    file = io.BytesIO()
+    torch.save(extra, file)
+    file.seek(0)
+    try:
+        torch.load(file, weights_only=True)
+    except Exception as error:
+        raise StateError(
+            f"extra cannot be loaded again with weights_only: {str(error).splitlines()[0]}"
+        ) from error
+    return file.getvalue()
+
+
 def _loaded(extra: bytes | None) -> Any:
     if extra is None:
         return None
-    import io
-
     return torch.load(io.BytesIO(extra), weights_only=True)
 
 

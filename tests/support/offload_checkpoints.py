@@ -18,6 +18,7 @@ from support.offload_training import (
     OPTIONS,
     VALUES,
     assert_equal,
+    backward,
     give_gradients,
     has_generation,
     make_parameters,
@@ -31,23 +32,25 @@ PINS = 3
 KEPT = 2
 
 
-def train_with_checkpoints(directory: Path, steps: int) -> None:
+def train_with_checkpoints(directory: Path, steps: int, *, overlap: bool = False) -> None:
     """Train until there are `steps` updates, with a checkpoint after each; report what is durable.
 
-    A training that was killed goes on from its newest checkpoint.
+    A training that was killed goes on from its newest checkpoint. With `overlap` a real backward
+    makes the gradients, and the next step begins while a checkpoint is being made.
     """
     parameters, state = make_parameters(), directory / "state"
     if has_generation(state):
-        optimizer = AdamW.resume(parameters, state, memory=OPTIONS["memory"])
+        optimizer = AdamW.resume(parameters, state, memory=OPTIONS["memory"], overlap=overlap)
     else:
-        optimizer = AdamW(parameters, state, **VALUES, **OPTIONS, pins=PINS)
+        optimizer = AdamW(parameters, state, **VALUES, **OPTIONS, pins=PINS, overlap=overlap)
     keep = iobench.KeepLast(KEPT)
     with iobench.Checkpointer(directory / "runs", keep=keep, offload=optimizer) as ckpt:
         if ckpt.latest() is not None:
             done = ckpt.load()["step"]
             assert done == optimizer.updates
         for step in range(optimizer.updates, steps):
-            give_gradients(parameters, step)
+            optimizer.zero_grad()
+            (backward if overlap else give_gradients)(parameters, step)
             optimizer.step()
             ckpt.save_async({"step": step + 1, "rng": torch.get_rng_state()}, step + 1)
             for save in ckpt.saves:

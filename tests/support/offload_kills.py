@@ -37,14 +37,14 @@ CALLS = {
     f"{_OFFLOAD}.files.StateFile.sync": 21,
     f"{_OFFLOAD}.files.StateFile.write": 9,
     f"{_OFFLOAD}.writing.ChunkWriter.write": 42,
-    f"{_OFFLOAD}.adam.AdamUpdate.__call__": 42,
+    f"{_OFFLOAD}.update.ChunkUpdate.__call__": 42,
 }
 """Functions that make one system call, or work on one chunk, and how often a run calls them."""
 
 _TRAINERS = """
 import io, os, sys
 import torch
-import iobench.offload.adamw
+import iobench.offload.algorithms
 from pathlib import Path
 from support.kill_points import arm
 from {module} import {trainer}
@@ -59,9 +59,11 @@ for line in sys.stdin:
     if not child:
         import faulthandler
         faulthandler.dump_traceback_later(60, exit=True)  # a child that hangs prints its stacks
+        options = {{name: True for name in ("overlap",) if name in points}}
         for point in points:
-            arm(point)
-        {trainer}(Path(directory), int(steps))
+            if point not in options:
+                arm(point)
+        {trainer}(Path(directory), int(steps), **options)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     os.write(1, f"ended {{os.waitstatus_to_exitcode(status)}}\\n".encode())
@@ -92,7 +94,10 @@ class OffloadKills:
             yield cls(one)
 
     def run(self, directory: Path, *points: str) -> tuple[int, dict[str, int]]:
-        """Train, or go on; return the exit code and what the trainer reported as durable."""
+        """Train, or go on; return the exit code and what the trainer reported as durable.
+
+        "overlap" in `points`: chunks are updated during backward.
+        """
         trainers = self._trainers
         assert trainers.stdin is not None
         assert trainers.stdout is not None
@@ -139,13 +144,14 @@ class OffloadKills:
         name = moments.choice(sorted(self.calls))
         when, call = moments.choice(["before", "after"]), moments.randint(1, self.calls[name])
         point = f"{name}:{when}:{call}"
+        options = ["overlap"] if moments.random() < 0.5 else []
         try:
-            code, reported = self.run(directory, point)
+            code, reported = self.run(directory, point, *options)
             assert code in (0, -signal.SIGKILL)
             updates = self.check(directory, reported)
             assert code or updates == STEPS
         except BaseException as error:
-            error.add_note(f"kill {self.kills} at {point}")
+            error.add_note(f"kill {self.kills} at {point} {options}")
             raise
         if code:
             self.kills += 1
