@@ -11,6 +11,7 @@ import typer
 
 from iobench.cli.given import DocumentFormatOption, check_effect, check_output, the_directory
 from iobench.cli.report import ReportOption, check_report, write_report
+from iobench.cli.reproduce_offload import reproduce_offload
 from iobench.cli.servers import HERE, preparing, print_plan, print_warning
 from iobench.report.render import DocumentFormat
 
@@ -28,7 +29,10 @@ def reproduce(
     ctx: typer.Context,
     claim: Annotated[
         str,
-        typer.Argument(help="The claim: hybrid-io, checkfreq, pccheck, async, sk-hynix-memory."),
+        typer.Argument(
+            help="The claim: hybrid-io, checkfreq, pccheck, async, sk-hynix-memory, "
+            "sk-hynix-offload."
+        ),
     ],
     target: Annotated[
         str, typer.Option("--target", help="The directory to measure in.", show_default="here")
@@ -60,7 +64,18 @@ def reproduce(
     wall clock of training; checkfreq and pccheck compare training with and without checkpoints;
     async compares stalls; sk-hynix-memory those of saves three times as fast as storage, with and
     without a second memory. A step is the published one, scaled as its checkpoint is.
+    sk-hynix-offload compares checkpoints of optimizer state on storage and in memory.
     """
+    if claim == "sk-hynix-offload":
+        given_records = bool(results) or report is not None
+        reproduce_offload(
+            target=the_directory(target),
+            size=size,
+            repeat=repeat,
+            records=given_records,
+            form=format_,
+        )
+        return
     if results:
         why = "--results measures nothing"
         check_effect(ctx, ("target", "size", "repeat"), why)

@@ -14,7 +14,7 @@ from iobench import linux
 from iobench.checkpoint.compared import ComparedImage
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, IobenchError, TransferError
-from iobench.tiers.ranges import Range, SharedRanges, next_size
+from iobench.tiers.ranges import FileRange, SharedRanges, next_size
 from iobench.units import GIB, MIB, format_size
 from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
@@ -56,7 +56,8 @@ class BothTiers(Writer):
     """
 
     def __init__(self, local: Writer, remote: RemoteCheckpoint) -> None:
-        self.name, self.options = local.name, local.options  # type: ignore[misc]
+        self.name = local.name  # type: ignore[misc]  # of this one, not of the class
+        self.options = local.options
         self._local, self._remote = local, remote
         self._verdict: bool | None = None
         self.remote_bytes = 0
@@ -98,7 +99,7 @@ class BothTiers(Writer):
             self._local.read(image, target, start=part[0], stop=part[1])
             image.compare_again(*part)
 
-    def _fetch(self, image: FileImage, part: Range) -> None:
+    def _fetch(self, image: FileImage, part: FileRange) -> None:
         memory = fresh_pages(image.size_bytes, huge=False)
         self.read_remote(FileImage.of(image.path, [memory]), part)
         image.scatter(*part, memory[part[0] : part[1]])
@@ -113,12 +114,12 @@ class BothTiers(Writer):
                 self._verdict, self.remote_problem = False, str(error)
         return self._verdict
 
-    def read_remote(self, image: FileImage, part: Range) -> Transfer:
+    def read_remote(self, image: FileImage, part: FileRange) -> Transfer:
         """Fill a range from the remote tier."""
         where = self._remote.store.locate(self._remote.step)
         return self._remote.writer.read(image, where, start=part[0], stop=part[1])
 
-    def read_local(self, image: FileImage, target: str | Path, part: Range) -> Transfer:
+    def read_local(self, image: FileImage, target: str | Path, part: FileRange) -> Transfer:
         """Fill a range from the local tier."""
         return self._local.read(image, target, start=part[0], stop=part[1])
 
@@ -162,7 +163,7 @@ class _SharedRead:
         began_s = time.perf_counter()
         thread = threading.Thread(target=self._help, name="iobench-remote-read", daemon=True)
         thread.start()
-        again: list[Range] = []
+        again: list[FileRange] = []
         parts: list[Transfer] = []
         try:
             while (part := self._ranges.take_front(self._local_size())) is not None:

@@ -26,8 +26,8 @@ class PlannedMemory:
 class TiersPlan:
     """A job that saves `saves` checkpoints of `size_bytes`, one after every `every_s` of training.
 
-    - `memories`: the fastest one first; a snapshot takes room in the first one that has some, and
-      the rest of it in the next one
+    - `memories`: the fastest one first. Each snapshot takes the fastest free slot; the last slot of
+      a memory may be spread over it and the next
     - `local_rate`, `remote_rate`: bytes per second until durable; without a remote tier None
     - `on_full`, `every_save`, `on_lag`, `max_lag_s`, `max_lag_bytes`: like the options of
       Checkpointer and Remote
@@ -45,15 +45,23 @@ class TiersPlan:
     max_lag_s: float = 3600.0
     max_lag_bytes: int | None = None
 
-    @property
-    def memory_bytes(self) -> int:
-        """All memory for snapshots."""
-        return sum(one.size_bytes for one in self.memories)
+    def slots(self) -> list[tuple[int, ...]]:
+        """Return the bytes of each slot in each memory, the fastest slot first."""
+        found: list[tuple[int, ...]] = []
+        free = [one.size_bytes for one in self.memories]
+        for _ in range(sum(free) // self.size_bytes):
+            left, parts = self.size_bytes, list[int]()
+            for number, room in enumerate(free):
+                parts.append(min(left, room))
+                left -= parts[-1]
+                free[number] -= parts[-1]
+            found.append(tuple(parts))
+        return found
 
     @property
     def synchronous(self) -> bool:
         """Whether a snapshot does not fit into memory, so that every save is synchronous."""
-        return self.size_bytes > self.memory_bytes
+        return not self.slots()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-__all__ = ["Range", "SharedRanges", "next_size"]
+__all__ = ["FileRange", "SharedRanges", "next_size"]
 
-Range = tuple[int, int]
+FileRange = tuple[int, int]
 """Bytes [start, stop) of a file."""
 
 
@@ -38,8 +38,8 @@ class SharedRanges:
     def __init__(self, size_bytes: int) -> None:
         self._lock = threading.RLock()
         self._front, self._back = 0, size_bytes
-        self._returned: list[Range] = []
-        self._lent: Range | None = None
+        self._returned: list[FileRange] = []
+        self._lent: FileRange | None = None
         self._closed = False
 
     @property
@@ -48,7 +48,7 @@ class SharedRanges:
         with self._lock:
             return self._back - self._front + sum(stop - start for start, stop in self._returned)
 
-    def take_front(self, size_bytes: int) -> Range | None:
+    def take_front(self, size_bytes: int) -> FileRange | None:
         """Return the next range of the first tier, at most `size_bytes`; None: all are done."""
         with self._lock:
             found = self._take(size_bytes, front=True)
@@ -56,12 +56,12 @@ class SharedRanges:
                 found, self._lent = self._lent, None
             return found
 
-    def give_back(self, part: Range) -> None:
+    def give_back(self, part: FileRange) -> None:
         """Return a range that could not be read; its bytes are undefined."""
         with self._lock:
             self._returned.append(part)
 
-    def take_back(self, size_bytes: int) -> Range | None:
+    def take_back(self, size_bytes: int) -> FileRange | None:
         """Return the next range of the second tier; None: nothing is left, or it is closed."""
         with self._lock:
             if self._closed or not size_bytes:
@@ -69,7 +69,7 @@ class SharedRanges:
             self._lent = self._take(size_bytes, front=False)
             return self._lent
 
-    def deliver(self, part: Range, fill: Callable[[], None]) -> bool:
+    def deliver(self, part: FileRange, fill: Callable[[], None]) -> bool:
         """Call `fill` for a range of the second tier, unless the first one has taken it."""
         with self._lock:
             if self._closed or self._lent != part:
@@ -91,7 +91,7 @@ class SharedRanges:
             self._closed = True
             self.withdraw()
 
-    def _take(self, size_bytes: int, *, front: bool) -> Range | None:
+    def _take(self, size_bytes: int, *, front: bool) -> FileRange | None:
         if self._returned:
             start, stop = self._returned.pop()
             if stop - start > size_bytes:

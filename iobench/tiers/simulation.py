@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 from iobench.tiers.plan import PlannedSave, Prediction, TiersPlan
+from iobench.tiers.spill import next_to_write
 
 __all__ = ["simulate"]
 
@@ -16,11 +17,11 @@ _MOST_EVENTS = 1_000_000
 def simulate(plan: TiersPlan) -> Prediction:
     """Return what happens to each save of `plan`.
 
-    The rules are those of the Checkpointer. A save waits for memory, then for its copy. One
-    snapshot is written at a time: with `every_save` the oldest, else the newest, and older ones are
-    dropped. Copies to the remote tier pause while a snapshot is written, until the lag is half of
-    its limit. Each copy is read back at the same rate when no copy waits. Times are fractions, so
-    equal plans give equal results to the last digit.
+    The rules are those of a Checkpointer with memory tiers. A save waits for memory, then for its
+    copy. One snapshot is written at a time: with `every_save` the oldest, else the newest in the
+    scarcest memory. Copies to the remote tier pause while a snapshot is written, until the lag is
+    half of its limit. Each copy is read back at the same rate when no copy waits. Times are
+    fractions, so equal plans give equal results to the last digit.
     """
     run = _Run(plan)
     for _ in range(_MOST_EVENTS):
@@ -43,7 +44,8 @@ class _Job:
     lag_wait: Fraction = Fraction(0)
     memory_wait: Fraction = Fraction(0)
     copy: Fraction = Fraction(0)
-    parts: list[int] = field(default_factory=list)
+    slot: int | None = None
+    parts: tuple[int, ...] = ()
     used: tuple[int, ...] = ()
     end: Literal["durable", "superseded", "skipped"] = "durable"
     local: Fraction | None = None
@@ -70,6 +72,8 @@ class _Run:
         self.jobs: list[_Job] = []
         self.saving: _Job | None = None
         self.resumes: Fraction | None = self.every  # end of the training or of the copy
+        self.slots = plan.slots()
+        self.free = set(range(len(self.slots)))
         self.used = [0] * len(plan.memories)
         self.snapshots: list[_Job] = []
         self.writing: _Transfer | None = None
@@ -83,13 +87,8 @@ class _Run:
         if self.saving is not None and self.resumes is None:
             self._begin_copy(self.saving)
         if self.writing is None and self.snapshots:
-            job = self.snapshots.pop(0 if self.plan.every_save else -1)
-            if not self.plan.every_save:
-                for older in self.snapshots:
-                    self._drop(older)
-                self.snapshots.clear()
+            job = self.snapshots.pop(self._next_to_write())
             self.writing = _Transfer(job, Fraction(self.plan.size_bytes))
-            self.begin_work()  # room for a save that waits
         if self.draining is None:
             self._begin_drain()
 
@@ -141,36 +140,31 @@ class _Run:
             if plan.on_lag == "wait" and self._lag_exceeded():
                 return
             job.lag_wait, job.called = self.now - job.at, self.now
-        if plan.synchronous:
+        if not self.slots:
             self._begin_synchronous(job)
             return
-        free = plan.memory_bytes - sum(self.used)
-        if free < plan.size_bytes and plan.on_full == "supersede" and self.snapshots:
+        if not self.free and plan.on_full == "supersede" and self.snapshots:
             self._drop(self.snapshots.pop(0))
-            free = plan.memory_bytes - sum(self.used)
-        if free < plan.size_bytes:
+        if not self.free:
             if plan.on_full == "skip":
                 job.end = "skipped"
                 self._train_on()
             return
         job.memory_wait = self.now - job.called
-        left = plan.size_bytes
+        self.free.remove(slot := min(self.free))
+        job.slot, job.parts = slot, self.slots[slot]
         for number, memory in enumerate(plan.memories):
-            part = min(left, memory.size_bytes - self.used[number])
-            job.parts.append(part)
-            self.used[number] += part
-            left -= part
-            job.copy += Fraction(part, memory.rate_bytes_per_s)
+            self.used[number] += job.parts[number]
+            job.copy += Fraction(job.parts[number], memory.rate_bytes_per_s)
         job.used = tuple(self.used)
         self.resumes = self.now + job.copy
 
     def _begin_synchronous(self, job: _Job) -> None:
-        job.parts = [0] * len(self.plan.memories)
         job.copy = Fraction(self.plan.size_bytes, self.plan.local_rate)
         self.resumes = self.now + job.copy
 
     def _copied(self, job: _Job) -> None:
-        if self.plan.synchronous:
+        if not self.slots:
             self._durable(job)
         else:
             self.snapshots.append(job)
@@ -183,11 +177,27 @@ class _Run:
 
     # The local tier.
 
+    def _next_to_write(self) -> int:
+        """Return the index of the snapshot to write next: see `spill`."""
+        if self.plan.every_save:
+            return 0
+        memories = list(zip(self.plan.memories, self.used, strict=True))
+        free = {one.name: (one.size_bytes - used) / one.size_bytes for one, used in memories}
+        return next_to_write(
+            [
+                {one.name: part for (one, _), part in zip(memories, job.parts, strict=True) if part}
+                for job in self.snapshots
+            ],
+            free,
+        )
+
     def _drop(self, job: _Job) -> None:
         job.end = "superseded"
         self._free(job)
 
     def _free(self, job: _Job) -> None:
+        assert job.slot is not None
+        self.free.add(job.slot)
         for number, part in enumerate(job.parts):
             self.used[number] -= part
 
@@ -251,7 +261,7 @@ class _Run:
         return self._is_writing() and not self._lag_exceeded(2)
 
     def _is_writing(self) -> bool:
-        synchronous = self.plan.synchronous and self.saving is not None
+        synchronous = not self.slots and self.saving is not None
         return self.writing is not None or (synchronous and self.resumes is not None)
 
     def _drained(self, done: _Transfer) -> None:

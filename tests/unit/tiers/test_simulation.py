@@ -59,12 +59,12 @@ def test_a_slow_local_tier_fills_the_memory() -> None:
     assert found.lost_local_s is None
 
 
-def test_newest_first_drops_snapshots() -> None:
-    """Without every_save the newest one is written next, and an older one is superseded."""
+def test_the_newest_snapshot_in_the_scarcest_memory_is_written_next() -> None:
+    """Without every_save. None is dropped: the second one is written last."""
     memory = (replace(_PLAN.memories[0], size_bytes=300 * _MIB),)
     found = simulate(_with(local_rate=4 * _MIB, remote_rate=None, memories=memory))
-    assert [one.end for one in found.saves] == ["durable", "superseded", "durable"]
-    assert [one.local_s for one in found.saves] == [36, None, 61]
+    assert [one.end for one in found.saves] == ["durable", "durable", "durable"]
+    assert [one.local_s for one in found.saves] == [36, 86, 61]
     assert found.first_full() is None
 
 
