@@ -56,6 +56,7 @@ for line in sys.stdin:
     child = os.fork()  # before torch has threads
     if not child:
         import faulthandler
+        faulthandler.enable()
         faulthandler.dump_traceback_later(60, exit=True)  # a child that hangs prints its stacks
         options = {name: True for name in ("overlap",) if name in points}
         for point in points:
@@ -140,7 +141,7 @@ class OffloadKills:
         options = ["overlap"] if moments.random() < 0.5 else []
         try:
             code, reported = self.run(directory, point, *options)
-            assert code in (0, -signal.SIGKILL)
+            assert code in (0, -signal.SIGKILL), code
             updates = self.check(directory, reported)
             assert code or updates == STEPS
         except BaseException as error:
