@@ -3,9 +3,10 @@
 A point is written "NAME:before" or "NAME:after". NAME is the dotted name of a function or method,
 such as "iobench.checkpoint.commit.Committer.commit". More words may follow: the number of the call
 (1 is the first), and what happens: "kill" (SIGKILL, the default), "children" (SIGKILL of all child
-processes), "stop" (SIGSTOP), "full" (OSError ENOSPC), "error" (RuntimeError), "slow" (waits 1 s), "hang" (waits for a minute), "agents" (the
-memory agents of the node are killed), "flip" (a bit of the function's last argument is flipped),
-"note" (nothing: the line on stdout says that the function is called).
+processes), "stop" (SIGSTOP), "full" (OSError ENOSPC), "error" (RuntimeError), "slow" (waits 1 s),
+"hang" (waits for a minute), "agents" (the memory agents of the node are killed), "flip" (a bit of
+the function's last argument is flipped), "note" (nothing: the line on stdout says that the function
+is called).
 
     "iobench.dist.control.Control.gather:before:3:stop"
 
