@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from iobench.dist.load.any_format import load_checkpoint
     from iobench.dist.replicas.scheme import Partner, Xor
     from iobench.integrations.default_writer import set_default_writer
+    from iobench.tiers.local import Local
+    from iobench.tiers.memory import Memory
+    from iobench.tiers.paced import Paced
     from iobench.tiers.placement import Placement
     from iobench.tiers.remote import Remote
     from iobench.writers.base import Writer
@@ -37,6 +40,9 @@ __all__ = [
     "KeepAll",
     "KeepEvery",
     "KeepLast",
+    "Local",
+    "Memory",
+    "Paced",
     "Partner",
     "PerRank",
     "Placement",
@@ -61,6 +67,9 @@ _HOMES = {
     "KeepEvery": "iobench.checkpoint.retention",
     "KeepLast": "iobench.checkpoint.retention",
     "PerRank": "iobench.checkpoint.per_rank",
+    "Local": "iobench.tiers.local",
+    "Memory": "iobench.tiers.memory",
+    "Paced": "iobench.tiers.paced",
     "Placement": "iobench.tiers.placement",
     "Remote": "iobench.tiers.remote",
     "SavedPerRank": "iobench.checkpoint.per_rank",

@@ -1,4 +1,4 @@
-"""Linux calls that Python does not wrap: statx, cachestat, fallocate, ioprio_set and others.
+"""Linux calls that Python does not wrap: statx, cachestat, fallocate, mbind and others.
 
 Each function raises OSError with the kernel's errno. Numbers are from the kernel's uapi headers.
 ctypes releases the GIL during each call.
@@ -32,7 +32,9 @@ _SYS_CACHESTAT = 451  # since 6.5, the same number on both architectures
 _OVERLAYFS_MAGIC = 0x794C7630  # linux/magic.h
 _FALLOC_DEFAULT = 0
 _MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14
-_MAP_FIXED = 0x10
+MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000  # asm-generic/mman.h
+_SYS_MBIND = {"x86_64": 237, "aarch64": 235}
+_MPOL_BIND = 2  # linux/mempolicy.h
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 _MNT_DETACH = 2  # linux/fs.h
 
@@ -226,6 +228,43 @@ def array_interface(address: int, length: int, *, readonly: bool = False) -> dic
     return {"shape": (length,), "typestr": "|u1", "data": (address, readonly), "version": 3}
 
 
+def map_memory(
+    address: int | None, length: int, protection: int, flags: int, fd: int = -1, offset: int = 0
+) -> int:
+    """Map memory by mmap(2), and return its address. With MAP_FIXED it replaces what is there."""
+    mapped = _libc.mmap(address, length, protection, flags, fd, offset)
+    if mapped == ctypes.c_void_p(-1).value:
+        _check(-1)
+    return int(mapped)
+
+
+def unmap_memory(address: int, length: int) -> None:
+    """Unmap what is mapped in this range."""
+    _libc.munmap(address, length)
+
+
+def bind_to_node(address: int, length: int, node: int) -> None:
+    """Let the pages of a mapped range, which has none yet, come from one NUMA node (mbind).
+
+    Raises EINVAL if the node does not exist, has no memory or is not allowed by the cpuset, and
+    EPERM if a seccomp filter forbids the call.
+    """
+    number = _SYS_MBIND.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+    mask = (ctypes.c_ulong * (node // bits + 1))()
+    mask[node // bits] = 1 << node % bits
+    # The kernel subtracts one from the number of bits (mm/mempolicy.c, get_nodes).
+    count = ctypes.c_ulong(len(mask) * bits + 1)
+    _check(
+        _libc.syscall(
+            *(ctypes.c_long(number), ctypes.c_void_p(address), ctypes.c_ulong(length)),
+            *(ctypes.c_long(_MPOL_BIND), mask, count, ctypes.c_long(0)),
+        )
+    )
+
+
 class RepeatedMapping:
     """A memory file of `size_bytes`, mapped repeatedly in a row up to `total_bytes`.
 
@@ -240,11 +279,11 @@ class RepeatedMapping:
         try:
             os.ftruncate(fd, size_bytes)
             # Reserves the addresses: MAP_FIXED below would replace any mapping that is in its way.
-            address = self._map(None, total_bytes, 0, flags, -1)
+            address = map_memory(None, total_bytes, 0, flags)
             self._address, self._total = address, total_bytes
             for start in range(0, total_bytes, size_bytes):
                 length = min(size_bytes, total_bytes - start)
-                self._map(address + start, length, 3, mmap.MAP_SHARED | _MAP_FIXED, fd)
+                map_memory(address + start, length, 3, mmap.MAP_SHARED | MAP_FIXED, fd)
         finally:
             os.close(fd)
         self.__array_interface__ = array_interface(address, total_bytes)
@@ -259,16 +298,9 @@ class RepeatedMapping:
         if length > 0:
             _check(_libc.madvise(self._address + start, length, mmap.MADV_DONTNEED))
 
-    @staticmethod
-    def _map(address: int | None, length: int, protection: int, flags: int, fd: int) -> int:
-        mapped = _libc.mmap(address, length, protection, flags, fd, 0)
-        if mapped == ctypes.c_void_p(-1).value:
-            _check(-1)
-        return int(mapped)
-
     def __del__(self) -> None:
         if self._address:
-            _libc.munmap(self._address, self._total)
+            unmap_memory(self._address, self._total)
 
 
 def file_system_type(path: str | Path) -> int:

@@ -73,6 +73,7 @@ class LocalCheckpointer:
     """
 
     _read: staticmethod[..., Any] = staticmethod(read_plain)
+    _in_order = False  # whether every snapshot is written, the oldest first
 
     def __init__(
         self,
@@ -140,9 +141,8 @@ class LocalCheckpointer:
             self._store.release()
             raise
         self._committer = self._new_committer()
-        self._persister: Persister[Any] = Persister(
-            pool, functools.partial(self._committer.persist, rate_bytes_per_s=limit)
-        )
+        persist = functools.partial(self._committer.persist, rate_bytes_per_s=limit)
+        self._persister: Persister[Any] = Persister(pool, persist, in_order=self._in_order)
 
     def _new_committer(self) -> Committer:
         return Committer(store=self._store, writer=self._writer, ledger=self._ledger)

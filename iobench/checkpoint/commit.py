@@ -55,8 +55,8 @@ class Committer:
         memory: Bytes | None = None,
         *,
         rate_bytes_per_s: int | None = None,
-    ) -> None:
-        """Write the checkpoint. On return it is durable and visible.
+    ) -> Manifest:
+        """Write the checkpoint, and return its manifest. On return it is durable and visible.
 
         The tensor file is in `memory`, or else in the trainer's own. `rate_bytes_per_s` limits the
         write rate. Raises TransferError, also if the writer reports that the files are not durable,
@@ -67,7 +67,7 @@ class Committer:
         began_s = time.perf_counter()
         save.status = "writing"
         image = serialized.image() if memory is None else serialized.image_in(memory)
-        skeleton, serial = serialized.skeleton_image(), self.ledger.next_serial
+        skeleton, serial = serialized.skeleton_image(), save.serial or self.ledger.next_serial
         sent = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
         replace = self.ledger.holds(save.step)
         with self.store.staged(save.step, serial=serial, replace=replace) as staged:
@@ -82,15 +82,17 @@ class Committer:
                 )
             files = (*records, record_of(skeleton, [("", skeleton.size_bytes)]))
             with collector_paused():
-                text = self._manifest(save, files, serial).to_json()
+                manifest = self._manifest(save, files, serial)
+                text = manifest.to_json()
             staged.publish([text])
             save.persist_s = time.perf_counter() - began_s
             save.status = "committed"
             self.ledger.committed(save)
+        return manifest
 
-    def persist(self, snapshot: Snapshot[Serialized], *, rate_bytes_per_s: int | None) -> None:
-        """Commit a snapshot; the callback of the persister."""
-        self.commit(
+    def persist(self, snapshot: Snapshot[Serialized], *, rate_bytes_per_s: int | None) -> Manifest:
+        """Commit a snapshot, and return its manifest; the callback of the persister."""
+        return self.commit(
             snapshot.save, snapshot.content, snapshot.memory, rate_bytes_per_s=rate_bytes_per_s
         )
 

@@ -13,14 +13,14 @@ from iobench.checkpoint.manifest import FileRecord
 from iobench.errors import DataMismatchError
 from iobench.writers.image import FileImage
 
-__all__ = ["compared"]
+__all__ = ["ComparedImage", "compared"]
 
 
 @contextmanager
-def compared(image: FileImage, record: FileRecord, where: object) -> Iterator[FileImage]:
+def compared(image: FileImage, record: FileRecord, where: object) -> Iterator[ComparedImage]:
     """Provide `image` to be read in the body; compare every piece of it with `record`.
 
-    Raises DataMismatchError with the names of the pieces that differ.
+    Raises DataMismatchError with the names of the pieces that differ after the body.
     """
     size = sum(piece.size_bytes for piece in record.pieces)
     if not size == image.size_bytes == record.size_bytes:
@@ -28,7 +28,7 @@ def compared(image: FileImage, record: FileRecord, where: object) -> Iterator[Fi
             f"{where}: has {image.size_bytes} bytes, its manifest says {record.size_bytes}"
         )
     comparison = _Comparison(image, record)
-    yield _Compared(path=image.path, segments=image.segments, comparison=comparison)
+    yield ComparedImage(path=image.path, segments=image.segments, comparison=comparison)
     comparison.finish()
     wrong = comparison.wrong
     if wrong:
@@ -39,13 +39,25 @@ def compared(image: FileImage, record: FileRecord, where: object) -> Iterator[Fi
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Compared(FileImage):
-    """An image that passes on what a writer has filled."""
+class ComparedImage(FileImage):
+    """An image whose pieces are compared while a writer fills it."""
 
     comparison: _Comparison = field(repr=False, compare=False)
 
     def filled(self, start: int, stop: int) -> None:
         self.comparison.arrived(start, stop)
+
+    def damaged(self) -> list[tuple[int, int]]:
+        """Compare what was not compared yet; return the ranges of the pieces that differ.
+
+        No read may be in progress.
+        """
+        self.comparison.finish()
+        return self.comparison.ranges_of_wrong()
+
+    def compare_again(self, start: int, stop: int) -> None:
+        """Compare the pieces that have bytes of [start, stop) again, after `damaged`."""
+        self.comparison.again(start, stop)
 
 
 class _Comparison:
@@ -64,7 +76,32 @@ class _Comparison:
         self._part: xxhash.xxh3_64 | None = None  # of its bytes before `_position`
         self._left = 0
         self._failure: Exception | None = None
-        self.wrong: list[str] = []
+        self._wrong: set[int] = set()
+
+    @property
+    def wrong(self) -> list[str]:
+        """Names of the pieces that differ."""
+        return [self._pieces[number].name or "the header" for number in sorted(self._wrong)]
+
+    def ranges_of_wrong(self) -> list[tuple[int, int]]:
+        """Return the bytes of the pieces that differ."""
+        return [own for number, own in self._ranges() if number in self._wrong]
+
+    def again(self, start: int, stop: int) -> None:
+        """Compare the pieces with bytes of [start, stop) again."""
+        for number, (begin, end) in self._ranges():
+            if begin < stop and start < end:
+                digest = xxhash.xxh3_64()
+                for view in self._image.views(begin, end):
+                    digest.update(view.data)
+                right = digest.hexdigest() == self._pieces[number].xxh3_64
+                (self._wrong.discard if right else self._wrong.add)(number)
+
+    def _ranges(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        begin = 0
+        for number, piece in enumerate(self._pieces):
+            yield number, (begin, begin + piece.size_bytes)
+            begin += piece.size_bytes
 
     def arrived(self, start: int, stop: int) -> None:
         """Compare what is complete. Raises nothing: a writer's completion callback calls it."""
@@ -105,6 +142,6 @@ class _Comparison:
                 part.update(data[position:end])
                 digest, self._part = part.hexdigest(), None
             if digest != piece.xxh3_64:
-                self.wrong.append(piece.name or "the header")
+                self._wrong.add(self._number)
             position = end
             self._number += 1

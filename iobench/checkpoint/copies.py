@@ -8,7 +8,7 @@ from typing import Literal
 __all__ = ["Copy", "CopyState"]
 
 CopyState = Literal[
-    "volatile", "durable", "waiting", "draining", "verified", "superseded", "failed"
+    "volatile", "durable", "waiting", "draining", "verified", "superseded", "skipped", "failed"
 ]
 
 
@@ -22,6 +22,7 @@ class Copy:
     - `durable`: complete and visible in this tier
     - `verified`: durable, and read back from this tier with correct checksums
     - `superseded`: it is not copied to this tier; a newer one is
+    - `skipped`: it is not copied to this tier, because too much waited for copies already
     - `failed`: the local files are damaged, so they are not copied
     """
 

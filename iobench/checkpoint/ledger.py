@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import in_save_order, outlines
 from iobench.checkpoint.removal import warn_of
 from iobench.checkpoint.retention import Retention
@@ -56,6 +57,11 @@ class Ledger:
                     self._created_s[step] = manifest.created_s
                     self._last_serial = max(self._last_serial, manifest.serial)
             self._unread.clear()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether no manifest has to be read any more."""
+        return not self._unread
 
     @property
     def next_serial(self) -> int:
@@ -122,37 +128,59 @@ class Ledger:
     def committed(self, save: Save, serial: int | None = None) -> None:
         """Record that `save` is durable and visible, then remove what retention drops.
 
-        `serial` is that of `new_serial`; None: the next one. All of it stops being a checkpoint. Of
-        many, the files of a few are removed here, and the rest by later saves and by `release` of
-        the store. A checkpoint that cannot be removed does not fail the save. A RuntimeWarning
-        names it once, and later saves try again.
+        `serial` is that of `new_serial`; None: that of `save`, or the next one. All of it stops
+        being a checkpoint. Of many, the files of a few are removed here, and the rest by later
+        saves and by `release` of the store. A checkpoint that cannot be removed does not fail the
+        save. A RuntimeWarning names it once, and later saves try again.
         """
         with self._lock:
-            serial = serial or self.new_serial()
+            serial = serial or save.serial or self.new_serial()
             self._serials[save.step] = serial
             self._replaceable.discard(save.step)
             self._created_s[save.step] = save.created_s
+        self.tidy(spare=save.step, room_bytes=2 * save.size_bytes)
+
+    def tidy(self, *, spare: int | None = None, room_bytes: int = 0) -> None:
+        """Remove what retention drops, but not `spare`; see `committed`.
+
+        A process that was killed after a commit has left one checkpoint too many.
+        """
+        if spare is None:
+            self._read()
+        with self._lock:
             saved = in_save_order(self._serials)
             created_s = {step: self._created_s[step] for step in saved if step in self._created_s}
-            obsolete = [step for step in self._keep.obsolete(created_s) if step != save.step]
+            obsolete = [step for step in self._keep.obsolete(created_s) if step != spare]
         failures = self._store.retire(obsolete) if obsolete else {}
         self._forget(step for step in obsolete if step not in failures)
         new = [error for step, error in failures.items() if step not in self._unremovable]
         self._unremovable = set(failures)
-        new += self._store.sweep(_SWEPT, room_bytes=2 * save.size_bytes)
+        new += self._store.sweep(_SWEPT, room_bytes=room_bytes)
         warn_of(new)  # last: a warnings filter may turn it into an exception
 
-    def would_keep(self, more: Mapping[int, tuple[int, float]]) -> set[int]:
-        """Return the steps of `more` that retention would keep if they were stored here too.
+    def adopted(self, manifest: Manifest) -> None:
+        """Record a checkpoint that was copied here from another store, with its serial number."""
+        self._read()
+        with self._lock:
+            self._serials[manifest.step] = manifest.serial
+            self._created_s[manifest.step] = manifest.created_s
+            self._unread.discard(manifest.step)
+            self._last_serial = max(self._last_serial, manifest.serial)
 
-        `more` maps steps to serial numbers and seconds since the epoch.
+    def would_keep(
+        self, more: Mapping[int, tuple[int, float]], keep: Retention | None = None
+    ) -> set[int]:
+        """Return the steps of `more` that `keep` would keep if they were stored here too.
+
+        `more` maps steps to serial numbers and seconds since the epoch. `keep` is by default the
+        retention of the ledger.
         """
         self._read()
         with self._lock:
             serials = {**self._serials, **{step: serial for step, (serial, _) in more.items()}}
             ages = {**self._created_s, **{step: created for step, (_, created) in more.items()}}
         ordered = {step: ages[step] for step in in_save_order(serials) if step in ages}
-        return more.keys() - set(self._keep.obsolete(ordered))
+        return more.keys() - set((keep or self._keep).obsolete(ordered))
 
     def remove(self, step: int) -> None:
         """Remove a checkpoint. Raises UsageError when there is none, and TransferError."""

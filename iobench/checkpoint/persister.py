@@ -54,7 +54,7 @@ class Persister(Generic[T]):
     """
 
     def __init__(
-        self, pool: SlotPool, persist: Callable[[Snapshot[T]], None], *, in_order: bool = False
+        self, pool: SlotPool, persist: Callable[[Snapshot[T]], object], *, in_order: bool = False
     ) -> None:
         self.pool = pool
         self._persist, self._in_order = persist, in_order
@@ -77,8 +77,15 @@ class Persister(Generic[T]):
             release=self._release,
             lingers=False,
             daemon=False,
-            newest_only=not self._in_order,
+            pick=None if self._in_order else self._choose,
         )
+
+    def _choose(self, waiting: list[Lease[Snapshot[T]]]) -> list[Lease[Snapshot[T]]]:
+        """Return the waiting snapshot to write next, and then those that stay. Oldest come first.
+
+        It is the newest one; the others are dropped.
+        """
+        return waiting[-1:]
 
     def take(self, lease: Lease[Snapshot[T]], *, pinned: bool, on_full: OnFull = "wait") -> bool:
         """Give the snapshot a slot; return False when no slot is free and `on_full` is "skip".
@@ -88,6 +95,7 @@ class Persister(Generic[T]):
         exception in here. Raises StateError when the snapshot does not fit into memory.
         """
         self.pool.grow(lease.item.save.size_bytes)
+        self._channel.limit = self.pool.count
         taken = self._channel.reserve(lease, on_full)
         if taken:
             if pinned and self._preparing is not None:  # CUDA refuses to pin the same memory twice

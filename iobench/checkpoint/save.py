@@ -26,9 +26,11 @@ class Save:
     - `failed`: `error` is a copy, without traceback, of what the Checkpointer raises
 
     `stall_s` is the time that the trainer waited, in this call and in `before_optimizer_step`.
+    `lag_wait_s` is the part of it in which the save waited for copies to the remote tier.
     `pages_s` is the part of the copy in which pages of host memory were made: in the first save of
     each slot, unless `prepare` has made them.
-    `persist_s` is the time from the begin of the write to the commit.
+    `persist_s` is the time from the begin of the write to the commit. `serial` is its number among
+    the saves of a run; 0 where checkpoints are numbered in the order of their commits.
     """
 
     step: int
@@ -36,8 +38,10 @@ class Save:
     created_s: float
     size_bytes: int = 0
     stall_s: float = 0.0
+    lag_wait_s: float = 0.0
     pages_s: float = 0.0
     persist_s: float | None = None
+    serial: int = 0
     transfer: Transfer | None = None
     error: BaseException | None = None
     tiers: Callable[[Save], list[Copy]] | None = field(default=None, repr=False, compare=False)

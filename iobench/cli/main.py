@@ -27,7 +27,7 @@ from iobench.cli.run import run as run_command
 from iobench.cli.s3 import app as s3_app
 from iobench.cli.servers import print_plan
 from iobench.cli.show import show
-from iobench.cli.tiers import tiers
+from iobench.cli.tiers import app as tiers_app
 from iobench.cli.train import train
 from iobench.cli.workloads import app as workloads_app
 from iobench.cli.writers import writers
@@ -70,7 +70,7 @@ app.add_typer(results_app, name="results")
 app.add_typer(s3_app, name="s3")
 app.add_typer(agent_app, name="agent")
 app.add_typer(offload_app, name="offload")
-app.command()(tiers)
+app.add_typer(tiers_app, name="tiers")
 
 
 def _version(wanted: bool) -> None:

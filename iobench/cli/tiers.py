@@ -1,124 +1,36 @@
-"""`iobench tiers`: where the copies of a run's checkpoints are."""
+"""`iobench tiers`: the tiers of a run, and a simulation of planned ones."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from iobench.cli.given import FormatOption, ListingFormat
-from iobench.report.render import write_json
-from iobench.text import printable
-from iobench.units import format_rate, format_seconds, format_size
+from iobench.cli.tiers_plan import plan
+from iobench.cli.tiers_show import show
 
-if TYPE_CHECKING:
-    from iobench.tiers.rates import Estimate
-    from iobench.tiers.status import TiersStatus
+_DEFAULT = "show"
 
 
-def tiers(
-    directory: Annotated[
-        Path, typer.Argument(help="The directory of a Checkpointer with tiers=[Remote(...)].")
-    ],
-    format_: FormatOption = ListingFormat.TABLE,
-) -> None:
-    """Show in which tiers the checkpoints of a run are.
+class _ShowByDefault(TyperGroup):
+    """A group whose verb `show` may be left out: `iobench tiers runs/a`."""
 
-    It reads the directory and its journal, also while a Checkpointer writes there. The remote tier
-    is not asked.
-    """
-    from iobench.tiers.status import tiers_status
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._with_verb(ctx, args))
 
-    found = tiers_status(directory)
-    if format_ is ListingFormat.JSON:
-        write_json(_document(found), sys.stdout)
-        return
-    print(f"local   {printable(found.directory)}")
-    print(f"  fill  {format_size(found.size_bytes)}, {format_size(found.free_bytes)} free")
-    print(f"  rate  {_rate(found.local_rate)}")
-    print(f"remote  {printable(found.remote)}")
-    print(f"  rate  {_rate(found.remote_rate)}")
-    print(f"  lag   {format_seconds(found.lag_s) if found.lag_s else 'none'}")
-    if found.failure:
-        print(f"  last attempt failed: {printable(found.failure)}")
-    print(f"if the local tier is lost now: {_lost(found)}")
-    print()
-    print(f"{'step':>10}  {'size':>10}  {'age':>12}  local    remote")
-    for one in found.checkpoints:
-        size = "" if one.size_bytes is None else format_size(one.size_bytes)
-        local = "damaged" if one.serial is None else "durable"
-        age = format_seconds(one.age_s)
-        print(f"{one.step:>10}  {size:>10}  {age:>12}  {local:<7}  {one.remote}")
-    if found.decisions:
-        print("\nplacement of the last saves")
-    for placed in found.decisions:
-        print(f"{placed.step:>10}  {placed.tier:<6}  {printable(placed.why)}")
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, self._with_verb(ctx, args))
+
+    def _with_verb(self, ctx: Any, args: list[str]) -> list[str]:
+        known = (*self.commands, *ctx.help_option_names)
+        return args if not args or args[0] in known else [_DEFAULT, *args]
 
 
-def _lost(found: TiersStatus) -> str:
-    if found.local_step is None:
-        return "nothing, it has no checkpoint"
-    if found.steps_at_risk is None:
-        return f"all {found.local_step} steps, the remote tier has no checkpoint"
-    after = f"and what was trained after step {found.local_step}"
-    if not found.steps_at_risk:
-        return f"what was trained after step {found.remote_step}"
-    return f"{found.steps_at_risk} steps, from {found.remote_step} to {found.local_step}, {after}"
-
-
-def _rate(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "not measured yet"
-    return (
-        f"{format_rate(1 / estimate.s_per_byte)}, {format_rate(1 / estimate.high)} to "
-        f"{format_rate(1 / estimate.low)}"
-    )
-
-
-def _document(found: TiersStatus) -> dict[str, Any]:
-    def rate(estimate: Estimate | None) -> dict[str, Any] | None:
-        return (
-            None
-            if estimate is None
-            else {
-                "rate_bytes_per_s": 1 / estimate.s_per_byte,
-                "low_bytes_per_s": 1 / estimate.high,
-                "high_bytes_per_s": 1 / estimate.low,
-                "samples": estimate.count,
-            }
-        )
-
-    return {
-        "schema": "iobench.tiers/1",
-        "local": {
-            "location": found.directory,
-            "size_bytes": found.size_bytes,
-            "free_bytes": found.free_bytes,
-            "rate": rate(found.local_rate),
-            "step": found.local_step,
-        },
-        "remote": {
-            "location": found.remote,
-            "rate": rate(found.remote_rate),
-            "step": found.remote_step,
-            "lag_s": found.lag_s,
-            "failure": found.failure or None,
-        },
-        "steps_at_risk": found.steps_at_risk,
-        "decisions": [
-            {"step": one.step, "tier": one.tier, "why": one.why, "age_s": one.age_s}
-            for one in found.decisions
-        ],
-        "checkpoints": [
-            {
-                "step": one.step,
-                "size_bytes": one.size_bytes,
-                "age_s": one.age_s,
-                "local": "damaged" if one.serial is None else "durable",
-                "remote": one.remote,
-            }
-            for one in found.checkpoints
-        ],
-    }
+app = typer.Typer(
+    cls=_ShowByDefault,
+    no_args_is_help=True,
+    help="Show in which tiers the checkpoints of a run are, or simulate planned tiers.",
+)
+app.command(_DEFAULT)(show)
+app.command()(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
@@ -21,14 +23,17 @@ from iobench.dist.load.any_format import read_any
 from iobench.dist.replicas.scheme import Partner, Xor
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.dist.world import World
-from iobench.errors import OptionError, StateError, UsageError
+from iobench.errors import OptionError, StateError, TransferError, UsageError
+from iobench.writers.base import Writer
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
+    from iobench.tiers.given import AnyTier, GivenTiers
     from iobench.tiers.local_tier import LocalTier
     from iobench.tiers.nearest import Nearest
     from iobench.tiers.placement import Placement
     from iobench.tiers.remote import Remote
+    from iobench.tiers.snapshot_memory import SnapshotMemory, TierUse
 
 __all__ = ["Checkpointer"]
 
@@ -38,15 +43,25 @@ DEADLINE_S = 1800.0
 class Checkpointer(LocalCheckpointer):
     _read = staticmethod(read_any)
     _ranked = False
+    _given: GivenTiers | None = None
+    _memory: SnapshotMemory | None = None
     _tier: LocalTier | None = None
+    _opening: Nearest | None = None
+    _warm = False
 
-    def __new__(cls, *args: Any, world: World | None = None, **options: Any) -> Self:
-        """Return the Checkpointer of a rank if the job has several."""
+    def __new__(
+        cls, *args: Any, world: World | None = None, offload: Any = None, **options: Any
+    ) -> Self:
+        """Return the Checkpointer of a rank if the job has several, or that with `offload`."""
         del args, options
         if cls is Checkpointer and (world or World.detect()).size > 1:
             from iobench.dist.ranked import RankedCheckpointer
 
             return object.__new__(RankedCheckpointer)  # type: ignore[return-value]  # a subclass
+        if cls is Checkpointer and offload is not None:
+            from iobench.dist.offloaded import OffloadCheckpointer
+
+            return object.__new__(OffloadCheckpointer)  # type: ignore[return-value]  # a subclass
         return object.__new__(cls)
 
     def __init__(
@@ -58,20 +73,33 @@ class Checkpointer(LocalCheckpointer):
         failed_restarts: int = 2,
         writers_per_node: int | Literal["auto"] | None = None,
         deadline_s: float = DEADLINE_S,
-        tiers: Sequence[Remote] = (),
+        tiers: Sequence[AnyTier] = (),
         placement: Placement | None = None,
+        offload: Any = None,
         **options: Any,
     ) -> None:
         """Add to the options of LocalCheckpointer, whose directory is the local tier of `tiers`.
 
-        - `tiers`: `[Remote("s3://bucket/run")]`: checkpoints are copied there in the background
+        - `tiers`: `[Memory("8GiB"), Remote("s3://bucket/run")]`: snapshots wait in the memory, as
+          many as fit it; checkpoints are copied to the remote tier in the background
         - `placement`: lets a save go to the remote tier directly, when that is faster
+        - `offload`: an optimizer of iobench.offload, whose state is not written again: each save
+          pins it, and `load` lets model and optimizer go on from there
         """
         del world  # see __new__
-        self._remote = _remote_of(tiers)
-        if self._remote is not None and self._ranked:
-            raise OptionError("tiers: not yet for jobs of several ranks; use one rank, or no tiers")
+        if offload is not None:
+            raise OptionError("offload: not yet for jobs of several ranks")
+        if tiers:
+            from iobench.tiers.given import GivenTiers
+
+            self._given = GivenTiers.of(tiers)
+            self._given.check(location, options, ranked=self._ranked)
+        self._remote = self._given.remote if self._given is not None else None
         self._placement = _checked(placement, self._remote)
+        if self._remote is not None and self._remote.every_save:
+            if options.get("on_full") == "supersede":
+                raise OptionError("every_save: on_full='supersede' drops saves; use 'wait'")
+            self._in_order = True
         many = writers_per_node
         if many not in (None, "auto") and not (type(many) is int and many > 0):
             raise OptionError(f"writers_per_node={many!r}: 1 or more, 'auto', or None for all")
@@ -107,18 +135,38 @@ class Checkpointer(LocalCheckpointer):
     def _open(
         self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
     ) -> None:
-        tier = self._tier
-        if tier is None:
-            super()._open(location, keep, pool, limit)
-            return
-        super()._open(location, tier.keeping(keep), pool, limit)
+        tier, given = self._tier, self._given
+        if given is not None:
+            keep = given.keep or keep
+            self._memory = given.snapshot_memory()
         try:
-            self._nearest(tier)
+            super()._open(location, keep if tier is None else tier.keeping(keep), pool, limit)
+            if self._memory is not None:
+                self._persister = self._memory.open(
+                    functools.partial(self._committer.persist, rate_bytes_per_s=limit),
+                    ledger=self._ledger,
+                    keep=keep,
+                    store=self._store,
+                    local=tier,
+                    in_order=self._in_order,
+                )
+            if tier is not None:
+                self._opening = self._new_nearest(tier)
+                self._opening.begin()
+                if not tier.steps():
+                    self._settle_opening()
         except BaseException:
-            tier.release()
+            if self._memory is not None:
+                self._memory.pool.close()
+            self._store.release()
             raise
 
     def _new_committer(self) -> Committer:
+        given = self._given
+        committer = self._unpaced_committer()
+        return committer if given is None else given.paced(committer)
+
+    def _unpaced_committer(self) -> Committer:
         local = super()._new_committer()
         if self._tier is None or self._placement is None:
             return local
@@ -133,25 +181,62 @@ class Checkpointer(LocalCheckpointer):
             choice=self._placement,
         )
 
-    def _nearest(self, tier: LocalTier) -> Nearest:
-        """Return the checkpoints of both tiers. New saves count as newer than all of them."""
+    def _new_nearest(self, tier: LocalTier) -> Nearest:
         from iobench.tiers.nearest import Nearest
 
-        nearest = Nearest(tier, self._writer, self._read, self._ledger.serials())
+        return Nearest(tier, self._writer, self._read, self._ledger.serials())
+
+    def _nearest(self, tier: LocalTier) -> Nearest:
+        """Return the checkpoints of both tiers. New saves count as newer than all of them."""
+        self._settle_opening()
+        nearest = self._new_nearest(tier)
         nearest.ask()
         self._ledger.seen(nearest.last_serial)
         return nearest
+
+    def _settle_opening(self) -> None:
+        """Take notice of the list of the remote tier that was asked for at the start."""
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            opening.ask()
+            self._ledger.seen(opening.last_serial)
+
+    def _fill(self, step: int, manifest: Manifest, store: CheckpointStore, by: Writer) -> bool:
+        """Copy a checkpoint from the remote tier to the local one; warn if it cannot be written."""
+        from iobench.tiers.warm import fill_local
+
+        tier = self._tier
+        assert tier is not None
+        try:
+            fill_local(tier, self._writer, manifest, store.locate(step), by)
+        except TransferError as error:
+            message = f"step {step} is not copied to {tier}: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            return False
+        self._ledger.adopted(manifest)
+        tier.drain.filled(manifest)
+        return True
 
     def _content_of(self, state: Any) -> Content:
         return super()._content_of(_of_one_rank(state))
 
     def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         tier = self._tier
-        if tier is not None and tier.remote.options.on_lag == "wait":
-            tier.drain.wait_for_lag()
+        waited_s = 0.0
+        if tier is not None:
+            self._settle_opening()
+            waited_s = tier.drain.wait_for_lag(step)
         content, save = super()._begin(_of_one_rank(state), step)
         save.tiers = tier.copies if tier is not None else None
+        save.lag_wait_s = waited_s
+        if self._memory is not None:
+            self._memory.began(save)
         return content, save
+
+    @property
+    def memory(self) -> tuple[TierUse, ...]:
+        """The use of each memory tier now, fastest first; empty without memory tiers."""
+        return self._memory.use() if self._memory is not None else ()
 
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed.
@@ -207,6 +292,9 @@ class Checkpointer(LocalCheckpointer):
         nothing is removed then.
         """
         tier = self._tier
+        self._settle_opening()
+        if self._memory is not None:
+            self._memory.forget(step)
         if tier is None or self._ledger.holds(step):
             super().remove(step)
             return
@@ -219,10 +307,25 @@ class Checkpointer(LocalCheckpointer):
     def _restore(
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
     ) -> tuple[Any, Loaded]:
+        if self._memory is None:
+            return self._restore_stored(step, on_corrupt, like)
+        found = self._memory.restore(step, self._read, like)
+        if found is None:
+            state, loaded = self._restore_stored(step, on_corrupt, like)
+            return state, self._memory.told(loaded)
+        self._ledger.resumed_from(found[1].step)
+        return found
+
+    def _restore_stored(
+        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
+    ) -> tuple[Any, Loaded]:
         if self._tier is None:
             return super()._restore(step, on_corrupt, like)
-        nearest = self._nearest(self._tier)
+        nearest = self._opening or self._new_nearest(self._tier)
+        self._opening = None
+        nearest.warm = self._fill if self._warm else None
         state, loaded = nearest.restore(step, on_corrupt=on_corrupt, like=like)
+        self._ledger.seen(nearest.last_serial)
         self._ledger.resumed_from(loaded.step)
         return state, loaded
 
@@ -233,6 +336,7 @@ class Checkpointer(LocalCheckpointer):
         on_corrupt: OnCorrupt = "raise",
         like: Any = None,
         restore_mode: RestoreMode = "auto",
+        warm: bool = False,
     ) -> Any:
         """Return the state of the checkpoint `step`, or of the newest one. Waits for saves first.
 
@@ -247,23 +351,15 @@ class Checkpointer(LocalCheckpointer):
         `restore_mode` of several ranks: with "all" each rank reads what it needs. With "broadcast"
         one of the ranks that need the same bytes reads them and passes them on, with "all-gather"
         each of them reads a part. "auto" measures the three on the first bytes.
+
+        With `tiers`, `warm` copies a checkpoint that only the remote tier has to the local tier
+        first: the next restore reads it there.
         """
         check_restore_mode(restore_mode)
-        self._restore_mode = restore_mode
+        if warm and self._tier is None:
+            raise UsageError("load(warm=True) needs tiers=[Remote(...)]")
+        self._restore_mode, self._warm = restore_mode, warm
         return super().load(step, on_corrupt=on_corrupt, like=like)
-
-
-def _remote_of(tiers: Sequence[Remote]) -> Remote | None:
-    """Return the remote tier; None without tiers. Raises OptionError for anything else."""
-    if not tiers:
-        return None
-    from iobench.tiers.remote import Remote
-
-    if not isinstance(tiers, Sequence) or not all(isinstance(one, Remote) for one in tiers):
-        raise OptionError(f'tiers={tiers!r}: takes a list such as [Remote("s3://bucket/run")]')
-    if len(tiers) > 1:
-        raise OptionError(f"tiers: {len(tiers)} remote tiers; one is possible")
-    return tiers[0]
 
 
 def _checked(placement: Placement | None, remote: Remote | None) -> Placement | None:

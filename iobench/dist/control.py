@@ -42,6 +42,9 @@ _CONNECT = "IOBENCH_CONNECT"
 _PATIENCE_S = 30.0
 """After which rank 0 tells that it waits for ranks to connect."""
 
+_LATE_S = 10.0
+"""How long rank 0, after a loss, waits for ranks that have not connected, to tell them of it."""
+
 _RETRY_S = 0.05
 _INTERRUPTED = 130  # the exit code after Ctrl-C
 _PINGS = 20
@@ -116,6 +119,10 @@ class Control:
             if hub is not None and deadline_s > _PATIENCE_S:
                 _warn_of(hub.missing(_PATIENCE_S), deadline_s)
             control.barrier("connect", deadline_s=max(1.0, until_s - time.monotonic()))
+        except RankError:
+            if hub is not None:
+                hub.missing(min(_LATE_S, until_s - time.monotonic()), broken=True)
+            raise
         finally:
             meeting.withdraw()
         return control

@@ -97,10 +97,16 @@ class Hub:
         self._abandoned = True
         self._thread.join(2 * _GREETING_S)
 
-    def missing(self, timeout_s: float) -> list[int]:
-        """Wait until all ranks have connected; return those that have not after `timeout_s`."""
+    def missing(self, timeout_s: float, *, broken: bool = False) -> list[int]:
+        """Wait until all ranks have connected; return those that have not after `timeout_s`.
+
+        The wait ends when the job is broken, unless `broken`: then it is for those that come late,
+        to be told why.
+        """
         until_s = time.monotonic() + timeout_s
-        while (left := self._absent()) and not self._broken and time.monotonic() < until_s:
+        while (left := self._absent()) and time.monotonic() < until_s:
+            if self._broken and not broken:
+                break
             time.sleep(_LOOK_S)
         return left
 

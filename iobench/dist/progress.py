@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from iobench.writers.image import FileImage, Memory, Segment
+from iobench.writers.image import AnyMemory, FileImage, Segment
 
 __all__ = ["Progress", "WatchedImage"]
 
@@ -77,10 +77,10 @@ class WatchedImage(FileImage):
     def writable(self) -> bool:
         return self._image.writable
 
-    def parts(self) -> Iterator[tuple[int, Memory]]:
+    def parts(self) -> Iterator[tuple[int, AnyMemory]]:
         return self._image.parts()
 
-    def pieces(self, start: int, stop: int) -> list[Memory]:
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         return self._image.pieces(start, stop)
 
     def filled(self, start: int, stop: int) -> None:

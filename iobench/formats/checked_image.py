@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from isal import isal_zlib
 
 from iobench.formats.many_parts import PartsImage
-from iobench.writers.image import Bytes, Memory
+from iobench.writers.image import AnyMemory, Bytes
 
 __all__ = ["CheckedImage", "RunningChecksums"]
 
@@ -69,6 +69,6 @@ class CheckedImage(PartsImage):
 
     _checksums: RunningChecksums
 
-    def pieces(self, start: int, stop: int) -> list[Memory]:
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         self._checksums.reach(stop)
         return super().pieces(start, stop)

@@ -25,7 +25,7 @@ from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.tensor_layouts import numbers
 from iobench.formats.torch_tensor import Settings, TensorFile
 from iobench.writers.blocks.workers import map_in_workers
-from iobench.writers.image import Bytes, FileImage, Memory
+from iobench.writers.image import AnyMemory, Bytes, FileImage
 
 __all__ = ["ALIGNMENT", "DcpFile", "DcpItem"]
 
@@ -176,7 +176,7 @@ class _CheckedImage(ScatteredImage):
 
     _checksums: _Checksums
 
-    def pieces(self, start: int, stop: int) -> list[Memory]:
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         self._checksums.put(start, stop)
         return super().pieces(start, stop)
 

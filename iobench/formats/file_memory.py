@@ -12,7 +12,7 @@ from iobench.errors import transfer_errors
 from iobench.formats.tensors import Allocate, allocate
 from iobench.units import KIB
 from iobench.writers.blocks.pages import fresh_pages
-from iobench.writers.image import Bytes, FileImage, Memory
+from iobench.writers.image import AnyMemory, Bytes, FileImage
 
 __all__ = ["RUN_BYTES", "FileMemory"]
 
@@ -40,11 +40,11 @@ class FileMemory:
         if allocate is None:
             with transfer_errors("making room in memory", file):
                 self._whole = fresh_pages(size_bytes, huge=not host_takes_free_memory())
-        self._apart: list[tuple[int, Memory]] = []
+        self._apart: list[tuple[int, AnyMemory]] = []
         self._run: _Run | None = None
         self._taken = 0  # a run frees everything between its parts: no later part is before here
 
-    def take(self, start: int, stop: int, unit: int) -> Memory:
+    def take(self, start: int, stop: int, unit: int) -> AnyMemory:
         """Return memory for the file's bytes [start, stop), at a multiple of `unit`.
 
         `unit` is the alignment of the values, a power of 2 up to the page size. A part whose file

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from iobench import linux
-from iobench.writers.image import Bytes, FileImage, Memory, Segment
+from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 
 __all__ = ["Numbers", "PartsImage", "ScatteredImage", "WindowImage"]
 
@@ -42,7 +42,7 @@ class _ManyParts(FileImage):
             for start, view in zip(self._starts, self.views(0, self.size_bytes), strict=True)
         )
 
-    def pieces(self, start: int, stop: int) -> list[Memory]:
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         self._check_range(start, stop)
         if start == stop:
             return []
@@ -51,7 +51,7 @@ class _ManyParts(FileImage):
         return self._cut(first, last, start - self._starts[first], stop - self._starts[last - 1])
 
     @abstractmethod
-    def _cut(self, first: int, last: int, begin: int, end: int) -> list[Memory]:
+    def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
         """Return the parts [first, last), the first one from `begin` and the last one to `end`."""
 
 
@@ -68,15 +68,15 @@ class PartsImage(_ManyParts):
 
     _arrays: list[Bytes]
 
-    def parts(self) -> Iterator[tuple[int, Memory]]:
+    def parts(self) -> Iterator[tuple[int, AnyMemory]]:
         return zip(self._starts, self._arrays, strict=True)
 
     @property
     def writable(self) -> bool:
         return all(array.flags.writeable for array in self._arrays)
 
-    def _cut(self, first: int, last: int, begin: int, end: int) -> list[Memory]:
-        found: list[Memory] = [*self._arrays[first:last]]
+    def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
+        found: list[AnyMemory] = [*self._arrays[first:last]]
         found[-1] = found[-1][:end]
         found[0] = found[0][begin:]
         return found
@@ -116,7 +116,7 @@ class ScatteredImage(_ManyParts):
     _ends: list[int]
     _memory: Bytes
 
-    def _cut(self, first: int, last: int, begin: int, end: int) -> list[Memory]:
+    def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
         begins, ends = self._begins[first:last], self._ends[first:last]
         ends[-1] = self._begins[last - 1] + end
         begins[0] += begin
@@ -134,14 +134,14 @@ class WindowImage(_ManyParts):
 
     _memory: Bytes
 
-    def parts(self) -> Iterator[tuple[int, Memory]]:
+    def parts(self) -> Iterator[tuple[int, AnyMemory]]:
         yield self._starts[0], self._memory
 
     @property
     def writable(self) -> bool:
         return bool(self._memory.flags.writeable)
 
-    def _cut(self, first: int, last: int, begin: int, end: int) -> list[Memory]:
+    def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
         del first, last  # there is one part
         if not 0 <= begin <= end <= len(self._memory):
             raise IndexError(f"[{begin}, {end}) of a window of {len(self._memory)} bytes")

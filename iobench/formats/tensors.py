@@ -14,7 +14,7 @@ import torch
 from iobench import linux
 from iobench.errors import UsageError
 from iobench.writers.device.base import DeviceBytes
-from iobench.writers.image import Bytes, Memory
+from iobench.writers.image import AnyMemory, Bytes
 
 __all__ = [
     "Allocate",
@@ -36,7 +36,7 @@ __all__ = [
 _MOST_DIMENSIONS = 32
 """Of an array of numpy before 2.0."""
 
-Allocate = Callable[[int], Memory]
+Allocate = Callable[[int], AnyMemory]
 """Returns writable memory of so many bytes: uint8, one-dimensional, 64-byte aligned."""
 
 
@@ -83,7 +83,7 @@ def tensor_bytes(tensor: torch.Tensor) -> Bytes:
     return view
 
 
-def tensor_memory(tensor: torch.Tensor) -> Memory:
+def tensor_memory(tensor: torch.Tensor) -> AnyMemory:
     """Return the tensor's bytes for an image: `tensor_bytes`, or its memory on a CUDA device."""
     if tensor.device.type != "cuda":
         return tensor_bytes(tensor)
@@ -146,7 +146,7 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_from_bytes(
-    data: Memory, dtype: torch.dtype, shape: Sequence[int], start: int = 0
+    data: AnyMemory, dtype: torch.dtype, shape: Sequence[int], start: int = 0
 ) -> torch.Tensor:
     """Return a tensor on the memory `data` from `start` on; dtype and shape say how much of it.
 
@@ -186,7 +186,7 @@ def _numpy_type(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
         return np.dtype(f"u{dtype.itemsize}"), False
 
 
-def flat_tensor(data: Memory) -> torch.Tensor:
+def flat_tensor(data: AnyMemory) -> torch.Tensor:
     """Return the memory `data` as a uint8 tensor on its device."""
     if isinstance(data, DeviceBytes):
         flat: torch.Tensor = data.tensor

@@ -22,7 +22,7 @@ from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
 from iobench.formats.torch_settings import crc32_setting
 from iobench.units import MIB
 from iobench.writers.base import Writer
-from iobench.writers.image import Bytes, FileImage, Memory
+from iobench.writers.image import AnyMemory, Bytes, FileImage
 from iobench.writers.source import BytesSource, ImageSource, Source
 from iobench.writers.transfer import Transfer
 
@@ -124,7 +124,7 @@ def _unpickled(
     file: str,
     source: Source,
     index: TorchIndex,
-    take: Callable[[int, int], Memory],
+    take: Callable[[int, int], AnyMemory],
     *,
     weights_only: bool,
     device: torch.device = _HOST,

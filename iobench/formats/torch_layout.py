@@ -20,7 +20,7 @@ from iobench.formats.torch_zip_writer import Recorded, ZipText, torch_ending
 from iobench.units import MIB
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.device.base import DeviceBytes
-from iobench.writers.image import Bytes, FileImage, Memory
+from iobench.writers.image import AnyMemory, Bytes, FileImage
 
 __all__ = ["TorchLayout"]
 
@@ -125,7 +125,7 @@ class TorchLayout:
         """Return the same without references to storages, for a caller that has copied them."""
         return replace(self, storages={})
 
-    def memories(self) -> dict[int, Memory]:
+    def memories(self) -> dict[int, AnyMemory]:
         """Return the storages' host or CUDA memory, by offset in the file."""
         if self.devices <= {"cpu"}:
             return dict(zip(self.storages, storages_bytes([*self.storages.values()]), strict=True))
@@ -146,7 +146,7 @@ class TorchLayout:
             skipped += size
         yield position + skipped, text[position:]
 
-    def unchecked(self, memories: Mapping[int, Memory]) -> FileImage:
+    def unchecked(self, memories: Mapping[int, AnyMemory]) -> FileImage:
         """Return the file with `memories` for the storages, without their checksums."""
         return FileImage.of(self.path, self._all_parts(memories))
 
@@ -157,7 +157,7 @@ class TorchLayout:
             parts += (text, memories[start])
         return [*parts, last]
 
-    def image(self, memories: Mapping[int, Memory]) -> FileImage:
+    def image(self, memories: Mapping[int, AnyMemory]) -> FileImage:
         """Return the file with `memories` for the storages, with their checksums.
 
         Checksums of host memory are computed while the image is written, others here.
@@ -181,7 +181,7 @@ class TorchLayout:
             np.copyto(memory[start : start + len(text)], text)
         return FileImage.of(self.path, [memory[: self.size_bytes]])
 
-    def _put_checksums(self, memories: Mapping[int, Memory]) -> None:
+    def _put_checksums(self, memories: Mapping[int, AnyMemory]) -> None:
         if not self.missing:
             return
         checksums = _checksums(memories)
@@ -215,7 +215,7 @@ def _serialization_id(old: bytes | bytearray, combined: int) -> bytes:
     return bytes(old[:HASH_DIGITS]) + b"%020d" % combined
 
 
-def _checksums(memories: Mapping[int, Memory]) -> dict[int, int]:
+def _checksums(memories: Mapping[int, AnyMemory]) -> dict[int, int]:
     """Return the CRC32 of each memory."""
     if sum(map(len, memories.values())) < _WORTH_A_THREAD:
         return {start: _crc32(memory) for start, memory in memories.items()}
@@ -223,7 +223,7 @@ def _checksums(memories: Mapping[int, Memory]) -> dict[int, int]:
     return dict(zip(memories, found, strict=True))
 
 
-def _crc32(memory: Memory) -> int:
+def _crc32(memory: AnyMemory) -> int:
     if not isinstance(memory, DeviceBytes):
         return int(isal_zlib.crc32(memory))
     found = 0

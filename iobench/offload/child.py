@@ -120,7 +120,9 @@ class _Child:
             self._engine.early(model, message["groups"], message["order"])
         elif what == "pin":
             extra = payload if message["extra"] else None
-            self._engine.pin(message["step"], extra, message["groups"])
+            self._engine.pin(message["step"], extra, message["groups"], held=message["held"])
+        elif what == "unpin":
+            self._engine.unpin(message["extras"])
         elif what == "wait":
             self._engine.wait()
 

@@ -72,6 +72,8 @@ class EngineProgress:
     durable_updates: int
     pinned: tuple[int, ...]
     """Steps of the durable pins."""
+    held: int = 0
+    """How many of them are held."""
 
 
 class Engine(Protocol):
@@ -82,6 +84,10 @@ class Engine(Protocol):
     @property
     def reported(self) -> bool:
         """Whether it has failed, and a method has raised that."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more becomes durable, as far as it is known. For any thread."""
 
     def early(self, model: TrainerModel, groups: Groups, order: Sequence[int]) -> None:
         """Begin the next step: update chunks as long as `model` is ready for the next one.
@@ -104,8 +110,11 @@ class Engine(Protocol):
         What `early` has updated counts for the chunks in `early` only: `model` gets no values of
         them, and those of all others. The next step will have its chunks in the order `then`."""
 
-    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
+    def pin(self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False) -> None:
         """Pin the last generation with these values of the groups; waits for nothing."""
+
+    def unpin(self, extras: Sequence[str]) -> None:
+        """Release the held pins with these XXH3 of `extra`; waits for nothing."""
 
     def wait(self) -> None:
         """Wait until all steps and pins are durable."""
@@ -128,6 +137,7 @@ class ThreadEngine:
 
     def __init__(self, store: GenerationStore, options: EngineOptions) -> None:
         self.store, self.options, self.layout = store, options, store.layout
+        self._released = False
         try:
             layout, base = store.layout, store.base
             buffers = min(layout.buffers(options.memory_bytes), max(2, layout.chunks))
@@ -148,6 +158,11 @@ class ThreadEngine:
     def reported(self) -> bool:
         """See Engine."""
         return self._stream.reported
+
+    @property
+    def ended(self) -> bool:
+        """See Engine."""
+        return self._released or self._stream.failure is not None
 
     def early(self, model: StepModel, groups: Groups, order: Sequence[int]) -> None:
         """See Engine. `model` may be any StepModel."""
@@ -220,11 +235,15 @@ class ThreadEngine:
         newest = self.store.newest
         return newest.generation if newest else 0
 
-    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
+    def pin(self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False) -> None:
         """See Engine."""
         if not self._generation:
             raise UsageError(f"step {step}: nothing to pin before the first call of step()")
-        self._stream.pin(step, extra, groups)
+        self._stream.pin(step, extra, groups, held=held)
+
+    def unpin(self, extras: Sequence[str]) -> None:
+        """See Engine."""
+        self._stream.unpin(extras)
 
     def wait(self) -> None:
         """See Engine."""
@@ -238,6 +257,7 @@ class ThreadEngine:
             updates=self._updates,
             durable_updates=newest.updates if newest else 0,
             pinned=tuple(pin.step for pin in self.store.pins),
+            held=sum(pin.held for pin in self.store.pins),
         )
 
     @contextmanager
@@ -263,4 +283,5 @@ class ThreadEngine:
         try:
             self._stream.close()
         finally:
+            self._released = True
             self.store.close()

@@ -15,11 +15,12 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from iobench.errors import OptionError, UsageError
 from iobench.offload.early import EarlyUpdates
 from iobench.offload.engine import Engine, EngineOptions, ThreadEngine
-from iobench.offload.groups import check_values, kept_values, kind_of, put_values, specs_of
+from iobench.offload.groups import check_values, kept_values, put_values, specs_of
+from iobench.offload.held_pins import HeldPins, check_free
 from iobench.offload.layout import StateLayout
 from iobench.offload.model import TrainerModel, check_dense
 from iobench.offload.process import ProcessEngine
-from iobench.offload.restore import Restored, Wanted, restore, saved_extra
+from iobench.offload.restore import Restored, Wanted, open_state, saved_extra
 from iobench.offload.rings import warn_without_io_uring
 from iobench.offload.stock import Replacement, packed_groups, state_by_index, stock_state
 from iobench.offload.store import GenerationStore
@@ -68,6 +69,8 @@ class OffloadedOptimizer(Optimizer):
     _kind: ClassVar[str]
     _engine: Engine | None = None
     _early: EarlyUpdates | None = None
+    restored: Restored | None = None
+    """What `resume` has taken; None for a new training."""
 
     def __init__(
         self,
@@ -137,21 +140,25 @@ class OffloadedOptimizer(Optimizer):
         optimizer._prepare(params, cls._any_defaults())
         options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
         _check_engine(engine)
-        warn_without_io_uring(iodepth)
-        specs = specs_of(optimizer.param_groups)
-        store = GenerationStore.open(Path(directory))
-        try:
-            store.layout.check_same(specs, str(directory))
-            optimizer._check_kind(store)
-            parameters = optimizer._parameters()
-            record, restored = restore(store, parameters, step, verify=verify, **options.speed)
-            put_values(optimizer.param_groups, record.groups)
-        except BaseException:
-            store.close()
-            raise
-        optimizer.restored = restored
-        optimizer._attach(store, options, engine, overlap)
+        optimizer._continue(Path(directory), step, options, engine, overlap, verify=verify)
         return optimizer
+
+    def _continue(
+        self,
+        directory: Path,
+        step: Wanted,
+        options: EngineOptions,
+        engine: EngineName,
+        overlap: bool,
+        *,
+        verify: bool = False,
+    ) -> None:
+        """Go on from the state in `directory`; see `resume`."""
+        warn_without_io_uring(options.iodepth)
+        store, self.restored = open_state(
+            directory, self.param_groups, self._kind, step, verify=verify, **options.speed
+        )
+        self._attach(store, options, engine, overlap)
 
     @classmethod
     def _any_defaults(cls) -> dict[str, Any]:
@@ -170,19 +177,14 @@ class OffloadedOptimizer(Optimizer):
         super().__init__(params, defaults)
         for group in self.param_groups:
             check_values(group)
-        self.restored: Restored | None = None
-        """What `resume` has taken; None for a new training."""
-
-    def _check_kind(self, store: GenerationStore) -> None:
-        found = store.newest and kind_of(store.newest.groups[0])
-        if found and found != self._kind:
-            raise UsageError(f"{store.directory} has the state of {found}: use its resume")
+        self._held: set[str] = set()  # pins of a Checkpointer, also those not durable yet
 
     def _attach(
         self, store: GenerationStore, options: EngineOptions, kind: EngineName, overlap: bool
     ) -> None:
         """Start the engine on `store`, which is closed if that fails."""
         self._note_versions()
+        self._attached = store.directory.absolute(), options, kind, overlap
         engine = (
             ProcessEngine(store, options) if kind == "process" else ThreadEngine(store, options)
         )
@@ -264,8 +266,13 @@ class OffloadedOptimizer(Optimizer):
         engine = self._settled()
         if not engine.layout.pins:
             raise UsageError("pins=0: no generation can be pinned; construct with pins=1 or more")
+        check_free(self._held, engine)
         saved = None if extra is None else saved_extra(extra)
         engine.pin(step, saved, kept_values(self.param_groups))
+
+    def checkpoint_pins(self) -> HeldPins:
+        """Return the pins that a `Checkpointer(..., offload=optimizer)` holds."""
+        return HeldPins(self)
 
     def wait(self, step: int | None = None) -> None:
         """Wait until all steps and pins so far are durable.

@@ -86,6 +86,12 @@ class ProcessEngine:
         """See Engine: only methods find a failure."""
         return self._failure is not None
 
+    @property
+    def ended(self) -> bool:
+        """See Engine."""
+        child = self._child  # None while the child is started again: all was durable before
+        return self._failure is not None or child is None or child.poll() is not None
+
     def early(self, model: TrainerModel, groups: Groups, order: Sequence[int]) -> None:
         """See Engine."""
         self._pass({"do": "early", "groups": groups, "order": list(order)}, model)
@@ -129,11 +135,16 @@ class ProcessEngine:
             self._fail(error)
             raise
 
-    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
+    def pin(self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False) -> None:
         """See Engine."""
-        message = {"do": "pin", "step": step, "extra": extra is not None, "groups": groups}
+        given = extra is not None
+        message = {"do": "pin", "step": step, "extra": given, "groups": groups, "held": held}
         self._ask(message, extra or b"")
         self._base = None
+
+    def unpin(self, extras: Sequence[str]) -> None:
+        """See Engine."""
+        self._ask({"do": "unpin", "extras": list(extras)})
 
     def wait(self) -> None:
         """See Engine."""

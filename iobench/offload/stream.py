@@ -195,9 +195,20 @@ class ChunkStream:
         self._submit(lambda writer: writer.commit(self._rows, commit))
         self._uncommitted = False
 
-    def pin(self, step: int, extra: bytes | None, groups: Sequence[Mapping[str, Any]]) -> None:
+    def pin(
+        self,
+        step: int,
+        extra: bytes | None,
+        groups: Sequence[Mapping[str, Any]],
+        *,
+        held: bool = False,
+    ) -> None:
         """Pin the last committed generation. Waits for nothing."""
-        self._submit(lambda _: self._store.pin(step, extra, groups))
+        self._submit(lambda _: self._store.pin(step, extra, groups, held=held))
+
+    def unpin(self, extras: Collection[str]) -> None:
+        """Release held pins, after all that was submitted. Waits for nothing."""
+        self._submit(lambda _: self._store.unpin(extras))
 
     def _submit(self, work: Callable[[ChunkWriter], object]) -> None:
         def finish(writer: ChunkWriter) -> None:

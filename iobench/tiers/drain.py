@@ -10,8 +10,10 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from iobench import linux
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, TransferError
@@ -21,8 +23,7 @@ from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
 from iobench.tiers.pace import DrainPace, DrainStoppedError
 from iobench.tiers.queue import DrainQueue, Queued
 from iobench.tiers.remote import RemoteTier
-from iobench.tiers.source_file import LocalDamageError
-from iobench.units import format_seconds
+from iobench.tiers.source_file import LocalDamageError, stored_bytes
 from iobench.writers.blocks import interpreter_end
 
 __all__ = ["Drain"]
@@ -44,7 +45,9 @@ class Drain:
 
     def __init__(self, local: DirectoryStore, remote: RemoteTier, rates: ObservedRates) -> None:
         self._local, self.remote = local, remote
-        self.queue = DrainQueue()
+        self.queue = DrainQueue(in_order=remote.options.every_save)
+        self._limit = remote.options.lag_limit
+        self._half_limit = self._limit.half()
         self.journal = DrainJournal(local.directory)
         self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
         self._step = DrainStep(local=local, remote=remote, queue=self.queue, pace=self._pace)
@@ -63,11 +66,17 @@ class Drain:
         cannot be read.
         """
         for step, (serial, created_s) in ages.items():
-            entry = Queued(step=step, serial=serial, since_s=time.monotonic(), created_s=created_s)
+            entry = Queued(
+                step=step,
+                serial=serial,
+                since_s=time.monotonic(),
+                created_s=created_s,
+                size_bytes=stored_bytes(self._local.locate(step)),
+            )
             self.queue.put(entry)
         self.journal.shorten()
         self._recall()
-        self._note("remote", where=str(self.remote))
+        self._note("remote", where=str(self.remote), why=self.remote.options.described_lag)
         self._thread.start()
         interpreter_end.at_end(self, Drain.stop)
 
@@ -95,10 +104,31 @@ class Drain:
             self._saving -= 1
 
     def saved(self, entry: Queued, elapsed_s: float) -> None:
-        """Queue a checkpoint that is durable in the local tier since now."""
-        self.queue.put(entry)
+        """Queue a checkpoint that is durable in the local tier since now, unless it is skipped."""
+        why = ""
+        with self.queue.changed:
+            if self.remote.options.past_lag == "skip":
+                waiting = self.queue.not_durable()
+                why = self._limit.no_room(waiting, entry.size_bytes, time.monotonic())
+            self.queue.put(replace(entry, state="skipped") if why else entry)
         self._note("saved", entry, elapsed_s=elapsed_s)
+        if why:
+            self._note("skipped", entry, why=why)
+            self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
         self._rates.add(LOCAL, entry.size_bytes, elapsed_s)
+
+    def filled(self, manifest: Manifest) -> None:
+        """Record a checkpoint that was copied from the remote tier to the local one just now."""
+        entry = Queued(
+            step=manifest.step,
+            serial=manifest.serial,
+            since_s=time.monotonic(),
+            created_s=manifest.created_s,
+            size_bytes=manifest.size_bytes,
+            state="verified",
+        )
+        self.queue.put(entry)
+        self._note("verified", entry)
 
     def sent_directly(self, save: Save, serial: int, elapsed_s: float) -> None:
         """Record a save that is durable in the remote tier, and not in the local one."""
@@ -151,17 +181,31 @@ class Drain:
                 stacklevel=3,
             )
 
-    def wait_for_lag(self) -> None:
-        """Wait while the lag is above `max_lag`, as long as the remote tier answers."""
-        most_s = self.remote.options.max_lag_s
+    def wait_for_lag(self, step: int) -> float:
+        """Let the save of `step` wait while the lag exceeds its limit; return the seconds.
+
+        It does not wait for a remote tier that fails, or if saves never wait.
+        """
+        if self.remote.options.past_lag != "wait":
+            return 0.0
+        began_s, first = time.monotonic(), ""
         with self.queue.changed:
-            while self.queue.lag_s() > most_s and self.failure is None and self._thread.is_alive():
+            while self.failure is None and self._thread.is_alive():
+                why = self._limit.exceeded(self.queue.not_durable(), time.monotonic())
+                if not why:
+                    break
+                first = first or why
                 self.queue.changed.wait(_LOOK_AGAIN_S)
+        if not first:
+            return 0.0
+        waited_s = time.monotonic() - began_s
+        self._note("waited", step=step, elapsed_s=waited_s, why=first)
+        return waited_s
 
     def eta_s(self, step: int) -> float | None:
         """Return the seconds until `step` is expected in the remote tier; None if unknown."""
         found = self._rates.estimate(REMOTE)
-        ahead = self.queue.not_durable()
+        ahead = self.queue.to_copy()
         if found is None or not any(one.step == step for one in ahead):
             return None
         size = 0
@@ -182,8 +226,9 @@ class Drain:
             self._thread.join(_JOIN_S)
 
     def _must_yield(self) -> bool:
-        late = self.queue.lag_s() > self.remote.options.max_lag_s / 2
-        return self._saving > 0 and not late
+        if not self._saving:
+            return False
+        return not self._half_limit.exceeded(self.queue.not_durable(), time.monotonic())
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # at the trainer's priority then
@@ -265,25 +310,21 @@ class Drain:
                 self.queue.move(entry, "verified" if before == "verified" else "durable")
             elif serials.get(entry.step, 0) > entry.serial:
                 self._supersede(entry, "another node has saved this step later")
-            elif before == "superseded" and entry != newest:
-                self.queue.move(entry, "superseded")
+            elif before in ("superseded", "skipped") and entry != newest:
+                self.queue.move(entry, before)
 
     def _give_up_late(self) -> None:
-        """Supersede copies that wait longer than `max_lag`, except that of the newest save."""
-        options = self.remote.options
-        if options.on_lag != "supersede":
+        """Supersede copies past the limit of the lag, except that of the newest save."""
+        if self.remote.options.past_lag != "supersede":
             return
-        for entry in self.queue.not_durable()[1:]:
-            age_s = time.monotonic() - entry.since_s
-            if age_s > options.max_lag_s:
-                why = f"it waited {format_seconds(age_s)}, max_lag is {options.max_lag}"
-                self._supersede(entry, why)
-                self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
+        for entry, why in self._limit.late(self.queue.not_durable(), time.monotonic()):
+            self._supersede(entry, why)
+            self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
 
     def _give_up_unkept(self) -> None:
         """Supersede copies that the retention of the remote tier would not keep."""
         waiting = self.queue.not_durable()
-        if len(waiting) > 1:
+        if len(waiting) > 1 and not self.remote.options.every_save:
             ages = {one.step: (one.serial, one.created_s) for one in waiting}
             kept = self.remote.would_keep(ages)
             for entry in waiting[1:]:

@@ -22,7 +22,16 @@ JOURNAL = ".iobench-drain.jsonl"
 """Its name, in the directory of the checkpoints."""
 
 Event = Literal[
-    "remote", "waiting", "durable", "verified", "superseded", "failed", "saved", "placed"
+    "remote",
+    "waiting",
+    "durable",
+    "verified",
+    "superseded",
+    "skipped",
+    "waited",
+    "failed",
+    "saved",
+    "placed",
 ]
 
 _KEPT = 1000
@@ -32,12 +41,14 @@ _KEPT = 1000
 class DrainEvent:
     """One line of the journal; `at_s` is seconds since the epoch.
 
-    - `remote`: the location of the remote tier is `where`; written when a Checkpointer opens
+    - `remote`: the location of the remote tier is `where`; written when a Checkpointer opens; `why`
+      is what it does past which lag
     - `saved`: the checkpoint was written to local storage: `size_bytes` in `elapsed_s`
     - `durable`: it is in the remote tier; this attempt has sent `sent_bytes` of its `size_bytes` in
       `elapsed_s`, or 0 if it waited for saves
     - `verified`: it was read back from there, and every checksum is that of the manifest
-    - `superseded`: it is not copied; `why` says why
+    - `superseded`, `skipped`: it is not copied; `why` says why
+    - `waited`: a save waited `elapsed_s` for copies, because of `why`
     - `placed`: a save went to the tier `where` ("local" or "remote"); `why` says why
     - `failed`: an attempt failed; `why` is the error
     """

@@ -16,6 +16,7 @@ from iobench.tiers.drain import Drain
 from iobench.tiers.observed import ObservedRates
 from iobench.tiers.queue import Queued
 from iobench.tiers.remote import Remote, RemoteTier
+from iobench.tiers.source_file import stored_bytes
 
 __all__ = ["KeepUntilCopied", "LocalTier"]
 
@@ -70,12 +71,9 @@ class LocalTier(DirectoryStore):
                 serial=serial,
                 since_s=time.monotonic(),
                 created_s=time.time(),
-                size_bytes=sum(one.stat().st_size for one in self._files(step)),
+                size_bytes=stored_bytes(self.locate(step)),
             )
             self.drain.saved(entry, time.monotonic() - began_s)
-
-    def _files(self, step: int) -> list[Path]:
-        return [path for path in self.locate(step).rglob("*") if path.is_file()]
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint in both tiers. Raises TransferError; then it is still here."""

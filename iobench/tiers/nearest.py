@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import os
-import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.order import by_age, outlines
+from iobench.checkpoint.order import by_age
 from iobench.checkpoint.restore import Loaded, OnCorrupt, Read, restore
-from iobench.checkpoint.store import CheckpointStore, DirectoryStore
+from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, IobenchError, TargetError, TransferError
+from iobench.tiers.both_tiers import BothTiers, RemoteCheckpoint
 from iobench.tiers.local_tier import LocalTier
+from iobench.tiers.remote_list import RemoteList
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 
@@ -24,11 +27,8 @@ __all__ = ["Nearest"]
 _ANSWER_S = 5.0
 """How long a restore waits for a list of the remote tier, when the local tier has checkpoints."""
 
-
-def _is_new(store: CheckpointStore) -> bool:
-    """Return whether it is a directory that nothing was copied to yet."""
-    return isinstance(store, DirectoryStore) and not os.path.lexists(store.directory)
-
+Warm = Callable[[int, Manifest, CheckpointStore, Writer], bool]
+"""Copies the checkpoint of a step from the store of the remote tier to the local tier."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 """With these a tier takes no copies, and can be read."""
@@ -37,16 +37,25 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Nearest:
     """The checkpoints of both tiers, for one restore: the read side of a CheckpointStore.
 
-    `ask` comes first. A step that both tiers have is read from the local one; when that copy is
-    damaged, from the remote one, if it is of the same save. A later save of the step, made by
-    another node, counts instead of the local one. `sources` says what was read, and why. `known`
-    has the serial numbers of the local checkpoints.
+    `ask` comes first, or `restore`, which asks while it reads. A step that both tiers have is read
+    from the local one, with the help of the remote one if it is of the same save: see BothTiers. A
+    later save of the step, made by another node, counts instead of the local one. `sources` says
+    what was read, and why. `known` has the serial numbers of the local checkpoints.
     """
 
     def __init__(
-        self, local: LocalTier, writer: Writer, read: Read, known: Mapping[int, int]
+        self,
+        local: LocalTier,
+        writer: Writer,
+        read: Read,
+        known: Mapping[int, int],
     ) -> None:
         self._known = known
+        self.warm: Warm | None = None
+        """Copies a checkpoint to the local tier before it is read from the remote one."""
+        self._listing: RemoteList | None = None
+        self._failure: Exception | None = None
+        self._settled = self._has_local = False
         self._local, self._writer, self._read = local, writer, read
         self._remote = local.remote.store
         self._remote_writer = local.remote.writer
@@ -57,16 +66,32 @@ class Nearest:
     def __str__(self) -> str:
         return str(self._local)
 
+    def begin(self) -> None:
+        """Ask for a list of the remote tier, unless the drain knows that it fails."""
+        if self._listing is not None:
+            return
+        self._has_local = bool(self._local.steps())
+        known = self._local.drain.failure if self._has_local else None
+        if known is None or getattr(known, "errno", None) in _FULL:
+            self._listing = RemoteList(self._remote)
+        else:
+            self._failure = known
+
     def ask(self) -> None:
-        """List the remote tier. Without an answer, only the local one counts, with a warning.
+        """Wait for the list. Without an answer only the local tier counts, with a RuntimeWarning.
 
         Raises what the remote tier raises if the local one has no checkpoint.
         """
-        here = self._local.steps()
-        failure = self._local.drain.failure if here else None
-        if failure is None or getattr(failure, "errno", None) in _FULL:
-            failure = self._list(_ANSWER_S if here else None)
-        if failure is not None and not here:
+        self.begin()
+        if self._settled:
+            return
+        failure = self._failure
+        if self._listing is not None:
+            failure = self._listing.wait(_ANSWER_S if self._has_local else None)
+            if failure is None:
+                self._in_remote = self._listing.found
+        self._settled = True
+        if failure is not None and not self._has_local:
             raise failure
         if failure is not None:
             warnings.warn(
@@ -75,33 +100,6 @@ class Nearest:
                 RuntimeWarning,
                 stacklevel=4,
             )
-
-    def _list(self, within_s: float | None) -> Exception | None:
-        """List the remote tier in a thread; return why there is no answer, or None."""
-        found: dict[int, int | None] = {}
-        failures: list[Exception] = []
-
-        def ask() -> None:
-            try:
-                if _is_new(self._remote):
-                    return
-                found.update(dict.fromkeys(self._remote.steps()))
-                found.update(self._remote.serials())
-                unknown = [step for step, serial in found.items() if serial is None]
-                for step, manifest in outlines(self._remote, unknown).items():
-                    found[step] = manifest.serial if manifest else None
-            except Exception as error:  # noqa: BLE001 -- returned below
-                failures.append(error)
-
-        thread = threading.Thread(target=ask, name="iobench-list", daemon=True)
-        thread.start()
-        thread.join(within_s)
-        if thread.is_alive():
-            return TransferError(f"no answer within {_ANSWER_S:g} s")
-        if failures:
-            return failures[0]
-        self._in_remote = found
-        return None
 
     @property
     def last_serial(self) -> int:
@@ -155,6 +153,12 @@ class Nearest:
             try:
                 if problem is not None and store.manifest(step) != manifest:
                     continue  # of another save of this step
+                if store is self._local:
+                    return self._read_local(step, manifest, like)
+                source = str(store)
+                if self.warm is not None and self.warm(step, manifest, store, own):
+                    self.sources[source] = f"copied to {self._local}"
+                    store, own = self._local, self._writer
                 result = self._read(store, own, step, manifest, like)
             except (DataMismatchError, TransferError) as error:
                 self.sources[str(store)] = str(error)
@@ -164,11 +168,38 @@ class Nearest:
                     problem.add_note(f"the copy in {store}: {error}")
                 continue
             if problem is not None:
-                message = f"step {step} is read from {store}: {problem}"
+                message = f"step {step} is read from {source}: {problem}"
                 warnings.warn(message, RuntimeWarning, stacklevel=5)
             self.sources[str(store)] = "read"
             return result
         raise problem or TargetError(f"{self}: holds no checkpoint of step {step}")
+
+    def _read_local(self, step: int, manifest: Manifest, like: Any) -> tuple[Any, Transfer]:
+        """Read the local copy, with the help of the remote tier. Raises what a read raises."""
+        remote = RemoteCheckpoint(
+            store=self._remote,
+            writer=self._remote_writer,
+            step=step,
+            is_same=partial(self._is_in_remote, step, manifest),
+        )
+        tiers = BothTiers(self._writer, remote)
+        result = self._read(self._local, tiers, step, manifest, like)
+        self.sources = tiers.sources(str(self._local), str(self._remote))
+        if tiers.local_problem:
+            warnings.warn(
+                f"step {step} is read from {self._remote} in part: {tiers.local_problem}",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+        return result
+
+    def _is_in_remote(self, step: int, manifest: Manifest) -> bool:
+        """Return whether the remote tier has this very save; waits for its list."""
+        if self._listing is None or self._listing.wait(_ANSWER_S) is not None:
+            return False
+        if self._listing.found.get(step, 0) not in (None, manifest.serial):
+            return False
+        return self._remote.manifest(step) == manifest
 
     def _counted(self) -> dict[int, int]:
         """Return the serial numbers of the local checkpoints that count."""
@@ -177,18 +208,44 @@ class Nearest:
     def restore(
         self, step: int | Literal["latest"], *, on_corrupt: OnCorrupt, like: Any
     ) -> tuple[Any, Loaded]:
-        """Restore like `iobench.checkpoint.restore.restore`, from both tiers."""
+        """Restore like `iobench.checkpoint.restore.restore`, from both tiers.
+
+        The local checkpoint is read while the remote tier is asked whether it has a later one.
+        """
+        self.begin()
+        early = None
+        asked = self._listing is not None and not self._listing.done.is_set()
+        if self._has_local and asked and not self._settled:
+            early = self._restored_early(step, like)
+        self.ask()
+        if early is not None and not self._has_later(step, early[1].step):
+            return early
+        early = None  # its memory is freed
+        return self._restored(step, on_corrupt, like)
+
+    def _restored_early(
+        self, step: int | Literal["latest"], like: Any
+    ) -> tuple[Any, Loaded] | None:
+        """Restore from the local tier; None if it cannot, then both tiers are looked at."""
+        with contextlib.suppress(IobenchError):
+            return self._restored(step, "raise", like)
+        return None
+
+    def _has_later(self, step: int | Literal["latest"], restored: int) -> bool:
+        """Return whether the remote tier has a later save than the one that was restored."""
+        if self._is_outdated(restored):
+            return True
+        return step == "latest" and self.newest() != restored
+
+    def _restored(
+        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
+    ) -> tuple[Any, Loaded]:
         known = self._counted() if step == "latest" else None
         state, loaded = restore(
             self, self._writer, step,  # type: ignore[arg-type]  # the read side alone
             on_corrupt=on_corrupt, like=like, known=known, read=self.read,
         )  # fmt: skip
-        return state, Loaded(
-            step=loaded.step,
-            transfer=loaded.transfer,
-            passed_over=loaded.passed_over,
-            sources=dict(self.sources),
-        )
+        return state, replace(loaded, sources=dict(self.sources))
 
     def newest(self) -> int | None:
         """Return the step that was saved last."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.errors import IobenchError, transfer_errors
@@ -44,19 +45,21 @@ class PlacedCommitter(Committer):
         memory: Bytes | None = None,
         *,
         rate_bytes_per_s: int | None = None,
-    ) -> None:
-        decision = self._decide(save)
-        if decision.tier == REMOTE and self._direct(save, serialized, memory, decision):
-            where = REMOTE
-        else:
+    ) -> Manifest:
+        decision, where = self._decide(save), REMOTE
+        manifest = None
+        if decision.tier == REMOTE:
+            manifest = self._direct(save, serialized, memory, decision)
+        if manifest is None:
             where = LOCAL
             local = Committer(
                 store=self.store, writer=self.writer, ledger=self.ledger, decision=decision.reason
             )
-            local.commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
+            manifest = local.commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
         self.tier.drain.placed(save.step, where, decision.reason)
         if decision.probe == LOCAL and where == REMOTE and memory is not None:
             self._probe(memory[: save.size_bytes])
+        return manifest
 
     def _decide(self, save: Save) -> PlacementDecision:
         tier = self.tier
@@ -79,11 +82,11 @@ class PlacedCommitter(Committer):
 
     def _direct(
         self, save: Save, serialized: Serialized, memory: Bytes | None, decision: PlacementDecision
-    ) -> bool:
-        """Write the checkpoint to the remote tier. Return whether it is durable there."""
+    ) -> Manifest | None:
+        """Write the checkpoint to the remote tier; None if it is not durable there."""
         tier, began_s = self.tier, time.monotonic()
         try:
-            with tier.drain.saving(), tier.remote.writing(self.serials) as ledger:
+            with tier.drain.saving(), tier.remote.writing(self.serials, save) as ledger:
                 remote = Committer(
                     store=tier.remote.store,
                     writer=tier.remote.writer,
@@ -91,7 +94,7 @@ class PlacedCommitter(Committer):
                     decision=decision.reason,
                 )
                 limit = tier.remote.options.rate_bytes_per_s
-                remote.commit(save, serialized, memory, rate_bytes_per_s=limit)
+                manifest = remote.commit(save, serialized, memory, rate_bytes_per_s=limit)
                 serial = ledger.next_serial
         except IobenchError as error:
             if save.status == "committed":
@@ -102,9 +105,9 @@ class PlacedCommitter(Committer):
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return False
+            return None
         tier.drain.sent_directly(save, serial, time.monotonic() - began_s)
-        return True
+        return manifest
 
     def _probe(self, memory: Bytes) -> None:
         """Measure the local tier with 1/64 of a checkpoint, which is removed again."""

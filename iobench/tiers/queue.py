@@ -12,7 +12,7 @@ from iobench.checkpoint.copies import CopyState
 __all__ = ["DrainQueue", "Queued"]
 
 _PENDING = ("waiting", "draining", "durable")
-_SETTLED = ("verified", "superseded", "failed")
+_SETTLED = ("verified", "superseded", "skipped", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,12 @@ class Queued:
 class DrainQueue:
     """States by step. A step that is saved anew begins anew, with another serial number.
 
-    All methods may be called from any thread.
+    With `in_order` the oldest checkpoint is copied first, else the newest. All methods may be
+    called from any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_order: bool = False) -> None:
+        self._in_order = in_order
         self.changed = threading.Condition(threading.RLock())
         self._entries: dict[int, Queued] = {}
 
@@ -83,9 +85,13 @@ class DrainQueue:
         """Return those that are not in the remote tier and should be. Last saved first."""
         return [one for one in self.entries() if one.state in ("waiting", "draining")]
 
+    def to_copy(self) -> list[Queued]:
+        """Return those that are not in the remote tier and should be, in the order of copies."""
+        return self.not_durable()[:: -1 if self._in_order else 1]
+
     def next(self) -> Queued | None:
-        """Return the entry to work on: first copies, then read-backs, the last saved one first."""
-        pending = self.pending()
+        """Return the entry to work on: first copies, then read-backs."""
+        pending = self.pending()[:: -1 if self._in_order else 1]
         return next((one for one in pending if one.state != "durable"), next(iter(pending), None))
 
     def lag_s(self, now_s: float | None = None) -> float:

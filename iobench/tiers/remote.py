@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from iobench.checkpoint.commit import CommitLedger
 from iobench.checkpoint.ledger import Ledger
@@ -21,10 +21,11 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
 from iobench.errors import OptionError, TransferError, UsageError
 from iobench.tiers.directory_copy import DRAINING_SUFFIX, DirectoryCopy
+from iobench.tiers.lag import LagLimit
 from iobench.tiers.object_copy import ObjectCopy
 from iobench.tiers.pace import DrainPace
 from iobench.tiers.remote_copy import RemoteCopy
-from iobench.units import parse_seconds, parse_size
+from iobench.units import format_seconds, format_size, parse_seconds, parse_size
 from iobench.writers.base import Writer
 from iobench.writers.registry import make
 from iobench.writers.s3 import S3Writer
@@ -32,7 +33,7 @@ from iobench.writers.s3_store.target import is_s3
 
 __all__ = ["OnLag", "Remote", "RemoteTier"]
 
-OnLag = Literal["supersede", "wait"]
+OnLag = Literal["wait", "skip", "supersede"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,13 @@ class Remote:
     - `writer`: a Writer or its name, for reads and for a bucket's options; "s3" or "hybrid"
     - `bandwidth_limit`: bytes per second of all copies (`"500MiB"`)
     - `max_lag`: how long a checkpoint may wait for its copy (`"10min"`)
-    - `on_lag`: past that, "supersede" gives up the copies of all waiting checkpoints except the
-      newest; "wait" makes the next save wait, as long as the remote tier answers
+    - `max_lag_size`: how many bytes may wait for their copies (`"500GiB"`); None: no limit
+    - `on_lag`: past one of the two, "supersede" gives up the copies of the oldest checkpoints that
+      wait, except that of the newest; "skip" does not copy the next checkpoint, which stays in the
+      local tier; "wait" makes the next save wait, as long as the remote tier answers. None:
+      "supersede", and "wait" with `every_save`
+    - `every_save`: every checkpoint is copied, the oldest first, also one that `keep` would remove
+      at once. Needs `on_lag="wait"`
 
     Raises OptionError for values out of range.
     """
@@ -55,13 +61,19 @@ class Remote:
     writer: Writer | str = ""
     bandwidth_limit: int | str | None = None
     max_lag: float | str = "1h"
-    on_lag: OnLag = "supersede"
+    max_lag_size: int | str | None = None
+    on_lag: OnLag | None = None
+    every_save: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.keep, Retention):
             raise OptionError(f"keep={self.keep!r}: takes a value such as KeepLast(3)")
-        if self.on_lag not in ("supersede", "wait"):
-            raise OptionError(f"on_lag={self.on_lag!r}: 'supersede' or 'wait'")
+        if self.on_lag not in (None, *get_args(OnLag)):
+            raise OptionError(f"on_lag={self.on_lag!r}: 'wait', 'skip' or 'supersede'")
+        if self.every_save and self.past_lag != "wait":
+            raise OptionError(f"every_save: needs on_lag='wait', not {self.on_lag!r}")
+        if self.lag_limit.size_bytes == 0:
+            raise OptionError("max_lag_size=0: must be at least 1 byte; None for no limit")
         if self.rate_bytes_per_s == 0:
             raise OptionError("bandwidth_limit=0: must be at least 1 byte per second")
         if not self.max_lag_s > 0:
@@ -72,6 +84,28 @@ class Remote:
         """Limit of all copies together; None: no limit."""
         limit = self.bandwidth_limit
         return None if limit is None else parse_size(limit, "bandwidth_limit")
+
+    @property
+    def past_lag(self) -> OnLag:
+        """What happens past the limit: `on_lag`, or its default."""
+        return self.on_lag or ("wait" if self.every_save else "supersede")
+
+    @property
+    def described_lag(self) -> str:
+        """The limits and what happens past them, in words."""
+        limit = self.lag_limit
+        size = "" if limit.size_bytes is None else f" or {format_size(limit.size_bytes)}"
+        each = ", every save is copied" if self.every_save else ""
+        return f"past {format_seconds(limit.age_s)}{size}: {self.past_lag}{each}"
+
+    @property
+    def lag_limit(self) -> LagLimit:
+        """The limits of age and bytes."""
+        size = self.max_lag_size
+        return LagLimit(
+            age_s=self.max_lag_s,
+            size_bytes=None if size is None else parse_size(size, "max_lag_size"),
+        )
 
     @property
     def max_lag_s(self) -> float:
@@ -190,6 +224,12 @@ class RemoteTier:
         assert self._ledger is not None
         return self._ledger.would_keep(waiting)
 
+    def may_keep(self, waiting: Mapping[int, tuple[int, float]]) -> set[int]:
+        """Like `would_keep`, but never asks the tier: all of them when its contents are unknown."""
+        ledger = self._ledger
+        known = ledger is not None and ledger.is_read
+        return ledger.would_keep(waiting) if ledger is not None and known else set(waiting)
+
     def holds(self, step: int) -> bool:
         """Return whether there is a checkpoint of `step`, as far as this process knows."""
         return self._ledger is not None and self._ledger.holds(step)
@@ -200,8 +240,8 @@ class RemoteTier:
         return there and readable_manifest(self.store, manifest.step) == manifest
 
     @contextmanager
-    def writing(self, local: Ledger) -> Iterator[CommitLedger]:
-        """Yield the ledger for a checkpoint that is saved here directly, inside the `with`.
+    def writing(self, local: Ledger, save: Save) -> Iterator[CommitLedger]:
+        """Yield the ledger for `save`, which is written here directly, inside the `with`.
 
         Copies of other checkpoints go on; one that is complete is published afterwards. Raises
         TransferError when the tier is not open.
@@ -209,7 +249,7 @@ class RemoteTier:
         with self._lock:
             if not self.is_open:
                 raise TransferError(f"{self}: it does not answer")
-            yield _DirectLedger(self, local.new_serial())
+            yield _DirectLedger(self, save.serial or local.new_serial())
 
     def published(self, manifest: Manifest, waiting: Collection[int]) -> None:
         """Record a new checkpoint, then remove what retention drops and what it replaced."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from iobench.errors import DataMismatchError, TransferError
 from iobench.units import MIB
 from iobench.writers.image import Bytes
 
-__all__ = ["BLOCK_BYTES", "LocalDamageError", "SourceFile"]
+__all__ = ["BLOCK_BYTES", "LocalDamageError", "SourceFile", "stored_bytes"]
 
 BLOCK_BYTES = 8 * MIB
 
@@ -76,3 +77,10 @@ class SourceFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def stored_bytes(checkpoint: Path) -> int:
+    """Return the bytes of all files of a checkpoint; 0 if they cannot be listed."""
+    with contextlib.suppress(OSError):
+        return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+    return 0

@@ -25,7 +25,8 @@ _THERE = ("durable", "verified")
 class CheckpointCopies:
     """A checkpoint of the local tier. `remote` is the last state in the journal.
 
-    It is waiting, durable, verified, superseded or failed. `size_bytes` is None for a damaged one.
+    It is waiting, durable, verified, superseded, skipped or failed. `size_bytes` is None for a
+    damaged one.
     """
 
     step: int
@@ -52,7 +53,10 @@ class TiersStatus:
     Rates are seconds per byte of recent saves and copies; None before the first one. `lag_s` is the
     age of the oldest checkpoint that waits for its copy; 0 without one. `remote_step` was saved
     last of those in the remote tier. `failure` is the error of the last attempt, if it failed.
-    `decisions` are the last 10 of a placement, oldest first.
+    `decisions` are the last 10 of a placement, oldest first. `past_lag` says what happens past
+    which lag; `superseded`, `skipped` and `waits` count how often it did, as far as the journal
+    goes back, and saves have waited `waited_s` in all. `superseded` also counts copies that the
+    retention there would not keep.
     """
 
     directory: str
@@ -65,6 +69,11 @@ class TiersStatus:
     local_step: int | None
     remote_step: int | None
     failure: str
+    past_lag: str
+    superseded: int
+    skipped: int
+    waits: int
+    waited_s: float
     decisions: tuple[Placed, ...]
 
     @property
@@ -92,8 +101,8 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
     store = DirectoryStore(directory)
     steps = store.steps()
     events = DrainJournal(store.directory).events()
-    location = next((one.where for one in reversed(events) if one.event == "remote"), "")
-    if not location:
+    opened = next((one for one in reversed(events) if one.event == "remote"), None)
+    if opened is None:
         raise UsageError(
             f"{directory}: no Checkpointer has copied checkpoints from here; give it "
             'tiers=[Remote("s3://bucket/run")]'
@@ -107,7 +116,7 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
     failed = attempts[-1] if attempts and attempts[-1].event == "failed" else None
     return TiersStatus(
         directory=str(store),
-        remote=location,
+        remote=opened.where,
         free_bytes=room.f_bavail * room.f_frsize,
         checkpoints=tuple(found),
         local_rate=_rate(
@@ -118,6 +127,11 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
         local_step=_last_saved([(one.serial or 0, one.step) for one in found]),
         remote_step=_last_saved([(one.serial, one.step) for one in there]),
         failure=failed.why if failed else "",
+        past_lag=opened.why,
+        superseded=sum(one.event == "superseded" for one in events),
+        skipped=sum(one.event == "skipped" for one in events),
+        waits=sum(one.event == "waited" for one in events),
+        waited_s=sum(one.elapsed_s for one in events if one.event == "waited"),
         decisions=tuple(
             Placed(step=one.step, tier=one.where, why=one.why, age_s=max(0.0, now_s - one.at_s))
             for one in [one for one in events if one.event == "placed"][-_DECISIONS:]

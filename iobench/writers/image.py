@@ -22,13 +22,13 @@ from iobench.writers.device.base import DeviceBytes
 if TYPE_CHECKING:
     from iobench.writers.transfer import Meter
 
-__all__ = ["Bytes", "Extent", "FileImage", "Memory", "Segment", "in_batches"]
+__all__ = ["AnyMemory", "Bytes", "Extent", "FileImage", "Segment", "in_batches"]
 
-Memory: TypeAlias = "Bytes | DeviceBytes"
+AnyMemory: TypeAlias = "Bytes | DeviceBytes"
 """The memory of a segment: on the host or on a device."""
 
 
-def _as_bytes(memory: Any) -> Memory:
+def _as_bytes(memory: Any) -> AnyMemory:
     """Return `memory` (any contiguous buffer) as a one-dimensional uint8 view, without a copy."""
     if isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.ndim == 1:
         view: Bytes = memory
@@ -56,7 +56,7 @@ class Segment:
 
     offset: int
     length: int
-    memory: Memory = field(repr=False)
+    memory: AnyMemory = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class FileImage:
             for segment in self.segments
         )
 
-    def parts(self) -> Iterator[tuple[int, Memory]]:
+    def parts(self) -> Iterator[tuple[int, AnyMemory]]:
         """Yield (offset in the file, memory) of each segment, in order."""
         for segment in self.segments:
             yield segment.offset, segment.memory
@@ -136,12 +136,12 @@ class FileImage:
             )
         return cast(list[Bytes], pieces)
 
-    def pieces(self, start: int, stop: int) -> list[Memory]:
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         """Like `views`, for both host and device memory."""
         self._check_range(start, stop)
         if start == stop:
             return []
-        found: list[Memory] = []
+        found: list[AnyMemory] = []
         index = bisect.bisect_right(self._starts, start) - 1
         while start < stop:
             segment = self.segments[index]

@@ -107,6 +107,21 @@ def test_a_rank_is_lost_at_a_point(nodes: Nodes, victim: int, point: str) -> Non
     assert lost.wait(30) == _KILLED
 
 
+def test_a_late_rank_is_told(nodes: Nodes) -> None:
+    """It connects after another one was lost: rank 0 waits for it, and tells why the job ends."""
+    points = {
+        1: ["iobench.dist.control.Control.barrier:before:1:kill"],
+        2: ["iobench.dist.control._connected:before:1:stop"],
+    }
+    ranks = _start(nodes, 3, deadline_s=20, points=points)
+    _, lost, late = ranks
+    late.wait_stopped(30)
+    assert lost.wait(30) == _KILLED
+    nodes.sleep(0.5)  # without the wait rank 0 ends now
+    late.resume()
+    _expect_lost(nodes, [ranks[0], late], lost, "started")
+
+
 @pytest.mark.parametrize("victim", [0, 3])
 def test_partition(nodes: Nodes, victim: int) -> None:
     """A node is cut off: both sides end, and neither waits for TCP to give up."""

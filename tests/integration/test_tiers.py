@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -321,6 +322,109 @@ def test_a_save_waits_for_the_lag(local: Path, remote: Path, monkeypatch: Any) -
             assert sent[: step - 1] == list(range(1, step))
 
 
+class _Held:
+    """Holds each copy until it is released."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self.sent = threading.Semaphore(0), list[int]()
+        original = DrainStep.send
+
+        def send(step: DrainStep, entry: Any, *, again: bool) -> int | None:
+            assert self.go.acquire(timeout=60)
+            found = original(step, entry, again=again)
+            self.sent.append(entry.step)
+            return found
+
+        monkeypatch.setattr(DrainStep, "send", send)
+
+    def release(self, count: int = 1000) -> None:
+        self.go.release(count)
+
+
+def test_every_save_reaches_the_remote_tier(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every_save, in the order of the saves; also one that retention removes there at once."""
+    held = _Held(monkeypatch)
+    tier = Remote(remote, keep=KeepLast(1), every_save=True)
+    with Checkpointer(local, keep=KeepLast(1), slots=4, tiers=[tier]) as ckpt:
+        saves = [ckpt.save_async(state(step, _SMALL), step) for step in range(1, 7)]
+        ckpt.wait()
+        assert [save.status for save in saves] == 6 * ["committed"]
+        held.release()
+        until(lambda: settled(ckpt))
+    assert held.sent == [1, 2, 3, 4, 5, 6]
+    assert [one.step for one in events(local, "durable")] == [1, 2, 3, 4, 5, 6]
+    assert _names(remote) == {"step-6"}
+
+
+def test_skipped_past_the_bytes(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch, iobench_inside: Command
+) -> None:
+    """With on_lag="skip" a checkpoint that has no room in the lag stays local, and it is told.
+    The newest one is copied after a restart."""
+    held = _Held(monkeypatch)
+    tier = Remote(remote, max_lag_size=10_000, on_lag="skip")  # two checkpoints, not three
+    with Checkpointer(local, tiers=[tier]) as ckpt:
+        saves = [ckpt.save(state(step, _SMALL), step) for step in (1, 2, 3)]
+        assert saves[2].copies == [
+            Copy(tier=str(local), state="durable"),
+            Copy(tier=str(remote), state="skipped"),
+        ]
+        held.release()
+        ckpt.wait(until="remote")
+        assert sorted(held.sent) == [1, 2]
+        found = json.loads(iobench_inside("tiers", local, "--format", "json").stdout)
+        assert (found["remote"]["skipped"], found["checkpoints"][2]["remote"]) == (1, "skipped")
+        assert found["remote"]["past_lag"].endswith("skip")
+    (skipped,) = events(local, "skipped")
+    assert "max_lag_size is 9.77 KiB" in skipped.why
+    with Checkpointer(local, tiers=[tier]) as ckpt:
+        until(lambda: settled(ckpt))
+    assert _names(remote) == {"step-1", "step-2", "step-3"}
+
+
+def test_superseded_past_the_bytes(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest ones are given up until the rest fits, and never the newest."""
+    held = _Held(monkeypatch)
+    with Checkpointer(local, tiers=[Remote(remote, max_lag_size=10_000)]) as ckpt:
+        saves = [ckpt.save(state(step, _SMALL), step) for step in (1, 2, 3, 4)]
+        held.release()
+        until(lambda: settled(ckpt))
+        assert "superseded" in [one.copies[1].state for one in saves[:2]]
+        assert [one.copies[1].state for one in saves[2:]] == ["verified", "verified"]
+
+
+def test_a_save_waits_for_room(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch, iobench_inside: Command
+) -> None:
+    """With on_lag="wait" past max_lag_size; the Save and `iobench tiers` say for how long."""
+    held = _Held(monkeypatch)
+    tier = Remote(remote, max_lag_size=10_000, on_lag="wait")
+    with Checkpointer(local, tiers=[tier]) as ckpt:
+        for step in (1, 2, 3):
+            assert ckpt.save(state(step, _SMALL), step).lag_wait_s == 0.0
+        waiting = threading.Thread(target=held.release)
+        assert ckpt._tier is not None
+        drain = ckpt._tier.drain
+        original = drain._limit.exceeded
+
+        def exceeded(*arguments: Any) -> str:
+            if waiting.ident is None:
+                waiting.start()
+            return original(*arguments)
+
+        monkeypatch.setattr(type(drain._limit), "exceeded", lambda _, *rest: exceeded(*rest))
+        save = ckpt.save(state(4, _SMALL), 4)
+        assert held.sent, "it did not wait"
+        assert 0 < save.lag_wait_s <= save.stall_s
+    (waited,) = events(local, "waited")
+    assert (waited.step, waited.elapsed_s) == (4, save.lag_wait_s)
+    assert "1 save waited" in iobench_inside("tiers", local).stdout
+
+
 def test_a_step_is_removed_and_saved_anew_everywhere(local: Path, remote: Path) -> None:
     """`remove` removes both copies. After a restart from step 1, another step 2 replaces it."""
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
@@ -427,7 +531,10 @@ def test_wrong_tiers(local: Path, tiers: Any, match: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"keep": 3}, {"bandwidth_limit": 0}, {"max_lag": 0}, {"on_lag": "skip"}],
+    [
+        *({"keep": 3}, {"bandwidth_limit": 0}, {"max_lag": 0}, {"on_lag": "stop"}),
+        *({"max_lag_size": 0}, {"every_save": True, "on_lag": "skip"}),
+    ],
     ids=str,
 )
 def test_wrong_options(wrong: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from iobench.errors import TransferError
 from iobench.testing.content import BrokenImage
 from iobench.writers.base import Writer
 from iobench.writers.device.base import Device, DeviceBytes, Lane, Mark
-from iobench.writers.image import Bytes, FileImage, Memory, Segment
+from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 from iobench.writers.transfer import Transfer
 
 __all__ = ["FakeBytes", "FakeDevice", "on_device"]
@@ -176,7 +176,7 @@ class _FakeLane(Lane):
         caller, position = device.stream, len(device.stream)
         self.stream.queue(lambda: caller.run_to(position))
 
-    def copy(self, source: Memory, destination: Memory) -> None:
+    def copy(self, source: AnyMemory, destination: AnyMemory) -> None:
         assert len(source) == len(destination)
         within = [m for m in (source, destination) if isinstance(m, FakeBytes)]
         assert within, "no copy between host memories"
@@ -210,7 +210,7 @@ class _FakeMark(Mark):
         self._stream.run_to(self._position)
 
 
-def _raw(memory: Memory) -> Bytes:
+def _raw(memory: AnyMemory) -> Bytes:
     return memory.memory if isinstance(memory, FakeBytes) else cast(Bytes, memory)
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -51,11 +52,12 @@ import torch
 import iobench.offload.algorithms
 from pathlib import Path
 from support.kill_points import arm
-from support.offload_training import stock_snapshots, train_and_report
+from {module} import {trainer}
+from support.offload_training import stock_snapshots
 
 torch.set_num_threads(1)
 stock_snapshots(1)  # torch imports more with the first step, which takes a second
-torch.save({}, io.BytesIO())
+torch.save({{}}, io.BytesIO())
 for line in sys.stdin:
     directory, steps, *points = line.split()
     child = os.fork()  # before torch has threads
@@ -63,33 +65,39 @@ for line in sys.stdin:
         import faulthandler
         faulthandler.enable()
         faulthandler.dump_traceback_later(60, exit=True)  # a child that hangs prints its stacks
+        options = {{"overlap": True}} if "overlap" in points else {{}}
+        options |= {{"engine": "process"}} if "process" in points else {{}}
         for point in points:
             if point not in ("overlap", "process"):
                 arm(point)
-        engine = "process" if "process" in points else "thread"
-        train_and_report(Path(directory), int(steps), overlap="overlap" in points, engine=engine)
+        {trainer}(Path(directory), int(steps), **options)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    os.write(1, f"ended {os.waitstatus_to_exitcode(status)}\\n".encode())
+    os.write(1, f"ended {{os.waitstatus_to_exitcode(status)}}\\n".encode())
 """
 
 
 class OffloadKills:
     """Runs trainings of STEPS steps in children of one process that has imported torch."""
 
+    module, trainer = "support.offload_training", "train_and_report"
+    """The function that is called in the children, with a directory and the steps."""
+    calls = CALLS
+
     def __init__(self, trainers: Preloaded) -> None:
         self._trainers = trainers
         before = torch.get_num_threads()
         torch.set_num_threads(1)
-        self._expected: list[Snapshot] = stock_snapshots(STEPS)
+        self.expected: list[Snapshot] = stock_snapshots(STEPS)
         torch.set_num_threads(before)
         self.kills = self.finished = 0
 
     @classmethod
     @contextmanager
-    def open(cls) -> Iterator[OffloadKills]:
+    def open(cls) -> Iterator[Self]:
         """Start the process, and end it."""
-        with Preloaded(["-c", _TRAINERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        script = _TRAINERS.format(module=cls.module, trainer=cls.trainer)
+        with Preloaded(["-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
             yield cls(one)
 
     def run(self, directory: Path, *points: str) -> tuple[int, dict[str, int]]:
@@ -126,14 +134,14 @@ class OffloadKills:
             assert not optimizer.restored.passed_over
             updates = optimizer.updates
             assert updates >= reported.get("durable", 0)
-            assert_equal(snapshot(optimizer), self._expected[updates - 1])
+            assert_equal(snapshot(optimizer), self.expected[updates - 1])
             pinned = optimizer.pinned()
         assert [0, *pinned][-1] >= reported.get("pinned", 0)
         for step in pinned:
             with AdamW.resume(make_parameters(9), directory, step=step, verify=True) as one:
                 assert one.restored is not None
                 assert one.restored.extra == {"step": step}
-                assert_equal(snapshot(one), self._expected[step - 1])
+                assert_equal(snapshot(one), self.expected[step - 1])
         return updates
 
     def kill_at_random(
@@ -144,7 +152,7 @@ class OffloadKills:
         With `engine="process"` either the trainer or its engine is killed. A training that has
         ended is removed. Returns the point.
         """
-        calls = PROCESS_CALLS if engine == "process" else CALLS
+        calls = PROCESS_CALLS if engine == "process" else self.calls
         name = moments.choice(sorted(calls))
         when, call = moments.choice(["before", "after"]), moments.randint(1, calls[name])
         point = f"{name}:{when}:{call}"

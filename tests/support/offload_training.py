@@ -22,8 +22,10 @@ __all__ = [
     "backward",
     "give_gradients",
     "gradient",
+    "has_generation",
     "make_parameters",
     "reports",
+    "say",
     "snapshot",
     "stock_snapshots",
     "train_and_report",
@@ -152,7 +154,7 @@ def train_and_report(
     """
     parameters = make_parameters()
     own: dict[str, Any] = {"overlap": overlap, "engine": engine}
-    if (directory / "layout.json").exists() and _has_generation(directory):
+    if has_generation(directory):
         optimizer = AdamW.resume(parameters, directory, memory=OPTIONS["memory"], **own)
     else:
         optimizer = AdamW(parameters, directory, **VALUES, **OPTIONS, **own)
@@ -168,21 +170,25 @@ def train_and_report(
             optimizer.step()
         if (step + 1) % pin_every == 0:
             optimizer.pin(step + 1, {"step": step + 1})
-        _say("durable", optimizer.durable())
+        say("durable", optimizer.durable())
         for pinned in optimizer.pinned():
-            _say("pinned", pinned)
+            say("pinned", pinned)
     optimizer.close()
-    _say("done", steps)
+    say("done", steps)
 
 
-def _has_generation(directory: Path) -> bool:
+def has_generation(directory: Path) -> bool:
+    """Whether a state directory has a durable generation."""
     from iobench.offload.files import read_layout
     from iobench.offload.store import read_records
 
+    if not (directory / "layout.json").exists():
+        return False
     return bool(read_records(directory, read_layout(directory)))
 
 
-def _say(what: str, number: int) -> None:
+def say(what: str, number: int) -> None:
+    """Report a number to the test."""
     # One write, because a kill falls between two.
     os.write(sys.stdout.fileno(), f"{what} {number}\n".encode())
 

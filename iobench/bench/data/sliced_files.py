@@ -13,7 +13,7 @@ from iobench.bench.data.slicing import FileSlice
 from iobench.errors import DataMismatchError
 from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
-from iobench.writers.image import Bytes, FileImage, Memory, Segment
+from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 from iobench.writers.source import RangeSource, Source
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Transfer
@@ -55,7 +55,7 @@ class SliceImage(FileImage):
     def writable(self) -> bool:
         return self._whole.writable
 
-    def pieces(self, start: int, stop: int) -> list[Memory]:
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         self._check_range(start, stop)
         return self._whole.pieces(self._begin + start, self._begin + stop)
 

@@ -61,11 +61,10 @@ class Channel(Generic[T]):
     - `release` is called with the item of each lease that ends, except LOST ones.
     - With `lingers`, workers wait for more work until the channel is closed. Otherwise they end
       when nothing is queued, and `drain` waits for that.
-    - A worker begins with the lease that it was started for. With `newest_only` it takes the newest
-      one next, and older ones end as FAILED.
+    - A worker begins with the lease that it was started for. Then `pick` gets the queued leases,
+      oldest first, and returns the next one and those that stay. The others end as FAILED.
 
-    Threads start with the first leases. They refer to the channel and not to its user, so that an
-    abandoned user is collected.
+    Threads start with the first leases. They do not refer to the user, so that it is collected.
     """
 
     def __init__(
@@ -78,11 +77,10 @@ class Channel(Generic[T]):
         release: Callable[[T], None] | None = None,
         lingers: bool = True,
         daemon: bool = True,
-        newest_only: bool = False,
+        pick: Callable[[list[Lease[T]]], list[Lease[T]]] | None = None,
     ) -> None:
-        self._work, self._name, self._max_workers, self._limit = work, name, workers, limit
-        self._release, self._lingers, self._daemon = release, lingers, daemon
-        self._newest_only = newest_only
+        self._work, self._name, self._max_workers, self.limit = work, name, workers, limit
+        self._release, self._lingers, self._daemon, self._pick = release, lingers, daemon, pick
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._outstanding: dict[Lease[T], None] = {}  # in the order of reservation
@@ -113,10 +111,10 @@ class Channel(Generic[T]):
         """
 
         def ready() -> bool:
-            full = len(self._outstanding) >= self._limit
+            full = len(self._outstanding) >= self.limit
             if full and on_full == "supersede" and (queued := self._queued()):
                 self.end(queued[0], LeaseState.FAILED)
-            if len(self._outstanding) < self._limit:
+            if len(self._outstanding) < self.limit:
                 self._outstanding[lease] = None
             return lease in self._outstanding or on_full == "skip"
 
@@ -321,8 +319,10 @@ class Channel(Generic[T]):
                 self._workers.pop(me, None)
                 return None
             self._pause()
-        while self._newest_only and len(queued) > 1:
-            self.end(queued.pop(0), LeaseState.FAILED)
+        if self._pick is not None and len(queued) > 1:
+            found, queued = queued, self._pick(queued)
+            for dropped in set(found) - set(queued):
+                self.end(dropped, LeaseState.FAILED)
         queued[0].worker = me  # first: a RUNNING lease without a worker would never end
         queued[0].state = LeaseState.RUNNING
         return queued[0]

@@ -18,7 +18,7 @@ import torch
 from iobench import linux
 from iobench.errors import TransferError, UsageError
 from iobench.writers.device.base import Device, DeviceBytes, Lane, Mark
-from iobench.writers.image import Bytes, Memory
+from iobench.writers.image import AnyMemory, Bytes
 
 __all__ = ["CudaBytes", "CudaDevice", "cuda_device"]
 
@@ -89,7 +89,7 @@ class CudaLane(Lane):
             self._stream = torch.cuda.Stream(device=device.index)
             self._stream.wait_stream(torch.cuda.current_stream(device.index))
 
-    def copy(self, source: Memory, destination: Memory) -> None:
+    def copy(self, source: AnyMemory, destination: AnyMemory) -> None:
         non_blocking = True
         if isinstance(source, np.ndarray) and not source.flags.writeable:
             # torch.from_numpy warns of read-only memory. The temporary copy must outlive the copy
@@ -121,7 +121,7 @@ class CudaMark(Mark):
             self._event.synchronize()
 
 
-def _tensor(memory: Memory) -> torch.Tensor:
+def _tensor(memory: AnyMemory) -> torch.Tensor:
     if isinstance(memory, CudaBytes):
         return memory.tensor
     assert isinstance(memory, np.ndarray)

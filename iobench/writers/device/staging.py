@@ -16,7 +16,7 @@ from iobench.units import KIB
 from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device.base import Device, DeviceBytes, Lane, Mark
-from iobench.writers.image import Bytes, FileImage, Memory
+from iobench.writers.image import AnyMemory, Bytes, FileImage
 from iobench.writers.transfer import Meter
 
 __all__ = ["StagedImage", "staged"]
@@ -88,13 +88,13 @@ class StagedImage(FileImage):
         with meter.phase("scatter"):
             staging.store(start, stop, block)
 
-    def gather(self, start: int, stop: int, block: Memory) -> int:
+    def gather(self, start: int, stop: int, block: AnyMemory) -> int:
         return self._copy(start, stop, block, to_block=True)
 
-    def scatter(self, start: int, stop: int, block: Memory) -> int:
+    def scatter(self, start: int, stop: int, block: AnyMemory) -> int:
         return self._copy(start, stop, block, to_block=False)
 
-    def _copy(self, start: int, stop: int, block: Memory, *, to_block: bool) -> int:
+    def _copy(self, start: int, stop: int, block: AnyMemory, *, to_block: bool) -> int:
         staging = self._staging
         if isinstance(block, np.ndarray):
             staging.pin(block)
@@ -102,7 +102,7 @@ class StagedImage(FileImage):
         return stop - start
 
 
-def _any_device(pieces: Sequence[Memory]) -> bool:
+def _any_device(pieces: Sequence[AnyMemory]) -> bool:
     return any(isinstance(piece, DeviceBytes) for piece in pieces)
 
 
@@ -143,7 +143,7 @@ class _Staging:
         if reason is not None:
             self.unpinned[reason] = None
 
-    def copy(self, pieces: Sequence[Memory], block: Memory, *, to_block: bool) -> None:
+    def copy(self, pieces: Sequence[AnyMemory], block: AnyMemory, *, to_block: bool) -> None:
         """Copy, and wait until the copy is complete."""
         self._wait(self._start(pieces, block, to_block=to_block))
 
@@ -208,7 +208,9 @@ class _Staging:
             self.blocks.lose(block)
             raise
 
-    def _start(self, pieces: Sequence[Memory], block: Memory, *, to_block: bool) -> list[Mark]:
+    def _start(
+        self, pieces: Sequence[AnyMemory], block: AnyMemory, *, to_block: bool
+    ) -> list[Mark]:
         """Queue the copies and return the marks after them. On failure no copy is in flight."""
         lanes: dict[Lane, None] = {}
         position = 0
@@ -228,7 +230,7 @@ class _Staging:
             self._wait([lane.mark() for lane in lanes])
             raise
 
-    def _lane_for(self, *memories: Memory) -> Lane | None:
+    def _lane_for(self, *memories: AnyMemory) -> Lane | None:
         for memory in memories:
             if isinstance(memory, DeviceBytes):
                 return self._lanes[memory.device]

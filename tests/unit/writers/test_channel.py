@@ -87,6 +87,10 @@ def test_no_wait_depends_on_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None
     within(SOON_S, use)
 
 
+def _newest(queued: list[Lease[int]]) -> list[Lease[int]]:
+    return queued[-1:]
+
+
 class _Gated(_Work):
     """One worker, which waits before each item until `go_on` is released."""
 
@@ -151,8 +155,8 @@ def test_supersede() -> None:
 
 
 def test_the_newest_only() -> None:
-    """A worker takes the newest queued lease, and the older ones end."""
-    work = _Gated(limit=4, newest_only=True)
+    """A worker takes the lease that `pick` chooses; those that it leaves out end."""
+    work = _Gated(limit=4, pick=_newest)
     leases = work.submitted(range(4))
     work.go_on.release(2)
     work.channel.drain()
@@ -166,7 +170,7 @@ def test_the_newest_only() -> None:
 
 def test_room_comes_after_the_choice_of_the_next() -> None:
     """A caller that waits for room cannot supersede what was queued before."""
-    work = _Gated(limit=2, newest_only=True)
+    work = _Gated(limit=2, pick=_newest)
     states: list[LeaseState] = []
     work.channel._release = lambda _: states.append(leases[1].state)
     leases = work.submitted(range(2))
@@ -188,7 +192,7 @@ def test_a_worker_begins_with_the_lease_that_it_was_started_for(
         assert come.wait(SOON_S)
         channel.serve(handled.append)
 
-    channel = Channel[int](work, name="test", limit=3, newest_only=True)
+    channel = Channel[int](work, name="test", limit=3, pick=_newest)
     for number in range(3):
         channel.submit(Lease(number))
     if on_full == "supersede":
@@ -314,7 +318,7 @@ def test_an_exception_at_every_bytecode(
     """At any place: the channel can be closed, and no lease or thread is left behind."""
     monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.005)
     at_every_place(
-        lambda place: _interrupted(where, place, lingers=lingers, newest_only=not lingers)
+        lambda place: _interrupted(where, place, lingers=lingers, pick=None if lingers else _newest)
     )
 
 
@@ -458,7 +462,7 @@ class _Any(RuleBasedStateMachine):
 
 
 class _AnyNewest(_Any):
-    options: ClassVar[dict[str, Any]] = {"newest_only": True, "lingers": False}
+    options: ClassVar[dict[str, Any]] = {"pick": _newest, "lingers": False}
 
 
 TestAnyOrder, TestAnyOrderNewest = _Any.TestCase, _AnyNewest.TestCase

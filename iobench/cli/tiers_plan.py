@@ -1,0 +1,262 @@
+"""`iobench tiers plan`: simulate the saves of a job to tiers before they are bought."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from iobench.cli.given import (
+    FormatOption,
+    ListingFormat,
+    WorkloadArgument,
+    WorkloadOption,
+    check_effect,
+    the_workload,
+)
+from iobench.errors import OptionError
+from iobench.report.render import write_json
+from iobench.units import (
+    count_of,
+    format_rate,
+    format_seconds,
+    format_size,
+    parse_seconds,
+    parse_size,
+)
+
+if TYPE_CHECKING:
+    from iobench.tiers.plan import PlannedMemory, Prediction, TiersPlan
+
+_MEMORY_RATE = "10GiB/s"
+
+
+def plan(
+    ctx: typer.Context,
+    workload: WorkloadArgument = None,
+    workload_option: WorkloadOption = None,
+    memory: Annotated[
+        str,
+        typer.Option(
+            "--memory",
+            help="Memory for snapshots, and the rate of a copy into it: 8GiB@10GiB/s; without a "
+            f"rate {_MEMORY_RATE}.",
+        ),
+    ] = "16GiB",
+    slow_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--slow-memory", help="A larger, slower memory for the overflow: 32GiB@6GiB/s."
+        ),
+    ] = None,
+    *,
+    local: Annotated[str, typer.Option("--local", help="Rate of local storage: 2GiB/s.")],
+    remote: Annotated[
+        str | None, typer.Option("--remote", help="Rate of the remote tier: 500MiB/s.")
+    ] = None,
+    every: Annotated[str, typer.Option("--every", help="Training time between two saves: 2min.")],
+    saves: Annotated[int, typer.Option("--saves", min=2, max=10_000, help="How many saves.")] = 100,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            "--size", help="Bytes of a checkpoint.", show_default="those of the first rank"
+        ),
+    ] = None,
+    every_save: Annotated[
+        bool,
+        typer.Option(
+            "--every-save", help="Every snapshot is written and copied, the oldest one first."
+        ),
+    ] = False,
+    on_full: Annotated[
+        str, typer.Option("--on-full", help="When memory is full: wait, skip or supersede.")
+    ] = "wait",
+    on_lag: Annotated[
+        str | None,
+        typer.Option(
+            "--on-lag",
+            help="When the remote tier is too far behind: wait, skip or supersede.",
+            show_default="supersede; wait with --every-save",
+        ),
+    ] = None,
+    max_lag: Annotated[str, typer.Option("--max-lag", help="How long a copy may wait.")] = "1h",
+    max_lag_size: Annotated[
+        str | None,
+        typer.Option("--max-lag-size", help="Bytes that may wait for copies (500GiB)."),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            "--step",
+            help="Time of a training step: losses are shown in steps too.",
+            show_default="the published one of the workload",
+        ),
+    ] = None,
+    format_: FormatOption = ListingFormat.TABLE,
+) -> None:
+    """Simulate saves to memory, local storage and a remote tier.
+
+    It computes how long training stalls, when memory is full, how far each tier is behind, and how
+    much training a failure loses. Rates are those that the tiers reach with a checkpoint.
+    """
+    from iobench import workloads
+    from iobench.tiers.plan import TiersPlan
+    from iobench.tiers.remote import Remote
+    from iobench.tiers.simulation import simulate
+
+    if remote is None:
+        check_effect(ctx, ("on_lag", "max_lag", "max_lag_size"), "there is no --remote")
+    full = workloads.load(the_workload(workload, workload_option))
+    size_bytes = full.size_bytes() if size is None else parse_size(size, "--size")
+    checked = Remote(
+        ".", on_lag=_choice("--on-lag", on_lag), max_lag=parse_seconds(max_lag, "--max-lag"),
+        max_lag_size=max_lag_size, every_save=every_save,
+    )  # fmt: skip
+    every_s = parse_seconds(every, "--every")
+    if not every_s > 0 or not size_bytes:
+        raise OptionError(f"--every {every}, --size {size}: both must be above 0")
+    step_s = _step_s(step, full)
+    memories = [_memory("memory", "--memory", memory, _MEMORY_RATE)]
+    if slow_memory is not None:
+        memories.append(_memory("slow memory", "--slow-memory", slow_memory, ""))
+    found = simulate(
+        TiersPlan(
+            size_bytes=size_bytes,
+            every_s=every_s,
+            saves=saves,
+            memories=tuple(memories),
+            local_rate=_rate("--local", local),
+            remote_rate=None if remote is None else _rate("--remote", remote),
+            on_full=_choice("--on-full", on_full) or "wait",
+            every_save=every_save,
+            on_lag=checked.past_lag,
+            max_lag_s=checked.lag_limit.age_s,
+            max_lag_bytes=checked.lag_limit.size_bytes,
+        )
+    )
+    if format_ is ListingFormat.JSON:
+        write_json(_document(found, full.name, step_s), sys.stdout)
+        return
+    for name, text in _lines(found, full.name, step_s):
+        print(f"{name:<12}  {text}")
+
+
+def _choice(option: str, text: str | None) -> Any:
+    if text not in (None, "wait", "skip", "supersede"):
+        raise OptionError(f"{option} {text}: wait, skip or supersede")
+    return text
+
+
+def _rate(option: str, text: str) -> int:
+    rate = parse_size(text.removesuffix("/s"), option)
+    if not rate:
+        raise OptionError(f"{option} {text}: must be above 0")
+    return rate
+
+
+def _memory(name: str, option: str, text: str, rate: str) -> PlannedMemory:
+    from iobench.tiers.plan import PlannedMemory
+
+    size, at, own = text.partition("@")
+    if not at and not rate:
+        raise OptionError(f"{option} {text}: give the rate of a copy too, {text}@6GiB/s")
+    return PlannedMemory(
+        name=name,
+        size_bytes=parse_size(size, option),
+        rate_bytes_per_s=_rate(option, own if at else rate),
+    )
+
+
+def _step_s(step: str | None, workload: Any) -> float | None:
+    if step is not None:
+        return parse_seconds(step, "--step")
+    return workload.step_time.seconds if workload.step_time else None
+
+
+def _lines(found: Prediction, workload: str, step_s: float | None) -> list[tuple[str, str]]:
+    plan = found.plan
+    lines = [
+        (
+            "workload",
+            f"{workload}: {count_of(plan.saves, 'save')} of {format_size(plan.size_bytes)}, one "
+            f"every {format_seconds(plan.every_s)} of training",
+        )
+    ]
+    for number, memory in enumerate(plan.memories):
+        rate = format_rate(memory.rate_bytes_per_s)
+        used = "not used"
+        if (first := found.first_use(number)) is not None:
+            used = f"used from save {first} on"
+        lines.append((memory.name, f"{format_size(memory.size_bytes)} at {rate}, {used}"))
+    lines.append(("", _full(found)))
+    lines.append(("stall", _stall(found)))
+    lines.append(("local", _behind(found.lags_local_s, plan.local_rate, plan)))
+    if plan.remote_rate is not None:
+        lines.append(("remote", _behind(found.lags_remote_s, plan.remote_rate, plan)))
+    lines.append(("at most lost", f"{_lost(found.lost_node_s, step_s)} if the node fails"))
+    if found.lost_local_s is not None:
+        lines.append(("", f"{_lost(found.lost_local_s, step_s)} if the local tier fails"))
+    return lines
+
+
+def _full(found: Prediction) -> str:
+    plan = found.plan
+    if plan.synchronous:
+        return "a snapshot does not fit into the memory: every save is synchronous"
+    first = found.first_full()
+    if first is None:
+        return "never full"
+    return f"full at save {first}, after {format_seconds(found.saves[first - 1].at_s)}"
+
+
+def _stall(found: Prediction) -> str:
+    stalls, first = found.stalls_s, found.first_full()
+    after = stalls if first is None else stalls[first - 1 :]
+    middle = format_seconds(statistics.median(after))
+    text = f"{middle} a save" if first in (None, 1) else (
+        f"{format_seconds(statistics.median(stalls[: first - 1]))} a save, {middle} from save "
+        f"{first} on"
+    )  # fmt: skip
+    part = 100 * sum(stalls) / (sum(stalls) + found.plan.every_s * len(stalls))
+    dropped = [one.end for one in found.saves if one.end != "durable"]
+    more = f"; {len(dropped)} saves {dropped[0]}" if dropped else ""
+    return f"{text}, at most {format_seconds(max(stalls))}; {part:.2g}% of the time{more}"
+
+
+def _behind(lags: list[float], rate: int, plan: TiersPlan) -> str:
+    if not lags:
+        return f"{format_rate(rate)}: no save is durable there"
+    left = plan.saves - len(lags)
+    more = f", {left} of {plan.saves} saves never" if left else ""
+    return (
+        f"{format_rate(rate)}: durable {format_seconds(statistics.median(lags))} after the begin "
+        f"of a save, at most {format_seconds(max(lags))}{more}"
+    )
+
+
+def _lost(seconds: float, step_s: float | None) -> str:
+    text = f"{format_seconds(seconds)} of training"
+    return text if step_s is None else f"{text}, {math.ceil(seconds / step_s)} steps"
+
+
+def _document(found: Prediction, workload: str, step_s: float | None) -> dict[str, Any]:
+    plan = asdict(found.plan)
+    saves = [{**asdict(one), "stall_s": one.stall_s} for one in found.saves]
+    return {
+        "schema": "iobench.tiers-plan/1",
+        "workload": workload,
+        "plan": plan,
+        "synchronous": found.plan.synchronous,
+        "first_full": found.first_full(),
+        "median_stall_s": statistics.median(found.stalls_s),
+        "stalled_s": sum(found.stalls_s),
+        "lost_node_s": found.lost_node_s,
+        "lost_local_s": found.lost_local_s,
+        "step_s": step_s,
+        "ended_s": found.ended_s,
+        "saves": saves,
+    }

@@ -1,0 +1,138 @@
+"""`iobench tiers DIRECTORY`: where the copies of a run's checkpoints are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from iobench.cli.given import FormatOption, ListingFormat
+from iobench.report.render import write_json
+from iobench.text import printable
+from iobench.units import count_of, format_rate, format_seconds, format_size
+
+if TYPE_CHECKING:
+    from iobench.tiers.rates import Estimate
+    from iobench.tiers.status import TiersStatus
+
+
+def show(
+    directory: Annotated[
+        Path, typer.Argument(help="The directory of a Checkpointer with tiers=[Remote(...)].")
+    ],
+    format_: FormatOption = ListingFormat.TABLE,
+) -> None:
+    """Show in which tiers the checkpoints of a run are.
+
+    It reads the directory and its journal, also while a Checkpointer writes there. The remote tier
+    is not asked.
+    """
+    from iobench.tiers.status import tiers_status
+
+    found = tiers_status(directory)
+    if format_ is ListingFormat.JSON:
+        write_json(_document(found), sys.stdout)
+        return
+    print(f"local   {printable(found.directory)}")
+    print(f"  fill  {format_size(found.size_bytes)}, {format_size(found.free_bytes)} free")
+    print(f"  rate  {_rate(found.local_rate)}")
+    print(f"remote  {printable(found.remote)}")
+    print(f"  rate  {_rate(found.remote_rate)}")
+    print(f"  lag   {format_seconds(found.lag_s) if found.lag_s else 'none'}")
+    print(f"        {printable(found.past_lag)}; {_past_lag(found)}")
+    if found.failure:
+        print(f"  last attempt failed: {printable(found.failure)}")
+    print(f"if the local tier is lost now: {_lost(found)}")
+    print()
+    print(f"{'step':>10}  {'size':>10}  {'age':>12}  local    remote")
+    for one in found.checkpoints:
+        size = "" if one.size_bytes is None else format_size(one.size_bytes)
+        local = "damaged" if one.serial is None else "durable"
+        age = format_seconds(one.age_s)
+        print(f"{one.step:>10}  {size:>10}  {age:>12}  {local:<7}  {one.remote}")
+    if found.decisions:
+        print("\nplacement of the last saves")
+    for placed in found.decisions:
+        print(f"{placed.step:>10}  {placed.tier:<6}  {printable(placed.why)}")
+
+
+def _lost(found: TiersStatus) -> str:
+    if found.local_step is None:
+        return "nothing, it has no checkpoint"
+    if found.steps_at_risk is None:
+        return f"all {found.local_step} steps, the remote tier has no checkpoint"
+    after = f"and what was trained after step {found.local_step}"
+    if not found.steps_at_risk:
+        return f"what was trained after step {found.remote_step}"
+    return f"{found.steps_at_risk} steps, from {found.remote_step} to {found.local_step}, {after}"
+
+
+def _past_lag(found: TiersStatus) -> str:
+    copies = f"{found.superseded} copies superseded, {found.skipped} skipped"
+    if not found.waits:
+        return copies
+    waited = format_seconds(found.waited_s)
+    return f"{copies}, {count_of(found.waits, 'save')} waited {waited}"
+
+
+def _rate(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "not measured yet"
+    return (
+        f"{format_rate(1 / estimate.s_per_byte)}, {format_rate(1 / estimate.high)} to "
+        f"{format_rate(1 / estimate.low)}"
+    )
+
+
+def _document(found: TiersStatus) -> dict[str, Any]:
+    def rate(estimate: Estimate | None) -> dict[str, Any] | None:
+        return (
+            None
+            if estimate is None
+            else {
+                "rate_bytes_per_s": 1 / estimate.s_per_byte,
+                "low_bytes_per_s": 1 / estimate.high,
+                "high_bytes_per_s": 1 / estimate.low,
+                "samples": estimate.count,
+            }
+        )
+
+    return {
+        "schema": "iobench.tiers/1",
+        "local": {
+            "location": found.directory,
+            "size_bytes": found.size_bytes,
+            "free_bytes": found.free_bytes,
+            "rate": rate(found.local_rate),
+            "step": found.local_step,
+        },
+        "remote": {
+            "location": found.remote,
+            "rate": rate(found.remote_rate),
+            "step": found.remote_step,
+            "lag_s": found.lag_s,
+            "past_lag": found.past_lag,
+            "superseded": found.superseded,
+            "skipped": found.skipped,
+            "waits": found.waits,
+            "waited_s": found.waited_s,
+            "failure": found.failure or None,
+        },
+        "steps_at_risk": found.steps_at_risk,
+        "decisions": [
+            {"step": one.step, "tier": one.tier, "why": one.why, "age_s": one.age_s}
+            for one in found.decisions
+        ],
+        "checkpoints": [
+            {
+                "step": one.step,
+                "size_bytes": one.size_bytes,
+                "age_s": one.age_s,
+                "local": "damaged" if one.serial is None else "durable",
+                "remote": one.remote,
+            }
+            for one in found.checkpoints
+        ],
+    }

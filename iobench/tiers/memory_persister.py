@@ -1,0 +1,100 @@
+"""MemoryPersister: writes snapshots from memory tiers, the scarcest memory first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.persister import Persister, Snapshot
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.serialized import Serialized
+from iobench.tiers.memory_pool import MemoryPool
+from iobench.tiers.memory_slot import Kept, MemorySlot
+from iobench.tiers.spill import next_to_write
+from iobench.writers.blocks.channel import Lease, OnFull
+
+__all__ = ["MemoryPersister"]
+
+_Lease = Lease[Snapshot[Serialized]]
+_Wanted = Callable[[Mapping[int, tuple[int, float]]], set[int]]
+"""Gets serial numbers and times by step; returns the steps that retention would keep."""
+
+
+class MemoryPersister(Persister[Serialized]):
+    """Every snapshot waits in memory until it is written, or until retention would not keep it.
+
+    Next is the newest snapshot of those that occupy the scarcest memory, see `spill`. A snapshot
+    that retention would remove at once, as newer ones wait or are durable, is superseded.
+    """
+
+    def __init__(
+        self,
+        pool: MemoryPool,
+        persist: Callable[[Snapshot[Serialized]], Manifest],
+        wanted: _Wanted,
+        *,
+        in_order: bool = False,
+    ) -> None:
+        super().__init__(pool, self._keeping, in_order=in_order)
+        self._memory, self._commit, self._wanted = pool, persist, wanted
+
+    def _keeping(self, snapshot: Snapshot[Serialized]) -> None:
+        manifest = self._commit(snapshot)
+        assert isinstance(snapshot.slot, MemorySlot)
+        snapshot.slot.kept = Kept(manifest=manifest, content=snapshot.content)
+
+    def _choose(self, waiting: list[_Lease]) -> list[_Lease]:
+        saves = [lease.item.save for lease in waiting]
+        wanted = self._wanted({save.step: (save.serial, save.created_s) for save in saves})
+        wanted.add(saves[-1].step)
+        stay = [lease for lease in waiting if lease.item.save.step in wanted]
+        chosen = stay[
+            next_to_write([_slot(one).bytes_by_tier() for one in stay], self._free_shares())
+        ]
+        return [chosen, *(one for one in stay if one is not chosen)]
+
+    def _free_shares(self) -> dict[str, float]:
+        fill = self._memory.fill()
+        return {tier: free / max(1, used + free) for tier, (used, free) in fill.items()}
+
+    def take(self, lease: _Lease, *, pinned: bool, on_full: OnFull = "wait") -> bool:
+        taken = super().take(lease, pinned=pinned, on_full=on_full)
+        if taken:
+            slot = _slot(lease)
+            slot.save = lease.item.save
+            by_name = {tier.name: tier for tier in self._memory.tiers}
+            paced_s = [by_name[part.tier].copy_s(part.size_bytes) for part in slot.parts]
+            slot.not_before_s = time.monotonic() + sum(paced_s)
+        return taken
+
+    def free(self) -> None:
+        super().free()
+        self._memory.close()
+
+    def submit(self, lease: _Lease) -> None:
+        early_s = _slot(lease).not_before_s - time.monotonic()
+        if early_s > 0:  # a paced tier: the copy takes longer than it did
+            time.sleep(early_s)
+        super().submit(lease)
+
+    def kept(self, step: int, serial: int) -> MemorySlot | None:
+        """Return the slot with the bytes of this committed checkpoint, if memory still has it."""
+        for slot in self._memory.slots():
+            kept = slot.kept
+            if kept and (kept.manifest.step, kept.manifest.serial) == (step, serial):
+                return slot
+        return None
+
+    def tiers_of(self, save: Save) -> str | None:
+        """Return the memory tiers that have the bytes of `save`; None if none has them."""
+        for slot in self._memory.slots():
+            if slot.save is save and (slot.busy or slot.kept is not None):
+                return slot.tiers
+        return None
+
+
+def _slot(lease: _Lease) -> MemorySlot:
+    slot = lease.item.slot
+    assert isinstance(slot, MemorySlot)
+    return slot

@@ -1,0 +1,107 @@
+"""MemoryTier: one memory of a Checkpointer, its size and its free bytes."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import time
+
+import numpy as np
+
+from iobench import linux
+from iobench.errors import OptionError, UnavailableError
+from iobench.tiers.address_range import AddressRange
+from iobench.tiers.backing import backing_of
+from iobench.tiers.memory import Memory
+from iobench.tiers.memory_slot import SlotPart
+from iobench.units import MIB
+
+__all__ = ["MemoryTier"]
+
+_NO_ROOM = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
+_PROBE = 64 * MIB
+
+
+class MemoryTier:
+    """The memory that `options` describe. Raises OptionError when it does not exist here.
+
+    `rate_bytes_per_s` and `latency_s` make copies into it slower, for tests and simulation.
+    """
+
+    def __init__(
+        self, options: Memory, *, rate_bytes_per_s: float | None = None, latency_s: float = 0.0
+    ) -> None:
+        self.name = str(options)
+        self.backing = backing_of(options)
+        self.unit = self.backing.unit
+        self.size_bytes = options.size_bytes - options.size_bytes % self.unit
+        if not self.size_bytes:
+            raise OptionError(f"{self.name}: size must be at least {self.unit} bytes there")
+        self.is_special = options.node is not None or options.path is not None
+        """Whether it may be refused, and has another speed than other memory of the process."""
+        self._rate, self._latency_s = rate_bytes_per_s, latency_s
+
+    def room_bytes(self, taken_bytes: int, missing_bytes: int) -> int:
+        """Return the bytes that its size and its own limits leave.
+
+        `taken_bytes` of it are mapped; `missing_bytes` of these have no pages yet.
+        """
+        left = self.size_bytes - taken_bytes
+        free = self.backing.free_bytes()
+        if free is not None:
+            left = min(left, free - missing_bytes)
+        return max(0, left)
+
+    def map_part(self, room: AddressRange, offset: int, length: int) -> SlotPart | None:
+        """Give `room` memory from `offset` on; None when there is none left.
+
+        Raises UnavailableError when the system refuses it for another reason.
+        """
+        try:
+            after = self.backing.map_at(room.address + offset, length)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                return None
+            raise UnavailableError(
+                self.name, f"it cannot be mapped: {error.strerror}.", "Use another memory tier."
+            ) from error
+        if after is not None:
+            room.afterwards.append(after)
+        return SlotPart(
+            tier=self.name,
+            size_bytes=length,
+            last_address=room.address + offset + length - 1,
+            lazy=self.backing.lazy,
+        )
+
+    def probe(self, size_bytes: int = _PROBE) -> float | None:
+        """Return the bytes per second of a copy into it by one thread; None without room for it.
+
+        Raises UnavailableError when the system refuses the memory.
+        """
+        size = min(size_bytes, self.size_bytes)
+        size = max(self.unit, size - size % self.unit)
+        if size > self.room_bytes(0, 0):
+            return None
+        room = AddressRange(size, max(self.unit, mmap.PAGESIZE))
+        if self.map_part(room, 0, size) is None:
+            return None
+        target, source = room.array(), np.ones(size, dtype=np.uint8)
+        np.copyto(target, source)  # makes the pages
+        began_s = time.perf_counter()
+        np.copyto(target, source)
+        return size / max(time.perf_counter() - began_s, 1e-9)
+
+    def copy_s(self, size_bytes: int) -> float:
+        """Return the least seconds that a copy of `size_bytes` into it takes; 0 if not paced."""
+        paced_s = size_bytes / self._rate if self._rate else 0.0
+        return self._latency_s + paced_s
+
+    def close(self) -> None:
+        """Release the device."""
+        self.backing.close()
+
+
+def alignment(tiers: list[MemoryTier]) -> int:
+    """Return the unit in which a slot may be spread over `tiers`."""
+    return max(linux.PAGE, *(tier.unit for tier in tiers))

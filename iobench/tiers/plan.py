@@ -1,0 +1,134 @@
+"""TiersPlan: a job that saves to tiers, and what a simulation of it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from iobench.tiers.remote import OnLag
+from iobench.writers.blocks.channel import OnFull
+
+__all__ = ["PlannedMemory", "PlannedSave", "Prediction", "TiersPlan"]
+
+SaveEnd = Literal["durable", "superseded", "skipped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedMemory:
+    """Host memory for snapshots: its size, and the rate of a copy into it."""
+
+    name: str
+    size_bytes: int
+    rate_bytes_per_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiersPlan:
+    """A job that saves `saves` checkpoints of `size_bytes`, one after every `every_s` of training.
+
+    - `memories`: the fastest one first. Each snapshot takes the fastest free slot; the last slot of
+      a memory may be spread over it and the next
+    - `local_rate`, `remote_rate`: bytes per second until durable; without a remote tier None
+    - `on_full`, `every_save`, `on_lag`, `max_lag_s`, `max_lag_bytes`: like the options of
+      Checkpointer and Remote
+    """
+
+    size_bytes: int
+    every_s: float
+    saves: int
+    memories: tuple[PlannedMemory, ...]
+    local_rate: int
+    remote_rate: int | None = None
+    on_full: OnFull = "wait"
+    every_save: bool = False
+    on_lag: OnLag = "supersede"
+    max_lag_s: float = 3600.0
+    max_lag_bytes: int | None = None
+
+    def slots(self) -> list[tuple[int, ...]]:
+        """Return the bytes of each slot in each memory, the fastest slot first."""
+        found: list[tuple[int, ...]] = []
+        free = [one.size_bytes for one in self.memories]
+        for _ in range(sum(free) // self.size_bytes):
+            left, parts = self.size_bytes, list[int]()
+            for number, room in enumerate(free):
+                parts.append(min(left, room))
+                left -= parts[-1]
+                free[number] -= parts[-1]
+            found.append(tuple(parts))
+        return found
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether a snapshot does not fit into memory, so that every save is synchronous."""
+        return not self.slots()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSave:
+    """One save of a simulation. Times are seconds from the start of the job.
+
+    It begins at `at_s`, after `trained_s` of training. `end` is "superseded" for a snapshot that
+    was dropped for a newer one, "skipped" for one that was never taken. It is durable in the local
+    tier at `local_s` and in the remote tier at `remote_s`; None: never. `used` are the bytes that
+    snapshots take in each memory after the copy.
+    """
+
+    number: int
+    at_s: float
+    trained_s: float
+    lag_wait_s: float = 0.0
+    memory_wait_s: float = 0.0
+    copy_s: float = 0.0
+    end: SaveEnd = "durable"
+    local_s: float | None = None
+    remote_s: float | None = None
+    used: tuple[int, ...] = ()
+
+    @property
+    def stall_s(self) -> float:
+        """How long training waits: for the lag, for memory, and for the copy."""
+        return self.lag_wait_s + self.memory_wait_s + self.copy_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a simulation found; `ended_s` is when everything was durable, or given up.
+
+    `lost_node_s` and `lost_local_s` are seconds of training that are lost at the worst moment
+    between the first save and the last one: if the node fails, so that the newest local checkpoint
+    is left, and if the local tier does, so that the newest remote one is left. None without a
+    remote tier.
+    """
+
+    plan: TiersPlan
+    saves: tuple[PlannedSave, ...]
+    ended_s: float
+    lost_node_s: float
+    lost_local_s: float | None
+
+    @property
+    def stalls_s(self) -> list[float]:
+        """The stall of each save."""
+        return [one.stall_s for one in self.saves]
+
+    @property
+    def lags_local_s(self) -> list[float]:
+        """Seconds from each save to its durable local checkpoint, of those that have one."""
+        return [one.local_s - one.at_s for one in self.saves if one.local_s is not None]
+
+    @property
+    def lags_remote_s(self) -> list[float]:
+        """Seconds from each save to its durable remote copy, of those that have one."""
+        return [one.remote_s - one.at_s for one in self.saves if one.remote_s is not None]
+
+    def first_full(self) -> int | None:
+        """Return the number of the first save that found all memory full; None if none did."""
+        for one in self.saves:
+            if one.memory_wait_s or one.end == "skipped":
+                return one.number
+        return None
+
+    def first_use(self, memory: int) -> int | None:
+        """Return the number of the first save that needed memory tier `memory`."""
+        return next((one.number for one in self.saves if one.used and one.used[memory]), None)

@@ -1,0 +1,380 @@
+"""Memory tiers: snapshots wait in DRAM, then in slower memory, until storage has them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from iobench import Checkpointer, KeepLast, Local, Memory, Paced, Remote
+from iobench.checkpoint.copies import Copy
+from iobench.checkpoint.save import Save
+from iobench.errors import OptionError, StateError
+from iobench.tiers import memory_pool
+from iobench.tiers.memory_pool import MemoryPool
+from iobench.tiers.memory_tier import MemoryTier
+from iobench.units import MIB
+
+_SHARED = Path("/dev/shm")
+pytestmark = pytest.mark.skipif(not _SHARED.is_dir(), reason="there is no tmpfs at /dev/shm")
+
+_SLOW = f"memory of {_SHARED}"
+
+
+def _state(step: int) -> dict[str, Any]:
+    """A snapshot of it takes 1 MiB, in whole pages."""
+    return {"w": torch.full((261_900,), float(step)), "step": step}
+
+
+@pytest.fixture
+def saving(runs: Path, gated: Any) -> Callable[..., Any]:
+    """Opens Checkpointers whose writes the test lets go, and lets all go at its end."""
+
+    @contextmanager
+    def opened(*tiers: Any, **options: Any) -> Iterator[Checkpointer]:
+        with Checkpointer(runs / "a", writer=gated, tiers=tiers, **options) as ckpt:
+            try:
+                yield ckpt
+            finally:
+                gated.let(1000)
+
+    return opened
+
+
+def _two(fast: str = "2MiB", slow: str = "3MiB") -> list[Memory]:
+    return [Memory(fast), Memory(slow, path=_SHARED)]
+
+
+def _states(saves: list[Save]) -> list[str]:
+    return [save.status for save in saves]
+
+
+def _free_bytes() -> int:
+    found = os.statvfs(_SHARED)
+    return found.f_bfree * found.f_frsize
+
+
+def test_as_many_snapshots_wait_as_memory_holds(runs: Path, saving: Any, gated: Any) -> None:
+    """DRAM first, then the slower memory; none is dropped, and the order is by memory and age."""
+    with saving(*_two(), on_full="skip") as ckpt:
+        saves = [ckpt.save_async(_state(step), step) for step in range(7)]
+        gated.begun.acquire()
+        assert _states(saves) == ["writing", *["waiting"] * 4, "skipped", "skipped"]
+        where = [save.copies[0].tier if save.copies else "" for save in saves]
+        assert where == ["memory", "memory", _SLOW, _SLOW, _SLOW, "", ""]
+        fast, slow = ckpt.memory
+        assert (fast.free_bytes, slow.free_bytes) == (0, 0)
+        order = []
+        for _ in range(5):
+            (writing,) = [save for save in saves if save.status == "writing"]
+            order.append(writing.step)
+            gated.let()
+            if len(order) < 5:
+                assert gated.begun.acquire(timeout=60)
+        # 1 is in DRAM, which is full. Then DRAM has room: the slow memory, newest first.
+        assert order == [0, 1, 4, 3, 2]
+        ckpt.wait()
+        assert _states(saves[:5]) == ["committed"] * 5
+        assert ckpt.steps() == [0, 1, 2, 3, 4]
+        assert ckpt.latest() == 4
+    with Checkpointer(runs / "a") as ckpt:
+        assert ckpt.latest() == 4
+        for step in range(5):
+            state = ckpt.load(step)
+            assert state["w"].unique().tolist() == [step]
+
+
+def test_a_snapshot_spread_over_both_memories(runs: Path, saving: Any, gated: Any) -> None:
+    """Its bytes are those of the state, from storage and from memory."""
+    with saving(*_two("1536KiB", "1MiB")) as ckpt:
+        saves = [ckpt.save_async(_state(step), step) for step in (1, 2)]
+        assert [one.tier for one in saves[1].copies] == [f"memory + {_SLOW}"]
+        gated.let(2)
+        ckpt.wait()
+        assert torch.equal(ckpt.load(2)["w"], _state(2)["w"])
+        assert ckpt.loaded is not None
+        assert ckpt.loaded.sources == {f"memory + {_SLOW}": "read"}
+    with Checkpointer(runs / "a") as ckpt:
+        assert torch.equal(ckpt.load(2)["w"], _state(2)["w"])
+
+
+def test_full_memory_waits_for_storage(runs: Path, saving: Any, gated: Any) -> None:
+    """`save_async` returns when one snapshot is written."""
+    with saving(Memory("2MiB")) as ckpt:
+        for step in (1, 2):
+            ckpt.save_async(_state(step), step)
+        returned = threading.Event()
+
+        def third() -> None:
+            ckpt.save_async(_state(3), 3)
+            returned.set()
+
+        thread = threading.Thread(target=third)
+        thread.start()
+        assert not returned.wait(0.05)
+        gated.let(3)
+        thread.join(60)
+        ckpt.wait()
+        assert ckpt.steps() == [1, 2, 3]
+
+
+def test_what_retention_would_remove_is_not_written(runs: Path, saving: Any, gated: Any) -> None:
+    """With KeepLast(2) and three that wait, the oldest is superseded."""
+    with saving(Memory("8MiB"), Local(runs / "a", keep=KeepLast(2))) as ckpt:
+        saves = [ckpt.save_async(_state(step), step) for step in range(4)]
+        gated.let(4)
+        ckpt.wait()
+        assert _states(saves) == ["committed", "superseded", "committed", "committed"]
+        assert ckpt.steps() == [2, 3]
+        assert saves[1].copies == []
+
+
+def test_copies_and_loads_from_memory(runs: Path, expect_same: Callable[[Any, Any], None]) -> None:
+    """A committed checkpoint is read from memory until another snapshot takes it."""
+    local = Copy(tier=str(runs / "a"), state="durable")
+    state = {**_state(1), "more": [torch.ones(3, 2, dtype=torch.bfloat16), b"x", None]}
+    with Checkpointer(runs / "a", tiers=[Memory("1100KiB")]) as ckpt:
+        save = ckpt.save_async(state, 1)
+        ckpt.wait()
+        assert save.copies == [Copy(tier="memory", state="volatile"), local]
+        for _ in range(2):
+            loaded = ckpt.load()
+            expect_same(state, loaded)
+            loaded["w"].zero_()  # not the memory itself
+            assert ckpt.loaded is not None
+            assert ckpt.loaded.sources == {"memory": "read"}
+        later = ckpt.save_async(_state(2), 2)
+        ckpt.wait()
+        assert save.copies == [local]
+        assert later.copies[0].tier == "memory"
+        expect_same(state, ckpt.load(1))
+        assert ckpt.loaded is not None
+        assert ckpt.loaded.sources == {str(runs / "a"): "read"}
+        ckpt.remove(2)
+        assert ckpt.load()["step"] == 1
+        synchronous = ckpt.save(_state(3), 3)
+        assert synchronous.copies == [Copy(tier=str(runs / "a"), state="durable")]
+        assert ckpt.load()["step"] == 3
+
+
+def test_damaged_memory_is_not_read(runs: Path) -> None:
+    """Storage is read instead, a warning says so, and memory is not tried again."""
+    with Checkpointer(runs / "a", tiers=[Memory("2MiB")]) as ckpt:
+        ckpt.save_async(_state(1), 1)
+        ckpt.wait()
+        assert ckpt._memory is not None
+        (slot,) = ckpt._memory.pool.slots()
+        slot.memory[500_000] ^= 1
+        with pytest.warns(RuntimeWarning, match="step 1 is not read from memory: .*1 of 2 check"):
+            state = ckpt.load()
+        assert torch.equal(state["w"], _state(1)["w"])
+        assert ckpt.loaded is not None
+        memory, storage = ckpt.loaded.sources.items()
+        assert memory[0] == "memory"
+        assert "damaged" in memory[1]
+        assert storage == (str(runs / "a"), "read")
+        ckpt.load()
+        assert ckpt.loaded.sources == {str(runs / "a"): "read"}
+
+
+def test_a_failed_save_frees_its_memory(runs: Path, saving: Any, gated: Any) -> None:
+    """It is in no copy and never loaded; memory takes the next one."""
+    with saving(Memory("1MiB")) as ckpt:
+        gated.error = OSError(28, "no space")
+        save = ckpt.save_async(_state(1), 1)
+        gated.let()
+        with pytest.raises(OSError, match="no space"):
+            ckpt.wait()
+        assert (save.status, save.copies) == ("failed", [])
+        ckpt.save_async(_state(1), 1)
+        gated.let()
+        ckpt.wait()
+        assert ckpt.load()["step"] == 1
+
+
+def test_lazy_and_prepared(runs: Path, saving: Any, gated: Any) -> None:
+    """`prepare` takes all memory; a lazy save copies into it later."""
+    before = _free_bytes()
+    with saving(*_two(), lazy=True) as ckpt:
+        ckpt.prepare(_state(0), wait=True)
+        assert before - _free_bytes() >= 2.8 * MIB
+        assert sum(one.used_bytes for one in ckpt.memory) == 0
+        saves = []
+        for step in range(3):
+            saves.append(ckpt.save_async(_state(step), step))
+            ckpt.before_optimizer_step()
+        assert saves[2].copies[0].tier == _SLOW
+        gated.let(3)
+    with Checkpointer(runs / "a") as ckpt:
+        assert torch.equal(ckpt.load(2)["w"], _state(2)["w"])
+
+
+def test_a_larger_state(runs: Path) -> None:
+    """The memory is divided anew; one that does not fit at all is refused, with the sizes."""
+    with Checkpointer(runs / "a", tiers=_two("1MiB", "2MiB")) as ckpt:
+        ckpt.save_async(_state(1), 1)
+        ckpt.wait()
+        larger = {"w": torch.arange(600_000, dtype=torch.float32)}
+        save = ckpt.save_async(larger, 2)
+        assert save.copies[0].tier == f"memory + {_SLOW}"
+        ckpt.wait()
+        assert torch.equal(ckpt.load()["w"], larger["w"])
+        with pytest.raises(StateError, match=r"of 3\.82 MiB does not fit .*1\.00 MiB of memory \("):
+            ckpt.save_async({"w": torch.zeros(1_000_000)}, 3)
+        ckpt.save({"w": torch.zeros(1_000_000)}, 4)
+        assert ckpt.latest() == 4
+
+
+def test_memory_is_freed(runs: Path) -> None:
+    """With the Checkpointer, and with one that nobody closed."""
+    before = _free_bytes()
+    with Checkpointer(runs / "a", tiers=[Memory("64MiB", path=_SHARED)]) as ckpt:
+        ckpt.prepare(_state(1), wait=True)
+        assert before - _free_bytes() > 60 * MIB
+    assert before - _free_bytes() < 8 * MIB
+    ckpt = Checkpointer(runs / "b", tiers=[Memory("64MiB", path=_SHARED)])
+    ckpt.prepare(_state(1), wait=True)
+    with pytest.warns(ResourceWarning, match="was never closed"):  # noqa: PT031 -- two statements
+        del ckpt
+        gc.collect()
+    assert before - _free_bytes() < 8 * MIB
+
+
+@pytest.mark.parametrize(
+    ("tiers", "problem"),
+    [
+        (lambda _: [Memory("1MiB", node=99)], r"node=99: this machine has no such memory node: 0"),
+        (lambda _: [Memory("1MiB", path="/nowhere")], "No such file"),
+        (lambda _: [Memory("1MiB", path="/dev/null")], "is not a DAX device"),
+        (lambda _: [Memory("1MiB", path=__file__)], "must be a directory or a DAX device"),
+        (lambda _: [Memory("1MiB", path=Path(__file__).parent)], "is storage, not memory"),
+        (lambda _: [Memory("1kB")], "at least 4096 bytes"),
+        (lambda _: [Memory("1MiB"), Memory("2MiB")], "the same memory twice: memory, memory"),
+        (lambda runs: [Remote(runs / "r"), Memory("1MiB")], "the order is Memory, Local, Remote"),
+        (lambda runs: [Local(runs / "b")], "must be the directory of the Checkpointer"),
+        (lambda _: [Local(), Local()], "2 local tiers; one is possible"),
+        (lambda _: ["8GiB"], r"takes a list such as \[Memory"),
+    ],
+)
+def test_tiers_that_cannot_be_had(
+    runs: Path, tiers: Callable[[Path], list[Any]], problem: str
+) -> None:
+    """One clear error, and the directory is free."""
+    with pytest.raises(OptionError, match=problem):
+        Checkpointer(runs / "a", tiers=tiers(runs))
+    Checkpointer(runs / "a").close()
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: Memory(0), "at least 1 byte"),
+        (lambda: Memory("1MiB", node=-1), "0 or more"),
+        (lambda: Memory("1MiB", node=0, path="/dev/shm"), "not both"),
+        (lambda: Local(keep=3), "takes a value such as KeepLast"),
+        (lambda: Paced(Remote("/r"), "1MiB"), "takes a Memory or Local"),
+        (lambda: Paced(Local(), 0), "at least 1 byte"),
+        (lambda: Paced(Local(), "1MiB", -1), "0 or more"),
+    ],
+)
+def test_options(make: Callable[[], object], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        make()
+
+
+def test_options_that_have_no_effect(runs: Path) -> None:
+    """Sizes of memory tiers decide how many slots there are."""
+    for option in ({"slots": 2}, {"budget": "1GiB"}):
+        with pytest.raises(OptionError, match="the sizes of the Memory tiers decide"):
+            Checkpointer(runs / "a", tiers=[Memory("1MiB")], **option)
+    with pytest.raises(OptionError, match="given twice"):
+        Checkpointer(runs / "a", keep=KeepLast(1), tiers=[Local(keep=KeepLast(2))])
+
+
+def test_memory_of_a_node(runs: Path) -> None:
+    """Its pages are bound to the node: the kernel says so."""
+    if not Path("/sys/devices/system/node/node0/meminfo").exists():
+        pytest.skip("this kernel has no NUMA nodes")
+    with Checkpointer(runs / "a", tiers=[Memory("2MiB", node=0)]) as ckpt:
+        save = ckpt.save_async(_state(1), 1)
+        assert save.copies[0].tier == "memory of node 0"
+        assert ckpt._memory is not None
+        (slot,) = ckpt._memory.pool.slots()
+        begin = f"{slot.memory.ctypes.data:x} "
+        policies = Path("/proc/self/numa_maps").read_text().splitlines()
+        (policy,) = [line for line in policies if line.startswith(begin)]
+        assert re.search(r"^\w+ bind:0 .*N0=\d+", policy)
+        (use,) = ckpt.memory
+        assert use.rate_bytes_per_s is not None
+        assert use.rate_bytes_per_s > 0
+
+
+def test_a_dax_device(runs: Path) -> None:
+    devices = sorted(Path("/dev").glob("dax*"))
+    if not devices:
+        pytest.skip("this machine has no DAX device")
+    with Checkpointer(runs / "a", tiers=[Memory("16MiB", path=devices[0])]) as ckpt:
+        ckpt.save_async(_state(1), 1)
+        ckpt.wait()
+        assert torch.equal(ckpt.load()["w"], _state(1)["w"])
+
+
+def test_paced_memory_and_storage(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy takes at least its bytes over the rate; a commit waits for the latency."""
+    waited: list[float] = []
+    monkeypatch.setattr("iobench.tiers.memory_persister.time.sleep", waited.append)
+    tiers = [Paced(Memory("1MiB"), "100kB"), Paced(Memory("1MiB", path=_SHARED), "1MiB", "5s")]
+    with Checkpointer(runs / "a", tiers=[*tiers, Paced(Local(), "1TiB", "7s")]) as ckpt:
+        size = ckpt.save_async(_state(1), 1).size_bytes
+        ckpt.wait()
+        copy_s, commit_s = waited
+        assert copy_s == pytest.approx(size / 100e3, rel=0.1)
+        assert commit_s == 7
+
+
+def test_a_limit_that_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What exists stays in use. New slots are in the next tier, or there are none."""
+    left = [16 * MIB]  # an eighth, 2 MiB, is left to others
+    monkeypatch.setattr(memory_pool, "available_bytes", lambda: left[0])
+    pool = MemoryPool([MemoryTier(Memory("4MiB")), MemoryTier(Memory("3MiB", path=_SHARED))])
+    pool.grow(MIB)
+    assert pool.count == 7
+    first = pool.take(pinned=False)
+    left[0] = 4 * MIB  # and the first slot has no pages yet
+    pool.grow(MIB)
+    assert pool.count == 2
+    first.memory[:] = 1
+    left[0] = 0
+    pool.grow(MIB)
+    assert pool.count == 1
+    with pytest.raises(StateError, match=r"does not fit the memory tiers: .*\(0 B available\)"):
+        pool.take(pinned=False)
+    pool.give(first)
+    assert pool.take(pinned=False) is first
+    first.free()
+    with pytest.raises(StateError, match="does not fit"):
+        pool.grow(MIB)
+    pool.close()
+
+
+def test_memory_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tmpfs is full in spite of the count: the next tier is used."""
+    pool = MemoryPool([MemoryTier(Memory("4MiB", path=_SHARED)), MemoryTier(Memory("3MiB"))])
+    pool.grow(MIB)
+
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("iobench.linux.fallocate", full)
+    slots = [pool.take(pinned=False) for _ in range(3)]
+    assert {slot.tiers for slot in slots if hasattr(slot, "tiers")} == {"memory"}
+    with pytest.raises(StateError, match="does not fit"):
+        pool.take(pinned=False)
