@@ -148,6 +148,7 @@ class _OurSaver(Saver):
             status=save.status,
             stall_s=save.stall_s,
             persist_s=None if self._sync else save.persist_s,
+            durable_s=save.durable_s,
         )
 
 
