@@ -27,7 +27,7 @@ def _record(sequence: int, updates: int, pins: tuple[Pin, ...] = ()) -> Generati
 
 
 def test_an_abandoned_generation_is_not_offered() -> None:
-    """A training that went back from 6 to 5 updates has abandoned 6; damaged records do not count."""
+    """A training that went back from 6 to 5 updates has abandoned 6; damage does not count."""
     again = replace(_record(8, 5), generation=5)
     records = [again, _record(6, 6), _record(5, 5), _record(4, 4)]
     assert [one.updates for one in kept_records(records)] == [5, 4]
