@@ -86,6 +86,7 @@ class Committer:
                 text = manifest.to_json()
             staged.publish([text])
             save.persist_s = time.perf_counter() - began_s
+            save.durable_s = max(0.0, time.time() - save.created_s)
             save.status = "committed"
             self.ledger.committed(save)
         return manifest

@@ -29,7 +29,8 @@ class Save:
     `lag_wait_s` is the part of it in which the save waited for copies to the remote tier.
     `pages_s` is the part of the copy in which pages of host memory were made: in the first save of
     each slot, unless `prepare` has made them.
-    `persist_s` is the time from the begin of the write to the commit. `serial` is its number among
+    `persist_s` is the time from the begin of the write to the commit, `durable_s` that from the
+    begin of the save (`created_s`). `serial` is its number among
     the saves of a run; 0 where checkpoints are numbered in the order of their commits.
     """
 
@@ -41,6 +42,7 @@ class Save:
     lag_wait_s: float = 0.0
     pages_s: float = 0.0
     persist_s: float | None = None
+    durable_s: float | None = None
     serial: int = 0
     transfer: Transfer | None = None
     error: BaseException | None = None

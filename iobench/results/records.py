@@ -246,13 +246,15 @@ class TrainSave:
 
     `stall_s`: time for which training was stopped. `persist_s`: time of the write in the
     background; None if the checkpoint was not written, or if the call itself wrote it. `status` is
-    that of iobench.checkpoint.save.
+    that of iobench.checkpoint.save. `durable_s`: with tiers, the time from the begin of the save to
+    durable in "local" and in "remote".
     """
 
     step: int
     status: str
     stall_s: float
     persist_s: float | None
+    durable_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +266,8 @@ class TrainBlock:
     of the process and dirty pages of the machine are peaks of ten readings per second; None if
     unreadable. `losses_equal`: all losses equal those without checkpoints, bit for bit.
     `resumed_equal`: so do the losses and the final state after a resume from the last checkpoint;
-    None if not tried.
+    None if not tried. `lost_s`: with tiers, the most wall clock of training that is lost if all
+    above "local" or above "remote" is lost, at the worst moment between two durable checkpoints.
     """
 
     kind: ClassVar[str] = "train"
@@ -285,6 +288,7 @@ class TrainBlock:
     peak_dirty_bytes: int | None
     losses_equal: bool
     resumed_equal: bool | None = None
+    lost_s: Mapping[str, float] = field(default_factory=dict)
     started_at: str
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from iobench.errors import UsageError
 from iobench.peers import PREFIX
@@ -12,7 +12,10 @@ from iobench.peers.torch_save import TorchSave
 from iobench.writers import registry
 from iobench.writers.base import Writer
 
-__all__ = ["NONE", "Arm", "Mode", "arm_of", "choose_arms"]
+if TYPE_CHECKING:
+    from iobench.tiers.file import TiersFile
+
+__all__ = ["NONE", "Arm", "Mode", "arm_of", "choose_arms", "with_tiers"]
 
 Mode = Literal["none", "sync", "async", "lazy"]
 
@@ -25,11 +28,13 @@ class Arm:
     """How checkpoints are taken. `by` is None for mode `none`, which takes no checkpoints.
 
     `slots` is the number of snapshots in host memory, None for a mode or a peer without slots.
+    `tiers` are those of its Checkpointer.
     """
 
     mode: Mode
     by: Writer | TorchSave | None = None
     slots: int | None = None
+    tiers: TiersFile | None = None
 
     @property
     def writer(self) -> str:
@@ -54,9 +59,10 @@ class Arm:
         """Whether checkpoints become durable while training goes on."""
         return self.mode in ("async", "lazy")
 
-    @property
-    def copies(self) -> int:
-        """The most copies of a checkpoint that it holds in host memory."""
+    def copies(self, size_bytes: int) -> int:
+        """The most copies of a checkpoint of `size_bytes` that it holds in host memory."""
+        if self.tiers is not None and self.tiers.memories:
+            return -(-self.tiers.memory_bytes // max(1, size_bytes))
         background = isinstance(self.by, TorchSave) and self.mode == "async"
         return self.slots or int(background)
 
@@ -88,6 +94,16 @@ def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
             if arm.label not in [one.label for one in arms]:
                 arms.append(arm)
     return arms, left_out
+
+
+def with_tiers(arms: Sequence[Arm], tiers: TiersFile) -> list[Arm]:
+    """Return the arms, those of our writers with `tiers`. Memory tiers decide about slots."""
+    return [
+        replace(arm, tiers=tiers, slots=None if tiers.memories else arm.slots)
+        if isinstance(arm.by, Writer)
+        else arm
+        for arm in arms
+    ]
 
 
 def arm_of(writer: str, mode: str) -> Arm:

@@ -94,6 +94,7 @@ class TrainingBlocks:
                 step_s=tuple(step_s),
                 persisting=tuple(persisting),
                 saves=saver.saves()[warm:],
+                lost_s=saver.lost_s(warm),
                 peak_memory_bytes=memory,
                 peak_dirty_bytes=dirty,
                 losses_equal=equal,

@@ -22,7 +22,7 @@ from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.local.new_file import sync_directory
 
-__all__ = ["Saver", "saver_for"]
+__all__ = ["OurSaver", "Saver", "saver_for"]
 
 
 class Saver(ABC):
@@ -48,6 +48,10 @@ class Saver(ABC):
     def saves(self) -> tuple[TrainSave, ...]:
         """Return the result of each save, oldest first."""
 
+    def lost_s(self, since: int) -> dict[str, float]:  # noqa: ARG002 -- of savers with tiers
+        """Return the most training lost, in seconds by tier, without the first `since` saves."""
+        return {}
+
     @abstractmethod
     def load(self) -> Any:
         """Return the state of the last checkpoint."""
@@ -63,7 +67,11 @@ def saver_for(arm: Arm, directory: Path) -> Saver:
         return _NoSaver()
     if isinstance(arm.by, TorchSave):
         return _StockSaver(arm.by, directory, background=arm.mode == "async")
-    return _OurSaver(arm, arm.by, directory)
+    if arm.tiers is not None:
+        from iobench.train.tiered_saver import TieredSaver
+
+        return TieredSaver(arm, arm.tiers, arm.by, directory)
+    return OurSaver(arm, arm.by, directory)
 
 
 class _NoSaver(Saver):
@@ -87,12 +95,18 @@ class _NoSaver(Saver):
         """Return at once: there is nothing to close."""
 
 
-class _OurSaver(Saver):
-    """Saves with a LocalCheckpointer."""
+class OurSaver(Saver):
+    """Saves with a LocalCheckpointer, or with `checkpointer`."""
 
-    def __init__(self, arm: Arm, writer: Writer, directory: Path) -> None:
+    def __init__(
+        self,
+        arm: Arm,
+        writer: Writer,
+        directory: Path,
+        checkpointer: LocalCheckpointer | None = None,
+    ) -> None:
         self._sync = arm.mode == "sync"
-        self._checkpointer = LocalCheckpointer(
+        self._checkpointer = checkpointer or LocalCheckpointer(
             directory,
             writer=writer,
             slots=arm.slots or 1,

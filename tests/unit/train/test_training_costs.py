@@ -111,7 +111,7 @@ def test_arms() -> None:
         "peer:torch-save,crc=false async",
     ]
     assert left_out == ["peer:torch-save has no lazy mode"]
-    assert [arm.copies for arm in arms] == [0, 2, 1, 1]
+    assert [arm.copies(10**6) for arm in arms] == [0, 2, 1, 1]
     for wrong in ("", "async=0", "async=x", "none=1"):
         with pytest.raises(UsageError, match="none, sync, async or lazy"):
             choose_arms("buffered", wrong)

@@ -1,0 +1,105 @@
+"""`iobench train --tiers FILE`: when each tier had a save, and what was lost at most."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from iobench import Memory, Paced, Remote
+from iobench.errors import OptionError, TargetError
+from iobench.results import read
+from iobench.tiers.file import TiersFile
+from iobench.train.tiered_saver import most_lost
+
+Command = Callable[..., "CompletedProcess[str]"]
+
+_FILE = """
+on_full = "wait"
+
+[[memory]]
+size = "64MiB"
+
+[[memory]]
+size = "64MiB"
+path = "/dev/shm"
+rate = "2GiB"
+
+[local]
+rate = "1GiB"
+
+[remote]
+location = "{remote}"
+every_save = true
+"""
+
+
+def test_time_to_durable_in_each_tier(tmp_path: Path, iobench_inside: Command) -> None:
+    """Of each save, for our writers alone; nothing stays in the remote tier."""
+    (tmp_path / "tiers.toml").write_text(_FILE.format(remote=tmp_path / "remote"))
+    record = tmp_path / "run.jsonl"
+    done = iobench_inside(
+        "train", "--tiers", tmp_path / "tiers.toml", "--target", tmp_path, "-o", record,
+        "--size", "16MiB", "--model-params", "100000", "--steps", "4", "--every", "2",
+        "--repeat", "1", "--writer", "hybrid,peer:torch-save", "--mode", "async",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    blocks = {block.writer: block for block in read(record).training}
+    ours, stock = blocks["hybrid"], blocks["peer:torch-save"]
+    assert [set(save.durable_s) for save in ours.saves] == 2 * [{"local", "remote"}]
+    assert all(one.durable_s["remote"] > one.durable_s["local"] for one in ours.saves)
+    assert set(ours.lost_s) == {"local", "remote"}
+    assert ours.resumed_equal is True
+    assert not any(save.durable_s for save in stock.saves)
+    assert "hybrid async: 2 of 2 saves durable in the remote tier" in done.stdout
+    assert "lost with the node" in done.stdout
+    assert list((tmp_path / "remote").iterdir()) == []
+    json.loads(record.read_text().splitlines()[0])
+
+
+def test_the_file(tmp_path: Path) -> None:
+    """Tiers with their options; paced ones with rate or latency."""
+    path = tmp_path / "tiers.toml"
+    path.write_text(_FILE.format(remote="s3://bucket/run") + '[placement]\ngoal = "bandwidth"\n')
+    found = TiersFile.read(path)
+    assert found.memories == (
+        Memory("64MiB"),
+        Paced(Memory("64MiB", path="/dev/shm"), "2GiB"),
+    )
+    assert found.memory_bytes == 128 << 20
+    assert found.remote == Remote("s3://bucket/run", every_save=True)
+    assert found.placement is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[remote]\nlocation = 's3://b/r'\nmax = 3", "has max; known are location"),
+        ("memory = 3", "several"),
+        ("local = 3", "must be a table"),
+        ("on_full = 'stop'", "on_full"),
+        ("x = 1", "the file has x"),
+        ("[[memory]]", "size"),
+        ("[[memory]\n", "not a TOML file"),
+    ],
+)
+def test_a_wrong_file(text: str, match: str, tmp_path: Path) -> None:
+    """The message names the file and the key."""
+    path = tmp_path / "tiers.toml"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=match) as caught:
+        TiersFile.read(path)
+    assert str(path) in str(caught.value)
+    with pytest.raises(TargetError):
+        TiersFile.read(tmp_path / "none.toml")
+
+
+def test_the_most_that_is_lost() -> None:
+    """From the begin of the newest durable save to the moment at which a newer one is durable."""
+    assert most_lost([]) is None
+    assert most_lost([(0.0, 1.0)]) is None
+    assert most_lost([(0.0, 1.0), (10.0, 2.0), (20.0, 5.0)]) == 15.0
+    assert most_lost([(0.0, 1.0), (20.0, 5.0), (10.0, 30.0)]) == 25.0  # one that comes too late
