@@ -1,7 +1,7 @@
 """Steps of offloaded AdamW beside fio's mixed job of the same traffic, in random order.
 
     python benchmarks/offload.py --target DIRECTORY [--parameters 300000000] [--rounds 5]
-        [--memory 1GiB] [--engine thread] [--steps 2] [--record FILE]
+        [--memory 1GiB] [--engine thread] [--steps 2] [--mmap] [--swap] [--record FILE]
 
 Arms of each round:
 
@@ -13,6 +13,10 @@ Arms of each round:
   end. The best of the jobs is the ceiling of the round.
 - `mmap` (with `--mmap`): the same update of tensors in memory-mapped files, then msync. Their pages
   are dropped before, as if the state did not fit the memory.
+- `swap` (with `--swap`): the same update with DeepSpeed's asynchronous I/O operator, which swaps
+  the state in and out in place; then fsync. Its parameters are not written.
+
+CPU seconds of each arm are those of this process (not of fio, and not of `--engine process`).
 
 At the end: `resume` with the bytes that it read (/proc/self/io), and with `verify`, which reads the
 whole state.
@@ -22,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import os
 import random
 import shutil
@@ -32,10 +35,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import record
 import torch
-from torch.optim.adam import adam
+from offload_arms import MappedState, SwappedState
 
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.offload import AdamW
@@ -44,7 +46,6 @@ from iobench.units import MIB, format_rate, format_seconds, format_size
 _TENSORS = 16
 _READ, _WRITTEN = 12, 14  # bytes for each element of a bfloat16 parameter
 _FIO = ((8, 1), (16, 1), (8, 2), (32, 1))
-_CHUNK = 4 * MIB
 
 
 def parameters_of(count: int) -> list[torch.nn.Parameter]:
@@ -82,51 +83,6 @@ def fio_arm(file: Path, elements: int, iodepth: int, numjobs: int) -> float:
     return float(total / (moved / (job["job_runtime"] / numjobs / 1e3)))
 
 
-def mmap_arm(files: list[Path], model: list[torch.nn.Parameter]) -> float:
-    """Seconds of one step on memory-mapped masters and moments."""
-    elements = sum(len(one) for one in model)
-    for file in files:
-        with file.open("rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    began = time.perf_counter()
-    maps, tensors = [], []
-    for file in files:
-        with file.open("r+b") as opened:
-            maps.append(mmap.mmap(opened.fileno(), elements * 4))
-        tensors.append(torch.from_numpy(np.frombuffer(maps[-1], dtype=np.float32)))
-    base = 0
-    for parameter in model:
-        assert parameter.grad is not None
-        for start in range(0, len(parameter), _CHUNK):
-            stop = min(start + _CHUNK, len(parameter))
-            own = [tensor[base + start : base + stop] for tensor in tensors]
-            with torch.no_grad():
-                adam(
-                    [own[0]],
-                    [parameter.grad[start:stop].float()],
-                    [own[1]],
-                    [own[2]],
-                    [],
-                    [torch.tensor(1.0)],
-                    fused=True,
-                    amsgrad=False,
-                    beta1=0.9,
-                    beta2=0.999,
-                    lr=1e-3,
-                    weight_decay=0.01,
-                    eps=1e-8,
-                    maximize=False,
-                    decoupled_weight_decay=True,
-                )
-                parameter[start:stop] = own[0]
-        base += len(parameter)
-    for one in maps:
-        one.flush()
-    elapsed_s = time.perf_counter() - began
-    del tensors, own
-    return elapsed_s
-
-
 def read_bytes() -> int:
     return int(Path("/proc/self/io").read_text().split("\nread_bytes: ")[1].split()[0])
 
@@ -155,6 +111,7 @@ def main() -> None:
     parser.add_argument("--iodepth", type=int, default=8)
     parser.add_argument("--block-size", default="4MiB")
     parser.add_argument("--mmap", action="store_true")
+    parser.add_argument("--swap", action="store_true")
     record.add_option(parser)
     arguments = parser.parse_args()
     count = int(arguments.parameters)
@@ -188,10 +145,6 @@ def measure(
     file = scratch / "fio"
     with file.open("wb") as opened:
         os.posix_fallocate(opened.fileno(), 0, elements * 28 // (16 * MIB) * 16 * MIB)
-    maps = [scratch / f"mapped-{number}" for number in range(3)] if arguments.mmap else []
-    for one in maps:
-        with one.open("wb") as opened:
-            os.posix_fallocate(opened.fileno(), 0, elements * 4)
     fio_arm(file, 2 * elements, 8, 1)  # writes most of it once
     arms: dict[str, Callable[[], float]] = {
         "step": lambda: step_arm(optimizer, arguments.steps, pins=False),
@@ -200,15 +153,23 @@ def measure(
     for depth, jobs in _FIO:
         name = f"fio iodepth={depth} numjobs={jobs}"
         arms[name] = lambda depth=depth, jobs=jobs: fio_arm(file, elements, depth, jobs)
-    if maps:
-        arms["mmap"] = lambda: mmap_arm(maps, model)
+    if arguments.mmap:
+        mapped = MappedState(scratch, elements)
+        arms["mmap"] = lambda: mapped.step(model)
+    if arguments.swap:
+        swapped = SwappedState(scratch, model)
+        arms["swap"] = swapped.step
     times: dict[str, list[float]] = {name: [] for name in arms}
+    cpus: dict[str, list[float]] = {}
     print(f"{elements:,} elements, {format_size(moved)} a step")
     for turn in range(arguments.rounds):
         for name in random.sample(sorted(arms), len(arms)):
+            cpu = time.process_time()
             elapsed_s = arms[name]()
+            cpu_s = time.process_time() - cpu
             times[name].append(elapsed_s)
-            samples.sample(name, turn, elapsed_s, bytes=moved)
+            cpus.setdefault(name, []).append(cpu_s)
+            samples.sample(name, turn, elapsed_s, bytes=moved, cpu_s=cpu_s)
         best = min(times[name][-1] for name in arms if name.startswith("fio"))
         print(
             f"round {turn}: step {times['step'][-1]:.2f} s "
@@ -217,10 +178,17 @@ def measure(
             flush=True,
         )
     for name, found in times.items():
-        print(f"{name:26} median {statistics.median(found):6.2f} s   {sorted(found)}")
+        print(
+            f"{name:26} median {statistics.median(found):6.2f} s, "
+            f"CPU {statistics.median(cpus[name]):6.2f} s   {[round(one, 2) for one in found]}"
+        )
     fio = [min(one) for one in zip(*(t for n, t in times.items() if n[:3] == "fio"), strict=True)]
     ratios = [best / own for best, own in zip(fio, times["step"], strict=True)]
     print(f"step / fio: median {statistics.median(ratios):.3f}, worst {min(ratios):.3f}")
+    for name in ("mmap", "swap"):
+        if name in times:
+            shares = [other / own for other, own in zip(times[name], times["step"], strict=True)]
+            print(f"{name} / step: median {statistics.median(shares):.2f}, worst {min(shares):.2f}")
     optimizer.close()
     for verify in (False, True):
         restore_arm(scratch / "state", count, arguments, verify)

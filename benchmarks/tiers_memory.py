@@ -32,6 +32,7 @@ from async_save import make_state, tensors_of, timed
 from iobench import Checkpointer, Local, Memory, Paced
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.checkpoint.serialized import Serialized
+from iobench.environment.memory import host_takes_free_memory
 from iobench.units import GIB, MIB, format_seconds, parse_size
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
@@ -105,6 +106,11 @@ def capacity(directory: Path, state: dict[str, Any], size: int, *, slow: bool) -
     return step
 
 
+def new_memory(size_bytes: int) -> Any:
+    """Return memory without pages, of the same kind as that of a load."""
+    return fresh_pages(size_bytes, huge=not host_takes_free_memory())
+
+
 def copied_s(source: Any, target: Any) -> float:
     """Return the seconds of a copy by the threads of a load."""
 
@@ -155,7 +161,7 @@ def main() -> None:
                 add("copy", turn, min(pair))
             work = {
                 "load": lambda: timed(loads.load),
-                "copy, new memory": lambda: copied_s(source, fresh_pages(size, huge=True)),
+                "copy, new memory": lambda: copied_s(source, new_memory(size)),
                 "copy, same memory": lambda: copied_s(source, warm),
             }
             for arm in order.sample(list(work), len(work)):

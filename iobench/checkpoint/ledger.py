@@ -138,14 +138,24 @@ class Ledger:
             self._serials[save.step] = serial
             self._replaceable.discard(save.step)
             self._created_s[save.step] = save.created_s
+        self.tidy(spare=save.step, room_bytes=2 * save.size_bytes)
+
+    def tidy(self, *, spare: int | None = None, room_bytes: int = 0) -> None:
+        """Remove what retention drops, but not `spare`; see `committed`.
+
+        A process that was killed after a commit has left one checkpoint too many.
+        """
+        if spare is None:
+            self._read()
+        with self._lock:
             saved = in_save_order(self._serials)
             created_s = {step: self._created_s[step] for step in saved if step in self._created_s}
-            obsolete = [step for step in self._keep.obsolete(created_s) if step != save.step]
+            obsolete = [step for step in self._keep.obsolete(created_s) if step != spare]
         failures = self._store.retire(obsolete) if obsolete else {}
         self._forget(step for step in obsolete if step not in failures)
         new = [error for step, error in failures.items() if step not in self._unremovable]
         self._unremovable = set(failures)
-        new += self._store.sweep(_SWEPT, room_bytes=2 * save.size_bytes)
+        new += self._store.sweep(_SWEPT, room_bytes=room_bytes)
         warn_of(new)  # last: a warnings filter may turn it into an exception
 
     def adopted(self, manifest: Manifest) -> None:

@@ -16,7 +16,7 @@ from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.text import parse_json
 
-__all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece"]
+__all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece", "PinnedGeneration"]
 
 SCHEMA = "iobench.checkpoint/1"
 
@@ -49,6 +49,18 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pieces: tuple[Piece, ...]
 
 
+class PinnedGeneration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Optimizer state on storage that belongs to the checkpoint: a generation, kept by a pin.
+
+    `directory` had it when it was saved. `updates` counts the optimizer's steps.
+    """
+
+    directory: str
+    pin: str
+    generation: _Count
+    updates: _Count
+
+
 class Manifest(
     msgspec.Struct,
     frozen=True,
@@ -61,7 +73,7 @@ class Manifest(
 
     Among the checkpoints of one run, the last saved one has the greatest `serial`. A manifest
     without a serial, of an older version, counts as 0. `attempt` is the random name of one save of
-    several ranks, which replicas of it in memory have too.
+    several ranks, which replicas of it in memory have too. `offload` is the optimizer's part.
     """
 
     step: _Count
@@ -73,6 +85,7 @@ class Manifest(
     files: tuple[FileRecord, ...]
     serial: _Count = 0
     attempt: str = ""
+    offload: PinnedGeneration | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -103,6 +116,10 @@ class Manifest(
         }
         if not self.attempt:
             del document["attempt"]
+        if self.offload is None:
+            del document["offload"]
+        else:
+            document["offload"] = msgspec.structs.asdict(self.offload)
         text = _canonical(document)
         for mark, file in zip(marks, self.files, strict=True):
             pieces = [

@@ -26,6 +26,7 @@ from iobench.errors import (
     StateMismatchError,
     TargetError,
     TransferError,
+    UsageError,
 )
 from iobench.formats import safetensors
 from iobench.formats.collector import collector_paused
@@ -76,6 +77,7 @@ def restore(
     like: Any = None,
     known: Mapping[int, int] | None = None,
     read: Read | None = None,
+    offload: Callable[[Manifest], None] | None = None,
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint `step`, or of the newest one, and how it was restored.
 
@@ -85,7 +87,8 @@ def restore(
     model raises StateMismatchError before any tensor is read. Raises TargetError when there is no
     such checkpoint. A checkpoint that a trainer removes or replaces during the read is not damaged:
     for "latest", the newest one is looked up again. `known` has serial numbers by step: of these
-    steps only the manifest of a candidate is read. `read` reads one checkpoint.
+    steps only the manifest of a candidate is read. `read` reads one checkpoint, and `offload` lets
+    an optimizer go on from the generation that a manifest names.
     """
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
@@ -97,7 +100,14 @@ def restore(
         manifest = None
         try:
             manifest = store.manifest(candidate)
+            if offload is None and manifest.offload is not None:
+                raise UsageError(
+                    f"{store}: step {candidate} has its optimizer in {manifest.offload.directory}; "
+                    "load it with Checkpointer(..., offload=AdamW.resume(parameters, directory))"
+                )
             state, transfer = (read or read_plain)(store, writer, candidate, manifest, like)
+            if offload is not None:
+                offload(manifest)
         except (DataMismatchError, TransferError) as error:
             damage = damage_of(error, store.locate(candidate))
             if damage is None:

@@ -67,15 +67,16 @@ class Claim:
 class Study:
     """Claims of one source.
 
-    `every` is the interval of checkpoints in training, in the syntax of `iobench train`. With
-    `interval_claimed` it is part of the claim, and a record with another interval is not
-    comparable.
+    `every` is the interval of checkpoints in training, in the syntax of `iobench train`, and a
+    block has `intervals` of them. With `interval_claimed` it is part of the claim, and a record
+    with another interval is not comparable.
     """
 
     name: str
     source: str
     claims: tuple[Claim, ...]
     every: str
+    intervals: int = 3
     interval_claimed: bool = False
 
     @property
@@ -154,6 +155,22 @@ def _stalls() -> Iterator[Claim]:
         )
 
 
+def _memory() -> Iterator[Claim]:
+    ours = Side(writer="hybrid", mode="spill=2")
+    for text, mode in (
+        ("stall shorter than with DRAM alone", "memory=2"),
+        ("stall shorter than synchronous", "sync"),
+    ):
+        yield Claim(
+            text=text,
+            workload="gpt5b-nemo",
+            measure="stall",
+            value=1.0,
+            ours=ours,
+            theirs=Side(writer="hybrid", mode=mode),
+        )
+
+
 CLAIMS = {
     one.name: one
     for one in (
@@ -182,6 +199,13 @@ CLAIMS = {
             source="ByteCheckpoint (NSDI '25, arXiv 2407.20143): stall, on average",
             claims=tuple(_stalls()),
             every="10",
+        ),
+        Study(
+            name="sk-hynix-memory",
+            source="SK hynix, slides without figures: CXL memory takes snapshots that DRAM cannot",
+            claims=tuple(_memory()),
+            every="0.33xpersist",
+            intervals=8,  # DRAM is full after three saves, both memories after eight
         ),
     )
 }

@@ -96,7 +96,7 @@ def export(
         typer.Option(
             "-o",
             "--output",
-            help="FILE.safetensors: the parameters. FILE.pt: the state_dict of torch.optim.AdamW.",
+            help="FILE.safetensors: the parameters. FILE.pt: the optimizer's state_dict.",
         ),
     ],
     step: Annotated[
@@ -125,7 +125,7 @@ def _wanted(step: str) -> int | Literal["latest", "pinned"]:
 def import_(
     optimizer: Annotated[
         Path,
-        typer.Argument(help="A torch file: the state_dict of torch.optim.AdamW or Adam."),
+        typer.Argument(help="A torch file: the state_dict of AdamW, Adam or SGD."),
     ],
     model: Annotated[Path, typer.Argument(help="A safetensors file of the parameters.")],
     directory: _DirectoryArgument,

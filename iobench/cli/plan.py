@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.given import LARGEST_SEED, DocumentFormatOption, check_effect, the_workload
+from iobench.cli.node_counts import node_counts
+from iobench.cli.plan_offload import (
+    OFFLOAD_ONLY,
+    OffloadBackwardOption,
+    OffloadOption,
+    OffloadParamsOption,
+    OffloadRateOption,
+    RatedWritesOption,
+    plan_offload,
+)
 from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import preparing, print_warning
 from iobench.errors import OptionError, UnknownNameError, UsageError
@@ -19,8 +28,6 @@ from iobench.units import parse_percent, parse_seconds, parse_size
 if TYPE_CHECKING:
     from iobench.goodput.measured import SavingMethod
     from iobench.results import ResultFile
-
-_MOST_SIZES = 64
 
 
 def plan(
@@ -38,12 +45,14 @@ def plan(
         typer.Option("--workload", "-w", help="The same as WORKLOAD.", show_default=False),
     ] = None,
     nodes: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--nodes",
-            help="Nodes of the job: 2048, a list 64,512,2048, or 1024-131072 (doubling).",
+            help="Nodes of the job: 2048, a list 64,512,2048, or 1024-131072 (doubling). Required "
+            "unless --offload is given.",
+            show_default="1 with --offload",
         ),
-    ],
+    ] = None,
     results: Annotated[
         Path | None,
         typer.Option("--results", help="Plan with the times measured in this result file."),
@@ -177,14 +186,35 @@ def plan(
         bool,
         typer.Option("--formulas", help="Add the interval that each formula gives."),
     ] = False,
+    offload: OffloadOption = False,
+    params: OffloadParamsOption = None,
+    rate: OffloadRateOption = None,
+    backward: OffloadBackwardOption = None,
+    rated_writes: RatedWritesOption = None,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
     report: ReportOption = None,
 ) -> None:
     """Compute how often a job should save, and what that costs.
 
     Times come from a result file (--results run.jsonl) or by hand: --save 30s --restore 60s, for
-    asynchronous saves --blocking 2s --persist 20s.
+    asynchronous saves --blocking 2s --persist 20s. --offload plans optimizer state on SSDs.
     """
+    if offload:
+        plan_offload(
+            ctx,
+            the_workload(workload, workload_option, "") or None,
+            params=params,
+            rate=rate,
+            step=step,
+            backward=backward,
+            rated_writes=rated_writes,
+            nodes=nodes or "1",
+            form=format_,
+        )
+        return
+    check_effect(ctx, OFFLOAD_ONLY, "only --offload uses it")
+    if nodes is None:
+        raise UsageError("give --nodes: the nodes of the job")
     if report is not None:
         check_report(report)
     from iobench.goodput.forecast import Method, forecast
@@ -201,7 +231,7 @@ def plan(
             restart_s=parse_seconds(restart, "--restart"),
             failure_shape=failure_shape,
         )
-        for count in _sizes(nodes)
+        for count in node_counts(nodes)
     ]
     memory = None
     if memory_restore is None:
@@ -344,28 +374,6 @@ def _baseline(candidates: list[SavingMethod], name: str | None) -> SavingMethod:
     if name is not None and not found:
         raise UnknownNameError("baseline", name, {one.name for one in candidates})
     return max(found or candidates, key=lambda one: one.costs.blocking_s)
-
-
-def _sizes(text: str) -> list[int]:
-    """Return the node counts in `text`, ascending: `2048`, `64,512`, `1024-131072` (doubling)."""
-    counts: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
-        if not match or part.lstrip().startswith("0"):  # 2,048 is a mistake, not a list of 2 and 48
-            raise OptionError(
-                f"--nodes {text}: write 2048, 64,512,2048 or 1024-131072, from 1 up and without "
-                "thousands separators"
-            )
-        low, high = int(match[1]), int(match[2] or match[1])
-        if low > high:
-            raise OptionError(f"--nodes {part.strip()}: the smaller number comes first")
-        while low < high:
-            counts.add(low)
-            low *= 2
-        counts.add(high)
-    if len(counts) > _MOST_SIZES:
-        raise OptionError(f"--nodes names {len(counts)} sizes; {_MOST_SIZES} are the most")
-    return sorted(counts)
 
 
 def _size(text: str) -> int:

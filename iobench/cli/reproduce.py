@@ -11,6 +11,7 @@ import typer
 
 from iobench.cli.given import DocumentFormatOption, check_effect, check_output, the_directory
 from iobench.cli.report import ReportOption, check_report, write_report
+from iobench.cli.reproduce_offload import reproduce_offload
 from iobench.cli.servers import HERE, preparing, print_plan, print_warning
 from iobench.report.render import DocumentFormat
 
@@ -20,13 +21,19 @@ if TYPE_CHECKING:
 
 
 _TRAINED = "1GiB"
-_INTERVALS, _STEPS = 3, 12  # of a block; _STEPS if it measures the interval first
+_STEPS = 12  # of a block, at least, if it measures the interval first
 _SMALLEST = 100_000  # parameters: its own forward and backward must fit into the simulated step
 
 
 def reproduce(
     ctx: typer.Context,
-    claim: Annotated[str, typer.Argument(help="The claim: hybrid-io, checkfreq, pccheck, async.")],
+    claim: Annotated[
+        str,
+        typer.Argument(
+            help="The claim: hybrid-io, checkfreq, pccheck, async, sk-hynix-memory, "
+            "sk-hynix-offload."
+        ),
+    ],
     target: Annotated[
         str, typer.Option("--target", help="The directory to measure in.", show_default="here")
     ] = HERE,
@@ -55,8 +62,20 @@ def reproduce(
     Answers are yes, no, undecided (the claim is within our interval) and not comparable, each
     with its reason and setting. hybrid-io compares writer hybrid with buffered, by files and by the
     wall clock of training; checkfreq and pccheck compare training with and without checkpoints;
-    async compares stalls. A step is the published one, scaled as its checkpoint is.
+    async compares stalls; sk-hynix-memory those of saves three times as fast as storage, with and
+    without a second memory. A step is the published one, scaled as its checkpoint is.
+    sk-hynix-offload compares checkpoints of optimizer state on storage and in memory.
     """
+    if claim == "sk-hynix-offload":
+        given_records = bool(results) or report is not None
+        reproduce_offload(
+            target=the_directory(target),
+            size=size,
+            repeat=repeat,
+            records=given_records,
+            form=format_,
+        )
+        return
     if results:
         why = "--results measures nothing"
         check_effect(ctx, ("target", "size", "repeat"), why)
@@ -134,10 +153,11 @@ def _training(
         arms=[arm_of(side.writer, side.mode) for side in sides],
         target=Path(target),
         size=size,
-        steps=whole_intervals(_INTERVALS * int(about.every), int(about.every))
+        steps=whole_intervals(about.intervals * int(about.every), int(about.every))
         if about.every.isdecimal()
         else _STEPS,
         every=about.every,
+        intervals=0 if about.every.endswith("%") else about.intervals,
         repeat=repeat,
         model_params=_SMALLEST,
         simulate_step=True,

@@ -49,13 +49,19 @@ class Checkpointer(LocalCheckpointer):
     _opening: Nearest | None = None
     _warm = False
 
-    def __new__(cls, *args: Any, world: World | None = None, **options: Any) -> Self:
-        """Return the Checkpointer of a rank if the job has several."""
+    def __new__(
+        cls, *args: Any, world: World | None = None, offload: Any = None, **options: Any
+    ) -> Self:
+        """Return the Checkpointer of a rank if the job has several, or that with `offload`."""
         del args, options
         if cls is Checkpointer and (world or World.detect()).size > 1:
             from iobench.dist.ranked import RankedCheckpointer
 
             return object.__new__(RankedCheckpointer)  # type: ignore[return-value]  # a subclass
+        if cls is Checkpointer and offload is not None:
+            from iobench.dist.offloaded import OffloadCheckpointer
+
+            return object.__new__(OffloadCheckpointer)  # type: ignore[return-value]  # a subclass
         return object.__new__(cls)
 
     def __init__(
@@ -69,6 +75,7 @@ class Checkpointer(LocalCheckpointer):
         deadline_s: float = DEADLINE_S,
         tiers: Sequence[AnyTier] = (),
         placement: Placement | None = None,
+        offload: Any = None,
         **options: Any,
     ) -> None:
         """Add to the options of LocalCheckpointer, whose directory is the local tier of `tiers`.
@@ -76,8 +83,12 @@ class Checkpointer(LocalCheckpointer):
         - `tiers`: `[Memory("8GiB"), Remote("s3://bucket/run")]`: snapshots wait in the memory, as
           many as fit it; checkpoints are copied to the remote tier in the background
         - `placement`: lets a save go to the remote tier directly, when that is faster
+        - `offload`: an optimizer of iobench.offload, whose state is not written again: each save
+          pins it, and `load` lets model and optimizer go on from there
         """
         del world  # see __new__
+        if offload is not None:
+            raise OptionError("offload: not yet for jobs of several ranks")
         if tiers:
             from iobench.tiers.given import GivenTiers
 

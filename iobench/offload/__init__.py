@@ -1,4 +1,4 @@
-"""Optimizer state on storage: a streaming AdamW, and every step as a checkpoint.
+"""Optimizer state on storage: streaming AdamW, Adam and SGD, and every step as a checkpoint.
 
 from iobench.offload import AdamW
 
@@ -11,12 +11,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iobench.offload.adamw import Adam, AdamW
+    from iobench.offload.algorithms import SGD, Adam, AdamW
+    from iobench.offload.ranked import ShardedAdamW
 
-__all__ = ["Adam", "AdamW"]
+__all__ = ["SGD", "Adam", "AdamW", "ShardedAdamW"]
+
+_HOMES = {
+    "SGD": "iobench.offload.algorithms",
+    "Adam": "iobench.offload.algorithms",
+    "AdamW": "iobench.offload.algorithms",
+    "ShardedAdamW": "iobench.offload.ranked",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'iobench.offload' has no attribute {name!r}")
-    return getattr(import_module("iobench.offload.adamw"), name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from iobench.formats.tensors import torch_dtype
 from iobench.offload.layout import BLOCK, ParameterPiece, StateLayout
+from iobench.offload.record import NOWHERE, empty_rows
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["ChunkBuffer", "parameter_view"]
 
@@ -21,11 +27,13 @@ class ChunkBuffer:
         self._memory = fresh_pages(layout.buffer_bytes, huge=True)
         self.chunk = 0
         self.fresh = True
+        self.row: np.void = empty_rows(layout)[0]
 
-    def begin(self, chunk: int, *, fresh: bool) -> None:
-        """Use the buffer for `chunk`; `fresh` says that storage has no bytes of it yet."""
-        self.chunk, self.fresh = chunk, fresh
-        if fresh:
+    def begin(self, chunk: int, row: np.void) -> None:
+        """Use the buffer for `chunk`, whose bytes are where `row` says, if it has any yet."""
+        self.chunk, self.row = chunk, row
+        self.fresh = int(row["slot"]) == NOWHERE
+        if self.fresh:
             self._memory[:] = 0
 
     @property

@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,26 @@ class _TrainerEndedError(TransferError):
 class _WindowModel:
     """The trainer's parameters in one step, chunk by chunk through shared memory. A StepModel."""
 
-    def __init__(self, link: EngineLink, windows: SharedWindows, message: Message) -> None:
+    def __init__(self, link: EngineLink, windows: SharedWindows, due: Collection[int]) -> None:
+        """`due`: the parameters that have a gradient, as far as it is known by now."""
         self._link, self._windows = link, windows
+        self._due, self._written = set(due), set[int]()
+        self._window = 0
+
+    def plan(self, chunks: Sequence[int]) -> None:
+        self._link.send({"chunks": list(chunks)})
+
+    def ready(self, chunk: int) -> bool:
+        found = self._link.receive()
+        if found is None:
+            raise _TrainerEndedError("the trainer has ended")
+        message = found[0]
+        if "end" in message:
+            return False
+        assert message["chunk"] == chunk
+        self._window = message["window"]
         self._due, self._written = set(message["due"]), set(message["written"])
-        self._chunk = -1
+        return True
 
     def has_gradient(self, parameter: int) -> bool:
         return parameter in self._due
@@ -60,18 +77,14 @@ class _WindowModel:
     def was_written(self, parameter: int) -> bool:
         return parameter in self._written
 
-    def begin(self, chunk: int) -> None:
-        found = self._link.receive()
-        if found is None:
-            raise _TrainerEndedError("the trainer has ended")
-        assert found[0] == {"chunk": chunk}
-        self._chunk = chunk
-
     def gradient(self, piece: ParameterPiece) -> torch.Tensor:
-        return self._windows.gradient(self._chunk, piece)
+        return self._windows.gradient(self._window, piece)
 
     def value(self, piece: ParameterPiece) -> torch.Tensor:
-        return self._windows.value(self._chunk, piece)
+        return self._windows.value(self._window, piece)
+
+    def put(self, piece: ParameterPiece, values: torch.Tensor) -> None:
+        self._windows.value(self._window, piece).copy_(values)
 
     def end(self, chunk: int) -> None:
         self._link.send({"done": chunk})
@@ -99,11 +112,17 @@ class _Child:
     def _do(self, message: Message, payload: bytes) -> None:
         what = message.get("do")
         if what == "step":
-            model = _WindowModel(self._link, self._windows, message)
-            self._engine.step(model, message["groups"])
+            model = _WindowModel(self._link, self._windows, message["due"])
+            early, then = message["early"], message["then"]
+            self._engine.step(model, message["groups"], early=early, then=then)
+        elif what == "early":
+            model = _WindowModel(self._link, self._windows, ())
+            self._engine.early(model, message["groups"], message["order"])
         elif what == "pin":
             extra = payload if message["extra"] else None
-            self._engine.pin(message["step"], extra, message["groups"])
+            self._engine.pin(message["step"], extra, message["groups"], held=message["held"])
+        elif what == "unpin":
+            self._engine.unpin(message["extras"])
         elif what == "wait":
             self._engine.wait()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from iobench.errors import OptionError, UsageError
-from iobench.offload.adam import AdamUpdate
 from iobench.offload.layout import StateLayout
-from iobench.offload.model import StepModel, TrainerModel
+from iobench.offload.model import ChunkPace, StepModel, TrainerModel
 from iobench.offload.store import GenerationStore
 from iobench.offload.stream import ChunkStream, Update
+from iobench.offload.update import ChunkUpdate
 from iobench.offload.writing import Commit
 from iobench.units import parse_size
 
@@ -72,6 +72,8 @@ class EngineProgress:
     durable_updates: int
     pinned: tuple[int, ...]
     """Steps of the durable pins."""
+    held: int = 0
+    """How many of them are held."""
 
 
 class Engine(Protocol):
@@ -83,12 +85,36 @@ class Engine(Protocol):
     def reported(self) -> bool:
         """Whether it has failed, and a method has raised that."""
 
-    def step(self, model: TrainerModel, groups: Groups) -> None:
-        """Update the parameters that have a gradient; return when they are new and at most
-        `max_lag` steps are not durable."""
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more becomes durable, as far as it is known. For any thread."""
 
-    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
+    def early(self, model: TrainerModel, groups: Groups, order: Sequence[int]) -> None:
+        """Begin the next step: update chunks as long as `model` is ready for the next one.
+
+        They come in the order that the last `step` was given, without one in `order`. Nothing of it
+        counts before `step`. No other method may be called meanwhile.
+        """
+
+    def step(
+        self,
+        model: TrainerModel,
+        groups: Groups,
+        *,
+        early: Collection[int] = (),
+        then: Sequence[int] | None = None,
+    ) -> None:
+        """Update the parameters that have a gradient; return when they are new and at most
+        `max_lag` steps are not durable.
+
+        What `early` has updated counts for the chunks in `early` only: `model` gets no values of
+        them, and those of all others. The next step will have its chunks in the order `then`."""
+
+    def pin(self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False) -> None:
         """Pin the last generation with these values of the groups; waits for nothing."""
+
+    def unpin(self, extras: Sequence[str]) -> None:
+        """Release the held pins with these XXH3 of `extra`; waits for nothing."""
 
     def wait(self) -> None:
         """Wait until all steps and pins are durable."""
@@ -111,6 +137,7 @@ class ThreadEngine:
 
     def __init__(self, store: GenerationStore, options: EngineOptions) -> None:
         self.store, self.options, self.layout = store, options, store.layout
+        self._released = False
         try:
             layout, base = store.layout, store.base
             buffers = min(layout.buffers(options.memory_bytes), max(2, layout.chunks))
@@ -120,6 +147,7 @@ class ThreadEngine:
             self._counts = none if base is None else base.counts
             self._updates = 0 if base is None else base.updates
             self._generation = store.last_generation
+            self._began_s = 0.0
             self._scratch = torch.empty(layout.chunk_elements, dtype=torch.float32)
             self._stream = ChunkStream(store, buffers=buffers, **options.speed)
         except BaseException:
@@ -131,21 +159,65 @@ class ThreadEngine:
         """See Engine."""
         return self._stream.reported
 
-    def step(self, model: StepModel, groups: Groups) -> None:
+    @property
+    def ended(self) -> bool:
+        """See Engine."""
+        return self._released or self._stream.failure is not None
+
+    def early(self, model: StepModel, groups: Groups, order: Sequence[int]) -> None:
         """See Engine. `model` may be any StepModel."""
+        self._began_s = self._began_s or time.monotonic()
+        with torch.no_grad():
+            self._stream.run_early(
+                self._update(model, groups),
+                model,
+                order,
+                generation=self._generation + 1,
+                updates=self._updates + 1,
+            )
+
+    def step(
+        self,
+        model: StepModel,
+        groups: Groups,
+        *,
+        early: Collection[int] = (),
+        then: Sequence[int] | None = None,
+    ) -> None:
+        """See Engine. `model` may be any StepModel."""
+        due = [model.has_gradient(index) for index in range(len(self._counts))]
+        self.write_generation(
+            self._update(model, groups),
+            groups,
+            self._counts + np.array(due, dtype=np.uint64),
+            self._updates + 1,
+            pace=model,
+            early=early,
+            then=then,
+        )
+
+    def _update(self, model: StepModel, groups: Groups) -> ChunkUpdate:
         counts = [int(count) for count in self._counts]
-        update = AdamUpdate(self.layout, model, groups, counts, self._scratch)
-        due = [model.has_gradient(index) for index in range(len(counts))]
-        updated = self._counts + np.array(due, dtype=np.uint64)
-        self.write_generation(update, groups, updated, self._updates + 1)
+        return ChunkUpdate(self.layout, model, groups, counts, self._scratch)
 
     def write_generation(
-        self, update: Update, groups: Groups, counts: npt.NDArray[np.uint64], updates: int
+        self,
+        update: Update,
+        groups: Groups,
+        counts: npt.NDArray[np.uint64],
+        updates: int,
+        *,
+        pace: ChunkPace | None = None,
+        early: Collection[int] = (),
+        then: Sequence[int] | None = None,
     ) -> None:
         """Make the next generation by `update`, and wait as `max_lag` asks."""
-        generation, began_s = self._generation + 1, time.monotonic()
+        generation, began_s = self._generation + 1, self._began_s or time.monotonic()
+        self._began_s = 0.0
         with torch.no_grad():
-            self._stream.run(update, generation=generation, updates=updates)
+            self._stream.run(
+                update, generation=generation, updates=updates, pace=pace, early=early, then=then
+            )
         self._stream.commit(
             Commit(
                 generation=generation,
@@ -163,11 +235,15 @@ class ThreadEngine:
         newest = self.store.newest
         return newest.generation if newest else 0
 
-    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
+    def pin(self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False) -> None:
         """See Engine."""
         if not self._generation:
             raise UsageError(f"step {step}: nothing to pin before the first call of step()")
-        self._stream.pin(step, extra, groups)
+        self._stream.pin(step, extra, groups, held=held)
+
+    def unpin(self, extras: Sequence[str]) -> None:
+        """See Engine."""
+        self._stream.unpin(extras)
 
     def wait(self) -> None:
         """See Engine."""
@@ -181,6 +257,7 @@ class ThreadEngine:
             updates=self._updates,
             durable_updates=newest.updates if newest else 0,
             pinned=tuple(pin.step for pin in self.store.pins),
+            held=sum(pin.held for pin in self.store.pins),
         )
 
     @contextmanager
@@ -206,4 +283,5 @@ class ThreadEngine:
         try:
             self._stream.close()
         finally:
+            self._released = True
             self.store.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,21 @@ from iobench.errors import OptionError, StateError, UsageError
 from iobench.formats.tensors import dtype_name
 from iobench.offload.layout import DTYPE_BYTES, ParameterSpec
 
-__all__ = ["check_values", "defaults_of", "kept_values", "put_values", "specs_of"]
+__all__ = [
+    "adam_defaults",
+    "check_values",
+    "kept_values",
+    "kind_of",
+    "put_values",
+    "sgd_defaults",
+    "specs_of",
+]
 
 _UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
 _NOT_KEPT = ("params", "param_names")
 
 
-def defaults_of(
+def adam_defaults(
     *,
     lr: float | torch.Tensor,
     betas: tuple[float, float],
@@ -43,21 +51,54 @@ def defaults_of(
     }
 
 
+def sgd_defaults(
+    *,
+    lr: float | torch.Tensor,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    maximize: bool,
+) -> dict[str, Any]:
+    """Return the values of a group, with the keys of torch.optim.SGD."""
+    return {
+        "lr": lr,
+        "momentum": momentum,
+        "dampening": dampening,
+        "weight_decay": weight_decay,
+        "nesterov": nesterov,
+        "maximize": maximize,
+        "foreach": None,
+        "differentiable": False,
+        "fused": True,
+    }
+
+
+def kind_of(values: Mapping[str, Any]) -> str:
+    """Return the optimizer that a group with these values belongs to."""
+    if "momentum" in values:
+        return "SGD"
+    return "AdamW" if values.get("decoupled_weight_decay", True) else "Adam"
+
+
 def check_values(group: Mapping[str, Any]) -> None:
-    """Raise OptionError for values that torch.optim.AdamW refuses, or that are not supported."""
-    beta1, beta2 = group["betas"]
-    for name, value, good in (
-        ("lr", group["lr"], group["lr"] >= 0),
-        ("eps", group["eps"], group["eps"] >= 0),
-        ("betas", beta1, 0 <= beta1 < 1),
-        ("betas", beta2, 0 <= beta2 < 1),
-        ("weight_decay", group["weight_decay"], group["weight_decay"] >= 0),
-    ):
+    """Raise OptionError for values that the stock optimizer refuses, or that are not supported."""
+    for name, value, good in _checked(group):
         if not good:
             raise OptionError(f"{name}={value}: out of range")
+    if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"]):
+        raise OptionError("nesterov=True: needs a momentum above 0, and dampening=0")
     for name in _UNSUPPORTED:
         if group.get(name):
             raise OptionError(f"{name}=True: not supported with offloaded state")
+
+
+def _checked(group: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    for name in ("lr", "eps", "weight_decay", "momentum"):
+        if name in group:
+            yield name, group[name], group[name] >= 0
+    for value in group.get("betas", ()):
+        yield "betas", value, 0 <= value < 1
 
 
 def kept_values(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -88,7 +129,8 @@ def put_values(groups: Sequence[dict[str, Any]], kept: Sequence[Mapping[str, Any
     """Give each group the values that a record has kept, like `load_state_dict` does."""
     for group, values in zip(groups, kept, strict=True):
         group.update(values)
-        group["betas"] = tuple(group["betas"])
+        if "betas" in group:
+            group["betas"] = tuple(group["betas"])
 
 
 def specs_of(groups: Sequence[Mapping[str, Any]]) -> tuple[ParameterSpec, ...]:

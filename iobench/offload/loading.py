@@ -11,7 +11,6 @@ from iobench.errors import DataMismatchError
 from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.files import StateFile
 from iobench.offload.mover import Mover
-from iobench.offload.record import NOWHERE
 from iobench.offload.store import GenerationStore, digest_of
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class ChunkLoader:
     ) -> None:
         self._store, self._loaded = store, loaded
         self._mover = open_mover(store.state)
-        self._begun: deque[tuple[ChunkBuffer, np.void]] = deque()
+        self._begun: deque[ChunkBuffer] = deque()
         self._complete: set[int] = set()
 
     def __len__(self) -> int:
@@ -54,13 +53,12 @@ class ChunkLoader:
 
         Raises DamagedChunkError and TransferError, possibly of an earlier chunk.
         """
-        slot = int(row["slot"])
-        buffer.begin(chunk, fresh=slot == NOWHERE)
-        self._begun.append((buffer, row))
+        buffer.begin(chunk, row)
+        self._begun.append(buffer)
         if buffer.fresh:
             self._done(chunk, ok=True)
         else:
-            offset = self._store.layout.state_offset(chunk, slot)
+            offset = self._store.layout.state_offset(chunk, int(row["slot"]))
             self._mover.start(buffer.state, offset, functools.partial(self._done, chunk))
         self._deliver()
 
@@ -75,14 +73,15 @@ class ChunkLoader:
             self._complete.add(chunk)
 
     def _deliver(self) -> None:
-        while self._begun and self._begun[0][0].chunk in self._complete:
-            buffer, row = self._begun.popleft()
+        while self._begun and self._begun[0].chunk in self._complete:
+            buffer = self._begun.popleft()
             self._complete.discard(buffer.chunk)
             if not buffer.fresh:
-                self._check(buffer, row)
+                self._check(buffer)
             self._loaded(buffer)
 
-    def _check(self, buffer: ChunkBuffer, row: np.void) -> None:
+    def _check(self, buffer: ChunkBuffer) -> None:
+        row = buffer.row
         try:
             self._store.check_slot(buffer.header.tobytes(), row, buffer.chunk)
             if digest_of(buffer.payload) != int(row["state"]):

@@ -8,12 +8,43 @@ from typing import Protocol
 import torch
 
 from iobench.errors import UsageError
+from iobench.offload.device import PinnedTransfer
 from iobench.offload.layout import ParameterPiece, StateLayout
 
-__all__ = ["StepModel", "TrainerModel", "flat_view", "place"]
+__all__ = [
+    "AtOnce",
+    "ChunkPace",
+    "StepModel",
+    "TrainerModel",
+    "check_dense",
+    "flat_view",
+    "gradient_of",
+    "place",
+    "value_of",
+]
 
 
-class StepModel(Protocol):
+class ChunkPace(Protocol):
+    """Says when chunks can be updated."""
+
+    def plan(self, chunks: Sequence[int]) -> None:
+        """These chunks follow, in this order."""
+
+    def ready(self, chunk: int) -> bool:
+        """Wait until `chunk` can be updated; False: the pass stops before it."""
+
+
+class AtOnce:
+    """A ChunkPace that waits for nothing."""
+
+    def plan(self, chunks: Sequence[int]) -> None:
+        """Nothing to do."""
+
+    def ready(self, chunk: int) -> bool:  # noqa: ARG002 -- all are
+        return True
+
+
+class StepModel(ChunkPace, Protocol):
     """The parameters of a model in one step, piece by piece."""
 
     def has_gradient(self, parameter: int) -> bool:
@@ -22,14 +53,14 @@ class StepModel(Protocol):
     def was_written(self, parameter: int) -> bool:
         """Whether the trainer has written to the parameter since the last step."""
 
-    def begin(self, chunk: int) -> None:
-        """Make the pieces of `chunk` accessible."""
-
     def gradient(self, piece: ParameterPiece) -> torch.Tensor:
-        """The gradient of a piece of the chunk; one-dimensional."""
+        """The gradient of a piece of the chunk; one-dimensional, and only once for each piece."""
 
     def value(self, piece: ParameterPiece) -> torch.Tensor:
-        """The piece itself, writable; one-dimensional."""
+        """The piece itself, before the step; one-dimensional."""
+
+    def put(self, piece: ParameterPiece, values: torch.Tensor) -> None:
+        """Take the new values of a piece, in its own dtype."""
 
     def end(self, chunk: int) -> None:
         """The new values of `chunk` are complete."""
@@ -45,37 +76,52 @@ def place(piece: ParameterPiece, tensor: torch.Tensor) -> torch.Tensor:
     return tensor[piece.at : piece.at + piece.end - piece.begin]
 
 
-class TrainerModel:
-    """The trainer's own parameters. Raises UsageError for a gradient that is not dense."""
+def check_dense(layout: StateLayout, parameters: Sequence[torch.Tensor]) -> None:
+    """Raise UsageError for a gradient that is not dense."""
+    for spec, parameter in zip(layout.parameters, parameters, strict=True):
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise UsageError(
+                f"parameter {spec.name}: its gradient is {parameter.grad.layout}; only dense "
+                "ones can be used"
+            )
 
-    def __init__(
-        self, layout: StateLayout, parameters: Sequence[torch.Tensor], versions: Sequence[int]
-    ) -> None:
+
+class TrainerModel(AtOnce):
+    """The trainer's own parameters."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
         """`versions`: torch's counters of changes after the last step."""
-        self._parameters, self._versions = parameters, versions
-        for spec, parameter in zip(layout.parameters, parameters, strict=True):
-            if parameter.grad is not None and parameter.grad.layout != torch.strided:
-                raise UsageError(
-                    f"parameter {spec.name}: its gradient is {parameter.grad.layout}; only dense "
-                    "ones can be used"
-                )
+        self._parameters = parameters
+        # Now: each new value counts as a change.
+        self._written = [p._version != v for p, v in zip(parameters, versions, strict=True)]
+        self.transfer = PinnedTransfer()
 
     def has_gradient(self, parameter: int) -> bool:
         return self._parameters[parameter].grad is not None
 
     def was_written(self, parameter: int) -> bool:
-        return self._parameters[parameter]._version != self._versions[parameter]
-
-    def begin(self, chunk: int) -> None:
-        """All pieces are accessible."""
+        return self._written[parameter]
 
     def gradient(self, piece: ParameterPiece) -> torch.Tensor:
-        gradient = self._parameters[piece.parameter].grad
-        assert gradient is not None
-        return gradient.detach().contiguous().view(-1)[piece.begin : piece.end]
+        return self.transfer.to_host(gradient_of(self._parameters[piece.parameter], piece))
 
     def value(self, piece: ParameterPiece) -> torch.Tensor:
-        return flat_view(self._parameters[piece.parameter])[piece.begin : piece.end]
+        return self.transfer.to_host(value_of(self._parameters[piece.parameter], piece))
+
+    def put(self, piece: ParameterPiece, values: torch.Tensor) -> None:
+        self.transfer.to_device(values, value_of(self._parameters[piece.parameter], piece))
 
     def end(self, chunk: int) -> None:
         """Nothing to do: values are the trainer's own."""
+
+
+def value_of(parameter: torch.Tensor, piece: ParameterPiece) -> torch.Tensor:
+    """Return the elements of `piece`, a view."""
+    return flat_view(parameter)[piece.begin : piece.end]
+
+
+def gradient_of(parameter: torch.Tensor, piece: ParameterPiece) -> torch.Tensor:
+    """Return the gradient of `piece`: a view, or a copy where the gradient is not contiguous."""
+    gradient = parameter.grad
+    assert gradient is not None
+    return gradient.detach().contiguous().view(-1)[piece.begin : piece.end]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from iobench.errors import transfer_errors
 from iobench.offload.files import StateFile
+from iobench.offload.rings import open_any_ring
 from iobench.writers.direct.engine import CompletionLatch
 from iobench.writers.direct.in_flight import InFlight, OnComplete
-from iobench.writers.direct.uring_queue import open_ring
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
 
@@ -14,11 +14,10 @@ __all__ = ["Mover"]
 
 
 class Mover:
-    """Writes to one file, or reads from one, by an io_uring of its own. Used by one thread.
+    """Writes to one file, or reads from one, by a ring of its own. Used by one thread.
 
     Each transfer is cut into pieces of `block_size` bytes, and at most `iodepth` are in flight. The
     kernel moves the memory itself: nothing is copied. `close` waits for all pieces in flight.
-    Raises UnavailableError when there is no io_uring.
     """
 
     def __init__(self, file: StateFile, *, writes: bool, iodepth: int, block_size: int) -> None:
@@ -26,7 +25,7 @@ class Mover:
         self._doing = "writing" if writes else "reading"
         self._meter = Meter()
         self._in_flight = InFlight(
-            open_ring(iodepth),
+            open_any_ring(iodepth),
             file.fd,
             writes=writes,
             alignment=file.alignment.offset,

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
@@ -86,34 +86,65 @@ class ProcessEngine:
         """See Engine: only methods find a failure."""
         return self._failure is not None
 
-    def step(self, model: TrainerModel, groups: Groups) -> None:
+    @property
+    def ended(self) -> bool:
         """See Engine."""
+        child = self._child  # None while the child is started again: all was durable before
+        return self._failure is not None or child is None or child.poll() is not None
+
+    def early(self, model: TrainerModel, groups: Groups, order: Sequence[int]) -> None:
+        """See Engine."""
+        self._pass({"do": "early", "groups": groups, "order": list(order)}, model)
+
+    def step(
+        self,
+        model: TrainerModel,
+        groups: Groups,
+        *,
+        early: Collection[int] = (),
+        then: Sequence[int] | None = None,
+    ) -> None:
+        """See Engine."""
+        due = [n for n in range(len(self.layout.parameters)) if model.has_gradient(n)]
+        order = None if then is None else list(then)
+        step = {"do": "step", "groups": groups, "due": due, "early": list(early), "then": order}
+        self._pass(step, model)
+        self._fresh, self._base = False, None
+
+    def _pass(self, message: Message, model: TrainerModel) -> None:
+        """Let the child update chunks, in its order, as long as `model` is ready for them."""
         link = self._running()
-        indices = range(len(self.layout.parameters))
-        due = {index for index in indices if model.has_gradient(index)}
-        written = {index for index in indices if model.was_written(index)}
-        chunks = self.layout.chunks
         try:
-            step = {"do": "step", "groups": groups, "due": sorted(due), "written": sorted(written)}
-            _send(link, step)
+            _send(link, message)
+            chunks = self._message(link)["chunks"]
+            sent = taken = 0
             with torch.no_grad():
-                for chunk in range(chunks + WINDOWS):
-                    if chunk >= WINDOWS:
-                        self._take_values(link, chunk - WINDOWS, model, due)
-                    if chunk < chunks:
-                        self._put_chunk(chunk, model, due, written)
-                        _send(link, {"chunk": chunk})
+                for chunk in chunks:
+                    if not model.ready(chunk):
+                        _send(link, {"end": True})
+                        break
+                    if sent - taken == WINDOWS:
+                        self._take_values(link, chunks[taken], taken % WINDOWS, model)
+                        taken += 1
+                    _send(link, self._put_chunk(chunk, sent % WINDOWS, model))
+                    sent += 1
+                for number in range(taken, sent):
+                    self._take_values(link, chunks[number], number % WINDOWS, model)
             self._progress = self._answer(link)
         except BaseException as error:
             self._fail(error)
             raise
-        self._fresh, self._base = False, None
 
-    def pin(self, step: int, extra: bytes | None, groups: Groups) -> None:
+    def pin(self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False) -> None:
         """See Engine."""
-        message = {"do": "pin", "step": step, "extra": extra is not None, "groups": groups}
+        given = extra is not None
+        message = {"do": "pin", "step": step, "extra": given, "groups": groups, "held": held}
         self._ask(message, extra or b"")
         self._base = None
+
+    def unpin(self, extras: Sequence[str]) -> None:
+        """See Engine."""
+        self._ask({"do": "unpin", "extras": list(extras)})
 
     def wait(self) -> None:
         """See Engine."""
@@ -158,24 +189,28 @@ class ProcessEngine:
 
     # Chunks.
 
-    def _put_chunk(self, chunk: int, model: TrainerModel, due: set[int], written: set[int]) -> None:
-        """Put the gradients into the window, and the values that the child does not compute."""
-        for piece in self.layout.pieces(chunk):
-            if piece.parameter in due:
-                self._windows.gradient(chunk, piece).copy_(model.gradient(piece))
-            if self._fresh or piece.parameter in written or piece.parameter not in due:
-                self._windows.value(chunk, piece).copy_(model.value(piece))
+    def _put_chunk(self, chunk: int, window: int, model: TrainerModel) -> Message:
+        """Put the gradients into the window, and the values that the child does not compute.
 
-    def _take_values(
-        self, link: EngineLink, chunk: int, model: TrainerModel, due: set[int]
-    ) -> None:
-        if chunk >= self.layout.chunks:
-            return
+        Returns what the child must know of the chunk.
+        """
+        pieces = self.layout.pieces(chunk)
+        due = [one.parameter for one in pieces if model.has_gradient(one.parameter)]
+        written = [one.parameter for one in pieces if model.was_written(one.parameter)]
+        for piece in pieces:
+            if piece.parameter in due:
+                self._windows.gradient(window, piece).copy_(model.gradient(piece))
+            if self._fresh or piece.parameter in written or piece.parameter not in due:
+                self._windows.value(window, piece).copy_(model.value(piece))
+        return {"chunk": chunk, "window": window, "due": due, "written": written}
+
+    def _take_values(self, link: EngineLink, chunk: int, window: int, model: TrainerModel) -> None:
         message = self._message(link)
         assert message == {"done": chunk}
         for piece in self.layout.pieces(chunk):
-            if piece.parameter in due:
-                model.value(piece).copy_(self._windows.value(chunk, piece))
+            if model.has_gradient(piece.parameter):
+                model.put(piece, self._windows.value(window, piece))
+        model.end(chunk)
 
     # The child.
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
+from iobench.errors import UsageError
 from iobench.offload.layout import BLOCK, StateLayout
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["NOWHERE", "ROW", "GenerationRecord", "Pin", "area_bytes", "empty_rows"]
+__all__ = ["NOWHERE", "ROW", "GenerationRecord", "Pin", "area_bytes", "empty_rows", "with_pin"]
 
 ROW = np.dtype(
     [("slot", "<i4"), ("_", "<i4"), ("written", "<u8"), ("state", "<u8"), ("parameters", "<u8")]
@@ -43,6 +44,8 @@ class Pin(NamedTuple):
     step: int
     extra: str | None
     """XXH3 of the file with the values that the trainer added; None without any."""
+    held: bool = False
+    """Whether it stays until it is released: a Checkpointer's manifest names it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,3 +141,19 @@ def area_bytes(layout: StateLayout) -> int:
     text = _JSON_BYTES + groups * _JSON_BYTES_PER_GROUP + layout.pins * _JSON_BYTES_PER_PIN
     tables = layout.chunks * ROW.itemsize + len(layout.parameters) * _COUNT.itemsize
     return -(-(_HEAD.size + text + tables) // BLOCK) * BLOCK
+
+
+def with_pin(pins: Sequence[Pin], new: Pin, most: int) -> tuple[Pin, ...]:
+    """Return at most `most` pins with `new` as the last. Held ones stay; of the others those of the
+    same step or generation and then the oldest give way. Raises UsageError when all are held."""
+    found = [
+        pin
+        for pin in pins
+        if pin.held or new.held or (pin.step != new.step and pin.generation != new.generation)
+    ]
+    while len(found) >= most:
+        oldest = next((pin for pin in found if not pin.held), None)
+        if oldest is None:
+            raise UsageError(f"all {most} pins belong to checkpoints of a Checkpointer")
+        found.remove(oldest)
+    return (*found, new)

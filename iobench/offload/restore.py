@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from iobench.errors import DataMismatchError, UsageError
+from iobench.errors import DataMismatchError, StateError, UsageError
+from iobench.offload.agreement import kept_records
 from iobench.offload.buffers import parameter_view
+from iobench.offload.groups import kind_of, put_values, specs_of
 from iobench.offload.layout import StateLayout
 from iobench.offload.model import flat_view
 from iobench.offload.reading import read_parameters, read_state
@@ -18,10 +22,29 @@ from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.store import GenerationStore
 from iobench.writers.image import Bytes
 
-__all__ = ["Restored", "Wanted", "candidates", "fill_parameters", "restore"]
+__all__ = [
+    *("AtUpdates", "HeldPin", "Restored", "Wanted"),
+    *("candidates", "fill_parameters", "open_state", "restore", "saved_extra"),
+]
 
-Wanted = int | Literal["latest", "pinned"]
-"""The step of a pin, the newest generation, or the newest pin."""
+
+@dataclass(frozen=True)
+class HeldPin:
+    """A pin by the XXH3 of its `extra`."""
+
+    extra: str
+
+
+@dataclass(frozen=True)
+class AtUpdates:
+    """The state after this many updates, and the step of its pin if it has one in all ranks."""
+
+    updates: int
+    step: int | None
+
+
+Wanted = int | HeldPin | AtUpdates | Literal["latest", "pinned"]
+"""The step of a pin, one pin, the newest generation, or the newest pin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +76,20 @@ def candidates(store: GenerationStore, wanted: Wanted) -> Iterator[_Candidate]:
     """
     pins = {pin.generation: pin for pin in store.pins}
     records = store.records()
+    if isinstance(wanted, HeldPin):
+        for pin in store.pins:
+            if pin.extra == wanted.extra:
+                yield _Candidate(store.record_of(pin), pin, True)
+        return
+    if isinstance(wanted, AtUpdates):
+        for record in kept_records(records):
+            if record.updates == wanted.updates:
+                own = [pin for pin in store.pins if pin.generation == record.generation]
+                named = next((pin for pin in own if pin.step == wanted.step), None)
+                yield _Candidate(record, named, bool(own) or record is records[0])
+        return
     if isinstance(wanted, int):
-        found = [pin for pin in store.pins if pin.step == wanted]
+        found = [pin for pin in reversed(store.pins) if pin.step == wanted]
         if not found:
             raise UsageError(f"{store.directory}: step {wanted} is not pinned; {_offer(store)}")
         yield _Candidate(store.record_of(found[0]), found[0], True)
@@ -80,6 +115,38 @@ def _offer(store: GenerationStore) -> str:
     latest = f"the newest has {newest.updates} updates" if newest else "there is no generation"
     pins = ", ".join(str(pin.step) for pin in store.pins) or "none"
     return f"pinned: {pins}; {latest}"
+
+
+def open_state(
+    directory: Path,
+    groups: Sequence[dict[str, Any]],
+    kind: str,
+    wanted: Wanted,
+    *,
+    verify: bool,
+    iodepth: int,
+    block_size: int,
+) -> tuple[GenerationStore, Restored]:
+    """Open the state of an optimizer of this `kind`; fill its parameters and groups.
+
+    Raises what `restore` raises, StateMismatchError for another model, UsageError for another kind.
+    """
+    specs = specs_of(groups)
+    store = GenerationStore.open(directory)
+    try:
+        store.layout.check_same(specs, str(directory))
+        found = store.newest and kind_of(store.newest.groups[0])
+        if found and found != kind:
+            raise UsageError(f"{store.directory} has the state of {found}: use its resume")
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        record, restored = restore(
+            store, parameters, wanted, verify=verify, iodepth=iodepth, block_size=block_size
+        )
+        put_values(groups, record.groups)
+    except BaseException:
+        store.close()
+        raise
+    return store, restored
 
 
 def restore(
@@ -112,11 +179,14 @@ def restore(
                 continue
             passed.append(f"generation {record.generation} is damaged: {error}")
             store.mark_damaged(record)
-            if isinstance(wanted, int):
+            if not isinstance(wanted, str):
                 break
             warnings.warn(f"{passed[-1]}; an older one is tried", RuntimeWarning, stacklevel=4)
             continue
-        store.continue_from(record)
+        if isinstance(wanted, AtUpdates) and record is not store.newest:
+            store.adopt(record)  # the ranks must not find what one of them alone has
+        else:
+            store.continue_from(record)
         return record, Restored(
             generation=record.generation,
             updates=record.updates,
@@ -124,16 +194,30 @@ def restore(
             extra=_loaded(extra),
             passed_over=tuple(passed),
         )
+    if isinstance(wanted, HeldPin) and not passed:
+        raise DataMismatchError(f"{store.directory}: that generation is not pinned any more")
     if not passed:
         raise UsageError(f"{store.directory}: nothing to restore; {_offer(store)}")
     raise DataMismatchError(f"{store.directory}: {'; '.join(passed)}. {_offer(store)}")
 
 
+def saved_extra(extra: Any) -> bytes:
+    """Return the bytes of what was given to `pin`. Raises StateError if `resume` cannot load it."""
+    file = io.BytesIO()
+    torch.save(extra, file)
+    file.seek(0)
+    try:
+        torch.load(file, weights_only=True)
+    except Exception as error:
+        raise StateError(
+            f"extra cannot be loaded again with weights_only: {str(error).splitlines()[0]}"
+        ) from error
+    return file.getvalue()
+
+
 def _loaded(extra: bytes | None) -> Any:
     if extra is None:
         return None
-    import io
-
     return torch.load(io.BytesIO(extra), weights_only=True)
 
 

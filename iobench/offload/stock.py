@@ -1,4 +1,4 @@
-"""The state as torch.optim.AdamW has it: read from a generation, or put into the next one."""
+"""The state as the stock optimizers have it: read from a generation, or put into the next one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from iobench.errors import StateError, UsageError
-from iobench.offload.adam import TENSORS
 from iobench.offload.buffers import ChunkBuffer
+from iobench.offload.groups import kind_of
+from iobench.offload.kernels import ADAM
 from iobench.offload.layout import StateLayout
 from iobench.offload.model import flat_view, place
 from iobench.offload.reading import read_state
@@ -24,30 +25,39 @@ __all__ = ["Replacement", "packed_groups", "state_by_index", "stock_state"]
 def stock_state(
     store: GenerationStore, record: GenerationRecord, *, iodepth: int, block_size: int
 ) -> dict[int, dict[str, torch.Tensor]]:
-    """Return the `state` of torch.optim.AdamW by the index of each parameter; verified.
+    """Return the `state` of the stock optimizer by the index of each parameter; verified.
 
-    Each has `step`, `exp_avg` and `exp_avg_sq`, and a 16-bit parameter also `master`: its fp32
-    weights. Parameters that were never updated have none, as in torch. Takes 8 to 12 bytes of
-    memory for each element. Raises DataMismatchError, TransferError.
+    With Adam each has `step`, `exp_avg` and `exp_avg_sq`, with SGD `momentum_buffer` if its group
+    has a momentum; a 16-bit parameter also has `master`: its fp32 weights. Parameters that were
+    never updated have none, as in torch. Takes as much memory. Raises DataMismatchError,
+    TransferError.
     """
     layout = store.layout
     state: dict[int, dict[str, torch.Tensor]] = {}
     for index, spec in enumerate(layout.parameters):
         if record.counts[index]:
-            kinds = TENSORS[1:] if spec.dtype == "float32" else (*TENSORS[1:], TENSORS[0])
+            kinds = list(layout.tensors[1:]) if _has_state(record.groups[spec.group]) else []
+            kinds += [] if spec.dtype == "float32" else [layout.tensors[0]]
             made = {kind: torch.empty(spec.shape, dtype=torch.float32) for kind in kinds}
-            state[index] = {"step": torch.tensor(float(record.counts[index])), **made}
+            if layout.tensors == ADAM:
+                made = {"step": torch.tensor(float(record.counts[index])), **made}
+            if made:
+                state[index] = made
 
     def deliver(chunk: int, data: Bytes) -> None:
         parts = torch.from_numpy(data).view(torch.float32).split(layout.elements(chunk))
         for piece in layout.pieces(chunk):
             made = state.get(piece.parameter, {})
-            for name, part in zip(TENSORS, parts, strict=True):
+            for name, part in zip(layout.tensors, parts, strict=True):
                 if name in made:
                     flat_view(made[name])[piece.begin : piece.end].copy_(place(piece, part))
 
     read_state(store, record, deliver, iodepth=iodepth, block_size=block_size)
     return state
+
+
+def _has_state(group: Mapping[str, Any]) -> bool:
+    return kind_of(group) != "SGD" or bool(group["momentum"])
 
 
 def packed_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -81,34 +91,38 @@ class Replacement:
             raise StateError(f"the state has parameters {unknown}; there are {len(parameters)}")
         for index, values in state.items():
             name = layout.parameters[index].name
-            for kind in TENSORS:
-                if kind in values and values[kind].shape != parameters[index].shape:
+            for kind in layout.tensors:
+                if values.get(kind) is not None and values[kind].shape != parameters[index].shape:
                     raise StateError(
                         f"{kind} of parameter {name} has the shape {list(values[kind].shape)}; "
                         f"the parameter has {list(parameters[index].shape)}"
                     )
             if "max_exp_avg_sq" in values:
                 raise StateError(f"parameter {name} has max_exp_avg_sq: amsgrad is not supported")
-            if ("step" in values) != ("exp_avg" in values and "exp_avg_sq" in values):
+            adam = ["step", *ADAM[1:]]
+            if layout.tensors == ADAM and len({kind in values for kind in adam}) > 1:
                 raise StateError(f"parameter {name} lacks step, exp_avg or exp_avg_sq")
 
     @property
     def counts(self) -> Any:
         """The updates of each parameter."""
-        found = [
-            int(self._state.get(n, {}).get("step", torch.tensor(0.0)))
-            for n in range(len(self._parameters))
-        ]
+        found = [self._count(self._state.get(n, {})) for n in range(len(self._parameters))]
         return np.array(found, dtype=np.uint64)
+
+    def _count(self, values: Mapping[str, torch.Tensor]) -> int:
+        if self._layout.tensors == ADAM:
+            return int(values.get("step", torch.tensor(0.0)))
+        # SGD counts nothing: it only matters whether there is a momentum.
+        return int(values.get("momentum_buffer") is not None)
 
     def __call__(self, buffer: ChunkBuffer) -> bool:
         with torch.no_grad():
             for piece in self._layout.pieces(buffer.chunk):
                 values = self._state.get(piece.parameter, {})
                 model = flat_view(self._parameters[piece.parameter])[piece.begin : piece.end]
-                for kind, tensor in zip(TENSORS, buffer.tensors(), strict=True):
+                for kind, tensor in zip(self._layout.tensors, buffer.tensors(), strict=True):
                     own = place(piece, tensor)
-                    if kind in values:
+                    if values.get(kind) is not None:
                         own.copy_(values[kind].detach().reshape(-1)[piece.begin : piece.end])
                     elif kind == "master":
                         own.copy_(model)
@@ -125,8 +139,11 @@ def state_by_index(
 ) -> dict[int, Mapping[str, torch.Tensor]]:
     """Return the state of a stock state_dict by the index of each of our parameters.
 
-    Raises UsageError when the groups have other sizes.
+    Raises UsageError when the groups have other sizes, or are those of another optimizer.
     """
+    kinds = [kind_of(one["param_groups"][0]) for one in ({"param_groups": groups}, state_dict)]
+    if kinds[0] != kinds[1] and "SGD" in kinds:
+        raise UsageError(f"the state is that of {kinds[1]}; the optimizer is {kinds[0]}")
     sizes = [len(group["params"]) for group in groups]
     given = [len(group["params"]) for group in state_dict["param_groups"]]
     if sizes != given:

@@ -10,7 +10,8 @@ import torch
 from iobench.errors import DataMismatchError, StateMismatchError, UsageError
 from iobench.formats import safetensors, torch_file
 from iobench.formats.tensors import torch_dtype
-from iobench.offload.adamw import Adam, AdamW
+from iobench.offload.algorithms import SGD, Adam, AdamW
+from iobench.offload.groups import kind_of
 from iobench.offload.reading import read_parameters
 from iobench.offload.record import GenerationRecord
 from iobench.offload.restore import Wanted, candidates, fill_parameters
@@ -27,8 +28,8 @@ _SUFFIXES = (".safetensors", ".pt", ".pth")
 def export(directory: Path, wanted: Wanted, output: Path) -> int:
     """Write one generation to `output` and return its updates; durable and verified.
 
-    `*.safetensors` gets the parameters in their own dtypes, `*.pt` the state_dict of
-    torch.optim.AdamW. Needs the lock: no trainer may be at work. Takes memory for the whole file.
+    `*.safetensors` gets the parameters in their own dtypes, `*.pt` the state_dict of the stock
+    optimizer. Needs the lock: no trainer may be at work. Takes memory for the whole file.
     Raises UsageError for another suffix or an unknown step, TargetError, DataMismatchError and
     TransferError.
     """
@@ -68,16 +69,16 @@ def _state_dict(store: GenerationStore, record: GenerationRecord) -> dict[str, A
     for number, values in enumerate(record.groups):
         own = [index for index, spec in enumerate(specs) if spec.group == number]
         names = [specs[index].name for index in own]
-        packed = {**values, "betas": tuple(values["betas"]), "params": own, "param_names": names}
-        groups.append(packed)
+        betas = {"betas": tuple(values["betas"])} if "betas" in values else {}
+        groups.append({**values, **betas, "params": own, "param_names": names})
     return {"state": stock_state(store, record, **_SPEED), "param_groups": groups}
 
 
 def import_stock(
     optimizer_file: Path, model_file: Path, directory: Path, *, pins: int, memory: str
 ) -> int:
-    """Make the state of `directory` from a state_dict of torch.optim.Adam or AdamW and a
-    safetensors file of the parameters; pin it as the step that it has, and return that.
+    """Make the state of `directory` from a state_dict of torch.optim.AdamW, Adam or SGD and a
+    safetensors file of the parameters; pin it as the step that it has, and return that: 0 for SGD.
 
     The optimizer must have been made of named parameters: their order is in no other place.
     Raises UsageError, StateMismatchError, StateError, TargetError and TransferError.
@@ -97,12 +98,15 @@ def import_stock(
     names = [name for group in groups for name in group["param_names"]]
     if missing := [name for name in names if name not in tensors]:
         raise StateMismatchError(str(model_file), missing=missing)
-    kind = AdamW if groups[0].get("decoupled_weight_decay", True) else Adam
+    kind = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}[kind_of(groups[0])]
     given = [
-        {"params": [(name, torch.nn.Parameter(tensors[name])) for name in group["param_names"]]}
+        {
+            **{key: group[key] for key in ("momentum",) if key in group},  # decides what is stored
+            "params": [(name, torch.nn.Parameter(tensors[name])) for name in group["param_names"]],
+        }
         for group in groups
     ]
-    step = max((int(one["step"]) for one in values.values()), default=0)
+    step = max((int(one.get("step", 0)) for one in values.values()), default=0)
     with kind(given, directory, pins=max(pins, 1), memory=memory) as optimizer:
         optimizer.load_state_dict(state)
         optimizer.pin(step)

@@ -17,7 +17,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,14 +36,14 @@ from iobench.offload.files import (
     read_layout,
 )
 from iobench.offload.layout import BLOCK, StateLayout
-from iobench.offload.record import NOWHERE, GenerationRecord, Pin, area_bytes, empty_rows
+from iobench.offload.record import NOWHERE, GenerationRecord, Pin, area_bytes, empty_rows, with_pin
 from iobench.writers.image import Bytes
 from iobench.writers.local.new_file import sync_directory, write_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["GenerationStore", "read_records", "slot_header"]
+__all__ = ["GenerationStore", "check_slot_of", "digest_of", "read_records", "slot_header"]
 
 _SLOT = struct.Struct("<8sIIQQQ")
 """Magic, version, chunk, generation, updates, XXH3 of what follows the header."""
@@ -179,13 +179,7 @@ class GenerationStore:
 
     def check_slot(self, header: bytes, row: np.void, chunk: int) -> None:
         """Raise DataMismatchError unless `header` is that of the chunk in `row`."""
-        found = _SLOT.unpack_from(header)
-        wanted = (_SLOT_MAGIC, _SLOT_VERSION, chunk, int(row["written"]))
-        if found[:4] != wanted or found[5] != int(row["state"]):
-            raise DataMismatchError(
-                f"{self.state.path}: the slot of chunk {chunk} is not what generation "
-                f"{int(row['written'])} wrote there"
-            )
+        check_slot_of(self.state.path, header, row, chunk)
 
     def check_headers(self, record: GenerationRecord) -> None:
         """Raise DataMismatchError unless every chunk of `record` has its slot's header."""
@@ -239,11 +233,19 @@ class GenerationStore:
         self.last_generation = max(self.last_generation, generation)
         return record
 
-    def pin(self, step: int, extra: bytes | None, groups: Sequence[Mapping[str, Any]]) -> Pin:
+    def pin(
+        self,
+        step: int,
+        extra: bytes | None,
+        groups: Sequence[Mapping[str, Any]],
+        *,
+        held: bool = False,
+    ) -> Pin:
         """Keep the newest generation as the checkpoint `step`; durable on return.
 
         `groups` replace its values of the groups: a scheduler has changed them since its commit.
-        The oldest pin, and one with the same step, give way once this one is durable.
+        The oldest pin, and one with the same step, give way once this one is durable; held ones
+        stay until `unpin`.
         """
         newest = self.base
         if newest is None or not self.layout.pins:
@@ -253,13 +255,29 @@ class GenerationStore:
             digest = xxhash.xxh3_64_hexdigest(extra)
             with transfer_errors("writing", self._extra(digest)):
                 write_bytes(self._extra(digest), extra)
-        pin = Pin(newest.generation, step, digest)
-        others = [one for one in self.pins if one.step != step and one.generation != pin.generation]
-        pins = (*others, pin)[-self.layout.pins :]
+        pin = Pin(newest.generation, step, digest, held)
+        pins = with_pin(self.pins, pin, self.layout.pins)
         self._write(replace(newest, sequence=self._sequence + 1, pins=pins, groups=groups))
         self.pins = pins
         self._remove_extras()
         return pin
+
+    def adopt(self, record: GenerationRecord) -> None:
+        """Let the next generation follow `record` and abandon newer ones; durable on return."""
+        self._write(replace(record, sequence=self._sequence + 1, pins=self.pins))
+
+    def unpin(self, extras: Collection[str]) -> None:
+        """Give up the held pins whose `extra` is one of `extras`; durable on return."""
+        newest = self.newest
+        left = tuple(pin for pin in self.pins if not (pin.held and pin.extra in extras))
+        if newest is None or len(left) == len(self.pins):
+            return
+        base = self._base
+        self._write(replace(newest, sequence=self._sequence + 1, pins=left))
+        if base is not None:
+            self.continue_from(base)
+        self.pins = left
+        self._remove_extras()
 
     def _write(self, record: GenerationRecord) -> None:
         data = record.encode(self._area_bytes)
@@ -337,6 +355,17 @@ class GenerationStore:
         """Return the rows from which the next generation begins."""
         base = self.base
         return empty_rows(self.layout) if base is None else base.rows.copy()
+
+
+def check_slot_of(path: Path, header: bytes, row: np.void, chunk: int) -> None:
+    """Raise DataMismatchError unless `header` is that of the chunk in `row`."""
+    found = _SLOT.unpack_from(header)
+    wanted = (_SLOT_MAGIC, _SLOT_VERSION, chunk, int(row["written"]))
+    if found[:4] != wanted or found[5] != int(row["state"]):
+        raise DataMismatchError(
+            f"{path}: the slot of chunk {chunk} is not what generation "
+            f"{int(row['written'])} wrote there"
+        )
 
 
 def digest_of(data: Bytes) -> int:

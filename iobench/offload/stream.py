@@ -4,10 +4,14 @@
                 ^                                              |
                 +-------------------- free buffers ------------+
 
-Chunks reach the caller in their order. Each of the two threads has its rings, because a ring
-belongs to one thread. The writing thread works in order, so the commit of a generation comes before
-the first write of the next one: two slots for each chunk are enough, however far the caller is
-ahead.
+Chunks reach the caller in the order of the pass. Each of the two threads has its rings, because a
+ring belongs to one thread. The writing thread works in order, so the commit of a generation comes
+before the first write of the next one: two slots for each chunk are enough, however far the caller
+is ahead.
+
+A pass may begin early, before it is known whether its step takes place. A chunk that was updated
+early can be updated again from the same bytes: its early version is in a slot that no generation
+uses.
 """
 
 from __future__ import annotations
@@ -15,12 +19,15 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from iobench.errors import TransferError
 from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.loading import ChunkLoader, DamagedChunkError
+from iobench.offload.model import AtOnce, ChunkPace
 from iobench.offload.mover import Mover
 from iobench.offload.store import GenerationStore
 from iobench.offload.writing import ChunkWriter, Commit
@@ -39,6 +46,9 @@ Update = Callable[[ChunkBuffer], bool]
 
 _Work = Callable[[ChunkWriter], None]
 
+_Read = tuple[int, "np.void | None"]
+"""A chunk, and where to read it; None: from its newest place."""
+
 
 class ChunkStream:
     """Passes over all chunks of the newest generation; writes the next one.
@@ -55,16 +65,18 @@ class ChunkStream:
         self._rows = store.first_rows()
         self._free: queue.SimpleQueue[ChunkBuffer | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[ChunkBuffer] = queue.SimpleQueue()
-        self._to_read: queue.SimpleQueue[Iterable[int] | None] = queue.SimpleQueue()
+        self._to_read: queue.SimpleQueue[Sequence[_Read] | None] = queue.SimpleQueue()
         self._to_write: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         for _ in range(buffers):
             self._free.put(ChunkBuffer(store.layout))
         self._changed = threading.Condition()
         self._stopping = False
         self._uncommitted = False
-        """Whether a pass has begun that no commit has ended."""
-        self._ahead = False
-        """Whether the next pass is being read already, as far as there are free buffers."""
+        """Whether a pass has ended that no commit has followed."""
+        self._left: deque[int] | None = None
+        """Chunks that are read for the pass and not updated yet; None: no pass has begun."""
+        self._early: dict[int, np.void] = {}
+        """Where the chunks were read from that have been updated early."""
         self._damage: DamagedChunkError | None = None
         self._unwritten: set[int] = set()
         """Chunks that are updated in memory and not yet in their new slot."""
@@ -80,51 +92,123 @@ class ChunkStream:
         for thread in self._threads:
             thread.start()
 
-    # Called by the trainer's thread.
+    # Called by the trainer's thread, or for it by one other thread at a time.
 
-    def run(self, update: Update, *, generation: int, updates: int) -> None:
+    def run_early(
+        self,
+        update: Update,
+        pace: ChunkPace,
+        order: Sequence[int],
+        *,
+        generation: int,
+        updates: int,
+    ) -> None:
+        """Call `update` for chunks of the next pass until `pace` stops it, and write the results.
+
+        If no pass is being read yet, `order` is its order. `run` goes on after that.
+        """
+        with self._guarded_pass():
+            self._begin(order)
+            for chunk, row in self._updated(update, pace, generation=generation, updates=updates):
+                self._early[chunk] = row
+
+    def run(
+        self,
+        update: Update,
+        *,
+        generation: int,
+        updates: int,
+        pace: ChunkPace | None = None,
+        early: Collection[int] = (),
+        then: Sequence[int] | None = None,
+    ) -> None:
         """Call `update` once for each chunk, and write the chunks that it changed.
 
-        They belong to `generation`, which `commit` makes durable. Returns when the last chunk is
-        updated; its write may go on.
+        They belong to `generation`, which `commit` makes durable. Chunks that were updated early
+        are done if they are in `early`; the others are read and updated again. Returns when the
+        last chunk is updated; its write may go on. The next pass is read in the order `then`.
         """
+        try:
+            with self._guarded_pass():
+                if self._uncommitted:  # Ctrl-C between a pass and its commit
+                    raise RuntimeError("a step was interrupted")
+                self._uncommitted = True
+                every = range(self._store.layout.chunks)
+                self._begin(every)
+                self._read_again([chunk for chunk in self._early if chunk not in early])
+                pace = pace or AtOnce()
+                for _ in self._updated(update, pace, generation=generation, updates=updates):
+                    pass
+                assert not self._left
+                self._left = None
+                self._early.clear()
+                self._begin(then or every)  # backward overlaps the next read
+        except BaseException:
+            self.reported = True
+            raise
+
+    @contextmanager
+    def _guarded_pass(self) -> Iterator[None]:
         self.raise_failure()
         try:
-            if self._uncommitted:  # Ctrl-C between a pass and its commit
-                raise RuntimeError("a step was interrupted")
-            self._uncommitted = True
-            if not self._ahead:
-                self._to_read.put(range(self._store.layout.chunks))
-            self._ahead = False
-            for _ in range(self._store.layout.chunks):
-                buffer = self._next_loaded()
-                if not update(buffer):
-                    self._free.put(buffer)
-                    continue
+            yield
+        except BaseException as error:
+            self._fail(error)
+            self.close()  # marks what is damaged
+            raise
+
+    def _begin(self, order: Sequence[int]) -> None:
+        """Read the chunks of a pass in this order, unless one has begun."""
+        if self._left is None:
+            self._left = deque(order)
+            self._to_read.put([(chunk, None) for chunk in order])
+
+    def _read_again(self, chunks: Sequence[int]) -> None:
+        assert self._left is not None
+        self._left.extend(chunks)
+        self._to_read.put([(chunk, self._early.pop(chunk)) for chunk in chunks])
+
+    def _updated(
+        self, update: Update, pace: ChunkPace, *, generation: int, updates: int
+    ) -> Iterator[tuple[int, np.void]]:
+        """Update chunks in their order; yield each, and where it was read from."""
+        assert self._left is not None
+        pace.plan(list(self._left))
+        while self._left and pace.ready(self._left[0]):
+            buffer = self._next_loaded()
+            chunk, row = buffer.chunk, buffer.row
+            assert chunk == self._left.popleft()
+            if update(buffer):
                 with self._changed:
-                    self._unwritten.add(buffer.chunk)
+                    self._unwritten.add(chunk)
                 self._to_write.put(
                     functools.partial(
                         ChunkWriter.write, buffer=buffer, generation=generation, updates=updates
                     )
                 )
-            # Backward overlaps the next read.
-            self._to_read.put(range(self._store.layout.chunks))
-            self._ahead = True
-        except BaseException as error:
-            self._fail(error)
-            self.reported = True
-            self.close()  # marks what is damaged
-            raise
+            else:
+                self._free.put(buffer)
+            yield chunk, row
 
     def commit(self, commit: Commit) -> None:
         """Make the generation durable once its chunks are written. Waits for nothing."""
         self._submit(lambda writer: writer.commit(self._rows, commit))
         self._uncommitted = False
 
-    def pin(self, step: int, extra: bytes | None, groups: Sequence[Mapping[str, Any]]) -> None:
+    def pin(
+        self,
+        step: int,
+        extra: bytes | None,
+        groups: Sequence[Mapping[str, Any]],
+        *,
+        held: bool = False,
+    ) -> None:
         """Pin the last committed generation. Waits for nothing."""
-        self._submit(lambda _: self._store.pin(step, extra, groups))
+        self._submit(lambda _: self._store.pin(step, extra, groups, held=held))
+
+    def unpin(self, extras: Collection[str]) -> None:
+        """Release held pins, after all that was submitted. Waits for nothing."""
+        self._submit(lambda _: self._store.unpin(extras))
 
     def _submit(self, work: Callable[[ChunkWriter], object]) -> None:
         def finish(writer: ChunkWriter) -> None:
@@ -228,13 +312,13 @@ class ChunkStream:
         open_mover = functools.partial(self._open_mover, writes=False)
         with ChunkLoader(self._store, open_mover, self._loaded.put) as loader:
             while (chunks := self._to_read.get()) is not None:
-                for chunk in chunks:
-                    if not self._read(chunk, loader):
+                for chunk, row in chunks:
+                    if not self._read(chunk, row, loader):
                         return
                 while len(loader) and not self._stopping:
                     loader.wait_one()
 
-    def _read(self, chunk: int, loader: ChunkLoader) -> bool:
+    def _read(self, chunk: int, row: np.void | None, loader: ChunkLoader) -> bool:
         """Begin to read `chunk` once a buffer is free; return False when the stream stops."""
         while (buffer := self._take_free(block=not len(loader))) is None:
             if self._stopping:
@@ -243,7 +327,10 @@ class ChunkStream:
         with self._changed:
             while chunk in self._unwritten and not self._stopping:
                 self._changed.wait(_LOOK_AGAIN_S)
-            row = self._rows[chunk].copy()
+            if row is None:
+                row = self._rows[chunk].copy()
+            else:  # an update that counts may leave the chunk as it was
+                self._rows[chunk] = row
         if not self._stopping:
             loader.start(buffer, chunk, row)
         return not self._stopping

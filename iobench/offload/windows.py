@@ -31,7 +31,7 @@ def _gradient_bytes(layout: StateLayout) -> int:
 
 
 class SharedWindows:
-    """The memory file `fd`, mapped: window n belongs to the chunks n, n + WINDOWS and so on."""
+    """The memory file `fd`, mapped: WINDOWS windows, each for one chunk at a time."""
 
     def __init__(self, fd: int, layout: StateLayout) -> None:
         self._layout = layout
@@ -54,16 +54,16 @@ class SharedWindows:
             os.close(fd)
             raise
 
-    def gradient(self, chunk: int, piece: ParameterPiece) -> torch.Tensor:
+    def gradient(self, window: int, piece: ParameterPiece) -> torch.Tensor:
         """The fp32 gradient of `piece`."""
         size = self._layout.chunk_elements * _FP32
-        return place(piece, torch.from_numpy(self._window(chunk)[:size]).view(torch.float32))
+        return place(piece, torch.from_numpy(self._window(window)[:size]).view(torch.float32))
 
-    def value(self, chunk: int, piece: ParameterPiece) -> torch.Tensor:
+    def value(self, window: int, piece: ParameterPiece) -> torch.Tensor:
         """The value of `piece`, in its own dtype."""
-        values = self._window(chunk)[_gradient_bytes(self._layout) :]
+        values = self._window(window)[_gradient_bytes(self._layout) :]
         return parameter_view(self._layout, piece, values)
 
-    def _window(self, chunk: int) -> Bytes:
-        start = chunk % WINDOWS * self._size
+    def _window(self, window: int) -> Bytes:
+        start = window * self._size
         return self._memory[start : start + self._size]

@@ -277,7 +277,7 @@ class TrainBlock:
     order: int
     writer: str
     options: Mapping[str, Any]
-    mode: Literal["none", "sync", "async", "lazy"]
+    mode: Literal["none", "sync", "async", "lazy", "memory", "spill"]
     slots: int | None
     bytes: int
     wall_s: float

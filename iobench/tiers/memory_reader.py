@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from iobench import linux
 from iobench.errors import DataMismatchError
 from iobench.units import MIB
+from iobench.writers.blocks.pages import make_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import FileImage
 from iobench.writers.source import ImageSource, Source
@@ -41,6 +43,9 @@ class MemoryReader:
 
         def work(blocks: Blocks, _: Meter) -> None:
             for start, stop in blocks:
+                for view in image.views(start, stop):
+                    if view.ctypes.data % linux.PAGE == 0:  # by one call: half the time of faults
+                        make_pages(view)
                 position = start
                 for view in source.views(start, stop):
                     position += image.scatter(position, position + len(view), view)

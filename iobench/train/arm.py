@@ -15,11 +15,15 @@ from iobench.writers.base import Writer
 if TYPE_CHECKING:
     from iobench.tiers.file import TiersFile
 
-__all__ = ["NONE", "Arm", "Mode", "arm_of", "choose_arms", "with_tiers"]
+__all__ = ["NONE", "SLOWER_MEMORY", "Arm", "Mode", "arm_of", "choose_arms", "with_tiers"]
 
-Mode = Literal["none", "sync", "async", "lazy"]
+Mode = Literal["none", "sync", "async", "lazy", "memory", "spill"]
 
-_MODES = ("none", "sync", "async", "lazy")
+SLOWER_MEMORY = 2
+"""Size of the slower memory of mode `spill`, in sizes of its DRAM."""
+
+_BACKGROUND = ("async", "lazy", "memory", "spill")
+_MODES = ("none", "sync", *_BACKGROUND)
 _STOCK = f"{PREFIX}{TorchSave.name}"
 
 
@@ -27,7 +31,8 @@ _STOCK = f"{PREFIX}{TorchSave.name}"
 class Arm:
     """How checkpoints are taken. `by` is None for mode `none`, which takes no checkpoints.
 
-    `slots` is the number of snapshots in host memory, None for a mode or a peer without slots.
+    `slots` is the number of snapshots in host memory, None for a mode or a peer without slots. In
+    mode `memory` every snapshot is written; `spill` has slower memory for twice as many more.
     `tiers` are those of its Checkpointer.
     """
 
@@ -57,14 +62,20 @@ class Arm:
     @property
     def background(self) -> bool:
         """Whether checkpoints become durable while training goes on."""
-        return self.mode in ("async", "lazy")
+        return self.mode in _BACKGROUND
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every checkpoint is written and stays on storage."""
+        return self.mode in ("memory", "spill")
 
     def copies(self, size_bytes: int) -> int:
         """The most copies of a checkpoint of `size_bytes` that it holds in host memory."""
         if self.tiers is not None and self.tiers.memories:
             return -(-self.tiers.memory_bytes // max(1, size_bytes))
         background = isinstance(self.by, TorchSave) and self.mode == "async"
-        return self.slots or int(background)
+        more = (self.slots or 0) * SLOWER_MEMORY if self.mode == "spill" else 0
+        return (self.slots or int(background)) + more
 
 
 NONE = Arm(mode="none")
@@ -73,9 +84,9 @@ NONE = Arm(mode="none")
 def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
     """Return the arms of `hybrid,peer:torch-save` in `none,sync,async=2`, and those left out.
 
-    `none` is first. `async` and `lazy` have 2 slots where no number is given. `peer:torch-save` is
+    `none` is first. Background modes have 2 slots where no number is given. `peer:torch-save` is
     the only peer. In the background it copies the state to new memory, and a thread calls
-    torch.save. It has no `lazy` mode. Raises UsageError and its subclasses.
+    torch.save. Of the background modes it has only `async`. Raises UsageError and its subclasses.
     """
     wanted = [_mode(text.strip()) for text in modes.split(",")]
     if all(mode == "none" for mode, _ in wanted):
@@ -86,8 +97,8 @@ def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
             if mode == "none":
                 continue
             if isinstance(by, TorchSave):
-                if mode == "lazy":
-                    left_out.append(f"{_STOCK} has no lazy mode")
+                if mode not in ("sync", "async"):
+                    left_out.append(f"{_STOCK} has no {mode} mode")
                     continue
                 slots = None
             arm = Arm(mode=mode, by=by, slots=slots)
@@ -97,10 +108,13 @@ def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
 
 
 def with_tiers(arms: Sequence[Arm], tiers: TiersFile) -> list[Arm]:
-    """Return the arms, those of our writers with `tiers`. Memory tiers decide about slots."""
+    """Return the arms, those of our writers with `tiers`, except modes with a memory of their own.
+
+    Memory tiers decide about slots.
+    """
     return [
         replace(arm, tiers=tiers, slots=None if tiers.memories else arm.slots)
-        if isinstance(arm.by, Writer)
+        if isinstance(arm.by, Writer) and not arm.keeps_all
         else arm
         for arm in arms
     ]
@@ -123,9 +137,9 @@ def _savers(writers: str) -> Iterator[Writer | TorchSave]:
 
 def _mode(text: str) -> tuple[Mode, int | None]:
     name, equals, number = text.partition("=")
-    background = name in ("async", "lazy")
+    background = name in _BACKGROUND
     if name not in _MODES or (equals and not (background and number.isdecimal() and int(number))):
         raise UsageError(
-            f"--mode {text!r}: none, sync, async or lazy; async=1 and lazy=1 say how many slots"
+            f"--mode {text!r}: {', '.join(_MODES[:-1])} or {_MODES[-1]}; async=1: one slot"
         )
     return cast(Mode, name), (int(number) if equals else 2) if background else None

@@ -13,16 +13,22 @@ from iobench import linux
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.retention import KeepLast
 from iobench.checkpoint.save import Save
+from iobench.checkpoint.serialized import Serialized
+from iobench.dist.checkpointer import Checkpointer
 from iobench.errors import transfer_errors
 from iobench.peers.torch_save import TorchSave
 from iobench.results import TrainSave
-from iobench.train.arm import Arm
+from iobench.tiers.memory import Memory
+from iobench.train.arm import SLOWER_MEMORY, Arm
 from iobench.writers.base import Writer
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.local.new_file import sync_directory
 
 __all__ = ["OurSaver", "Saver", "saver_for"]
+
+_SLOWER = "/dev/shm"
+"""The slower memory: tmpfs, which every machine has. It is as fast as DRAM."""
 
 
 class Saver(ABC):
@@ -71,6 +77,8 @@ def saver_for(arm: Arm, directory: Path) -> Saver:
         from iobench.train.tiered_saver import TieredSaver
 
         return TieredSaver(arm, arm.tiers, arm.by, directory)
+    if arm.keeps_all:
+        return _MemorySaver(arm, arm.by, directory)
     return OurSaver(arm, arm.by, directory)
 
 
@@ -96,34 +104,36 @@ class _NoSaver(Saver):
 
 
 class OurSaver(Saver):
-    """Saves with a LocalCheckpointer, or with `checkpointer`."""
+    """Saves with a Checkpointer, which opens with the first save."""
 
-    def __init__(
-        self,
-        arm: Arm,
-        writer: Writer,
-        directory: Path,
-        checkpointer: LocalCheckpointer | None = None,
-    ) -> None:
+    def __init__(self, arm: Arm, writer: Writer, directory: Path) -> None:
+        self._arm, self._writer, self._directory = arm, writer, directory
         self._sync = arm.mode == "sync"
-        self._checkpointer = checkpointer or LocalCheckpointer(
-            directory,
-            writer=writer,
-            slots=arm.slots or 1,
-            keep=KeepLast(1),
-            lazy=arm.mode == "lazy",
-        )
+        self._opened: LocalCheckpointer | None = None
         self._saves: list[Save] = []  # all saves: a Checkpointer reports the last ones only
 
+    def _open(self, state: Any) -> LocalCheckpointer:  # noqa: ARG002 -- for a subclass
+        return LocalCheckpointer(
+            self._directory,
+            writer=self._writer,
+            slots=self._arm.slots or 1,
+            keep=KeepLast(1),
+            lazy=self._arm.mode == "lazy",
+        )
+
     def save(self, state: Any, step: int) -> None:
-        take = self._checkpointer.save if self._sync else self._checkpointer.save_async
+        if self._opened is None:
+            self._opened = self._open(state)
+        take = self._opened.save if self._sync else self._opened.save_async
         self._saves.append(take(state, step))
 
     def before_update(self) -> None:
-        self._checkpointer.before_optimizer_step()
+        if self._opened is not None:
+            self._opened.before_optimizer_step()
 
     def wait(self) -> None:
-        self._checkpointer.wait()
+        if self._opened is not None:
+            self._opened.wait()
 
     @property
     def persisting(self) -> bool:
@@ -133,10 +143,12 @@ class OurSaver(Saver):
         return tuple(self._reported(one) for one in self._saves)
 
     def load(self) -> Any:
-        return self._checkpointer.load()
+        assert self._opened is not None, "no checkpoint was taken"
+        return self._opened.load()
 
     def close(self) -> None:
-        self._checkpointer.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def _reported(self, save: Save) -> TrainSave:
         return TrainSave(
@@ -145,6 +157,23 @@ class OurSaver(Saver):
             stall_s=save.stall_s,
             persist_s=None if self._sync else save.persist_s,
         )
+
+
+class _MemorySaver(OurSaver):
+    """Saves through memory tiers: DRAM for `slots` snapshots; tmpfs for more in mode `spill`.
+
+    Every checkpoint is written and stays. The first save makes all of the memory.
+    """
+
+    def _open(self, state: Any) -> LocalCheckpointer:
+        assert self._arm.slots is not None
+        size = Serialized.of(state).size_bytes
+        dram = self._arm.slots * -(-size // linux.PAGE) * linux.PAGE
+        spills = self._arm.mode == "spill"
+        slower = [Memory(SLOWER_MEMORY * dram, path=_SLOWER)] if spills else []
+        opened = Checkpointer(self._directory, writer=self._writer, tiers=[Memory(dram), *slower])
+        opened.prepare(state, wait=True)
+        return opened
 
 
 class _StockSaver(Saver):

@@ -72,7 +72,8 @@ class Session:
     """A training to measure. `size_bytes` is the size of a checkpoint: `workload`'s shard, scaled.
 
     A block has `steps` steps. Where `pace` is measured, it has whole intervals with at least
-    `steps` steps. `simulated_s` is the shortest time of a step; 0 for a step that is not simulated.
+    `steps` steps and `intervals` intervals. `simulated_s` is the shortest time of a step; 0 for a
+    step that is not simulated.
     """
 
     workload: Workload
@@ -83,6 +84,7 @@ class Session:
     target: DirectoryTarget
     steps: int
     pace: Pace
+    intervals: int
     repeat: int
     model_params: int
     simulated_s: float
@@ -189,8 +191,19 @@ class Session:
                 shutil.rmtree(directory)
                 every = self.pace.steps_for(found)
         return _Rhythm(
-            steps=whole_intervals(self.steps, every), every=every, arm=arm.label, probe=found
+            steps=whole_intervals(max(self.steps, self.intervals * every), every),
+            every=every,
+            arm=arm.label,
+            probe=found,
         )
+
+    @property
+    def on_storage(self) -> int:
+        """The most checkpoints that are on storage at a time."""
+        if not any(arm.keeps_all for arm in self.arms):
+            return _ON_STORAGE
+        taken = self.intervals or self.steps // (self.pace.steps or 1)
+        return _ON_STORAGE + taken
 
     def _header(self, rhythm: _Rhythm) -> Run:
         machine, storage = self.target.describe()
@@ -238,6 +251,7 @@ def make_session(
     size: str,
     steps: int,
     every: str,
+    intervals: int = 0,
     repeat: int,
     model_params: int,
     simulate_step: bool,
@@ -248,7 +262,8 @@ def make_session(
     """Return a checked session: writers work in the target, memory and space suffice.
 
     With `scale_step` the simulated step is scaled by the same factor as the checkpoint. So saves
-    take the same share of time as at full size. Raises UsageError and its subclasses, and
+    take the same share of time as at full size. `intervals` is the least number of intervals of a
+    block where `every` is measured. Raises UsageError and its subclasses, and
     UnavailableError.
     """
     pace = Pace.parse(every)
@@ -272,6 +287,7 @@ def make_session(
         target=place,
         steps=steps,
         pace=pace,
+        intervals=intervals,
         repeat=repeat,
         model_params=model_params,
         simulated_s=step_s * size_bytes / full_bytes if scale_step else step_s,
@@ -313,7 +329,7 @@ def _check_room(session: Session) -> None:
             f"--size {format_size(size_bytes)} needs {format_size(needed)} of memory and "
             f"{format_size(available)} are available; choose a smaller --size or fewer slots"
         )
-    stored, free = _ON_STORAGE * size_bytes, session.target.free_bytes()
+    stored, free = session.on_storage * size_bytes, session.target.free_bytes()
     if free is not None and stored > free and any(arm.by for arm in session.arms):
         raise TargetError(
             f"--target {session.target.location}: {format_size(free)} are free and "

@@ -25,18 +25,23 @@ class TieredSaver(OurSaver):
     """Saves with a Checkpointer that has tiers. The remote tier is emptied at the end."""
 
     def __init__(self, arm: Arm, tiers: TiersFile, writer: Writer, directory: Path) -> None:
-        self._directory, self._remote = directory.absolute(), tiers.remote is not None
-        slots: dict[str, Any] = {} if tiers.memories else {"slots": arm.slots or 1}
+        super().__init__(arm, writer, directory.absolute())
+        self._tiers, self._remote = tiers, tiers.remote is not None
+        self._stack = ExitStack()
+
+    def _open(self, state: Any) -> Checkpointer:
+        slots: dict[str, Any] = {} if self._tiers.memories else {"slots": self._arm.slots or 1}
         with ExitStack() as stack:
             name = f"iobench-train-{secrets.token_hex(4)}"
-            options = {**slots, **stack.enter_context(tiers.options(name))}
-            self._tiered = stack.enter_context(
-                Checkpointer(
-                    directory, writer=writer, keep=KeepLast(1), lazy=arm.mode == "lazy", **options
-                )
+            options = {**slots, **stack.enter_context(self._tiers.options(name))}
+            lazy = self._arm.mode == "lazy"
+            tiered = Checkpointer(
+                self._directory, writer=self._writer, keep=KeepLast(1), lazy=lazy, **options
             )
-            super().__init__(arm, writer, directory, self._tiered)
-            self._opened = stack.pop_all()
+            stack.callback(tiered.close)
+            tiered.prepare(state, wait=True)
+            self._stack = stack.pop_all()
+        return tiered
 
     def saves(self) -> tuple[TrainSave, ...]:
         """Return the result of each save, when all copies are durable."""
@@ -54,8 +59,8 @@ class TieredSaver(OurSaver):
 
     def _times(self) -> list[dict[str, tuple[float, float]]]:
         """Return for each save its begin, and the seconds until each tier had it."""
-        if self._remote:
-            self._tiered.wait(until="remote")
+        if self._remote and isinstance(self._opened, Checkpointer):
+            self._opened.wait(until="remote")
         found: list[dict[str, tuple[float, float]]] = []
         for save in self._saves:
             own: dict[str, tuple[float, float]] = {}
@@ -70,7 +75,7 @@ class TieredSaver(OurSaver):
         return found
 
     def close(self) -> None:
-        self._opened.close()
+        self._stack.close()
 
 
 def most_lost(saves: Iterable[tuple[float, float]]) -> float | None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import os
 import shutil
-import struct
 import subprocess
 import warnings
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.filesystems import shut_down
 
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content, expect_raises
@@ -83,14 +82,14 @@ def test_dead_device(
 
     if how == "write":
         real = os.fsync
-        monkeypatch.setattr(os, "fsync", lambda fd: (_shut_down(root), real(fd)))
+        monkeypatch.setattr(os, "fsync", lambda fd: (shut_down(root), real(fd)))
         error = expect_raises(
             TransferError, writer.write, FileImage.of("model", [_DATA]), root, durable=True
         )
     else:
         stream = writer.open(root / "model")
         stream.write(_DATA)
-        _shut_down(root)
+        shut_down(root)
         if how == "abort":
             with pytest.warns(ResourceWarning, match="left behind"):
                 stream.abort()
@@ -117,7 +116,7 @@ def test_dead_device_under_many(
     def set_size(file: NewFile, size_bytes: int) -> None:
         real(file, size_bytes)
         if next(made) == at:
-            _shut_down(root)
+            shut_down(root)
 
     monkeypatch.setattr(NewFile, "set_size", set_size)
     images = [FileImage.of(f"{number}", [_DATA[:5000]]) for number in range(128)]
@@ -126,12 +125,3 @@ def test_dead_device_under_many(
         error = expect_raises(TransferError, writer.write_many, images, root)
     assert error.errno in (errno.EIO, errno.EROFS)
     assert error.filename in {str(root / image.path) for image in images}
-
-
-def _shut_down(root: Path) -> None:
-    """End the file system at once, as when its device disappears (EXT4_IOC_SHUTDOWN, ext4.h)."""
-    fd = os.open(root, os.O_RDONLY)
-    try:
-        fcntl.ioctl(fd, 0x8004587D, struct.pack("I", 2))
-    finally:
-        os.close(fd)

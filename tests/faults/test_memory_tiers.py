@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.memory_group import memory_group
 
 from iobench import Checkpointer, Memory
-from iobench.units import MIB
+from iobench.units import GIB, MIB
 
 pytestmark = pytest.mark.root
 
@@ -70,12 +71,12 @@ from iobench.writers.buffered import BufferedWriter
 
 class Stuck(BufferedWriter):
     def write_many(self, *given, **options):
-        print("waits", flush=True)
         threading.Event().wait()
 
 ckpt = Checkpointer(sys.argv[1], writer=Stuck(), tiers=[Memory("40MiB", path=sys.argv[2])])
 for step in range(4):
     ckpt.save_async({"w": torch.full((2_000_000,), float(step))}, step)
+print("saved", flush=True)
 threading.Event().wait()
 """
 
@@ -83,24 +84,8 @@ threading.Event().wait()
 @pytest.fixture
 def group() -> Iterator[tuple[Path, str]]:
     """A control group of either version, and the name of its limit of memory."""
-    for parent, limit in (
-        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-        (Path("/sys/fs/cgroup"), "memory.max"),
-    ):
-        made = parent / f"iobench-memory-{os.getpid()}"
-        try:
-            made.mkdir()
-        except OSError:
-            continue
-        try:
-            (made / limit).write_text(str(2**30))
-            yield made, limit
-            return
-        except OSError:  # this version has no memory controller here
-            continue
-        finally:
-            made.rmdir()
-    pytest.skip("no control group with a memory limit can be made here")
+    with memory_group(GIB) as made:
+        yield made.path, made.limit_file
 
 
 def test_a_limit_of_memory_that_is_lowered_and_raised(
@@ -131,8 +116,8 @@ def test_killed(new_filesystem: Callable[..., Path], tmp_path: Path) -> None:
     )
     try:
         assert saver.stdout is not None
-        assert saver.stdout.readline() == b"waits\n"
-        assert _used_bytes(memory) >= 8 * MIB
+        assert saver.stdout.readline() == b"saved\n"
+        assert _used_bytes(memory) >= 4 * 8_000_000
         assert list(memory.iterdir()) == []
     finally:
         saver.send_signal(signal.SIGKILL)

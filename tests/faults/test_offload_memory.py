@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.memory_group import memory_group
 
 from iobench.units import MIB
 
@@ -43,25 +43,8 @@ print("trained", float(parameter[7]))
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group with a limit of memory, of either version."""
-    for parent, limit in (
-        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-        (Path("/sys/fs/cgroup"), "memory.max"),
-    ):
-        made = parent / f"iobench-test-{os.getpid()}"
-        try:
-            made.mkdir()
-        except OSError:
-            continue
-        try:
-            (made / limit).write_text(str(_LIMIT))
-            yield made
-            return
-        except OSError:  # this version has no memory controller here
-            continue
-        finally:
-            made.rmdir()
-    pytest.skip("no control group with a memory limit can be made here")
+    with memory_group(_LIMIT) as made:
+        yield made.path
 
 
 def _train(group: Path, kind: str, directory: Path) -> subprocess.CompletedProcess[str]:

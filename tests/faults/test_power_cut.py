@@ -7,13 +7,14 @@ pages that only the kernel's memory has are lost, like in a power cut.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.filesystems import after_power_cut
 from support.offload_training import (
     OPTIONS,
     VALUES,
@@ -64,27 +65,6 @@ def disk(new_filesystem: Callable[..., Path]) -> Disk:
     return made
 
 
-@contextmanager
-def _after_power_cut(root: Path, tmp_path: Path) -> Iterator[Path]:
-    """Mount the current content of the device of `root`."""
-    image = Path(_run("losetup", "-nO", "BACK-FILE", _run("findmnt", "-no", "SOURCE", root)))
-    copy, found = image.with_suffix(".cut"), tmp_path / "after"
-    _run("cp", "--sparse=always", image, copy)
-    found.mkdir()
-    device = _run("losetup", "--find", "--show", copy)
-    try:
-        options = ["-o", "nouuid"] if _run("findmnt", "-no", "FSTYPE", root) == "xfs" else []
-        _run("mount", *options, device, found)
-        try:
-            yield found
-        finally:
-            _run("umount", found)
-    finally:
-        _run("losetup", "--detach", device)
-        copy.unlink()
-        found.rmdir()
-
-
 def _write(writer: Writer, root: Path, data: list[bytes]) -> None:
     writer.write(FileImage.of("a/file", [data[0]]), root)
 
@@ -111,7 +91,7 @@ def test_writers(make: Callable[..., Writer], disk: Disk, tmp_path: Path) -> Non
         home = root / way.__name__
         for data in (_DATA, _DATA[::-1]):
             way(writer, home, data)
-            with _after_power_cut(root, tmp_path) as after:
+            with after_power_cut(root, tmp_path) as after:
                 assert _files(after) == _files(root)
                 assert sorted(_files(after / home.name).values()) == sorted(
                     one.tobytes() for one in (data if way is _write_many else data[:1])
@@ -123,7 +103,7 @@ def test_the_cut_loses_what_is_not_durable(disk: Disk, tmp_path: Path) -> None:
     root = disk("ext4")
     iobench.load_writer("buffered").write(FileImage.of("file", _DATA), root, durable=False)
     assert _files(root)
-    with _after_power_cut(root, tmp_path) as after:
+    with after_power_cut(root, tmp_path) as after:
         assert not any(_files(after).values())
 
 
@@ -134,7 +114,7 @@ def test_checkpointer(kind: str, disk: Disk, tmp_path: Path) -> None:
     runs = root / "runs" / "a"
 
     def expect(value: int, step: int, steps: list[int]) -> None:
-        with _after_power_cut(root, tmp_path) as after:
+        with after_power_cut(root, tmp_path) as after:
             found = after / "runs" / "a"
             assert iobench.load_checkpoint(found, step)["w"][-1] == value
             assert iobench.load_checkpoint(found)["step"] == step
@@ -157,7 +137,7 @@ def test_checkpointer(kind: str, disk: Disk, tmp_path: Path) -> None:
         ckpt.save(state(3, 31), 3)  # replaces step 3
         expect(31, 3, [2, 3])
         ckpt.remove(3)
-        with _after_power_cut(root, tmp_path) as after:
+        with after_power_cut(root, tmp_path) as after:
             assert not (after / "runs" / "a" / "step-3").exists()
 
 
@@ -183,12 +163,12 @@ def test_files_and_frameworks(disk: Disk, tmp_path: Path) -> None:
         lambda: write_text(root / "writer.toml", "writer"),
     ):
         way()
-        with _after_power_cut(root, tmp_path) as after:
+        with after_power_cut(root, tmp_path) as after:
             assert _files(after) == _files(root)
     written = {"model.pt", "shards/model.safetensors", "dcp/.metadata", "last/notes", "writer.toml"}
     assert written <= {*_files(root)}
     remove_file(str(root / "dcp" / ".metadata"), buffered)  # DCP and Lightning remove by it
-    with _after_power_cut(root, tmp_path) as after:
+    with after_power_cut(root, tmp_path) as after:
         assert not (after / "dcp" / ".metadata").exists()
 
 
@@ -200,7 +180,7 @@ def test_offload(kind: str, disk: Disk, tmp_path: Path) -> None:
 
     def check(step: int | str, updates: int) -> None:
         with (
-            _after_power_cut(root, tmp_path) as after,
+            after_power_cut(root, tmp_path) as after,
             AdamW.resume(make_parameters(1), after / "a" / "state", step=step, verify=True) as one,
         ):
             assert not one.restored.passed_over

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.slurm import open_slurm, slurm_is_installed
 
 _PLACES = """
 import json
@@ -51,4 +52,26 @@ def test_mpirun(tmp_path: Path) -> None:
     (first, job), (second, other) = json.loads(done.stdout)
     assert first == ["mpi", 0, 2, 0, 2, 0]
     assert second == ["mpi", 1, 2, 1, 2, 0]
+    assert job == other
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not slurm_is_installed(), reason="Slurm's daemons or srun are not installed")
+def test_srun(tmp_path: Path) -> None:
+    """Two tasks of one node, below a controller and a node of Slurm that this test starts."""
+    repository = Path(__file__).parents[2]
+    with open_slurm(tmp_path) as environment:
+        done = subprocess.run(
+            ["srun", "-n", "2", sys.executable, "-c", _PLACES],
+            cwd=tmp_path,
+            env={**environment, "PYTHONPATH": str(repository)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    (first, job), (second, other) = json.loads(done.stdout)
+    assert first == ["slurm", 0, 2, 0, 2, 0]
+    assert second == ["slurm", 1, 2, 1, 2, 0]
     assert job == other

@@ -12,6 +12,7 @@ from support.nodes import Nodes, open_nodes
 from support.rank_commands import RankCommand, job_number, placed
 from support.sample_checks import check_samples
 
+from iobench.bench.fio import JOBS
 from iobench.report.summary import summarise
 from iobench.results import ResultFile, read
 
@@ -26,10 +27,16 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 
 def _run(
-    nodes: Nodes, arguments: tuple[str | Path, ...], tmp_path: Path, **environ: str
+    nodes: Nodes,
+    arguments: tuple[str | Path, ...],
+    tmp_path: Path,
+    *,
+    fio: bool = False,
+    **environ: str,
 ) -> tuple[ResultFile, str, str]:
     """Run the command in all ranks; return the record, and what rank 0 prints."""
-    common = ("run", "--repeat", "1", "--size", "full", "--no-ceiling", "--pool", "48MiB")
+    common = ["run", "--repeat", "1", "--size", "full", "--pool", "48MiB"]
+    common += [] if fio else ["--no-ceiling"]
     environments = [own | environ for own in placed(_RANKS, job_number(), nodes[_RANKS[0]].address)]
     with RankCommand.started(
         (*common, *arguments, "-o", tmp_path / "run.jsonl"),
@@ -44,11 +51,13 @@ def _run(
 
 
 def test_a_slow_node_is_named(nodes: Nodes, tiny_path: Path, target: Path, tmp_path: Path) -> None:
-    """All ranks are in the record; the straggler, the interface and the clocks are told."""
+    """All ranks are in the record; the straggler, the interface and the clocks are told. fio has
+    run on both nodes at once."""
     record, out, err = _run(
         nodes,
         ("-w", tiny_path, "--target", target, "--writer", "late"),
         tmp_path,
+        fio=True,
         PYTHONPATH=meddling(tmp_path),
         GLOO_SOCKET_IFNAME="eth0",
     )
@@ -66,6 +75,10 @@ def test_a_slow_node_is_named(nodes: Nodes, tiny_path: Path, target: Path, tmp_p
     save, _ = record.samples
     assert len(save.jobs_done_s) == len(save.jobs_bytes) == 3
     assert save.jobs_done_s[2] == max(save.jobs_done_s)
+    assert {one.operation for one in record.ceiling} == {"save", "restore"}
+    sizes = {job.name: job.size_for(record.run.workload.bytes) for job in JOBS}
+    for one in record.ceiling:
+        assert (one.error, one.bytes) == (None, 2 * sizes[one.job["name"]])
     assert "stragglers of late save: host node1: rank 2 in 1 of 1, up to " in out
 
 

@@ -66,6 +66,14 @@ def test_hybrid_io_is_measured_and_judged_again(iobench_inside: Command, target:
             ],
             "x",
         ),
+        (
+            "sk-hynix-memory",
+            [
+                "hybrid spill=2 compared with hybrid memory=2",
+                "hybrid spill=2 compared with hybrid sync",
+            ],
+            "x",
+        ),
     ],
 )
 def test_claims_about_training(
@@ -97,5 +105,22 @@ def test_claims_that_are_not_known_are_refused(iobench: Command) -> None:
     done = iobench("reproduce", "gemini")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "iobench: unknown claim 'gemini'. Known: async, checkfreq, hybrid-io, pccheck.\n"
+        "iobench: unknown claim 'gemini'. "
+        "Known: async, checkfreq, hybrid-io, pccheck, sk-hynix-memory.\n"
     )
+
+
+def test_offloaded_state(iobench_inside: Command, target: Path) -> None:
+    """Both byte claims hold on a real file system; two pairs decide nothing about seconds."""
+    options = ("--target", target, "--size", "4MiB", "--repeat", "2")
+    done = iobench_inside("reproduce", "sk-hynix-offload", *options, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == "iobench.findings.offload/1"
+    answers = [one["answer"] for one in document["findings"]]
+    assert answers[2:] == ["undecided"] * 2
+    assert {one["name"] for one in document["optimizers"]} == {"offload", "resident"}
+    assert os.listdir(target) == []
+    refused = iobench_inside("reproduce", "sk-hynix-offload", "--results", "x.jsonl")
+    assert refused.returncode == 2
+    assert "sk-hynix-offload has no records" in refused.stderr

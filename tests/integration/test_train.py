@@ -101,8 +101,8 @@ def test_pace(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--mode", "often"), "none, sync, async or lazy"),
-        (("--mode", "sync=2"), "none, sync, async or lazy"),
+        (("--mode", "often"), "none, sync, async, lazy, memory or spill"),
+        (("--mode", "sync=2"), "none, sync, async, lazy, memory or spill"),
         (("--writer", "peer:dcp"), "only peer:torch-save"),
         (("--steps", "3", "--every", "4"), "fewer than --every 4"),
         (("--steps", "1", "--every", "1"), "a step before and after it"),
@@ -154,3 +154,55 @@ def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
         "iobench: interrupted; temporary files are removed",
     ]
     assert "interrupted" in page.read_text()
+
+
+OFFLOADED = (
+    *("--size", "4MiB", "--steps", "2", "--repeat", "2", "--model-params", "100000"),
+    *("--memory", "1MiB"),
+)
+
+
+def test_train_with_several_optimizers(iobench: Command, target: Path) -> None:
+    """The same bits by each; a pin writes a record, the others the state or more of it."""
+    names = ("--optimizer", "offload,resident,mmap")
+    done = iobench(
+        *("train", *names, "--target", target, *OFFLOADED, "--format", "json"), **ONE_THREAD
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["schema"] == "iobench.train.optimizer/1"
+    state = found["state_bytes"]
+    by_name = {one["name"]: one for one in found["optimizers"]}
+    assert list(by_name) == ["offload", "resident", "mmap"]
+    for one in by_name.values():
+        assert one["losses_equal"]
+        assert len(one["step_s"]) == 2
+        assert len(one["update_s"]) == 4
+        assert all(restore["equal"] for restore in one["restores"])
+    written = {c["method"]: c["written_bytes"] for o in by_name.values() for c in o["checkpoints"]}
+    assert set(written) == {"pin", "checkpointer", "torch-save", "copy"}
+    assert written.pop("pin") < 0.03 * state  # a record, whose size does not depend on the state
+    assert all(size > 0.8 * state for size in written.values())
+    read = {r["method"]: r["read_bytes"] for o in by_name.values() for r in o["restores"]}
+    assert read["pin"] < 0.2 * state < 0.8 * state < read["checkpointer"]
+    assert sum(by_name["offload"]["written_bytes_per_step"]) / 2 == pytest.approx(state, rel=0.05)
+    assert not any(target.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--optimizer", "offload,ssd"), "offload, resident, mmap, each at most once"),
+        (("--optimizer", "mmap,mmap"), "each at most once"),
+        (("--optimizer", "offload", "--mode", "sync"), "--mode: no effect with --optimizer"),
+        (("--optimizer", "offload", "--size", "1MiB"), "less than the state of --model-params"),
+        (("--memory", "1GiB"), "only --optimizer has an offload engine"),
+    ],
+)
+def test_train_with_several_optimizers_refuses(
+    iobench_inside: Command, target: Path, options: tuple[str, ...], message: str
+) -> None:
+    """One line, and the exit code 2."""
+    done = iobench_inside("train", "--target", target, *options)
+    assert done.returncode == 2
+    assert message in done.stderr

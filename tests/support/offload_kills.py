@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -36,56 +37,67 @@ CALLS = {
     f"{_OFFLOAD}.files.StateFile.sync": 21,
     f"{_OFFLOAD}.files.StateFile.write": 9,
     f"{_OFFLOAD}.writing.ChunkWriter.write": 42,
-    f"{_OFFLOAD}.adam.AdamUpdate.__call__": 42,
+    f"{_OFFLOAD}.update.ChunkUpdate.__call__": 42,
 }
 """Functions that make one system call, or work on one chunk, and how often a run calls them."""
 
 _TRAINERS = """
 import io, os, sys
 import torch
-import iobench.offload.adamw
+import iobench.offload.algorithms
 from pathlib import Path
 from support.kill_points import arm
-from support.offload_training import stock_snapshots, train_and_report
+from {module} import {trainer}
+from support.offload_training import stock_snapshots
 
 torch.set_num_threads(1)
 stock_snapshots(1)  # torch imports more with the first step, which takes a second
-torch.save({}, io.BytesIO())
+torch.save({{}}, io.BytesIO())
 for line in sys.stdin:
     directory, steps, *points = line.split()
     child = os.fork()  # before torch has threads
     if not child:
         import faulthandler
         faulthandler.dump_traceback_later(60, exit=True)  # a child that hangs prints its stacks
+        options = {{name: True for name in ("overlap",) if name in points}}
         for point in points:
-            arm(point)
-        train_and_report(Path(directory), int(steps))
+            if point not in options:
+                arm(point)
+        {trainer}(Path(directory), int(steps), **options)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    os.write(1, f"ended {os.waitstatus_to_exitcode(status)}\\n".encode())
+    os.write(1, f"ended {{os.waitstatus_to_exitcode(status)}}\\n".encode())
 """
 
 
 class OffloadKills:
     """Runs trainings of STEPS steps in children of one process that has imported torch."""
 
+    module, trainer = "support.offload_training", "train_and_report"
+    """The function that is called in the children, with a directory and the steps."""
+    calls = CALLS
+
     def __init__(self, trainers: Preloaded) -> None:
         self._trainers = trainers
         before = torch.get_num_threads()
         torch.set_num_threads(1)
-        self._expected: list[Snapshot] = stock_snapshots(STEPS)
+        self.expected: list[Snapshot] = stock_snapshots(STEPS)
         torch.set_num_threads(before)
         self.kills = self.finished = 0
 
     @classmethod
     @contextmanager
-    def open(cls) -> Iterator[OffloadKills]:
+    def open(cls) -> Iterator[Self]:
         """Start the process, and end it."""
-        with Preloaded(["-c", _TRAINERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        script = _TRAINERS.format(module=cls.module, trainer=cls.trainer)
+        with Preloaded(["-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
             yield cls(one)
 
     def run(self, directory: Path, *points: str) -> tuple[int, dict[str, int]]:
-        """Train, or go on; return the exit code and what the trainer reported as durable."""
+        """Train, or go on; return the exit code and what the trainer reported as durable.
+
+        "overlap" in `points`: chunks are updated during backward.
+        """
         trainers = self._trainers
         assert trainers.stdin is not None
         assert trainers.stdout is not None
@@ -114,14 +126,14 @@ class OffloadKills:
             assert not optimizer.restored.passed_over
             updates = optimizer.updates
             assert updates >= reported.get("durable", 0)
-            assert_equal(snapshot(optimizer), self._expected[updates - 1])
+            assert_equal(snapshot(optimizer), self.expected[updates - 1])
             pinned = optimizer.pinned()
         assert [0, *pinned][-1] >= reported.get("pinned", 0)
         for step in pinned:
             with AdamW.resume(make_parameters(9), directory, step=step, verify=True) as one:
                 assert one.restored is not None
                 assert one.restored.extra == {"step": step}
-                assert_equal(snapshot(one), self._expected[step - 1])
+                assert_equal(snapshot(one), self.expected[step - 1])
         return updates
 
     def kill_at_random(self, directory: Path, moments: random.Random) -> str:
@@ -129,16 +141,17 @@ class OffloadKills:
 
         A training that has ended is removed. Returns the point.
         """
-        name = moments.choice(sorted(CALLS))
-        when, call = moments.choice(["before", "after"]), moments.randint(1, CALLS[name])
+        name = moments.choice(sorted(self.calls))
+        when, call = moments.choice(["before", "after"]), moments.randint(1, self.calls[name])
         point = f"{name}:{when}:{call}"
+        options = ["overlap"] if moments.random() < 0.5 else []
         try:
-            code, reported = self.run(directory, point)
+            code, reported = self.run(directory, point, *options)
             assert code in (0, -signal.SIGKILL)
             updates = self.check(directory, reported)
             assert code or updates == STEPS
         except BaseException as error:
-            error.add_note(f"kill {self.kills} at {point}")
+            error.add_note(f"kill {self.kills} at {point} {options}")
             raise
         if code:
             self.kills += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ __all__ = [
     "Snapshot",
     "Stock",
     "assert_equal",
+    "backward",
     "give_gradients",
     "gradient",
+    "has_generation",
     "make_parameters",
     "reports",
+    "say",
     "snapshot",
     "stock_snapshots",
     "train_and_report",
@@ -58,6 +62,17 @@ def gradient(parameter: torch.Tensor, step: int, index: int) -> torch.Tensor:
 def give_gradients(parameters: Sequence[torch.Tensor], step: int) -> None:
     for index, parameter in enumerate(parameters):
         parameter.grad = gradient(parameter, step, index)
+
+
+def backward(
+    parameters: Sequence[torch.Tensor], step: int, used: Sequence[torch.Tensor] | None = None
+) -> None:
+    """Let autograd make the gradients of `give_gradients`, or of the `used` parameters only."""
+    loss = torch.zeros(())
+    for index, parameter in enumerate(parameters):
+        if used is None or any(parameter is one for one in used):
+            loss = loss + (parameter * gradient(parameter, step, index)).sum()
+    loss.backward()
 
 
 class Stock:
@@ -125,33 +140,55 @@ def stock_snapshots(steps: int) -> list[Snapshot]:
     return found
 
 
-def train_and_report(directory: Path, steps: int, *, pin_every: int = 2) -> None:
-    """Train until there are `steps` updates; report the durable ones on stdout."""
+def train_and_report(
+    directory: Path,
+    steps: int,
+    *,
+    pin_every: int = 2,
+    overlap: bool = False,
+    engine: str = "thread",
+) -> None:
+    """Train until there are `steps` updates; report the durable ones on stdout.
+
+    With `overlap` a real backward makes the gradients, and one in three is of another batch first.
+    """
     parameters = make_parameters()
-    if (directory / "layout.json").exists() and _has_generation(directory):
-        optimizer = AdamW.resume(parameters, directory, memory=OPTIONS["memory"])
+    own: dict[str, Any] = {"overlap": overlap, "engine": engine}
+    if has_generation(directory):
+        optimizer = AdamW.resume(parameters, directory, memory=OPTIONS["memory"], **own)
     else:
-        optimizer = AdamW(parameters, directory, **VALUES, **OPTIONS)
+        optimizer = AdamW(parameters, directory, **VALUES, **OPTIONS, **own)
     for step in range(optimizer.updates, steps):
-        give_gradients(parameters, step)
-        optimizer.step()
+        if not overlap:
+            give_gradients(parameters, step)
+        else:
+            for batch in (step,) if step % 3 else (step + 7, step):
+                optimizer.zero_grad()
+                backward(parameters, batch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # some chunks are updated again
+            optimizer.step()
         if (step + 1) % pin_every == 0:
             optimizer.pin(step + 1, {"step": step + 1})
-        _say("durable", optimizer.durable())
+        say("durable", optimizer.durable())
         for pinned in optimizer.pinned():
-            _say("pinned", pinned)
+            say("pinned", pinned)
     optimizer.close()
-    _say("done", steps)
+    say("done", steps)
 
 
-def _has_generation(directory: Path) -> bool:
+def has_generation(directory: Path) -> bool:
+    """Whether a state directory has a durable generation."""
     from iobench.offload.files import read_layout
     from iobench.offload.store import read_records
 
+    if not (directory / "layout.json").exists():
+        return False
     return bool(read_records(directory, read_layout(directory)))
 
 
-def _say(what: str, number: int) -> None:
+def say(what: str, number: int) -> None:
+    """Report a number to the test."""
     # One write, because a kill falls between two.
     os.write(sys.stdout.fileno(), f"{what} {number}\n".encode())
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from iobench.checkpoint import checkpointer
 from iobench.peers.torch_save import TorchSave
 from iobench.train.arm import arm_of
 from iobench.train.saver import saver_for
+from iobench.writers.transfer import Transfer
 
 _STATE = {"weight": torch.arange(10)}
 
 
-@pytest.mark.parametrize("mode", ["sync", "async=1", "lazy=1"])
+@pytest.mark.parametrize("mode", ["sync", "async=1", "lazy=1", "memory=1", "spill=1"])
 def test_more_saves_than_a_checkpointer_remembers(
     mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -33,6 +35,33 @@ def test_more_saves_than_a_checkpointer_remembers(
     saver.close()
     assert [(one.step, one.status) for one in saves] == [(step, "committed") for step in range(5)]
     assert all(one.stall_s > 0 for one in saves)
+
+
+@pytest.mark.parametrize(("mode", "waiting"), [("memory=2", 2), ("spill=2", 6)])
+def test_memory_holds_so_many_saves(
+    mode: str, waiting: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The one that is being written is one of them. All are written in the end."""
+    go_on, arm = threading.Event(), arm_of("buffered", mode)
+    write = arm.by.write_many  # type: ignore[union-attr]  # a writer
+
+    def gated(*given: Any, **options: Any) -> Transfer:
+        assert go_on.wait(60)
+        return write(*given, **options)
+
+    monkeypatch.setattr(arm.by, "write_many", gated)
+    saver = saver_for(arm, tmp_path / "runs")
+    for step in range(waiting):
+        saver.save(_STATE, step)
+    assert saver.persisting
+    assert {one.status for one in saver.saves()} <= {"waiting", "writing"}
+    threading.Timer(0.05, go_on.set).start()
+    saver.save(_STATE, waiting)
+    assert go_on.is_set()  # it has waited
+    saver.wait()
+    assert {one.status for one in saver.saves()} == {"committed"}
+    assert len(list((tmp_path / "runs").glob("step-*"))) == waiting + 1
+    saver.close()
 
 
 def test_a_save_that_a_checkpointer_forgot_is_persisting(

@@ -103,17 +103,22 @@ def test_record() -> None:
 
 def test_arms() -> None:
     """Writers times modes, `none` first and once. A mode that a peer lacks is named."""
-    arms, left_out = choose_arms("buffered,peer:torch-save,crc=false", "async,none,lazy=1")
+    modes = "async,none,lazy=1,memory=3,spill=3"
+    arms, left_out = choose_arms("buffered,peer:torch-save,crc=false", modes)
     assert [arm.label for arm in arms] == [
         "none",
         "buffered async=2",
         "buffered lazy=1",
+        "buffered memory=3",
+        "buffered spill=3",
         "peer:torch-save,crc=false async",
     ]
-    assert left_out == ["peer:torch-save has no lazy mode"]
-    assert [arm.copies(10**6) for arm in arms] == [0, 2, 1, 1]
+    assert left_out == [
+        f"peer:torch-save has no {mode} mode" for mode in ("lazy", "memory", "spill")
+    ]
+    assert [arm.copies(10**6) for arm in arms] == [0, 2, 1, 3, 9, 1]
     for wrong in ("", "async=0", "async=x", "none=1"):
-        with pytest.raises(UsageError, match="none, sync, async or lazy"):
+        with pytest.raises(UsageError, match="lazy, memory or spill"):
             choose_arms("buffered", wrong)
 
 

@@ -1,4 +1,4 @@
-"""AdamUpdate: one step of Adam or AdamW on one chunk, by torch's fused kernel."""
+"""ChunkUpdate: one step of the optimizer on one chunk, by torch's fused kernels."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.adam import adam
 
 from iobench.offload.buffers import ChunkBuffer
+from iobench.offload.kernels import kernel_of
 from iobench.offload.layout import ParameterPiece, StateLayout
 from iobench.offload.model import StepModel, place
 
-__all__ = ["TENSORS", "AdamUpdate"]
-
-TENSORS = ("master", "exp_avg", "exp_avg_sq")
+__all__ = ["ChunkUpdate"]
 
 
-class AdamUpdate:
+class ChunkUpdate:
     """One optimizer step. Call it with each chunk once; it returns whether the chunk changed.
 
     Parameters without a gradient keep their state, as in torch. Each piece of a parameter begins at
@@ -37,10 +35,10 @@ class AdamUpdate:
         chunk for gradients."""
         self._layout, self._model, self._groups = layout, model, groups
         self._counts, self._scratch = counts, scratch
+        self._kernel = kernel_of(layout.tensors)
 
     def __call__(self, buffer: ChunkBuffer) -> bool:
         tensors, pieces = buffer.tensors(), self._layout.pieces(buffer.chunk)
-        self._model.begin(buffer.chunk)
         changed = buffer.fresh
         for piece in pieces:
             changed |= self._take_value(piece, place(piece, tensors[0]), fresh=buffer.fresh)
@@ -48,10 +46,12 @@ class AdamUpdate:
         for group in sorted({self._group(piece) for piece in due}):
             self._update([one for one in due if self._group(one) == group], group, tensors)
         for piece in due:
-            self._model.value(piece).copy_(place(piece, tensors[0]))
+            buffer.parameter(piece).copy_(place(piece, tensors[0]))
+            self._model.put(piece, buffer.parameter(piece))
         if changed or due:
             for piece in pieces:
-                buffer.parameter(piece).copy_(self._model.value(piece))
+                if not self._model.has_gradient(piece.parameter):
+                    buffer.parameter(piece).copy_(self._model.value(piece))
         self._model.end(buffer.chunk)
         return changed or bool(due)
 
@@ -63,38 +63,23 @@ class AdamUpdate:
         if not fresh and not self._model.was_written(piece.parameter):
             return False
         value = self._model.value(piece).to(master.device)
-        same = master.to(value.dtype) == value
         if fresh:
             master.copy_(value)
-        elif not bool(same.all()):
-            master.copy_(torch.where(same, master, value.float()))
-        return fresh or not bool(same.all())
+            return True
+        same = master.to(value.dtype) == value
+        if bool(same.all()):
+            return False
+        master.copy_(torch.where(same, master, value.float()))
+        return True
 
     def _update(
         self, pieces: Sequence[ParameterPiece], group: int, tensors: list[torch.Tensor]
     ) -> None:
-        values = self._groups[group]
-        masters, averages, squares = ([place(one, t) for one in pieces] for t in tensors)
-        grads = [self._gradient(piece) for piece in pieces]
-        # torch adds 1 to each before it uses them.
-        steps = [torch.tensor(float(self._counts[piece.parameter])) for piece in pieces]
-        beta1, beta2 = values["betas"]
-        adam(
-            masters,
-            grads,
-            averages,
-            squares,
-            [],
-            steps,
-            fused=True,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=values["lr"],
-            weight_decay=values["weight_decay"],
-            eps=values["eps"],
-            maximize=values["maximize"],
-            decoupled_weight_decay=values["decoupled_weight_decay"],
+        self._kernel(
+            self._groups[group],
+            [[place(one, tensor) for one in pieces] for tensor in tensors],
+            [self._gradient(piece) for piece in pieces],
+            [self._counts[piece.parameter] for piece in pieces],
         )
 
     def _gradient(self, piece: ParameterPiece) -> torch.Tensor:

@@ -1,31 +1,32 @@
-"""AdamW and Adam whose state is on storage: torch optimizers, and every step is a checkpoint."""
+"""OffloadedOptimizer: what all optimizers have whose state is on storage."""
 
 from __future__ import annotations
 
-import io
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypedDict
 
 import torch
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from iobench.errors import OptionError, StateError, UsageError
-from iobench.offload.adam import TENSORS
+from iobench.errors import OptionError, UsageError
+from iobench.offload.early import EarlyUpdates
 from iobench.offload.engine import Engine, EngineOptions, ThreadEngine
-from iobench.offload.groups import check_values, defaults_of, kept_values, put_values, specs_of
+from iobench.offload.groups import check_values, kept_values, put_values, specs_of
+from iobench.offload.held_pins import HeldPins, check_free
 from iobench.offload.layout import StateLayout
-from iobench.offload.model import TrainerModel
+from iobench.offload.model import TrainerModel, check_dense
 from iobench.offload.process import ProcessEngine
-from iobench.offload.restore import Restored, Wanted, restore
+from iobench.offload.restore import Restored, Wanted, open_state, saved_extra
+from iobench.offload.rings import warn_without_io_uring
 from iobench.offload.stock import Replacement, packed_groups, state_by_index, stock_state
 from iobench.offload.store import GenerationStore
 from iobench.writers.blocks import interpreter_end
-from iobench.writers.direct.uring_queue import open_ring
 
-__all__ = ["Adam", "AdamW"]
+__all__ = ["OffloadedOptimizer", "Storage"]
 
 EngineName = Literal["thread", "process"]
 
@@ -33,41 +34,55 @@ _MEMORY = "2GiB"
 _IODEPTH, _BLOCK_SIZE = 8, "4MiB"
 
 
-class AdamW(Optimizer):
-    """torch.optim.AdamW with fp32 master weights and moments in files of `directory`.
+class Storage(TypedDict, total=False):
+    """How an optimizer keeps its state; see OffloadedOptimizer."""
 
-    Its results have the same bits as `torch.optim.AdamW(fused=True)` on fp32 master weights, whose
-    gradients are those of the parameters. Parameters are bfloat16, float16 or float32.
+    memory: str | int
+    engine: EngineName
+    pins: int
+    max_lag: int
+    overlap: bool
+    chunk_elements: int | None
+    iodepth: int
+    block_size: str | int
+
+
+class OffloadedOptimizer(Optimizer):
+    """A torch optimizer with fp32 master weights and state in files of `directory`.
+
+    Its results have the same bits as those of the stock optimizer with `fused=True` on fp32 master
+    weights, whose gradients are those of the parameters. Parameters are bfloat16, float16 or
+    float32.
 
     `step` streams the state through `memory` bytes: it reads chunk k+1 while it updates chunk k and
     writes chunk k-1. It overwrites nothing that is needed: a step writes a new generation, and the
-    one before is intact until the new one is durable. `directory` holds `pins` + 2 generations, of
-    12 bytes and the parameter's own bytes for each element. They are reserved at construction.
+    one before is intact until the new one is durable. `directory` holds `pins` + 2 generations: 4
+    bytes for each fp32 tensor and the parameter's own bytes, for each element. They are reserved at
+    construction.
 
     Raises OptionError and UsageError for wrong arguments, TargetError when `directory` holds a
     training already, is in use, cannot be written or has too little space, and UnavailableError
-    without direct I/O or io_uring. After a failure of storage every call raises TransferError, and
-    `resume` continues from what is durable.
+    without direct I/O. Without io_uring, threads read and write, with a RuntimeWarning. After a
+    failure of storage every call raises TransferError, and `resume` continues from what is durable.
     """
 
-    _decoupled: ClassVar[bool] = True
-    _weight_decay: ClassVar[float] = 1e-2
+    _kind: ClassVar[str]
     _engine: Engine | None = None
+    _early: EarlyUpdates | None = None
+    restored: Restored | None = None
+    """What `resume` has taken; None for a new training."""
 
     def __init__(
         self,
         params: ParamsT,
         directory: str | os.PathLike[str],
+        defaults: dict[str, Any],
         *,
-        lr: float | torch.Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float | None = None,
-        maximize: bool = False,
         memory: str | int = _MEMORY,
         engine: EngineName = "thread",
         pins: int = 1,
         max_lag: int = 1,
+        overlap: bool = False,
         chunk_elements: int | None = None,
         iodepth: int = _IODEPTH,
         block_size: str | int = _BLOCK_SIZE,
@@ -76,25 +91,24 @@ class AdamW(Optimizer):
         priority than the trainer and needs shared memory for three chunks in addition to `memory`.
         `pins`: how many pinned generations are kept. `max_lag`: how many steps the newest
         durable generation may be behind when `step` returns; with 0 each step is durable on return.
-        `chunk_elements`: elements that are read, updated and written together; by default as many
-        as fit `memory` five times, at most 4 Mi. `iodepth`: blocks of `block_size` in flight in
-        each direction."""
-        values = {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize}
-        decay = self._weight_decay if weight_decay is None else weight_decay
-        self._prepare(params, {**values, "weight_decay": decay})
+        `overlap`: update chunks while backward still makes the gradients of others; takes memory
+        for a second copy of the parameters. `chunk_elements`: elements that are read, updated and
+        written together; by default as many as fit `memory` five times, at most 4 Mi. `iodepth`:
+        blocks of `block_size` in flight in each direction."""
+        self._prepare(params, defaults)
         options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
         _check_engine(engine)
         if pins < 0:
             raise OptionError(f"pins={pins}: 0 or more")
         layout = StateLayout.plan(
             specs_of(self.param_groups),
-            tensors=TENSORS,
+            tensors=self._tensors(),
             pins=pins,
             memory_bytes=options.memory_bytes,
             chunk_elements=chunk_elements,
         )
-        open_ring(iodepth).close()  # fails here where there is none, before anything is made
-        self._attach(GenerationStore.create(Path(directory), layout), options, engine)
+        warn_without_io_uring(iodepth)
+        self._attach(GenerationStore.create(Path(directory), layout), options, engine, overlap)
 
     @classmethod
     def resume(
@@ -107,6 +121,7 @@ class AdamW(Optimizer):
         memory: str | int = _MEMORY,
         engine: EngineName = "thread",
         max_lag: int = 1,
+        overlap: bool = False,
         iodepth: int = _IODEPTH,
         block_size: str | int = _BLOCK_SIZE,
     ) -> Self:
@@ -122,82 +137,121 @@ class AdamW(Optimizer):
         in use, UsageError for an unknown step, DataMismatchError when nothing whole is left.
         """
         optimizer = cls.__new__(cls)
-        values = {"lr": 0.0, "betas": (0.9, 0.999), "eps": 1e-8, "maximize": False}
-        optimizer._prepare(params, {**values, "weight_decay": 0.0})
+        optimizer._prepare(params, cls._any_defaults())
         options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
         _check_engine(engine)
-        specs = specs_of(optimizer.param_groups)
-        store = GenerationStore.open(Path(directory))
-        try:
-            store.layout.check_same(specs, str(directory))
-            optimizer._check_kind(store)
-            parameters = optimizer._parameters()
-            record, restored = restore(store, parameters, step, verify=verify, **options.speed)
-            put_values(optimizer.param_groups, record.groups)
-        except BaseException:
-            store.close()
-            raise
-        optimizer.restored = restored
-        optimizer._attach(store, options, engine)
+        optimizer._continue(Path(directory), step, options, engine, overlap, verify=verify)
         return optimizer
 
-    def _prepare(self, params: ParamsT, values: Mapping[str, Any]) -> None:
-        super().__init__(params, defaults_of(**values, decoupled=self._decoupled))
+    def _continue(
+        self,
+        directory: Path,
+        step: Wanted,
+        options: EngineOptions,
+        engine: EngineName,
+        overlap: bool,
+        *,
+        verify: bool = False,
+    ) -> None:
+        """Go on from the state in `directory`; see `resume`."""
+        warn_without_io_uring(options.iodepth)
+        store, self.restored = open_state(
+            directory, self.param_groups, self._kind, step, verify=verify, **options.speed
+        )
+        self._attach(store, options, engine, overlap)
+
+    @classmethod
+    def _any_defaults(cls) -> dict[str, Any]:
+        """Valid values of a group, which `resume` replaces."""
+        raise NotImplementedError
+
+    def _tensors(self) -> tuple[str, ...]:
+        """The fp32 tensors of each parameter; see kernels."""
+        raise NotImplementedError
+
+    def _values(self) -> list[dict[str, Any]]:
+        """The values of the groups for the next step. Raises UsageError, StateError."""
+        return kept_values(self.param_groups)
+
+    def _prepare(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
         for group in self.param_groups:
             check_values(group)
-        self.restored: Restored | None = None
-        """What `resume` has taken; None for a new training."""
+        self._held: set[str] = set()  # pins of a Checkpointer, also those not durable yet
 
-    def _check_kind(self, store: GenerationStore) -> None:
-        newest = store.newest
-        if newest and newest.groups[0]["decoupled_weight_decay"] != self._decoupled:
-            other = Adam if self._decoupled else AdamW
-            raise UsageError(f"{store.directory} has the state of {other.__name__}: use its resume")
-
-    def _attach(self, store: GenerationStore, options: EngineOptions, kind: EngineName) -> None:
+    def _attach(
+        self, store: GenerationStore, options: EngineOptions, kind: EngineName, overlap: bool
+    ) -> None:
         """Start the engine on `store`, which is closed if that fails."""
         self._note_versions()
+        self._attached = store.directory.absolute(), options, kind, overlap
         engine = (
             ProcessEngine(store, options) if kind == "process" else ThreadEngine(store, options)
         )
         self._engine = engine
+        early = EarlyUpdates(engine, self.param_groups, self._versions) if overlap else None
+        self._early = early
         # An optimizer that is dropped without `close` must not keep threads, memory and the lock.
-        self._abandoned = weakref.finalize(self, engine.abandon)
+        self._abandoned = weakref.finalize(self, _abandon, engine, early)
         self._abandoned.atexit = False
-        interpreter_end.at_end(self, AdamW._at_end)
+        interpreter_end.at_end(self, OffloadedOptimizer._at_end)
 
     # Training.
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient; return the result of `closure`.
 
+        With `overlap`, chunks that were updated during backward count if their gradients and the
+        values of the groups are still the same, and are updated again if not.
         On return the parameters are new. The state of at most `max_lag` steps is still on its way
         to storage; `durable` says which steps are there. Without any gradient nothing happens.
         Raises TransferError or DataMismatchError when storage failed: the parameters may be of two
         steps then, so continue with `resume`.
         """
-        engine = self._running()
+        self._running()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         parameters = self._parameters()
         if any(parameter.grad is not None for parameter in parameters):
-            model = TrainerModel(engine.layout, parameters, self._versions)
-            engine.step(model, kept_values(self.param_groups))
-            self._note_versions()
+            self._update(parameters, self._values())
         return loss
+
+    def _update(self, parameters: list[torch.Tensor], values: list[dict[str, Any]]) -> None:
+        engine, early = self._running(), self._early
+        check_dense(engine.layout, parameters)
+        model = TrainerModel(parameters, self._versions)
+        if early is None:
+            engine.step(model, values)
+            self._note_versions()
+            return
+        done = early.finish(values)
+        engine.step(model, values, early=done, then=early.order)
+        early.install(done)
+        self._note_versions()
+        early.next(self._versions, done)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """For backward calls whose gradients are not final yet: with `overlap`, nothing is updated
+        inside. Use it around all but the last one of a step."""
+        if self._early is None:
+            yield
+        else:
+            with self._early.ignoring():
+                yield
 
     @property
     def updates(self) -> int:
         """Calls of `step` so far, also of the trainings that were continued."""
-        return self._running().progress().updates
+        return self._settled().progress().updates
 
     # Checkpoints.
 
     def durable(self) -> int:
         """Return how many calls of `step` the newest generation on storage includes."""
-        return self._running().progress().durable_updates
+        return self._settled().progress().durable_updates
 
     def pin(self, step: int, extra: Any = None) -> None:
         """Keep the state after the last `step` as the checkpoint `step`; copies and waits for
@@ -209,34 +263,39 @@ class AdamW(Optimizer):
         accepts). Once this pin is durable, the oldest of more than `pins` is given up. Raises
         UsageError before the first `step`, StateError for other values.
         """
-        engine = self._running()
+        engine = self._settled()
         if not engine.layout.pins:
             raise UsageError("pins=0: no generation can be pinned; construct with pins=1 or more")
-        saved = None if extra is None else _saved(extra)
+        check_free(self._held, engine)
+        saved = None if extra is None else saved_extra(extra)
         engine.pin(step, saved, kept_values(self.param_groups))
+
+    def checkpoint_pins(self) -> HeldPins:
+        """Return the pins that a `Checkpointer(..., offload=optimizer)` holds."""
+        return HeldPins(self)
 
     def wait(self, step: int | None = None) -> None:
         """Wait until all steps and pins so far are durable.
 
         Raises UsageError when `step` is not the step of a kept pin, TransferError after a failure.
         """
-        self._running().wait()
+        self._settled().wait()
         if step is not None and step not in self.pinned():
             raise UsageError(f"step {step} is not pinned; pinned: {self.pinned()}")
 
     def pinned(self) -> list[int]:
         """Return the steps of the pins that are durable, in the order of their pinning."""
-        return list(self._running().progress().pinned)
+        return list(self._settled().progress().pinned)
 
     # The state as torch has it.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state_dict of torch.optim.AdamW, read from storage into memory and verified.
+        """Return the state_dict of the stock optimizer, read from storage into memory and verified.
 
         A 16-bit parameter has its fp32 weights as `master` too; torch ignores it. Waits until all
         steps are durable.
         """
-        engine = self._running()
+        engine = self._settled(forget=True)
         engine.wait()
         with engine.local() as here:
             record = here.store.base
@@ -246,17 +305,17 @@ class AdamW(Optimizer):
         return {"state": state, "param_groups": packed_groups(self.param_groups)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the state and the groups of a torch.optim.AdamW, or of `state_dict`.
+        """Take the state and the groups of the stock optimizer, or of `state_dict`.
 
         It is a new generation, durable on return. Master weights are `master` where the state has
         it, else the values of the model. Raises UsageError or StateError when it does not fit.
         """
-        engine = self._running()
+        engine = self._settled(forget=True)
         state = state_by_index(self.param_groups, state_dict)
         replacement = Replacement(engine.layout, self._parameters(), state)
         put_values(self.param_groups, kept_values(state_dict["param_groups"]))
         for group in self.param_groups:
-            group["decoupled_weight_decay"] = self._decoupled  # like torch
+            self._after_load(group)
             check_values(group)
         groups = kept_values(self.param_groups)
         updates = self.updates
@@ -264,6 +323,11 @@ class AdamW(Optimizer):
             here.write_generation(replacement, groups, replacement.counts, updates)
             here.wait()
         self._note_versions()
+        if self._early is not None:
+            self._early.next(self._versions, ())
+
+    def _after_load(self, group: dict[str, Any]) -> None:
+        """Correct the values of a group that were loaded."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is constructed. Raises UsageError later: the files have
@@ -285,12 +349,14 @@ class AdamW(Optimizer):
         engine, self._engine = self._engine, None
         if engine is not None:
             self._abandoned.detach()
+            if self._early is not None:
+                self._early.close()
             engine.close()
 
     def _at_end(self) -> None:
         """The interpreter ends: finish, or fail unless the trainer knows already."""
         if self._engine is not None and self._engine.reported:
-            self._engine.abandon()
+            _abandon(self._engine, self._early)
         else:
             self.close()
 
@@ -305,6 +371,16 @@ class AdamW(Optimizer):
             raise UsageError("the optimizer is closed; continue with resume")
         return self._engine
 
+    def _settled(self, *, forget: bool = False) -> Engine:
+        """The engine, when it does not work on the next step."""
+        engine = self._running()
+        if self._early is not None:
+            if forget:
+                self._early.forget()
+            else:
+                self._early.stop()
+        return engine
+
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
@@ -313,26 +389,12 @@ class AdamW(Optimizer):
         self._versions = [parameter._version for parameter in self._parameters()]
 
 
-class Adam(AdamW):
-    """torch.optim.Adam with its state on storage: weight decay is added to the gradient."""
-
-    _decoupled = False
-    _weight_decay = 0.0
+def _abandon(engine: Engine, early: EarlyUpdates | None) -> None:
+    if early is not None:
+        early.close()
+    engine.abandon()
 
 
 def _check_engine(name: str) -> None:
     if name not in ("thread", "process"):
         raise OptionError(f"engine={name!r}: 'thread' or 'process'")
-
-
-def _saved(extra: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(extra, file)
-    file.seek(0)
-    try:
-        torch.load(file, weights_only=True)
-    except Exception as error:
-        raise StateError(
-            f"extra cannot be loaded again with weights_only: {str(error).splitlines()[0]}"
-        ) from error
-    return file.getvalue()

@@ -1,0 +1,137 @@
+"""PinLedger: which pinned generations of an optimizer belong to checkpoints, and which are free."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from iobench.checkpoint.manifest import Manifest, PinnedGeneration
+from iobench.checkpoint.order import outlines, readable_manifest
+from iobench.checkpoint.pinned_state import PinnedState
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.store import DirectoryStore
+from iobench.errors import DataMismatchError, UsageError, transfer_errors
+from iobench.writers.local.new_file import sync_directory
+
+__all__ = ["PinLedger"]
+
+
+class PinLedger:
+    """The pins of `state` that checkpoints in `store` name, or that pending saves will name.
+
+    A pin is released when no manifest names it: after a save that was not committed, and after
+    the removal of its checkpoint is durable. So a manifest never names a generation that is gone,
+    however the process ends. Pins that a killed process left without a manifest are released by
+    `start`. Only `durable` and `ended` are called by another thread than the trainer's.
+    """
+
+    def __init__(self, state: PinnedState, store: DirectoryStore) -> None:
+        self._state, self._store = state, store
+        self._lock = threading.Lock()
+        self._named: dict[int, str] = {}
+        self._pending: dict[str, Save] = {}
+        self._own: set[str] = set()
+        self._others = 0
+
+    def start(self) -> None:
+        """Read all manifests; release the pins that this directory held for none of them."""
+        found = self._state.found()
+        manifests = outlines(self._store, self._store.steps())
+        self._named = {
+            step: one.offload.pin for step, one in manifests.items() if one and one.offload
+        }
+        unread = {step for step, one in manifests.items() if one is None}
+        named = set(self._named.values())
+        for pin in found:
+            if pin.name in named or (pin.owner == self._owner and pin.step not in unread):
+                self._own.add(pin.name)
+            else:
+                self._others += 1
+        self.sweep()
+
+    @property
+    def _owner(self) -> str:
+        return str(self._store.directory)
+
+    def make_room(self, *ways: Callable[[], None]) -> None:
+        """Release what is free. While no pin is left, try the `ways` to free one.
+
+        Raises UsageError when all pins belong to checkpoints.
+        """
+        self.sweep()
+        for way in ways:
+            if self._full:
+                way()
+                self.sweep()
+        if self._full:
+            raise UsageError(
+                f"all pins={self._state.most} of the offloaded optimizer belong to checkpoints; "
+                "construct it with more pins, or keep fewer checkpoints"
+            )
+
+    @property
+    def _full(self) -> bool:
+        return len(self._own) + self._others >= self._state.most
+
+    def hold(self, save: Save) -> None:
+        """Pin the state after the last step for `save`. Waits for nothing."""
+        name = self._state.hold(save.step, self._owner)
+        with self._lock:
+            self._own.add(name)
+            self._pending[name] = save
+
+    def durable(self, save: Save) -> PinnedGeneration:
+        """Wait until the pin of `save` is durable. Raises TransferError when it never will be."""
+        return self._state.durable(self._name(save))
+
+    def ended(self, save: Save) -> None:
+        """The commit of `save` has ended. If its checkpoint exists, the pin belongs to it."""
+        name = self._name(save)
+        manifest = readable_manifest(self._store, save.step, files=False)
+        with self._lock:
+            if manifest and manifest.offload and manifest.offload.pin == name:
+                self._named[save.step] = name
+            del self._pending[name]
+
+    def _name(self, save: Save) -> str:
+        with self._lock:
+            return next(name for name, one in self._pending.items() if one is save)
+
+    def settle(self) -> None:
+        """Wait until the pins of pending saves are durable. Raises the failure of the engine."""
+        if self._pending:
+            self._state.wait()
+
+    def sweep(self) -> None:
+        """Release the pins that no checkpoint and no pending save needs. Waits for no pin."""
+        with self._lock:
+            for name, save in list(self._pending.items()):
+                if save.status in ("skipped", "superseded", "failed"):
+                    del self._pending[name]
+            # A save that replaces a checkpoint puts it aside, and a crash puts it back.
+            steps = {save.step for save in self._pending.values()}
+            self._named = {
+                step: name
+                for step, name in self._named.items()
+                if step in steps or (self._store.locate(step) / MANIFEST).exists()
+            }
+            needed = {*self._named.values(), *self._pending}
+            free = self._own - needed
+        if not free or self._state.closed:
+            return
+        with transfer_errors("removing", self._store.directory):
+            sync_directory(self._store.directory)  # the removal comes first, also in a power cut
+        self._state.release(free)
+        self._own -= free
+
+    def restore(self, manifest: Manifest) -> None:
+        """Let the optimizer go on from the generation of a checkpoint.
+
+        Raises DataMismatchError when it is damaged or gone, or when the checkpoint has none.
+        """
+        if manifest.offload is None:
+            raise DataMismatchError(
+                f"{self._store}: step {manifest.step} was saved without an offloaded optimizer"
+            )
+        self._state.restore(manifest.offload)

@@ -1,0 +1,51 @@
+"""PinnedState: optimizer state on storage whose pinned generations belong to checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from iobench.checkpoint.manifest import PinnedGeneration
+
+__all__ = ["FoundPin", "PinnedGeneration", "PinnedState"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundPin:
+    """A pin that is durable."""
+
+    name: str
+    step: int
+    owner: str | None
+    """Who holds it; None if that cannot be read."""
+
+
+class PinnedState(Protocol):
+    """What a Checkpointer needs of an optimizer; iobench.offload.HeldPins has it."""
+
+    @property
+    def most(self) -> int:
+        """How many pins there can be."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the optimizer is closed."""
+
+    def found(self) -> list[FoundPin]:
+        """Wait until all is durable, and return the pins that are held."""
+
+    def hold(self, step: int, owner: str) -> str:
+        """Pin the state after the last step; return the name of the pin. Waits for nothing."""
+
+    def release(self, names: Collection[str]) -> None:
+        """Release pins. Waits for nothing."""
+
+    def wait(self) -> None:
+        """Wait until all is durable. Raises the failure of the engine."""
+
+    def durable(self, name: str) -> PinnedGeneration:
+        """Wait until the pin is durable. For any thread. Raises TransferError."""
+
+    def restore(self, pinned: PinnedGeneration) -> None:
+        """Go on from this generation. Raises DataMismatchError when it is damaged or gone."""

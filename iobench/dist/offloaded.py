@@ -1,0 +1,177 @@
+"""OffloadCheckpointer: checkpoints whose optimizer state is a pinned generation on storage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.manifest import FileRecord, Manifest
+from iobench.checkpoint.pin_ledger import PinLedger
+from iobench.checkpoint.pinned_state import PinnedState
+from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
+from iobench.checkpoint.retention import KeepLast
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.serialized import Serialized
+from iobench.checkpoint.store import DirectoryStore
+from iobench.dist.checkpointer import Checkpointer
+from iobench.errors import OptionError
+from iobench.writers.blocks import interpreter_end
+from iobench.writers.image import Bytes
+
+__all__ = ["OffloadCheckpointer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PinningCommitter(Committer):
+    """Publishes a manifest only when the generation that it names is durable."""
+
+    pins: PinLedger
+
+    def commit(
+        self,
+        save: Save,
+        serialized: Serialized,
+        memory: Bytes | None = None,
+        *,
+        rate_bytes_per_s: int | None = None,
+    ) -> Manifest:
+        try:
+            return super().commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
+        finally:
+            self.pins.ended(save)
+
+    def _manifest(self, save: Save, files: tuple[FileRecord, ...], serial: int) -> Manifest:
+        pinned = self.pins.durable(save)
+        return msgspec.structs.replace(super()._manifest(save, files, serial), offload=pinned)
+
+
+class OffloadCheckpointer(Checkpointer):
+    """The Checkpointer of one process with `offload=optimizer`.
+
+    Each save pins the optimizer's state, which copies nothing, and its manifest names the pin. The
+    pins of checkpoints that retention removes are released by the next call.
+    """
+
+    def __init__(self, location: str | Path, *, offload: Any, **options: Any) -> None:
+        if not callable(getattr(offload, "checkpoint_pins", None)):
+            raise OptionError(f"offload={offload!r:.80}: takes an optimizer of iobench.offload")
+        state: PinnedState = offload.checkpoint_pins()
+        if options.get("tiers"):
+            raise OptionError("offload: not yet with tiers; the state is on this machine only")
+        keep = options.get("keep")
+        if keep is None or (isinstance(keep, KeepLast) and keep.count >= state.most):
+            kept = "keeps all checkpoints" if keep is None else f"keeps {keep.count}"
+            raise OptionError(
+                f"offload: the optimizer has pins={state.most} and the Checkpointer {kept}; it "
+                "needs one pin more than keep=KeepLast(n) keeps"
+            )
+        self._offloaded = state
+        super().__init__(location, **options)
+        interpreter_end.at_end(self, OffloadCheckpointer._at_end)
+        try:
+            self._pins.start()
+        except BaseException:
+            super().close()
+            raise
+
+    def _new_committer(self) -> Committer:
+        if not isinstance(self._store, DirectoryStore):
+            self._store.release()
+            raise OptionError(f"offload: {self._store} must be a directory")
+        self._pins = PinLedger(self._offloaded, self._store)
+        return _PinningCommitter(
+            store=self._store, writer=self._writer, ledger=self._ledger, pins=self._pins
+        )
+
+    def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
+        self._check_usable()
+        self._pins.make_room(self._finish_saves, self._ledger.tidy)
+        content, save = super()._begin(state, step)
+        try:
+            self._pins.hold(save)
+        except BaseException as error:
+            save.fail(error)
+            raise
+        return content, save
+
+    def _finish_saves(self) -> None:
+        self._pins.settle()
+        self._finish_copy()
+        self._persister.wait()
+
+    def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
+        """Wait until every save is committed, superseded or failed. Raise what failed."""
+        self._check_usable()
+        with _then(lambda: super(OffloadCheckpointer, self).wait(until)):
+            self._pins.settle()
+        self._pins.sweep()
+
+    def load(self, step: int | Literal["latest"] = "latest", **options: Any) -> Any:
+        """Return the state of a checkpoint; model and optimizer go on from its generation.
+
+        Only the parameters are read, in addition to the checkpoint's files. See Checkpointer.load.
+        When nothing can be restored, the optimizer is closed.
+        """
+        self._check_usable()
+        self._pins.settle()
+        return super().load(step, **options)
+
+    def _restore(
+        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
+    ) -> tuple[Any, Loaded]:
+        state, loaded = restore(
+            self._store,
+            self._writer,
+            step,
+            on_corrupt=on_corrupt,
+            like=like,
+            known=self._ledger.serials() if step == "latest" else None,
+            read=self._read,
+            offload=self._pins.restore,
+        )
+        self._ledger.resumed_from(loaded.step)
+        return state, loaded
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint `step`, and release its pin. Waits for saves first."""
+        self._check_usable()
+        self._pins.settle()
+        super().remove(step)
+        self._pins.sweep()
+
+    def close(self) -> None:
+        """Wait for every save, release the pins that none needs, and close. See Checkpointer.
+
+        The optimizer stays open.
+        """
+        if not self._unclosed.alive or os.getpid() != self._pid:
+            return
+        with _then(super().close):
+            self._finish_saves()
+            self._pins.sweep()
+
+    def _at_end(self) -> None:
+        with _then(super()._at_end):
+            if self._unclosed.alive:
+                self._pins.settle()
+
+
+@contextmanager
+def _then(finish: Callable[[], None]) -> Iterator[None]:
+    """Call `finish` after the block, also when that fails: its error is the one that is raised."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            finish()
+        except Exception as other:  # noqa: BLE001 -- the saves failed because the engine did
+            error.add_note(f"a save failed too: {other!r}")
+        raise
+    finish()

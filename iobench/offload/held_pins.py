@@ -1,0 +1,157 @@
+"""HeldPins: the pins of an optimizer that checkpoints of a Checkpointer name in their manifests."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import torch
+import xxhash
+
+from iobench import linux
+from iobench.checkpoint.pinned_state import FoundPin, PinnedGeneration
+from iobench.errors import TransferError, UsageError, transfer_errors
+from iobench.offload.groups import kept_values
+from iobench.offload.record import GenerationRecord
+from iobench.offload.restore import HeldPin
+from iobench.offload.store import read_records
+
+if TYPE_CHECKING:
+    from iobench.offload.engine import Engine
+    from iobench.offload.optimizer import OffloadedOptimizer
+
+__all__ = ["HeldPins", "check_free"]
+
+_LOOK_AGAIN_S = 0.005
+_RECORDS = "records"
+
+
+class HeldPins:
+    """Pins that stay until they are released. A PinnedState.
+
+    Only `durable` may be called by another thread than the trainer's. It reads the file of the
+    records: an engine in a process of its own answers the trainer only.
+    """
+
+    def __init__(self, optimizer: OffloadedOptimizer) -> None:
+        self._optimizer = optimizer
+        self.directory, *_ = optimizer._attached
+        self._layout = optimizer._running().layout
+
+    @property
+    def most(self) -> int:
+        """How many pins there can be."""
+        return self._layout.pins
+
+    def found(self) -> list[FoundPin]:
+        """Wait until all is durable, and return the held pins, the oldest first."""
+        self.wait()
+        records = read_records(self.directory, self._layout)
+        pins = [pin for pin in (records[0].pins if records else ()) if pin.held and pin.extra]
+        self._optimizer._held.update(str(pin.extra) for pin in pins)
+        return [
+            FoundPin(name=str(one.extra), step=one.step, owner=self._owner(str(one.extra)))
+            for one in pins
+        ]
+
+    def _owner(self, name: str) -> str | None:
+        try:
+            data = (self.directory / f"extra-{name}").read_bytes()
+            return str(torch.load(io.BytesIO(data), weights_only=True)["checkpointer"])
+        except Exception:  # noqa: BLE001 -- damaged: it stays, and a load of it says so
+            return None
+
+    def hold(self, step: int, owner: str) -> str:
+        """Pin the state after the last step; return the name of the pin. Waits for nothing.
+
+        Raises UsageError before the first step, TransferError after a failure.
+        """
+        optimizer = self._optimizer
+        engine = optimizer._settled()
+        file = io.BytesIO()
+        # The random part makes the XXH3 the name of this pin alone.
+        torch.save({"checkpointer": owner, "step": step, "name": secrets.token_hex(16)}, file)
+        extra = file.getvalue()
+        engine.pin(step, extra, kept_values(optimizer.param_groups), held=True)
+        name: str = xxhash.xxh3_64_hexdigest(extra)
+        optimizer._held.add(name)
+        return name
+
+    def release(self, names: Collection[str]) -> None:
+        """Release pins, after all that was asked for before. Waits for nothing.
+
+        A closed optimizer keeps them until the next one is used by a Checkpointer.
+        """
+        if not self.closed:
+            self._optimizer._settled().unpin(sorted(names))
+            self._optimizer._held.difference_update(names)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the optimizer is closed."""
+        return self._optimizer._engine is None
+
+    def wait(self) -> None:
+        """Wait until all steps and pins are durable. Raises TransferError after a failure."""
+        if not self.closed:
+            self._optimizer._settled().wait()
+
+    def durable(self, name: str) -> PinnedGeneration:
+        """Wait until the pin is durable. For any thread.
+
+        Raises TransferError when the engine ends before.
+        """
+        while True:
+            engine = self._optimizer._engine
+            ended = engine is None or engine.ended  # first: what it finished is seen below
+            found = self._look(name)
+            if found is not None:
+                # The record may be seen before the engine's own sync of it returns.
+                with transfer_errors("syncing", self.directory / _RECORDS):
+                    linux.sync_file(self.directory / _RECORDS)
+                return PinnedGeneration(
+                    directory=str(self.directory),
+                    pin=name,
+                    generation=found.generation,
+                    updates=found.updates,
+                )
+            if ended:
+                raise TransferError(
+                    f"{self.directory}: the offload engine ended before the generation was durable"
+                )
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _look(self, name: str) -> GenerationRecord | None:
+        records = read_records(self.directory, self._layout)
+        for pin in records[0].pins if records else ():
+            if pin.extra == name:
+                return next(r for r in records if r.generation == pin.generation)
+        return None
+
+    def restore(self, pinned: PinnedGeneration) -> None:
+        """Let the training go on from this generation; fill the parameters.
+
+        Reads nothing when `resume` has just taken it. Raises DataMismatchError when it is damaged
+        or not there; the optimizer is closed then.
+        """
+        optimizer = self._optimizer
+        restored = optimizer.restored
+        if (
+            not self.closed
+            and restored is not None
+            and (restored.generation, restored.updates) == (pinned.generation, optimizer.updates)
+            and optimizer._versions == [one._version for one in optimizer._parameters()]
+        ):
+            return
+        directory, options, kind, overlap = optimizer._attached
+        optimizer.close()
+        optimizer._continue(directory, HeldPin(pinned.pin), options, kind, overlap)
+
+
+def check_free(held: Collection[str], engine: Engine) -> None:
+    """Raise UsageError when no pin is left for one that is not held."""
+    if max(len(held), engine.progress().held) >= engine.layout.pins:
+        raise UsageError(f"all pins={engine.layout.pins} belong to checkpoints of a Checkpointer")
