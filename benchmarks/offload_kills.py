@@ -1,16 +1,18 @@
 """Kill trainings with offloaded state at random calls, again and again. Figures of docs/offload.md.
 
-    PYTHONPATH=tests python benchmarks/offload_kills.py --kills 500 --seed 1
+    PYTHONPATH=tests python benchmarks/offload_kills.py --kills 500 --seed 1 [--engine process]
 
 After each kill, what resume finds is compared with a stock training that was never interrupted: all
 parameters, masters, moments and counters of the newest generation and of each pin. The first
-difference ends the run with exit code 1.
+difference ends the run with exit code 1. Half of the trainings update chunks during backward. With
+`--engine process` the trainer or its engine is killed, by lot.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import tempfile
 import time
@@ -25,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--engine", choices=["thread", "process"], default="thread")
     asked = parser.parse_args()
     moments, began = random.Random(asked.seed), time.monotonic()
     points: Counter[str] = Counter()
@@ -32,11 +35,11 @@ def main() -> int:
         while kills.kills < asked.kills:
             before = kills.kills
             try:
-                point = kills.kill_at_random(Path(name) / "state", moments)
+                point = kills.kill_at_random(Path(name) / "state", moments, asked.engine)
             except Exception as error:  # noqa: BLE001 -- reported with the point
                 print(f"{type(error).__name__}: {error}\n{getattr(error, '__notes__', '')}")
                 return 1
-            points[point.rpartition(":")[0]] += kills.kills - before
+            points[re.sub(r":\d+", "", point)] += kills.kills - before
     for point, count in points.most_common():
         print(f"{count:6} {point}")
     elapsed_s = time.monotonic() - began

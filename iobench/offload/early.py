@@ -40,27 +40,22 @@ class _EarlyModel(TrainerModel):
         super().__init__(parameters, versions)
         self._layout, self._wait, self._staged = layout, ready, staged
         self._seen = [parameter._version for parameter in parameters]
-        self._gradients: dict[int, torch.Tensor] = {}
-        """Taken once for each parameter: the trainer may replace or remove them at any time."""
+        self.gradients: dict[int, torch.Tensor] = {}
+        """Given by the hooks: backward may replace `parameter.grad` at any time, without the GIL,
+        so no other thread may look at it."""
         self.events: dict[int, torch.cuda.Event] = {}
         """When the gradients of CUDA parameters are complete."""
         self._prints: dict[ParameterPiece, int] = {}
         self.done: list[int] = []
 
     def ready(self, chunk: int) -> bool:
-        if not self._wait(chunk):
-            return False
-        for piece in self._layout.pieces(chunk):
-            gradient = self._parameters[piece.parameter].grad
-            if gradient is not None:
-                self._gradients.setdefault(piece.parameter, gradient)
-        return True
+        return self._wait(chunk)
 
     def has_gradient(self, parameter: int) -> bool:
-        return parameter in self._gradients
+        return parameter in self.gradients
 
     def gradient(self, piece: ParameterPiece) -> torch.Tensor:
-        gradient = self._gradients[piece.parameter].detach().contiguous().view(-1)
+        gradient = self.gradients[piece.parameter].detach().contiguous().view(-1)
         event = self.events.get(piece.parameter)
         here = self.transfer.to_host(gradient[piece.begin : piece.end], event)
         # Before the update reads it: a change between the two makes them differ.
@@ -160,18 +155,18 @@ class EarlyUpdates:
                 self._stopped = True
             elif parameter.grad is not None and parameter.grad.layout == torch.strided:
                 self._arrived.add(index)
-                self._start()
-                if parameter.is_cuda and self._model is not None:
-                    self._model.events[index] = torch.cuda.current_stream(
-                        parameter.device
-                    ).record_event()
+                model = self._started()
+                model.gradients[index] = parameter.grad
+                if parameter.is_cuda:
+                    stream = torch.cuda.current_stream(parameter.device)
+                    model.events[index] = stream.record_event()
                 for chunk in self._chunks[index]:
                     self._missing[chunk] -= 1
                     if not self._missing[chunk]:
                         self._complete.append(chunk)
             self._changed.notify_all()
 
-    def _start(self) -> None:
+    def _started(self) -> _EarlyModel:
         if self._model is None:
             self._values = kept_values(self._groups)
             self._model = _EarlyModel(
@@ -179,6 +174,7 @@ class EarlyUpdates:
             )
             self._thread = Worker(target=self._run, name="iobench-offload-early", daemon=True)
             self._thread.start()
+        return self._model
 
     # The thread.
 

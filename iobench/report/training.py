@@ -326,15 +326,16 @@ def _tiers(result: ResultFile) -> Iterator[str]:
     """Yield when saves were durable in each tier, and what was lost at most."""
     for cost, blocks in zip(training_costs(result), blocks_by_arm(result), strict=True):
         saves = [one for block in blocks for one in block.saves]
-        for tier, above in (("local", "node"), ("remote", "local tier")):
-            times = [one.durable_s[tier] for one in saves if tier in one.durable_s]
-            if not times:
-                continue
+        local = [one.durable_s for one in saves if one.durable_s is not None]
+        remote = [one.remote_s for one in saves if one.remote_s is not None]
+        for tier, times, above in (("local", local, "node"), ("remote", remote, "local tier")):
             losses = [block.lost_s[tier] for block in blocks if tier in block.lost_s]
-            lost = f"; at most {format_seconds(max(losses))} are lost with the {above}"
+            if not losses:
+                continue
             yield (
                 f"{cost.label}: {len(times)} of {len(saves)} saves durable in the {tier} tier, "
-                f"{format_seconds(median(times))} after their begin{lost if losses else ''}"
+                f"{format_seconds(median(times))} after their begin; at most "
+                f"{format_seconds(max(losses))} are lost with the {above}"
             )
 
 

@@ -245,16 +245,17 @@ class TrainSave:
     """One checkpoint of a training block, saved after `step`.
 
     `stall_s`: time for which training was stopped. `persist_s`: time of the write in the
-    background; None if the checkpoint was not written, or if the call itself wrote it. `status` is
-    that of iobench.checkpoint.save. `durable_s`: with tiers, the time from the begin of the save to
-    durable in "local" and in "remote".
+    background; None if the checkpoint was not written, or if the call itself wrote it. `durable_s`:
+    time from the call until it was durable; None if that is unknown. `remote_s`: until it was
+    durable in the remote tier; None without one. `status` is that of iobench.checkpoint.save.
     """
 
     step: int
     status: str
     stall_s: float
     persist_s: float | None
-    durable_s: Mapping[str, float] = field(default_factory=dict)
+    durable_s: float | None = None
+    remote_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,7 +142,9 @@ class MemoryPool(SlotPool):
         for slot in self.slots():
             with contextlib.suppress(ValueError):  # taken: deque.remove is atomic
                 self._free.remove(slot)
-                return slot
+                if len(slot.memory) >= self._size:
+                    return slot
+                slot.free()  # given back while the size grew
         return None
 
     def give(self, slot: Slot) -> None:

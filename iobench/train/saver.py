@@ -156,6 +156,7 @@ class OurSaver(Saver):
             status=save.status,
             stall_s=save.stall_s,
             persist_s=None if self._sync else save.persist_s,
+            durable_s=save.durable_s,
         )
 
 

@@ -46,7 +46,7 @@ class TieredSaver(OurSaver):
     def saves(self) -> tuple[TrainSave, ...]:
         """Return the result of each save, when all copies are durable."""
         return tuple(
-            replace(one, durable_s={tier: after_s for tier, (_, after_s) in times.items()})
+            replace(one, remote_s=times[REMOTE][1] if REMOTE in times else None)
             for one, times in zip(super().saves(), self._times(), strict=True)
         )
 

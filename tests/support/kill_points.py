@@ -2,10 +2,11 @@
 
 A point is written "NAME:before" or "NAME:after". NAME is the dotted name of a function or method,
 such as "iobench.checkpoint.commit.Committer.commit". More words may follow: the number of the call
-(1 is the first), and what happens: "kill" (SIGKILL, the default), "stop" (SIGSTOP), "full" (OSError
-ENOSPC), "error" (RuntimeError), "slow" (waits 1 s), "hang" (waits for a minute), "agents" (the
-memory agents of the node are killed), "flip" (a bit of the function's last argument is flipped),
-"note" (nothing: the line on stdout says that the function is called).
+(1 is the first), and what happens: "kill" (SIGKILL, the default), "children" (SIGKILL of all child
+processes), "stop" (SIGSTOP), "full" (OSError ENOSPC), "error" (RuntimeError), "slow" (waits 1 s),
+"hang" (waits for a minute), "agents" (the memory agents of the node are killed), "flip" (a bit of
+the function's last argument is flipped), "note" (nothing: the line on stdout says that the function
+is called).
 
     "iobench.dist.control.Control.gather:before:3:stop"
 
@@ -23,6 +24,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from support.node_agents import kill_agents
@@ -85,6 +87,10 @@ def happen(action: str, point: str = "", arguments: Sequence[Any] = ()) -> None:
     os.write(1 if action == "note" else 2, f"at {point} {action}\n".encode())
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "children":
+        for path in Path("/proc/self/task").glob("*/children"):
+            for child in path.read_text().split():
+                os.kill(int(child), signal.SIGKILL)
     elif action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif action == "full":
@@ -101,4 +107,6 @@ def happen(action: str, point: str = "", arguments: Sequence[Any] = ()) -> None:
         memory = arguments[-1]
         memory[len(memory) // 2] ^= 1
     elif action != "note":
-        raise ValueError(f"{action}: kill, stop, full, error, slow, hang, agents, flip or note")
+        raise ValueError(
+            f"{action}: kill, children, stop, full, error, slow, hang, agents, flip or note"
+        )

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -261,6 +261,31 @@ def test_other_calls_between_backward_and_step(tmp_path: Path, expected: list[Sn
         assert_equal(snapshot(optimizer), expected[3])
     with AdamW.resume(make_parameters(1), tmp_path, step=11) as again:
         assert_equal(snapshot(again), expected[0])
+
+
+class _Watched(torch.nn.Parameter):
+    """Notes which threads look at its gradient."""
+
+    threads: ClassVar[set[str]] = set()
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        self.threads.add(threading.current_thread().name)
+        return torch.Tensor.grad.__get__(self)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        torch.Tensor.grad.__set__(self, value)
+
+
+def test_only_hooks_look_at_gradients(tmp_path: Path) -> None:
+    """autograd replaces `grad` without the GIL: another thread that reads it corrupts memory."""
+    parameters = [_Watched(parameter.detach()) for parameter in make_parameters()]
+    with _made(tmp_path, parameters) as optimizer:
+        backward(parameters, 0)
+        _until_early(optimizer)
+        optimizer.step()
+    assert _Watched.threads == {threading.current_thread().name}
 
 
 def test_gradients_that_do_not_come(tmp_path: Path) -> None:
