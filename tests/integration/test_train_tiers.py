@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -104,3 +105,14 @@ def test_the_most_that_is_lost() -> None:
     assert most_lost([(0.0, 1.0)]) is None
     assert most_lost([(0.0, 1.0), (10.0, 2.0), (20.0, 5.0)]) == 15.0
     assert most_lost([(0.0, 1.0), (20.0, 5.0), (10.0, 30.0)]) == 25.0  # one that comes too late
+
+
+def test_the_file_of_the_page(tmp_path: Path) -> None:
+    """docs/tiers.md shows a file that is read."""
+    page = (Path(__file__).parents[2] / "docs/tiers.md").read_text()
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    path = tmp_path / "tiers.toml"
+    path.write_text(block)
+    found = TiersFile.read(path)
+    assert found.memory_bytes == 40 << 30
+    assert found.remote == Remote("s3://bucket/measured", every_save=True)
