@@ -2,7 +2,7 @@
 
     python benchmarks/tiers_plan.py --target DIRECTORY [--size 128MiB] [--record FILE]
 
-Three runs of 10 saves, with paced memories, paced local storage and a real S3 server (rclone), to
+Three runs of 8 saves, with paced memories, paced local storage and a real S3 server (rclone), to
 which copies are limited:
 
 - keeps up: everything is durable before the next save
@@ -36,7 +36,7 @@ from iobench.tiers.simulation import simulate
 from iobench.tiers.status import tiers_status
 from iobench.units import MIB, parse_size
 
-_SAVES, _WARM = 10, 2
+_SAVES, _WARM = 8, 2
 _MOST = 0.10
 _LOOK_S = 0.002
 
@@ -59,20 +59,20 @@ def plans(size: int) -> dict[str, TiersPlan]:
     )
     keeps_up = TiersPlan(
         size_bytes=size,
-        every_s=4.0,
+        every_s=10.0,
         saves=_SAVES,
         memories=memories,
-        local_rate=size,
-        remote_rate=size,
+        local_rate=size // 2,
+        remote_rate=size // 4,
         every_save=True,
         on_lag="wait",
     )
     return {
         "keeps up": keeps_up,
-        "local too slow": replace(keeps_up, every_s=1.0, local_rate=size // 3),
-        "remote too slow": replace(
-            keeps_up, every_s=1.5, remote_rate=size // 4, max_lag_bytes=3 * size
+        "local too slow": replace(
+            keeps_up, every_s=1.0, local_rate=size // 3, remote_rate=size // 2
         ),
+        "remote too slow": replace(keeps_up, every_s=1.5, local_rate=size, max_lag_bytes=3 * size),
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.s3_servers import s3_server
@@ -63,7 +64,7 @@ class _Turns:
         monkeypatch.setattr(both_tiers, "_LEAST_REMOTE", MIB)
         monkeypatch.setattr(both_tiers, "_LEAST_GAIN", 1e9)
         self.delivered, self.local_reads = threading.Event(), 0
-        self.fail_after: int | None = None
+        self.fails = False
         monkeypatch.setattr(both_tiers._SharedRead, "_fill", self._wrapped_fill())
         monkeypatch.setattr(BothTiers, "read_local", self._wrapped_read())
 
@@ -83,7 +84,10 @@ class _Turns:
             if image.size_bytes > MIB:
                 assert self.delivered.wait(60), "the remote tier did not help"
             self.local_reads += 1
-            if self.fail_after is not None and self.local_reads > self.fail_after:
+            if self.fails and image.size_bytes > MIB:
+                start, stop = part  # it has delivered something else before it fails
+                image.scatter(start, stop, np.full(stop - start, 7, dtype=np.uint8))
+                image.filled(start, stop)
                 raise TransferError("the local disk is gone")
             return original(tiers, image, target, part)
 
@@ -161,7 +165,7 @@ def test_the_remote_tier_reads_the_rest(
     """The local disk fails in the middle of the file."""
     _saved(local, remote)
     turns = _Turns(monkeypatch)
-    turns.fail_after = 2
+    turns.fails = True
     gone = pytest.warns(RuntimeWarning, match="the local disk is gone")
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt, gone:
         loaded = ckpt.load()

@@ -116,3 +116,22 @@ def test_the_file_of_the_page(tmp_path: Path) -> None:
     found = TiersFile.read(path)
     assert found.memory_bytes == 40 << 30
     assert found.remote == Remote("s3://bucket/measured", every_save=True)
+
+
+def test_a_run_to_tiers(tmp_path: Path, iobench_inside: Command) -> None:
+    """`iobench run --tiers`: each save, and nothing stays."""
+    (tmp_path / "tiers.toml").write_text(_FILE.format(remote=tmp_path / "remote"))
+    command = ("run", "--tiers", tmp_path / "tiers.toml", "--target", tmp_path, "--size", "16MiB")
+    found = json.loads(iobench_inside(*command, "--repeat", "2", "--format", "json").stdout)
+    assert found["schema"] == "iobench.run-tiers/1"
+    assert [one["status"] for one in found["saves"]] == ["committed", "committed"]
+    assert all(one["remote_s"] > one["durable_s"] > 0 for one in found["saves"])
+    assert set(found["lost_s"]) == {"local", "remote"}
+    shown = iobench_inside(*command, "--repeat", "3")
+    assert shown.returncode == 0, shown.stderr
+    assert "llama7b: 3 saves of " in shown.stdout
+    assert sum(line.endswith("committed") for line in shown.stdout.splitlines()) == 3
+    assert list((tmp_path / "remote").iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "remote", "tiers.toml"}
+    for wrong in (("--repeat", "1"), ("--aa",), ("--format", "md")):
+        assert iobench_inside(*command, *wrong).returncode == 2
