@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.s3_servers import s3_server
@@ -85,9 +84,7 @@ class _Turns:
                 assert self.delivered.wait(60), "the remote tier did not help"
             self.local_reads += 1
             if self.fails and image.size_bytes > MIB:
-                start, stop = part  # it has delivered something else before it fails
-                image.scatter(start, stop, np.full(stop - start, 7, dtype=np.uint8))
-                image.filled(start, stop)
+                original(tiers, image, target, part)  # all of it was compared already
                 raise TransferError("the local disk is gone")
             return original(tiers, image, target, part)
 
@@ -170,6 +167,24 @@ def test_the_remote_tier_reads_the_rest(
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt, gone:
         loaded = ckpt.load()
     assert loaded["w"].unique().tolist() == [1]
+
+
+def test_what_is_read_again_is_compared_again(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local read has delivered right bytes when it fails; the remote ones are damaged."""
+    _saved(local, remote, {"a": torch.zeros(MIB // 8), "w": torch.zeros(SIZE)})
+    with (remote / "step-1" / "tensors.safetensors").open("r+b") as opened:
+        opened.seek(MIB // 4)
+        opened.write(b"\xff" * 10)
+    turns = _Turns(monkeypatch)
+    turns.fails = True
+    told = pytest.warns(RuntimeWarning, match="the local disk is gone")
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt, told:
+        loaded = ckpt.load()
+        assert ckpt.loaded is not None
+        assert "damaged" in ckpt.loaded.sources[str(remote)]
+    assert not loaded["a"].any()
 
 
 def test_a_copy_of_another_save_does_not_help(
