@@ -9,8 +9,8 @@ which copies are limited:
 - local too slow: both memories fill, and saves wait for room; every save is written, in order
 - remote too slow: saves wait for copies (`on_lag="wait"`, `max_lag_size`)
 
-Each is simulated with the rates of storage that `iobench tiers` shows after two saves, which do not
-count. A line has the sum of the stalls, and the mean time from the begin of a save to durable in
+Each is simulated with the rates of storage that `iobench tiers` shows after three saves, which are
+left out. A line has the sum of the stalls, and the mean time from the begin of a save to durable in
 both tiers: live, predicted, and the difference.
 """
 
@@ -36,7 +36,7 @@ from iobench.tiers.simulation import simulate
 from iobench.tiers.status import tiers_status
 from iobench.units import MIB, parse_size
 
-_SAVES, _WARM = 8, 2
+_SAVES, _WARM = 8, 3
 _MOST = 0.10
 _LOOK_S = 0.002
 
@@ -110,7 +110,7 @@ class Watch:
 
 
 def live(plan: TiersPlan, state: dict[str, Any], directory: Path, remote: str) -> Live:
-    """Run a plan, after two saves that measure the rates."""
+    """Run a plan, after three saves that measure the rates."""
     assert plan.remote_rate is not None
     fast, slow = plan.memories
     tiers = [

@@ -14,7 +14,8 @@ from iobench.bench.counters.sampler import FileSampler
 from iobench.bench.judging.stats import highest
 from iobench.results import TrainBlock, utc_now
 from iobench.train.arm import Arm
-from iobench.train.saver import Saver, saver_for
+from iobench.train.choose_saver import saver_for
+from iobench.train.saver import Saver
 from iobench.train.trainer import Trainer
 
 __all__ = ["GAUGES", "Reference", "TrainingBlocks", "due", "timed_step", "warm_up"]

@@ -25,7 +25,7 @@ from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.local.new_file import sync_directory
 
-__all__ = ["OurSaver", "Saver", "saver_for"]
+__all__ = ["OurSaver", "Saver", "plain_saver"]
 
 _SLOWER = "/dev/shm"
 """The slower memory: tmpfs, which every machine has. It is as fast as DRAM."""
@@ -67,16 +67,12 @@ class Saver(ABC):
         """Wait for the saves, and free the memory."""
 
 
-def saver_for(arm: Arm, directory: Path) -> Saver:
-    """Return the saver of `arm`. It creates `directory` for its checkpoints."""
+def plain_saver(arm: Arm, directory: Path) -> Saver:
+    """Return the saver of an arm without tiers. It creates `directory` for its checkpoints."""
     if arm.by is None:
         return _NoSaver()
     if isinstance(arm.by, TorchSave):
         return _StockSaver(arm.by, directory, background=arm.mode == "async")
-    if arm.tiers is not None:
-        from iobench.train.tiered_saver import TieredSaver
-
-        return TieredSaver(arm, arm.tiers, arm.by, directory)
     if arm.keeps_all:
         return _MemorySaver(arm, arm.by, directory)
     return OurSaver(arm, arm.by, directory)
