@@ -265,6 +265,34 @@ def test_a_larger_state(runs: Path) -> None:
         assert ckpt.latest() == 4
 
 
+def test_a_larger_state_while_smaller_ones_wait(runs: Path, saving: Any, gated: Any) -> None:
+    """It waits until their memory is enough, and no snapshot is lost."""
+    with saving(Memory("3MiB")) as ckpt:
+        for step in (1, 2):
+            ckpt.save_async(_state(step), step)
+        larger = {"w": torch.arange(600_000, dtype=torch.float32)}
+        threading.Timer(0.1, gated.let, [3]).start()
+        ckpt.save_async(larger, 3)
+        ckpt.wait()
+        assert ckpt.steps() == [1, 2, 3]
+    with Checkpointer(runs / "a") as ckpt:
+        assert torch.equal(ckpt.load(2)["w"], _state(2)["w"])
+        assert torch.equal(ckpt.load(3)["w"], larger["w"])
+
+
+def test_full_memory_supersedes_the_oldest(saving: Any, gated: Any) -> None:
+    """With on_full="supersede" nothing waits."""
+    with saving(Memory("2MiB"), on_full="supersede") as ckpt:
+        saves = [ckpt.save_async(_state(0), 0)]
+        assert gated.begun.acquire(timeout=60)
+        saves += [ckpt.save_async(_state(step), step) for step in (1, 2, 3)]
+        assert _states(saves) == ["writing", "superseded", "superseded", "waiting"]
+        assert saves[1].copies == []
+        gated.let(2)
+        ckpt.wait()
+        assert ckpt.steps() == [0, 3]
+
+
 def test_memory_is_freed(runs: Path) -> None:
     """With the Checkpointer, and with one that nobody closed."""
     with Checkpointer(runs / "a", tiers=[Memory("64MiB", path=_SHARED)]) as ckpt:
