@@ -23,7 +23,7 @@ run: $(runtime) ## set up, then measure llama7b on this machine with three write
 	$(bin)/iobench run --workload llama7b --writer buffered,uncached,odirect $(ARGS)
 
 test: $(development) ## set up, then run all tests, three at a time (ARGS="-n 0": one)
-	$(bin)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	$(bin)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 quick: $(development) ## the unit tests that take milliseconds: under a minute in all
 	$(bin)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/unit $(ARGS)

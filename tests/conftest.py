@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import os
@@ -24,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+import typer.main
 from hypothesis import settings
 from support.preloaded import run_preloaded
 
@@ -47,6 +49,9 @@ os.environ["PATH"] = os.path.join(sys.prefix, "bin") + os.pathsep + os.environ["
 # One thread of torch, also in children: two tests run at a time, and threads that share a busy core
 # wait for each other longer than such small tensors take. Before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# typer builds all verbs for each command that a test runs here, in 35 ms. They keep no state.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 settings.register_profile("iobench", deadline=None)  # timings never decide a test
 settings.load_profile("iobench")

@@ -85,7 +85,8 @@ class Committer:
                 manifest = self._manifest(save, files, serial)
                 text = manifest.to_json()
             staged.publish([text])
-            save.persist_s = time.perf_counter() - began_s
+            ended_s = time.perf_counter()
+            save.persist_s, save.durable_s = ended_s - began_s, ended_s - save.called_s
             save.status = "committed"
             self.ledger.committed(save)
         return manifest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = ["Copy", "CopyState"]
@@ -24,8 +24,12 @@ class Copy:
     - `superseded`: it is not copied to this tier; a newer one is
     - `skipped`: it is not copied to this tier, because too much waited for copies already
     - `failed`: the local files are damaged, so they are not copied
+
+    `durable_at_s` is when this process made it durable in the remote tier, in seconds since the
+    epoch.
     """
 
     tier: str
     state: CopyState
     eta_s: float | None = None
+    durable_at_s: float | None = field(default=None, compare=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -29,7 +30,8 @@ class Save:
     `lag_wait_s` is the part of it in which the save waited for copies to the remote tier.
     `pages_s` is the part of the copy in which pages of host memory were made: in the first save of
     each slot, unless `prepare` has made them.
-    `persist_s` is the time from the begin of the write to the commit. `serial` is its number among
+    `persist_s` is the time from the begin of the write to the commit, and `durable_s` from the call
+    to the commit, of a job of one rank. `serial` is its number among
     the saves of a run; 0 where checkpoints are numbered in the order of their commits.
     """
 
@@ -41,9 +43,11 @@ class Save:
     lag_wait_s: float = 0.0
     pages_s: float = 0.0
     persist_s: float | None = None
+    durable_s: float | None = None
     serial: int = 0
     transfer: Transfer | None = None
     error: BaseException | None = None
+    called_s: float = field(default_factory=time.perf_counter, repr=False, compare=False)
     tiers: Callable[[Save], list[Copy]] | None = field(default=None, repr=False, compare=False)
 
     @property

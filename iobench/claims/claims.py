@@ -69,7 +69,7 @@ class Study:
 
     `every` is the interval of checkpoints in training, in the syntax of `iobench train`, and a
     block has `intervals` of them. With `interval_claimed` it is part of the claim, and a record
-    with another interval is not comparable.
+    with another interval is not comparable. `shows_steps`: its page has the stalls over time.
     """
 
     name: str
@@ -77,6 +77,7 @@ class Study:
     claims: tuple[Claim, ...]
     every: str
     intervals: int = 3
+    shows_steps: bool = False
     interval_claimed: bool = False
 
     @property
@@ -205,6 +206,7 @@ CLAIMS = {
             source="SK hynix, slides without figures: CXL memory takes snapshots that DRAM cannot",
             claims=tuple(_memory()),
             every="0.33xpersist",
+            shows_steps=True,
             intervals=8,  # DRAM is full after three saves, both memories after eight
         ),
     )

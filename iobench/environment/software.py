@@ -31,6 +31,7 @@ PACKAGES = (
 )
 
 
+@functools.cache
 def package_version(name: str) -> str | None:
     """Return the installed version of a Python package; None if it is not installed."""
     from importlib import metadata

@@ -139,6 +139,7 @@ class Drain:
             created_s=save.created_s,
             size_bytes=save.size_bytes,
             state="durable",
+            durable_at_s=time.time(),
             local=False,
         )
         self.queue.put(entry)

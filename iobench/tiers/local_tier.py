@@ -96,4 +96,6 @@ class LocalTier(DirectoryStore):
             return []
         eta_s = self.drain.eta_s(save.step)
         local = [Copy(tier=str(self), state="durable")] if entry.local else []
-        return [*local, Copy(tier=str(self.remote), state=entry.state, eta_s=eta_s)]
+        at_s = entry.durable_at_s
+        remote = Copy(tier=str(self.remote), state=entry.state, eta_s=eta_s, durable_at_s=at_s)
+        return [*local, remote]

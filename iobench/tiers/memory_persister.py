@@ -9,6 +9,7 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
+from iobench.errors import StateError
 from iobench.tiers.memory_pool import MemoryPool
 from iobench.tiers.memory_slot import Kept, MemorySlot
 from iobench.tiers.spill import next_to_write
@@ -59,7 +60,15 @@ class MemoryPersister(Persister[Serialized]):
         return {tier: free / max(1, used + free) for tier, (used, free) in fill.items()}
 
     def take(self, lease: _Lease, *, pinned: bool, on_full: OnFull = "wait") -> bool:
-        taken = super().take(lease, pinned=pinned, on_full=on_full)
+        try:
+            taken = super().take(lease, pinned=pinned, on_full=on_full)
+        except StateError:
+            if not any(slot.busy for slot in self._memory.slots()):
+                raise
+            # It has a permit, but the memory of one smaller snapshot is not enough, or the system
+            # gives less than was counted: wait for all snapshots, and use their memory.
+            self.wait()
+            lease.item.slot, taken = self._memory.take(pinned=pinned), True
         if taken:
             slot = _slot(lease)
             slot.save = lease.item.save

@@ -59,6 +59,8 @@ class MemoryPool(SlotPool):
         Raises StateError when there is no room for a single one.
         """
         size = -(-max(size_bytes, 1) // self._unit) * self._unit
+        if size <= self._size and self._free:
+            return  # one is free: how many there could be does not matter
         if size > self._size:
             self._size = size
             self.free()  # they are too small
@@ -98,18 +100,18 @@ class MemoryPool(SlotPool):
             rooms.append(room)
         return rooms
 
-    def _new(self) -> MemorySlot | None:
-        """Return a new slot; None without room for one more."""
-        rooms = self._rooms()
+    def _new(self, rooms: list[int]) -> MemorySlot | None:
+        """Return a new slot, and take its bytes off `rooms`; None without room for one more."""
         if sum(rooms) < self._size:
             return None
         room = AddressRange(self._size, max(self._unit, HUGE_PAGE))
         parts, begin = [], 0
-        for tier, left in zip(self.tiers, rooms, strict=True):
-            length = min(left, self._size - begin)
+        for number, tier in enumerate(self.tiers):
+            length = min(rooms[number], self._size - begin)
             if length and (part := tier.map_part(room, begin, length)) is not None:
                 parts.append(part)
                 begin += length
+                rooms[number] -= length
         if begin < self._size:
             return None
         slot = MemorySlot(next(self._numbers), room, tuple(parts))
@@ -118,7 +120,10 @@ class MemoryPool(SlotPool):
 
     def allocated(self) -> list[Slot]:
         """Make all slots that there is room for, and return the free ones."""
-        while len(self.slots()) < self.count and (slot := self._new()) is not None:
+        rooms = self._rooms()
+        for _ in range(self.count - len(self.slots())):
+            if (slot := self._new(rooms)) is None:
+                break
             self._free.append(slot)
         return list(self._free)
 
@@ -127,7 +132,7 @@ class MemoryPool(SlotPool):
 
         Raises StateError when there is no memory left for one more slot.
         """
-        slot = self._fastest() or self._new()
+        slot = self._fastest() or self._new(self._rooms())
         if slot is None:
             raise StateError(self._too_large())
         slot.busy, slot.save, slot.kept = True, None, None
@@ -142,7 +147,9 @@ class MemoryPool(SlotPool):
         for slot in self.slots():
             with contextlib.suppress(ValueError):  # taken: deque.remove is atomic
                 self._free.remove(slot)
-                return slot
+                if len(slot.memory) >= self._size:
+                    return slot
+                slot.free()  # given back while the size grew
         return None
 
     def give(self, slot: Slot) -> None:

@@ -9,6 +9,7 @@ import time
 import numpy as np
 
 from iobench import linux
+from iobench.environment.memory import available_bytes
 from iobench.errors import OptionError, UnavailableError
 from iobench.tiers.address_range import AddressRange
 from iobench.tiers.backing import backing_of
@@ -19,7 +20,7 @@ from iobench.units import MIB
 __all__ = ["MemoryTier"]
 
 _NO_ROOM = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
-_PROBE = 64 * MIB
+_PROBE, _PROBED_PART = 64 * MIB, 16
 
 
 class MemoryTier:
@@ -77,11 +78,12 @@ class MemoryTier:
     def probe(self, size_bytes: int = _PROBE) -> float | None:
         """Return the bytes per second of a copy into it by one thread; None without room for it.
 
-        Raises UnavailableError when the system refuses the memory.
+        Of memory that is scarce, a part is copied. Raises UnavailableError when the system refuses
+        the memory.
         """
-        size = min(size_bytes, self.size_bytes)
-        size = max(self.unit, size - size % self.unit)
-        if size > self.room_bytes(0, 0):
+        size = min(size_bytes, self.size_bytes, (available_bytes() or size_bytes) // _PROBED_PART)
+        size -= size % self.unit
+        if not 0 < size <= self.room_bytes(0, 0):
             return None
         room = AddressRange(size, max(self.unit, mmap.PAGESIZE))
         if self.map_part(room, 0, size) is None:

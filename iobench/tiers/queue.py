@@ -28,6 +28,8 @@ class Queued:
     created_s: float
     size_bytes: int = 0
     state: CopyState = "waiting"
+    durable_at_s: float | None = None
+    """When this process made its remote copy durable, in seconds since the epoch."""
     local: bool = True
     """Whether the local tier has it; not after a save that went to the remote tier directly."""
 
@@ -57,7 +59,8 @@ class DrainQueue:
             found = self._entries.get(entry.step)
             if found is None or found.serial != entry.serial:
                 return False
-            self._entries[entry.step] = replace(found, state=state)
+            at_s = time.time() if state == "durable" else found.durable_at_s
+            self._entries[entry.step] = replace(found, state=state, durable_at_s=at_s)
             self.changed.notify_all()
             return True
 

@@ -25,7 +25,7 @@ from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.local.new_file import sync_directory
 
-__all__ = ["Saver", "saver_for"]
+__all__ = ["OurSaver", "Saver", "plain_saver"]
 
 _SLOWER = "/dev/shm"
 """The slower memory: tmpfs, which every machine has. It is as fast as DRAM."""
@@ -54,6 +54,10 @@ class Saver(ABC):
     def saves(self) -> tuple[TrainSave, ...]:
         """Return the result of each save, oldest first."""
 
+    def lost_s(self, since: int) -> dict[str, float]:  # noqa: ARG002 -- of savers with tiers
+        """Return the most training lost, in seconds by tier, without the first `since` saves."""
+        return {}
+
     @abstractmethod
     def load(self) -> Any:
         """Return the state of the last checkpoint."""
@@ -63,15 +67,15 @@ class Saver(ABC):
         """Wait for the saves, and free the memory."""
 
 
-def saver_for(arm: Arm, directory: Path) -> Saver:
-    """Return the saver of `arm`. It creates `directory` for its checkpoints."""
+def plain_saver(arm: Arm, directory: Path) -> Saver:
+    """Return the saver of an arm without tiers. It creates `directory` for its checkpoints."""
     if arm.by is None:
         return _NoSaver()
     if isinstance(arm.by, TorchSave):
         return _StockSaver(arm.by, directory, background=arm.mode == "async")
     if arm.keeps_all:
         return _MemorySaver(arm, arm.by, directory)
-    return _OurSaver(arm, arm.by, directory)
+    return OurSaver(arm, arm.by, directory)
 
 
 class _NoSaver(Saver):
@@ -95,7 +99,7 @@ class _NoSaver(Saver):
         """Return at once: there is nothing to close."""
 
 
-class _OurSaver(Saver):
+class OurSaver(Saver):
     """Saves with a Checkpointer, which opens with the first save."""
 
     def __init__(self, arm: Arm, writer: Writer, directory: Path) -> None:
@@ -148,10 +152,11 @@ class _OurSaver(Saver):
             status=save.status,
             stall_s=save.stall_s,
             persist_s=None if self._sync else save.persist_s,
+            durable_s=save.durable_s,
         )
 
 
-class _MemorySaver(_OurSaver):
+class _MemorySaver(OurSaver):
     """Saves through memory tiers: DRAM for `slots` snapshots; tmpfs for more in mode `spill`.
 
     Every checkpoint is written and stays. The first save makes all of the memory.

@@ -7,11 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.scripted_s3 import ScriptedS3, answer, reset
+from support.scripted_s3 import ScriptedS3, answer, reset, silence
 from support.tiers import events, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
 from iobench.errors import TargetError, TransferError, UnavailableError
+from iobench.tiers import nearest
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 
@@ -133,5 +134,33 @@ def test_a_bucket_is_gone_in_mid_drain(fault, server: ScriptedS3, tmp_path: Path
         until(lambda: settled(ckpt))
         assert save.copies[1].state == "verified"
     assert len(events(local, "failed")) >= 2
+    assert load_checkpoint("s3://bucket/run", writer=writer)["step"] == 2
+    writer.client.close()
+
+
+def test_a_server_that_hangs(
+    server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes requests and answers none: neither the start nor a restore waits for it."""
+    writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", max_attempts=1)
+    local, tiers = tmp_path / "local", [Remote("s3://bucket/run", writer=writer)]
+    with Checkpointer(local, tiers=tiers) as ckpt:
+        ckpt.save(state(1, 1000), 1)
+        until(lambda: settled(ckpt))
+    for operation in ("list", "get", "head", "pending"):
+        server.fail(operation, silence, times=1000)
+    monkeypatch.setattr(nearest, "_ANSWER_S", 3600.0)
+    ckpt = Checkpointer(local, tiers=tiers)
+    monkeypatch.setattr(nearest, "_ANSWER_S", 0.0)  # the time of the read is all that it gets
+    with pytest.warns(RuntimeWarning, match="cannot be asked"):
+        assert ckpt.load()["step"] == 1
+    assert ckpt.loaded is not None
+    assert ckpt.loaded.sources == {str(local): "read"}
+    ckpt.save(state(2, 1000), 2)
+    assert not server.released.is_set()
+    server.forget_faults()
+    server.released.set()
+    until(lambda: settled(ckpt))
+    ckpt.close()
     assert load_checkpoint("s3://bucket/run", writer=writer)["step"] == 2
     writer.client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import tomllib
@@ -66,9 +67,15 @@ def _commands(first: str) -> list[Any]:
     return list(found.values())
 
 
+@functools.cache
+def _iobench() -> Any:
+    """The command with all its verbs; to build it takes as long as to parse a hundred lines."""
+    return typer.main.get_command(app)
+
+
 def _parse(words: list[str]) -> None:
     """Parse an iobench command; nothing is run. Raises what typer raises for a wrong one."""
-    command: Any = typer.main.get_command(app)
+    command = _iobench()
     context, rest = command.make_context("iobench", list(words)), list(words)
     while hasattr(command, "commands"):
         _, command, rest = command.resolve_command(context, rest)

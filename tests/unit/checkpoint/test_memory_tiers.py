@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from iobench import Checkpointer, KeepLast, Local, Memory, Paced, Remote
+from iobench import (
+    Checkpointer,
+    KeepLast,
+    Local,
+    Memory,
+    Paced,
+    Placement,
+    Remote,
+    load_checkpoint,
+)
 from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.save import Save
 from iobench.errors import OptionError, StateError
@@ -57,9 +65,13 @@ def _states(saves: list[Save]) -> list[str]:
     return [save.status for save in saves]
 
 
-def _free_bytes() -> int:
-    found = os.statvfs(_SHARED)
-    return found.f_bfree * found.f_frsize
+def _mapped_bytes() -> int:
+    """Bytes of files on tmpfs without a name that this process maps."""
+    found = [
+        re.match(r"(\w+)-(\w+) .* /dev/shm/#\d+ \(deleted\)$", line)
+        for line in Path("/proc/self/maps").read_text().splitlines()
+    ]
+    return sum(int(one[2], 16) - int(one[1], 16) for one in found if one)
 
 
 def test_as_many_snapshots_wait_as_memory_holds(runs: Path, saving: Any, gated: Any) -> None:
@@ -165,6 +177,27 @@ def test_copies_and_loads_from_memory(runs: Path, expect_same: Callable[[Any, An
         assert ckpt.load()["step"] == 3
 
 
+@pytest.mark.parametrize("goal", [None, "capacity"])
+def test_memory_before_local_and_remote(runs: Path, goal: Any) -> None:
+    """Every snapshot gets to both tiers, in any order; `capacity` sends them there directly."""
+    placement = Placement(goal=goal) if goal else None
+    tiers = [*_two(), Remote(runs / "remote")]
+    with Checkpointer(runs / "a", tiers=tiers, placement=placement) as ckpt:
+        ckpt.save(_state(0), 0)
+        ckpt.wait(until="remote")  # the remote tier is open
+        saves = [ckpt.save_async(_state(step), step) for step in range(1, 6)]
+        ckpt.wait(until="remote")
+        assert saves[4].copies[0].state == "volatile"
+        there = {str(runs / "remote")} | ({str(runs / "a")} if goal is None else set())
+        assert {copy.tier for save in saves for copy in save.copies} >= there
+        assert ckpt.load()["step"] == 5
+        assert ckpt.loaded is not None
+        assert ckpt.loaded.sources == {saves[4].copies[0].tier: "read"}
+        assert ckpt.latest() == 5
+    for step in range(6):
+        assert load_checkpoint(runs / "remote", step)["w"].unique().tolist() == [step]
+
+
 def test_damaged_memory_is_not_read(runs: Path) -> None:
     """Storage is read instead, a warning says so, and memory is not tried again."""
     with Checkpointer(runs / "a", tiers=[Memory("2MiB")]) as ckpt:
@@ -202,10 +235,9 @@ def test_a_failed_save_frees_its_memory(runs: Path, saving: Any, gated: Any) -> 
 
 def test_lazy_and_prepared(runs: Path, saving: Any, gated: Any) -> None:
     """`prepare` takes all memory; a lazy save copies into it later."""
-    before = _free_bytes()
     with saving(*_two(), lazy=True) as ckpt:
         ckpt.prepare(_state(0), wait=True)
-        assert before - _free_bytes() >= 2.8 * MIB
+        assert _mapped_bytes() == 3 * MIB
         assert sum(one.used_bytes for one in ckpt.memory) == 0
         saves = []
         for step in range(3):
@@ -233,19 +265,46 @@ def test_a_larger_state(runs: Path) -> None:
         assert ckpt.latest() == 4
 
 
+def test_a_larger_state_while_smaller_ones_wait(runs: Path, saving: Any, gated: Any) -> None:
+    """It waits until their memory is enough, and no snapshot is lost."""
+    with saving(Memory("3MiB")) as ckpt:
+        for step in (1, 2):
+            ckpt.save_async(_state(step), step)
+        larger = {"w": torch.arange(600_000, dtype=torch.float32)}
+        threading.Timer(0.1, gated.let, [3]).start()
+        ckpt.save_async(larger, 3)
+        ckpt.wait()
+        assert ckpt.steps() == [1, 2, 3]
+    with Checkpointer(runs / "a") as ckpt:
+        assert torch.equal(ckpt.load(2)["w"], _state(2)["w"])
+        assert torch.equal(ckpt.load(3)["w"], larger["w"])
+
+
+def test_full_memory_supersedes_the_oldest(saving: Any, gated: Any) -> None:
+    """With on_full="supersede" nothing waits."""
+    with saving(Memory("2MiB"), on_full="supersede") as ckpt:
+        saves = [ckpt.save_async(_state(0), 0)]
+        assert gated.begun.acquire(timeout=60)
+        saves += [ckpt.save_async(_state(step), step) for step in (1, 2, 3)]
+        assert _states(saves) == ["writing", "superseded", "superseded", "waiting"]
+        assert saves[1].copies == []
+        gated.let(2)
+        ckpt.wait()
+        assert ckpt.steps() == [0, 3]
+
+
 def test_memory_is_freed(runs: Path) -> None:
     """With the Checkpointer, and with one that nobody closed."""
-    before = _free_bytes()
     with Checkpointer(runs / "a", tiers=[Memory("64MiB", path=_SHARED)]) as ckpt:
         ckpt.prepare(_state(1), wait=True)
-        assert before - _free_bytes() > 60 * MIB
-    assert before - _free_bytes() < 8 * MIB
+        assert _mapped_bytes() == 64 * MIB
+    assert _mapped_bytes() == 0
     ckpt = Checkpointer(runs / "b", tiers=[Memory("64MiB", path=_SHARED)])
     ckpt.prepare(_state(1), wait=True)
     with pytest.warns(ResourceWarning, match="was never closed"):  # noqa: PT031 -- two statements
         del ckpt
         gc.collect()
-    assert before - _free_bytes() < 8 * MIB
+    assert _mapped_bytes() == 0
 
 
 @pytest.mark.parametrize(
@@ -363,6 +422,18 @@ def test_a_limit_that_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StateError, match="does not fit"):
         pool.grow(MIB)
     pool.close()
+
+
+def test_a_slot_that_is_given_back_while_the_size_grows() -> None:
+    """It is freed, whenever the persister returns it."""
+    pool = MemoryPool([MemoryTier(Memory("4MiB"))])
+    pool.grow(MIB)
+    small = pool.take(pinned=False)
+    pool.give(small)
+    pool._size = 2 * MIB  # as if `give` had compared the sizes just before
+    slot = pool.take(pinned=False)
+    assert slot is not small
+    assert (len(small.memory), len(slot.memory), pool.size_bytes) == (0, 2 * MIB, 2 * MIB)
 
 
 def test_memory_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

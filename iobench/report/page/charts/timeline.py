@@ -11,7 +11,7 @@ import altair as alt
 from iobench.report.grid import Grid
 from iobench.report.page.page import Chart
 from iobench.report.page.theme import data_of, spec_of
-from iobench.results import TrainBlock
+from iobench.results import TrainBlock, TrainSave
 from iobench.units import count_of, format_seconds
 
 __all__ = ["Timeline", "timeline_chart"]
@@ -26,8 +26,8 @@ _MARGIN = 1.1  # of the axis, beyond the longest step
 class Timeline:
     """One block on the clock of its own: when its steps, stalls and persists begin and end.
 
-    Training stops during a stall. A persist begins with the end of its stall, or before that where
-    a saver waits for an earlier one.
+    Training stops during a stall. A persist ends when the checkpoint is durable. Where a record
+    lacks that time, the persist begins with the end of its stall.
     """
 
     label: str
@@ -52,12 +52,15 @@ class Timeline:
             at_s += step_s + stalls.get(number, 0.0)
         return rows
 
+    def called(self) -> list[tuple[float, TrainSave]]:
+        """Return each checkpoint with the seconds at which it was called for."""
+        ends = {number: row["x2"] for number, row in enumerate(self.steps(), 1)}
+        return [(ends.get(save.step, 0.0), save) for save in self.block.saves]
+
     def saves(self) -> list[dict[str, Any]]:
         """Return begin and end of each stall and persist, with its checkpoint in words."""
-        ends = {number: row["x2"] for number, row in enumerate(self.steps(), 1)}
         rows = []
-        for save in self.block.saves:
-            began_s = ends.get(save.step, 0.0)
+        for began_s, save in self.called():
             stopped_s = began_s + save.stall_s
             what = f"checkpoint of step {save.step}, {save.status}"
             stall = f"stall {format_seconds(save.stall_s)}"
@@ -66,10 +69,13 @@ class Timeline:
             )
             if save.persist_s is not None:
                 persist = f"persist {format_seconds(save.persist_s)}"
+                from_s = stopped_s
+                if save.durable_s is not None:
+                    from_s = began_s + save.durable_s - save.persist_s
                 rows.append(
                     {
-                        "x": stopped_s,
-                        "x2": stopped_s + save.persist_s,
+                        "x": from_s,
+                        "x2": from_s + save.persist_s,
                         "kind": "persist",
                         "what": f"{what}: {persist}",
                     }
