@@ -19,6 +19,7 @@ from support.offload_training import (
 
 from iobench.errors import OptionError, UsageError
 from iobench.offload import SGD, AdamW
+from iobench.offload.stock_files import export, import_stock
 
 
 def _stock(parameters: list[torch.nn.Parameter], **values: Any) -> Stock:
@@ -120,6 +121,25 @@ def test_state_dict_of_stock_and_back(tmp_path: Path) -> None:
             give_gradients(one.model, 5)
             one.step()
         assert_equal(there.snapshot(), stock.snapshot())
+
+
+def test_stock_files(tmp_path: Path) -> None:
+    """Exported and imported again: the training goes on with the same bits."""
+    parameters = [torch.nn.Parameter(p.detach().float()) for p in make_parameters()]
+    stock = _stock(parameters, lr=0.01, momentum=0.9)
+    named = [(f"p{index}", parameter) for index, parameter in enumerate(parameters)]
+    with SGD(named, tmp_path / "one", lr=0.01, momentum=0.9, **OPTIONS) as optimizer:
+        _train(optimizer, stock, range(3))
+    files = tmp_path / "optimizer.pt", tmp_path / "model.safetensors"
+    for file in files:
+        export(tmp_path / "one", "latest", file)
+    state = torch.load(files[0], weights_only=True)["state"]
+    assert all(list(one) == ["momentum_buffer"] for one in state.values())
+    import_stock(*files, tmp_path / "two", pins=1, memory="2GiB")
+    again = [(name, torch.nn.Parameter(torch.zeros_like(p))) for name, p in named]
+    with SGD.resume(again, tmp_path / "two") as optimizer:
+        _train(optimizer, stock, range(3, 5))
+        assert_equal(snapshot(optimizer), stock.snapshot())
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
