@@ -32,6 +32,8 @@ class PinLedger:
         self._named: dict[int, str] = {}
         self._pending: dict[str, Save] = {}
         self._own: set[str] = set()
+        self._gone: set[str] = set()
+        """Pins that no checkpoint names, not even after a power cut."""
         self._others = 0
 
     def start(self) -> None:
@@ -93,6 +95,11 @@ class PinLedger:
             if manifest and manifest.offload and manifest.offload.pin == name:
                 self._named[save.step] = name
             del self._pending[name]
+            removed = self._removed()
+        if removed:  # here, and not in the trainer's thread
+            self._sync()
+            with self._lock:
+                self._gone |= removed
 
     def _name(self, save: Save) -> str:
         with self._lock:
@@ -109,21 +116,35 @@ class PinLedger:
             for name, save in list(self._pending.items()):
                 if save.status in ("skipped", "superseded", "failed"):
                     del self._pending[name]
-            # A save that replaces a checkpoint puts it aside, and a crash puts it back.
-            steps = {save.step for save in self._pending.values()}
-            self._named = {
-                step: name
-                for step, name in self._named.items()
-                if step in steps or (self._store.locate(step) / MANIFEST).exists()
-            }
-            needed = {*self._named.values(), *self._pending}
-            free = self._own - needed
+                if save.status in ("skipped", "superseded"):
+                    self._gone.add(name)
+            self._removed()
+            free = self._own - {*self._named.values(), *self._pending}
+            synced = free <= self._gone
         if not free or self._state.closed:
             return
-        with transfer_errors("removing", self._store.directory):
-            sync_directory(self._store.directory)  # the removal comes first, also in a power cut
+        if not synced:
+            self._sync()
         self._state.release(free)
         self._own -= free
+        with self._lock:
+            self._gone -= free
+
+    def _removed(self) -> set[str]:
+        """Forget the checkpoints that were removed; return their pins. Needs the lock."""
+        # A save that replaces a checkpoint puts it aside, and a crash puts it back.
+        saving = {save.step for save in self._pending.values()}
+        steps = [
+            step
+            for step in self._named
+            if step not in saving and not (self._store.locate(step) / MANIFEST).exists()
+        ]
+        return {self._named.pop(step) for step in steps}
+
+    def _sync(self) -> None:
+        """Make removals durable: a power cut must not bring back a checkpoint without its pin."""
+        with transfer_errors("removing", self._store.directory):
+            sync_directory(self._store.directory)
 
     def restore(self, manifest: Manifest) -> None:
         """Let the optimizer go on from the generation of a checkpoint.

@@ -67,10 +67,13 @@ class HeldPins:
     def hold(self, step: int, owner: str) -> str:
         """Pin the state after the last step; return the name of the pin. Waits for nothing.
 
-        Raises UsageError before the first step, TransferError after a failure.
+        Raises UsageError before the first step and when all pins are held, TransferError after a
+        failure.
         """
         optimizer = self._optimizer
         engine = optimizer._settled()
+        if len(optimizer._held) >= self.most:
+            raise UsageError(f"all pins={self.most} belong to checkpoints of a Checkpointer")
         file = io.BytesIO()
         # The random part makes the XXH3 the name of this pin alone.
         torch.save({"checkpointer": owner, "step": step, "name": secrets.token_hex(16)}, file)
