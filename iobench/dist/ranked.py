@@ -73,6 +73,10 @@ class RankedCheckpointer(Checkpointer):
 
     def __init__(self, location: str | Path, *, world: World | None = None, **options: Any) -> None:
         self._world = world or World.detect()
+        if options.get("tiers"):  # an error here does not wait for the other ranks
+            from iobench.tiers.given import GivenTiers
+
+            GivenTiers.of(options["tiers"]).check(location, options, ranked=True)
         shared = shared_control(self._world)
         # All ranks make their Checkpointers in the same order.
         number = _made[shared] = _made.get(shared, 0) + 1

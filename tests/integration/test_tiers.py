@@ -529,6 +529,16 @@ def test_wrong_tiers(local: Path, tiers: Any, match: str) -> None:
     assert not local.exists()
 
 
+def test_several_ranks(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in each rank, before it connects to the others."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(OptionError, match="not yet for jobs of several ranks"):
+        Checkpointer(local, tiers=[Remote("s3://bucket/run")])
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
