@@ -30,8 +30,8 @@ def reproduce(
     claim: Annotated[
         str,
         typer.Argument(
-            help="The claim: hybrid-io, checkfreq, pccheck, async, sk-hynix-memory, "
-            "sk-hynix-offload."
+            help="The claim: sk-hynix-memory, sk-hynix-offload, hybrid-io, checkfreq, pccheck, "
+            "async."
         ),
     ],
     target: Annotated[

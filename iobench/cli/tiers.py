@@ -30,7 +30,7 @@ class _ShowByDefault(TyperGroup):
 app = typer.Typer(
     cls=_ShowByDefault,
     no_args_is_help=True,
-    help="Show in which tiers the checkpoints of a run are, or simulate planned tiers.",
+    help="Show where the checkpoints of a run are, or simulate tiers.",
 )
 app.command(_DEFAULT)(show)
 app.command()(plan)
