@@ -66,7 +66,7 @@ class Uploads:
         with Checkpointer(directory, tiers=[Remote(remote)]) as ckpt:
             ckpt.save(next(self._states), 1)
             ckpt.wait(until="remote")
-            (copy,) = [one for one in DrainJournal(directory).events() if one.event == "durable"]
+        (copy,) = [one for one in DrainJournal(directory).events() if one.event == "durable"]
         return copy.elapsed_s
 
 
