@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 __all__ = ["DrainPace", "DrainStoppedError"]
 
@@ -31,11 +32,12 @@ class DrainPace:
     ) -> None:
         self.stop = threading.Event()
         self._rate, self._busy, self._clock = rate_bytes_per_s, busy, clock
-        self._turn = threading.Lock()
+        self._turn, self._count = threading.Lock(), threading.Lock()
         self._paid_s = 0.0
         """The time at which the blocks so far have ended, at the rate."""
+        self._moving = 0
         self.yielded_s = 0.0
-        """Seconds for which copies have waited because of `busy`."""
+        """Seconds for which nothing was moved because of `busy`."""
 
     def begin(self) -> None:
         """Begin a copy: the time before it, in which nothing was moved, does not count."""
@@ -54,10 +56,23 @@ class DrainPace:
                 if self._busy():
                     self.stop.wait(_LOOK_AGAIN_S)
                     yielded_s = self._clock() - began_s
-                    self.yielded_s += yielded_s
+                    if not self._moving:
+                        self.yielded_s += yielded_s
                     self._paid_s += yielded_s
                 elif self._paid_s > began_s:
                     self.stop.wait(min(self._paid_s - began_s, _LOOK_AGAIN_S))
                 else:
                     return
         raise DrainStoppedError
+
+    @contextmanager
+    def moving(self, size_bytes: int) -> Iterator[None]:
+        """Wait like `wait`; the body moves the block."""
+        self.wait(size_bytes)
+        with self._count:
+            self._moving += 1
+        try:
+            yield
+        finally:
+            with self._count:
+                self._moving -= 1

@@ -67,6 +67,17 @@ def test_a_save_in_the_middle_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None
     assert pace._clock() - 100.0 == pytest.approx(1.06)
 
 
+def test_a_pause_is_no_pause_while_a_block_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a copy without its pauses has all of the time in which it moved something."""
+    pace = _pace(None, [False, True, True, False, True], monkeypatch)
+    with pace.moving(500), pace.moving(500):  # the second one waits during the first one
+        pass
+    assert pace.yielded_s == 0.0
+    with pace.moving(500):
+        pass
+    assert pace.yielded_s == pytest.approx(0.02)
+
+
 def test_no_block_begins_while_a_save_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of the wait is counted: such a copy says nothing about the rate."""
     pace = _pace(None, [True, True, True, False], monkeypatch)
