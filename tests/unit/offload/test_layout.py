@@ -82,7 +82,7 @@ def test_written_and_read() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"version": 2}, UsageError, "format version 2; this iobench reads 1"),
+        ({"version": 3}, UsageError, "format version 3; this iobench reads 1 to 2"),
         ({"format": "other"}, UsageError, "not a layout"),
         ({"parameters": 5}, DataMismatchError, "damaged"),
     ],
