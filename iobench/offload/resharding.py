@@ -22,7 +22,8 @@ from iobench.offload.layout import BLOCK, StateLayout
 from iobench.offload.model import flat_view, place
 from iobench.offload.ranges import ParameterRange, ranges_of
 from iobench.offload.record import GenerationRecord
-from iobench.offload.store import check_slot_of, digest_of, read_records
+from iobench.offload.slots import check_slot_of, digest_of
+from iobench.offload.store import read_records
 
 if TYPE_CHECKING:
     from iobench.offload.ranked import ShardedAdamW
