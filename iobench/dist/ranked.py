@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.persister import Snapshot
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
@@ -30,7 +31,7 @@ from iobench.dist.replicas.replicator import Replicated, Replicator
 from iobench.dist.replicas.restoring import Chosen, Restoring
 from iobench.dist.restarts import FailedRestarts
 from iobench.dist.saves.assembly import Assembly
-from iobench.dist.saves.committer import RankCommitter
+from iobench.dist.saves.committer import Pins, RankCommitter
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
 from iobench.dist.saves.persister import RankPersister
@@ -115,6 +116,7 @@ class RankedCheckpointer(Checkpointer):
             else None,
             replicator=self._replicator,
             committed=self._failed.progressed,
+            pins=self._rank_pins(),
             hosts=hosts,
         )
         self._committer = committer  # type: ignore[assignment]  # of several ranks
@@ -187,9 +189,10 @@ class RankedCheckpointer(Checkpointer):
             if type(step) is not int or step < 0:
                 raise UsageError(f"step {step!r}: a whole number, 0 or more")
             found.append(self._planning.local(state))
+            told = self._told()
             if self._world.rank == 0:
                 self._ledger.claim(save)
-            return {**found[0].told(), "failed": list(self._persister.failed)}
+            return {**found[0].told(), **told}
 
         phase = f"save of step {step}"
         try:
@@ -198,6 +201,10 @@ class RankedCheckpointer(Checkpointer):
             save.fail(error)
             raise
         return Asked(save, found[0], answer)
+
+    def _told(self) -> dict[str, Any]:
+        """Return what this rank tells the others in each save."""
+        return {"failed": list(self._persister.failed)}
 
     def _settled(self, asked: Asked) -> RankContent:
         """Wait for the other ranks. Return what this rank writes; raise in all ranks alike."""
@@ -326,10 +333,17 @@ class RankedCheckpointer(Checkpointer):
                     like=like,
                     known=self._ledger.serials() if leads and step == "latest" else None,
                     reader=reader,
+                    offload=self._restore_offload(),
                 )
         finally:
             for note in chosen.close() if chosen else ():
                 warnings.warn(f"a replica was replaced: {note}", RuntimeWarning, stacklevel=5)
+
+    def _rank_pins(self) -> Pins | None:
+        """Return the pins that saves hold in an optimizer."""
+
+    def _restore_offload(self) -> Callable[[Manifest], None] | None:
+        """Return what lets an optimizer go on from a checkpoint; a call of all ranks."""
 
     def _warn_of_replicas(self) -> None:
         if self._replicator is not None:
