@@ -39,9 +39,8 @@ class HeldPins:
 
     ranks = 1
 
-    def __init__(self, optimizer: OffloadedOptimizer, *, abandons: bool = False) -> None:
-        """With `abandons`, a restore durably abandons the generations after the restored one."""
-        self._optimizer, self._abandons = optimizer, abandons
+    def __init__(self, optimizer: OffloadedOptimizer) -> None:
+        self._optimizer = optimizer
         self.directory, *_ = optimizer._attached
         self._layout = optimizer._running().layout
 
@@ -166,8 +165,14 @@ class HeldPins:
             return
         directory, options, kind, overlap = optimizer._attached
         optimizer.close()
-        wanted = HeldPin(pinned.pin, abandons=self._abandons)
-        optimizer._continue(directory, wanted, options, kind, overlap)
+        optimizer._continue(directory, HeldPin(pinned.pin), options, kind, overlap)
+
+    def abandon_later(self) -> None:
+        """Abandon the generations after the one that was restored; durable on return."""
+        with self._optimizer._running().local() as engine:
+            base = engine.store.base
+            if base is not None and base is not engine.store.newest:
+                engine.store.adopt(base)
 
     def remove_others(self, unused: Callable[[FoundPin], bool]) -> None:
         """One process leaves nothing of others."""

@@ -36,7 +36,7 @@ from iobench.offload.store import check_slot_of, digest_of, read_records
 if TYPE_CHECKING:
     from iobench.offload.ranked import ShardedAdamW
 
-__all__ = ["convert", "remove_size", "reshard", "sources_of_pins"]
+__all__ = ["convert", "remove_size", "reshard", "sources_of_pins", "verify"]
 
 
 class _Source(NamedTuple):
@@ -128,6 +128,14 @@ def convert(
         )
         engine.wait()
     made._note_versions()
+
+
+def verify(optimizer: ShardedAdamW, sources: Sequence[_Source]) -> None:
+    """Read what this rank needs of `sources`. Raises DataMismatchError for damage."""
+    reader = _OldState(sources, specs_of(optimizer.param_groups), optimizer._own[0][0])
+    for wanted, _ in optimizer._own:
+        for _ in reader.take(wanted):
+            pass
 
 
 def _remove_unpinned(directory: Path, size: int) -> None:

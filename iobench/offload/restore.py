@@ -30,10 +30,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class HeldPin:
-    """A pin by the XXH3 of its `extra`. With `abandons`, later generations count no more."""
+    """A pin by the XXH3 of its `extra`."""
 
     extra: str
-    abandons: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,10 +183,7 @@ def restore(
                 break
             warnings.warn(f"{passed[-1]}; an older one is tried", RuntimeWarning, stacklevel=4)
             continue
-        abandons = isinstance(wanted, AtUpdates) or (
-            isinstance(wanted, HeldPin) and wanted.abandons
-        )
-        if abandons and record is not store.newest:
+        if isinstance(wanted, AtUpdates) and record is not store.newest:
             store.adopt(record)  # the ranks must not find what one of them alone has
         else:
             store.continue_from(record)

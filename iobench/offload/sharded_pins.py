@@ -16,7 +16,7 @@ from iobench.offload.rank_directories import (
     rank_directory,
     records_in,
 )
-from iobench.offload.resharding import convert, remove_size, sources_of_pins
+from iobench.offload.resharding import convert, remove_size, sources_of_pins, verify
 
 if TYPE_CHECKING:
     from iobench.offload.ranked import ShardedAdamW
@@ -29,7 +29,7 @@ class ShardedPins:
 
     def __init__(self, optimizer: ShardedAdamW) -> None:
         self._optimizer = optimizer
-        self._pins = HeldPins(optimizer._running(), abandons=True)
+        self._pins = HeldPins(optimizer._running())
 
     @property
     def ranks(self) -> int:
@@ -102,7 +102,10 @@ class ShardedPins:
                 return str(error)
             return ""
 
-        return _first(self._optimizer._agreed("restore", restore))
+        damage = _first(self._optimizer._agreed("restore", restore))
+        if not damage:  # not before: the ranks need a newest generation in common at any time
+            self._optimizer._agreed("abandoned", self._pins.abandon_later)
+        return damage
 
     def _restore_other(self, pinned: Sequence[PinnedGeneration]) -> str:
         optimizer, directory = self._optimizer, self._pins.directory.parent
@@ -110,8 +113,8 @@ class ShardedPins:
         names = [one.pin for one in pinned]
 
         def look() -> str:
-            try:
-                sources_of_pins(directory, names)
+            try:  # all of it: a conversion that has begun must not find damage
+                verify(optimizer, sources_of_pins(directory, names))
             except DataMismatchError as error:
                 return str(error)
             return ""
