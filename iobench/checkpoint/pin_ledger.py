@@ -162,7 +162,10 @@ class PinLedger:
             for step in (*self._named, *self._elsewhere)
             if step not in saving and not (self._store.locate(step) / MANIFEST).exists()
         ]
-        self._left |= any([self._elsewhere.pop(step, None) for step in steps])
+        elsewhere = self._elsewhere.keys() & set(steps)
+        for step in elsewhere:
+            del self._elsewhere[step]
+        self._left |= bool(elsewhere)
         return {self._named.pop(step) for step in steps if step in self._named}
 
     def _sync(self) -> None:

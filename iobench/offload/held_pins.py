@@ -44,18 +44,12 @@ class HeldPins:
         self.directory, *_ = optimizer._attached
         self._layout = optimizer._running().layout
 
-    @property
-    def optimizer(self) -> OffloadedOptimizer:
-        """The optimizer that has the pins."""
-        return self._optimizer
-
-    def reopened(self) -> OffloadedOptimizer:
-        """Return the optimizer, open, for work that replaces all of its state."""
+    def reopen(self) -> None:
+        """Open the optimizer if it is closed, for work that replaces all of its state."""
         optimizer = self._optimizer
         if self.closed:
             directory, options, kind, overlap = optimizer._attached
             optimizer._attach(GenerationStore.open(directory), options, kind, overlap)
-        return optimizer
 
     @property
     def most(self) -> int:

@@ -20,6 +20,7 @@ from iobench.offload.groups import kept_values, put_values, specs_of
 from iobench.offload.held_pins import found_pins
 from iobench.offload.layout import BLOCK, StateLayout
 from iobench.offload.model import flat_view, place
+from iobench.offload.ranges import ParameterRange, ranges_of
 from iobench.offload.rank_directories import (
     complete_sizes,
     directories,
@@ -29,7 +30,6 @@ from iobench.offload.rank_directories import (
     rank_directory,
     records_in,
 )
-from iobench.offload.ranges import ParameterRange, ranges_of
 from iobench.offload.record import GenerationRecord
 from iobench.offload.store import check_slot_of, digest_of, read_records
 

@@ -19,6 +19,7 @@ from iobench.offload.rank_directories import (
 from iobench.offload.resharding import convert, remove_size, sources_of_pins, verify
 
 if TYPE_CHECKING:
+    from iobench.offload.algorithms import AdamW
     from iobench.offload.ranked import ShardedAdamW
 
 __all__ = ["ShardedPins"]
@@ -29,7 +30,8 @@ class ShardedPins:
 
     def __init__(self, optimizer: ShardedAdamW) -> None:
         self._optimizer = optimizer
-        self._pins = HeldPins(optimizer._running())
+        self._local = optimizer._running()
+        self._pins = HeldPins(self._local)
 
     @property
     def ranks(self) -> int:
@@ -76,7 +78,7 @@ class ShardedPins:
         there; the optimizer is closed then.
         """
         optimizer = self._optimizer
-        local = self._pins.optimizer
+        local = self._local
         optimizer._local = local  # a failed restore has closed it
         same = len(pinned) == self.ranks
         try:
@@ -132,7 +134,7 @@ class ShardedPins:
 
         def fill() -> str:
             try:
-                convert(optimizer, sources_of_pins(directory, names), self._pins.reopened)
+                convert(optimizer, sources_of_pins(directory, names), self._reopened)
             except DataMismatchError as error:
                 found[0] = str(error)
             return found[0]
@@ -146,8 +148,15 @@ class ShardedPins:
         optimizer._agreed("end of conversion", end)
         return damage
 
+    def _reopened(self) -> AdamW:
+        self._pins.reopen()
+        return self._local
+
     def remove_others(self, unused: Callable[[FoundPin], bool]) -> None:
-        """Remove the parts of other numbers of ranks whose held pins are all `unused`. In rank 0."""
+        """Remove the parts of other numbers of ranks whose held pins are all `unused`.
+
+        Rank 0 does it.
+        """
         base = self._pins.directory.parent
         if self._optimizer._world.rank:
             return

@@ -106,9 +106,10 @@ def save_fails(size: int, directory: str, kill: tuple[int, str]) -> dict[str, An
     parameters, optimizer, options = _opened(size, directory)
     errors: list[str] = []
     options["deadline_s"] = 60
-    with optimizer, iobench.Checkpointer(
-        Path(directory) / "runs", offload=optimizer, **options
-    ) as ckpt:
+    with (
+        optimizer,
+        iobench.Checkpointer(Path(directory) / "runs", offload=optimizer, **options) as ckpt,
+    ):
         give_gradients(parameters, 0)
         optimizer.step()
         ckpt.save({"step": 1}, 1)
