@@ -55,6 +55,10 @@ class Checkpointer(LocalCheckpointer):
         """Return the Checkpointer of a rank if the job has several, or that with `offload`."""
         del args, options
         if cls is Checkpointer and (world or World.detect()).size > 1:
+            if offload is not None:
+                from iobench.dist.ranked_offload import RankedOffloadCheckpointer
+
+                return object.__new__(RankedOffloadCheckpointer)  # type: ignore[return-value]  # a subclass
             from iobench.dist.ranked import RankedCheckpointer
 
             return object.__new__(RankedCheckpointer)  # type: ignore[return-value]  # a subclass
@@ -88,7 +92,7 @@ class Checkpointer(LocalCheckpointer):
         """
         del world  # see __new__
         if offload is not None:
-            raise OptionError("offload: not yet for jobs of several ranks")
+            raise OptionError("offload: takes iobench.Checkpointer itself, not a subclass")
         if tiers:
             from iobench.tiers.given import GivenTiers
 
