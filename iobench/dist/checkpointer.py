@@ -55,6 +55,10 @@ class Checkpointer(LocalCheckpointer):
         """Return the Checkpointer of a rank if the job has several, or that with `offload`."""
         del args, options
         if cls is Checkpointer and (world or World.detect()).size > 1:
+            if offload is not None:
+                from iobench.dist.ranked_offload import RankedOffloadCheckpointer
+
+                return object.__new__(RankedOffloadCheckpointer)  # type: ignore[return-value]  # a subclass
             from iobench.dist.ranked import RankedCheckpointer
 
             return object.__new__(RankedCheckpointer)  # type: ignore[return-value]  # a subclass
@@ -88,7 +92,7 @@ class Checkpointer(LocalCheckpointer):
         """
         del world  # see __new__
         if offload is not None:
-            raise OptionError("offload: not yet for jobs of several ranks")
+            raise OptionError("offload: takes iobench.Checkpointer itself, not a subclass")
         if tiers:
             from iobench.tiers.given import GivenTiers
 
@@ -254,9 +258,8 @@ class Checkpointer(LocalCheckpointer):
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed.
 
-        With `until="remote"` wait also until every checkpoint is durable in the remote tier, or
-        superseded there. Raises the error of an attempt that fails meanwhile; the copies go on in
-        the background.
+        With `until="remote"` wait also until every checkpoint is durable in the remote tier or
+        superseded. Raises the error of an attempt that fails meanwhile; the copies go on.
         """
         if until not in ("committed", "remote"):
             raise OptionError(f"until={until!r}: 'committed' or 'remote'")
@@ -294,10 +297,7 @@ class Checkpointer(LocalCheckpointer):
         super().close()
 
     def latest(self) -> int | None:
-        """Return the step of the checkpoint that was saved last; None when there is none.
-
-        With `tiers`, checkpoints of the remote tier count too.
-        """
+        """Return the step of the checkpoint that was saved last, in any tier; None without one."""
         if self._tier is None or not self._is_open:
             return super().latest()
         return self._nearest(self._tier).newest()
@@ -347,8 +347,7 @@ class Checkpointer(LocalCheckpointer):
     ) -> tuple[Any, Loaded]:
         if self._tier is None:
             return super()._restore(step, on_corrupt, like)
-        nearest = self._opening or self._new_nearest(self._tier)
-        self._opening = None
+        nearest, self._opening = self._opening or self._new_nearest(self._tier), None
         nearest.warm = self._fill if self._warm else None
         state, loaded = nearest.restore(step, on_corrupt=on_corrupt, like=like)
         self._ledger.seen(nearest.last_serial)
@@ -370,9 +369,9 @@ class Checkpointer(LocalCheckpointer):
         With `on_corrupt="previous"` the newest undamaged checkpoint before it is restored instead,
         with a RuntimeWarning; `loaded` gives its step. `like` is a state of the expected structure:
         a checkpoint of another model raises StateMismatchError, which lists missing, unexpected and
-        mis-shaped names. Only the top-level entries of `like` are compared. Raises TargetError when
-        there is no such checkpoint. Later checkpoints stay until a save of the same step replaces
-        them. From the next save on they count as older than all others.
+        mis-shaped names. Only its top-level entries are compared. TargetError if there is no such
+        checkpoint. Later ones stay until a save of the same step replaces them; from the next save
+        on they count as older than all others.
 
         `restore_mode` of several ranks: with "all" each rank reads what it needs. With "broadcast"
         one of the ranks that need the same bytes reads them and passes them on, with "all-gather"

@@ -26,7 +26,7 @@ from iobench.dist.ranked_reads import RankedReads
 from iobench.dist.replicas.replicator import Replicated, Replicator
 from iobench.dist.restarts import FailedRestarts
 from iobench.dist.saves.assembly import Assembly
-from iobench.dist.saves.committer import RankCommitter
+from iobench.dist.saves.committer import Pins, RankCommitter
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
 from iobench.dist.saves.persister import RankPersister
@@ -111,6 +111,7 @@ class RankedCheckpointer(RankedReads):
             else None,
             replicator=self._replicator,
             committed=self._failed.progressed,
+            pins=self._rank_pins(),
             hosts=hosts,
             drain=self._drain,
         )
@@ -189,10 +190,11 @@ class RankedCheckpointer(RankedReads):
             if type(step) is not int or step < 0:
                 raise UsageError(f"step {step!r}: a whole number, 0 or more")
             found.append(self._planning.local(state))
+            told = self._told()
             if self._world.rank == 0:
                 self._settle_opening()
                 self._ledger.claim(save)
-            return {**found[0].told(), "failed": list(self._persister.failed)}
+            return {**found[0].told(), **told}
 
         phase = f"save of step {step}"
         try:
@@ -201,6 +203,10 @@ class RankedCheckpointer(RankedReads):
             save.fail(error)
             raise
         return Asked(save, found[0], answer)
+
+    def _told(self) -> dict[str, Any]:
+        """Return what this rank tells the others in each save."""
+        return {"failed": list(self._persister.failed)}
 
     def _settled(self, asked: Asked) -> RankContent:
         """Wait for the other ranks. Return what this rank writes; raise in all ranks alike."""
@@ -273,6 +279,9 @@ class RankedCheckpointer(RankedReads):
             self._committer.commit(save, content, memory)
         finally:
             self._persister.give_back(lease)
+
+    def _rank_pins(self) -> Pins | None:
+        """Return the pins that saves hold in an optimizer."""
 
     def _warn_of_replicas(self) -> None:
         if self._replicator is not None:

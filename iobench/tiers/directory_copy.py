@@ -68,12 +68,12 @@ class DirectoryCopy(StagedCheckpoint):
             start = number * BLOCK_BYTES
             if start + len(block) <= have and _same(fd, start, block):
                 continue
-            self._pace.wait(len(block))
-            _write(fd, start, block)
-            sent, unsynced = sent + len(block), unsynced + 1
-            if unsynced == _SYNCED:
-                os.fdatasync(fd)
-                unsynced = 0
+            with self._pace.moving(len(block)):
+                _write(fd, start, block)
+                sent, unsynced = sent + len(block), unsynced + 1
+                if unsynced == _SYNCED:
+                    os.fdatasync(fd)
+                    unsynced = 0
         return sent
 
     def publish(self, manifest: bytes) -> None:  # type: ignore[override]  # of one part

@@ -37,7 +37,6 @@ _NICE = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 300.0
 _LOOK_AGAIN_S = 1.0
 _JOIN_S = 10.0
-_MOST_YIELDED = 0.05
 
 
 class Drain:
@@ -302,9 +301,8 @@ class Drain:
             verified = self._step.verify(entry)
             self._note("verified" if verified else "superseded", entry)
         elif (sent := self._step.send(entry, again=self._failed_in_a_row > 0)) is not None:
-            elapsed_s = time.monotonic() - began_s
-            alone = self._pace.yielded_s - yielded_s < _MOST_YIELDED * elapsed_s
-            self._copied(entry, sent, elapsed_s if alone else 0.0)
+            paused_s = self._pace.yielded_s - yielded_s
+            self._copied(entry, sent, time.monotonic() - began_s - paused_s)
 
     def _local_failed(self, entry: Queued, error: LocalDamageError) -> None:
         """Settle a checkpoint whose local files are removed or damaged."""
@@ -316,9 +314,9 @@ class Drain:
             self._tell(f"step {entry.step} is not copied to {self.remote}: {error}")
 
     def _copied(self, entry: Queued, sent_bytes: int, elapsed_s: float) -> None:
-        """Record a copy. `elapsed_s` is 0 if it waited for saves: that is not a rate."""
+        """Record a copy; `elapsed_s` is without the pauses for saves."""
         self._note("durable", entry, sent_bytes=sent_bytes, elapsed_s=elapsed_s)
-        if sent_bytes and elapsed_s:
+        if sent_bytes:
             self._rates.add(REMOTE, sent_bytes, elapsed_s)
 
     def _look_at_remote(self) -> None:

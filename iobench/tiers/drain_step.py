@@ -35,6 +35,7 @@ class DrainStep:
         LocalDamageError, TransferError, DrainStoppedError.
         """
         self.queue.move(entry, "draining")
+        self.copier.pace.begin()
         found = self._manifest(entry)
         if found is None:
             return None
@@ -58,6 +59,7 @@ class DrainStep:
         will be sent again. Raises TransferError.
         """
         remote = self.remote
+        self.copier.pace.begin()
         if not remote.holds(entry.step):
             self.queue.move(entry, "superseded")
             return False

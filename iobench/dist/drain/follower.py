@@ -110,6 +110,7 @@ class DrainFollower:
     def _done(self, order: dict[str, Any]) -> dict[str, Any]:
         files = msgspec.convert(order["files"], list[FileRecord])
         self._hurry_at_s = time.monotonic() + order["hurry_after_s"]
+        self._pace.begin()
         try:
             if order["do"] == "read back":
                 self._copier.read_back(order["place"], files)

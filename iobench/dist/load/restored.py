@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.dist.control import Control
 from iobench.dist.load.ranks import NextTier, load_together
@@ -27,6 +29,7 @@ def restore_together(
     restore_mode: RestoreMode,
     deadline_s: float,
     next_tier: NextTier | None = None,
+    offload: Callable[[Manifest], None] | None = None,
 ) -> tuple[Any, Loaded, Version]:
     """Return the state of `step`, after `restoring.look`. See `load_together` and `Restoring`.
 
@@ -45,6 +48,7 @@ def restore_together(
                 restore_mode=restore_mode,
                 deadline_s=deadline_s,
                 next_tier=next_tier,
+                offload=offload,
             )
             return state, loaded, restoring.version_of(loaded.step, chosen)
         except DataMismatchError as error:
@@ -64,6 +68,7 @@ def _load(
     restore_mode: RestoreMode,
     deadline_s: float,
     next_tier: NextTier | None,
+    offload: Callable[[Manifest], None] | None,
 ) -> tuple[Any, Loaded]:
     """Load what was chosen; without a choice, let the load say what is wrong."""
     writer = chosen.writer if chosen else restoring.writer
@@ -81,6 +86,7 @@ def _load(
                 known=serials() if serials is not None and step == "latest" else None,
                 reader=reader,
                 next_tier=next_tier,
+                offload=offload,
             )
     finally:
         for note in chosen.close() if chosen else ():
