@@ -148,7 +148,6 @@ def saves(
         ckpt._tier.drain.stop()  # the rest of the copies is not measured
         for entry in ckpt._tier.drain.queue.pending():
             ckpt._tier.drain.queue.forget(entry.step)
-    import shutil
 
     placed = {
         one.step: one for one in DrainJournal(Path(directory)).events() if one.event == "placed"
