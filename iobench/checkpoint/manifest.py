@@ -73,7 +73,8 @@ class Manifest(
 
     Among the checkpoints of one run, the last saved one has the greatest `serial`. A manifest
     without a serial, of an older version, counts as 0. `attempt` is the random name of one save of
-    several ranks, which replicas of it in memory have too. `offload` is the optimizer's part.
+    several ranks, which replicas of it in memory have too. `offload` is the optimizer's part, of
+    several ranks one for each.
     """
 
     step: _Count
@@ -85,7 +86,14 @@ class Manifest(
     files: tuple[FileRecord, ...]
     serial: _Count = 0
     attempt: str = ""
-    offload: PinnedGeneration | None = None
+    offload: PinnedGeneration | tuple[PinnedGeneration, ...] | None = None
+
+    @property
+    def pinned(self) -> tuple[PinnedGeneration, ...]:
+        """The optimizer's part, of each rank in order; empty if it is in the files."""
+        if isinstance(self.offload, PinnedGeneration):
+            return (self.offload,)
+        return self.offload or ()
 
     @property
     def size_bytes(self) -> int:
@@ -119,7 +127,7 @@ class Manifest(
         if self.offload is None:
             del document["offload"]
         else:
-            document["offload"] = msgspec.structs.asdict(self.offload)
+            document["offload"] = msgspec.to_builtins(self.offload)
         text = _canonical(document)
         for mark, file in zip(marks, self.files, strict=True):
             pieces = [

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from iobench.checkpoint.manifest import Manifest, PinnedGeneration
 from iobench.checkpoint.order import outlines, readable_manifest
-from iobench.checkpoint.pinned_state import PinnedState
+from iobench.checkpoint.pinned_state import FoundPin, PinnedState
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.store import DirectoryStore
@@ -35,25 +35,41 @@ class PinLedger:
         self._gone: set[str] = set()
         """Pins that no checkpoint names, not even after a power cut."""
         self._others = 0
+        self._elsewhere: dict[int, str] = {}
+        """Pins of checkpoints that another number of ranks saved."""
+        self._unread: set[int] = set()
+        self._left = False
+        """Whether another number of ranks may have left what nothing needs any more."""
 
     def start(self) -> None:
         """Read all manifests; release the pins that this directory held for none of them."""
-        found = self._state.found()
-        manifests = outlines(self._store, self._store.steps())
-        self._named = {
-            step: one.offload.pin for step, one in manifests.items() if one and one.offload
-        }
-        unread = {step for step, one in manifests.items() if one is None}
+        self._begin(outlines(self._store, self._store.steps()))
+
+    def _begin(self, manifests: Mapping[int, Manifest | None]) -> None:
+        for step, one in manifests.items():
+            if one is None:
+                self._unread.add(step)
+            elif one.pinned:
+                mine = len(one.pinned) == self._state.ranks
+                (self._named if mine else self._elsewhere)[step] = one.pinned[0].pin
         named = set(self._named.values())
-        for pin in found:
-            if pin.name in named or (pin.owner == self._owner and pin.step not in unread):
+        for pin in self._state.found():
+            if pin.name in named or self._unneeded(pin):
                 self._own.add(pin.name)
             else:
                 self._others += 1
+        self._left = True
         self.sweep()
 
+    def _unneeded(self, pin: FoundPin) -> bool:
+        """Return whether this directory made `pin`, and no checkpoint can have it."""
+        named = {*self._named.values(), *self._elsewhere.values()}
+        ours = pin.owner == self.owner and pin.step not in self._unread
+        return ours and pin.name not in named
+
     @property
-    def _owner(self) -> str:
+    def owner(self) -> str:
+        """The name by which pins say whose they are."""
         return str(self._store.directory)
 
     def make_room(self, *ways: Callable[[], None]) -> None:
@@ -78,7 +94,7 @@ class PinLedger:
 
     def hold(self, save: Save) -> None:
         """Pin the state after the last step for `save`. Waits for nothing."""
-        name = self._state.hold(save.step, self._owner)
+        name = self._state.hold(save.step, self.owner)
         with self._lock:
             self._own.add(name)
             self._pending[name] = save
@@ -92,8 +108,9 @@ class PinLedger:
         name = self._name(save)
         manifest = readable_manifest(self._store, save.step, files=False)
         with self._lock:
-            if manifest and manifest.offload and manifest.offload.pin == name:
+            if manifest and manifest.pinned and manifest.pinned[0].pin == name:
                 self._named[save.step] = name
+                self._left |= self._elsewhere.pop(save.step, None) is not None
             del self._pending[name]
             removed = self._removed()
         if removed:  # here, and not in the trainer's thread
@@ -120,15 +137,21 @@ class PinLedger:
                     self._gone.add(name)
             self._removed()
             free = self._own - {*self._named.values(), *self._pending}
-            synced = free <= self._gone
-        if not free or self._state.closed:
+            synced = free <= self._gone and not self._left
+        if self._state.closed or not (free or self._left):
             return
         if not synced:
             self._sync()
-        self._state.release(free)
-        self._own -= free
+        self._release(free)
         with self._lock:
             self._gone -= free
+        if self._left:
+            self._left = False
+            self._state.remove_others(self._unneeded)
+
+    def _release(self, free: set[str]) -> None:
+        self._state.release(free)
+        self._own -= free
 
     def _removed(self) -> set[str]:
         """Forget the checkpoints that were removed; return their pins. Needs the lock."""
@@ -136,10 +159,14 @@ class PinLedger:
         saving = {save.step for save in self._pending.values()}
         steps = [
             step
-            for step in self._named
+            for step in (*self._named, *self._elsewhere)
             if step not in saving and not (self._store.locate(step) / MANIFEST).exists()
         ]
-        return {self._named.pop(step) for step in steps}
+        elsewhere = self._elsewhere.keys() & set(steps)
+        for step in elsewhere:
+            del self._elsewhere[step]
+        self._left |= bool(elsewhere)
+        return {self._named.pop(step) for step in steps if step in self._named}
 
     def _sync(self) -> None:
         """Make removals durable: a power cut must not bring back a checkpoint without its pin."""
@@ -151,8 +178,8 @@ class PinLedger:
 
         Raises DataMismatchError when it is damaged or gone, or when the checkpoint has none.
         """
-        if manifest.offload is None:
+        if not manifest.pinned:
             raise DataMismatchError(
                 f"{self._store}: step {manifest.step} was saved without an offloaded optimizer"
             )
-        self._state.restore(manifest.offload)
+        self._state.restore(manifest.pinned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,10 @@ class FoundPin:
 
 class PinnedState(Protocol):
     """What a Checkpointer needs of an optimizer; iobench.offload.HeldPins has it."""
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have a part of it."""
 
     @property
     def most(self) -> int:
@@ -47,5 +51,11 @@ class PinnedState(Protocol):
     def durable(self, name: str) -> PinnedGeneration:
         """Wait until the pin is durable. For any thread. Raises TransferError."""
 
-    def restore(self, pinned: PinnedGeneration) -> None:
-        """Go on from this generation. Raises DataMismatchError when it is damaged or gone."""
+    def restore(self, pinned: Sequence[PinnedGeneration]) -> None:
+        """Go on from this generation, whose ranks have one part each. Call of all ranks.
+
+        Raises DataMismatchError when it is damaged or gone.
+        """
+
+    def remove_others(self, unused: Callable[[FoundPin], bool]) -> None:
+        """Remove what another number of ranks has left, if all its pins are `unused`."""

@@ -37,7 +37,7 @@ from iobench.writers.transfer import Transfer
 
 __all__ = [
     *("FORMAT", "Loaded", "OnCorrupt", "Read"),
-    *("candidates", "read_plain", "restore"),
+    *("candidates", "check_not_offloaded", "read_plain", "restore"),
 ]
 
 OnCorrupt = Literal["raise", "previous"]
@@ -100,11 +100,8 @@ def restore(
         manifest = None
         try:
             manifest = store.manifest(candidate)
-            if offload is None and manifest.offload is not None:
-                raise UsageError(
-                    f"{store}: step {candidate} has its optimizer in {manifest.offload.directory}; "
-                    "load it with Checkpointer(..., offload=AdamW.resume(parameters, directory))"
-                )
+            if offload is None:
+                check_not_offloaded(manifest, str(store))
             state, transfer = (read or read_plain)(store, writer, candidate, manifest, like)
             if offload is not None:
                 offload(manifest)
@@ -152,6 +149,15 @@ def candidates(
             f"{store}: holds no checkpoint of step {step}; it holds {steps or 'none'}"
         )
     return [other for other in reversed(steps) if other <= step]
+
+
+def check_not_offloaded(manifest: Manifest, where: str) -> None:
+    """Raise UsageError for a checkpoint whose optimizer is not in its files."""
+    if manifest.pinned:
+        raise UsageError(
+            f"{where}: step {manifest.step} has its optimizer in {manifest.pinned[0].directory}; "
+            "load it with Checkpointer(..., offload=AdamW.resume(parameters, directory))"
+        )
 
 
 def _is_another_now(store: CheckpointStore, step: int, manifest: Manifest | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from iobench.errors import OptionError
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.image import Bytes
 
-__all__ = ["OffloadCheckpointer"]
+__all__ = ["OffloadCheckpointer", "pinned_state", "then"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +60,7 @@ class OffloadCheckpointer(Checkpointer):
     """
 
     def __init__(self, location: str | Path, *, offload: Any, **options: Any) -> None:
-        if not callable(getattr(offload, "checkpoint_pins", None)):
-            raise OptionError(f"offload={offload!r:.80}: takes an optimizer of iobench.offload")
-        state: PinnedState = offload.checkpoint_pins()
-        if options.get("tiers"):
-            raise OptionError("offload: not yet with tiers; the state is on this machine only")
-        keep = options.get("keep")
-        if keep is None or (isinstance(keep, KeepLast) and keep.count >= state.most):
-            kept = "keeps all checkpoints" if keep is None else f"keeps {keep.count}"
-            raise OptionError(
-                f"offload: the optimizer has pins={state.most} and the Checkpointer {kept}; it "
-                "needs one pin more than keep=KeepLast(n) keeps"
-            )
-        self._offloaded = state
+        self._offloaded = pinned_state(offload, options, ranks=1)
         super().__init__(location, **options)
         interpreter_end.at_end(self, OffloadCheckpointer._at_end)
         try:
@@ -109,7 +97,7 @@ class OffloadCheckpointer(Checkpointer):
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed."""
         self._check_usable()
-        with _then(lambda: super(OffloadCheckpointer, self).wait(until)):
+        with then(lambda: super(OffloadCheckpointer, self).wait(until)):
             self._pins.settle()
         self._pins.sweep()
 
@@ -153,18 +141,43 @@ class OffloadCheckpointer(Checkpointer):
         """
         if not self._unclosed.alive or os.getpid() != self._pid:
             return
-        with _then(super().close):
+        with then(super().close):
             self._finish_saves()
             self._pins.sweep()
 
     def _at_end(self) -> None:
-        with _then(super()._at_end):
+        with then(super()._at_end):
             if self._unclosed.alive:
                 self._pins.settle()
 
 
+def pinned_state(offload: Any, options: Mapping[str, Any], *, ranks: int) -> PinnedState:
+    """Return the state of `offload=` that a Checkpointer with `options` pins, in a job of `ranks`.
+
+    Raises OptionError when they do not go together.
+    """
+    if not callable(getattr(offload, "checkpoint_pins", None)):
+        raise OptionError(f"offload={offload!r:.80}: takes an optimizer of iobench.offload")
+    state: PinnedState = offload.checkpoint_pins()
+    if state.ranks != ranks:
+        raise OptionError(
+            f"offload: the optimizer has the state of {state.ranks} rank(s), the job has {ranks}; "
+            "with several ranks, give a ShardedAdamW of all of them"
+        )
+    if options.get("tiers"):
+        raise OptionError("offload: not yet with tiers; the state is on this machine only")
+    keep = options.get("keep")
+    if keep is None or (isinstance(keep, KeepLast) and keep.count >= state.most):
+        kept = "keeps all checkpoints" if keep is None else f"keeps {keep.count}"
+        raise OptionError(
+            f"offload: the optimizer has pins={state.most} and the Checkpointer {kept}; it "
+            "needs one pin more than keep=KeepLast(n) keeps"
+        )
+    return state
+
+
 @contextmanager
-def _then(finish: Callable[[], None]) -> Iterator[None]:
+def then(finish: Callable[[], None]) -> Iterator[None]:
     """Call `finish` after the block, also when that fails: its error is the one that is raised."""
     try:
         yield

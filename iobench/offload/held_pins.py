@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,17 +14,17 @@ import xxhash
 
 from iobench import linux
 from iobench.checkpoint.pinned_state import FoundPin, PinnedGeneration
-from iobench.errors import TransferError, UsageError, transfer_errors
+from iobench.errors import DataMismatchError, TransferError, UsageError, transfer_errors
 from iobench.offload.groups import kept_values
-from iobench.offload.record import GenerationRecord
+from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.restore import HeldPin
-from iobench.offload.store import read_records
+from iobench.offload.store import GenerationStore, read_records
 
 if TYPE_CHECKING:
     from iobench.offload.engine import Engine
     from iobench.offload.optimizer import OffloadedOptimizer
 
-__all__ = ["HeldPins", "check_free"]
+__all__ = ["HeldPins", "check_free", "found_pins"]
 
 _LOOK_AGAIN_S = 0.005
 _RECORDS = "records"
@@ -36,10 +37,19 @@ class HeldPins:
     records: an engine in a process of its own answers the trainer only.
     """
 
+    ranks = 1
+
     def __init__(self, optimizer: OffloadedOptimizer) -> None:
         self._optimizer = optimizer
         self.directory, *_ = optimizer._attached
         self._layout = optimizer._running().layout
+
+    def reopen(self) -> None:
+        """Open the optimizer if it is closed, for work that replaces all of its state."""
+        optimizer = self._optimizer
+        if self.closed:
+            directory, options, kind, overlap = optimizer._attached
+            optimizer._attach(GenerationStore.open(directory), options, kind, overlap)
 
     @property
     def most(self) -> int:
@@ -49,20 +59,9 @@ class HeldPins:
     def found(self) -> list[FoundPin]:
         """Wait until all is durable, and return the held pins, the oldest first."""
         self.wait()
-        records = read_records(self.directory, self._layout)
-        pins = [pin for pin in (records[0].pins if records else ()) if pin.held and pin.extra]
-        self._optimizer._held.update(str(pin.extra) for pin in pins)
-        return [
-            FoundPin(name=str(one.extra), step=one.step, owner=self._owner(str(one.extra)))
-            for one in pins
-        ]
-
-    def _owner(self, name: str) -> str | None:
-        try:
-            data = (self.directory / f"extra-{name}").read_bytes()
-            return str(torch.load(io.BytesIO(data), weights_only=True)["checkpointer"])
-        except Exception:  # noqa: BLE001 -- damaged: it stays, and a load of it says so
-            return None
+        found = found_pins(self.directory, read_records(self.directory, self._layout))
+        self._optimizer._held.update(pin.name for pin in found)
+        return found
 
     def hold(self, step: int, owner: str) -> str:
         """Pin the state after the last step; return the name of the pin. Waits for nothing.
@@ -134,12 +133,21 @@ class HeldPins:
                 return next(r for r in records if r.generation == pin.generation)
         return None
 
-    def restore(self, pinned: PinnedGeneration) -> None:
+    def restore(self, pinned: Sequence[PinnedGeneration]) -> None:
         """Let the training go on from this generation; fill the parameters.
 
         Reads nothing when `resume` has just taken it. Raises DataMismatchError when it is damaged
         or not there; the optimizer is closed then.
         """
+        if len(pinned) != 1:
+            raise DataMismatchError(
+                f"{pinned[0].directory}: its optimizer was sharded over {len(pinned)} ranks; load "
+                "it with offload=ShardedAdamW.resume(parameters, directory)"
+            )
+        self.restore_part(pinned[0])
+
+    def restore_part(self, pinned: PinnedGeneration) -> None:
+        """Restore the part of one rank; see `restore`."""
         optimizer = self._optimizer
         restored = optimizer.restored
         if (
@@ -153,8 +161,35 @@ class HeldPins:
         optimizer.close()
         optimizer._continue(directory, HeldPin(pinned.pin), options, kind, overlap)
 
+    def abandon_later(self) -> None:
+        """Abandon the generations after the one that was restored; durable on return."""
+        with self._optimizer._running().local() as engine:
+            base = engine.store.base
+            if base is not None and base is not engine.store.newest:
+                engine.store.adopt(base)
+
+    def remove_others(self, unused: Callable[[FoundPin], bool]) -> None:
+        """One process leaves nothing of others."""
+
 
 def check_free(held: Collection[str], engine: Engine) -> None:
     """Raise UsageError when no pin is left for one that is not held."""
     if max(len(held), engine.progress().held) >= engine.layout.pins:
         raise UsageError(f"all pins={engine.layout.pins} belong to checkpoints of a Checkpointer")
+
+
+def found_pins(directory: Path, records: Sequence[GenerationRecord]) -> list[FoundPin]:
+    """Return the held pins of the newest of `records` of `directory`, the oldest first."""
+    return [
+        FoundPin(name=pin.extra, step=pin.step, owner=_owner(directory, pin))
+        for pin in (records[0].pins if records else ())
+        if pin.held and pin.extra
+    ]
+
+
+def _owner(directory: Path, pin: Pin) -> str | None:
+    try:
+        data = (directory / f"extra-{pin.extra}").read_bytes()
+        return str(torch.load(io.BytesIO(data), weights_only=True)["checkpointer"])
+    except Exception:  # noqa: BLE001 -- damaged: it stays, and a load of it says so
+        return None

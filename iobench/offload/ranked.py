@@ -18,13 +18,18 @@ from iobench.dist.world import World
 from iobench.errors import OptionError, TargetError, UsageError
 from iobench.offload.agreement import GenerationOffer, chosen
 from iobench.offload.algorithms import AdamW
-from iobench.offload.files import LAYOUT, read_layout
 from iobench.offload.groups import adam_defaults, kept_values, put_values, specs_of
 from iobench.offload.model import flat_view
 from iobench.offload.ranges import ParameterRange, ranges_of
-from iobench.offload.resharding import other_sizes, reshard
+from iobench.offload.rank_directories import (
+    complete_sizes,
+    noted_size,
+    rank_directory,
+    records_in,
+)
+from iobench.offload.resharding import reshard
 from iobench.offload.restore import AtUpdates
-from iobench.offload.store import read_records
+from iobench.offload.sharded_pins import ShardedPins
 from iobench.units import MIB
 
 __all__ = ["ShardedAdamW"]
@@ -78,7 +83,8 @@ class ShardedAdamW(Optimizer):
             raise OptionError("overlap: not with ranks; they exchange parameters after the update")
 
         def make() -> None:
-            if others := other_sizes(Path(directory), self._world.size):
+            sizes = complete_sizes(Path(directory))
+            if others := [size for size in sizes if size != self._world.size]:
                 raise TargetError(
                     f"{directory}: holds the state of a job of {others[0]} ranks; continue it with "
                     "ShardedAdamW.resume(parameters, directory), or choose another directory"
@@ -265,6 +271,10 @@ class ShardedAdamW(Optimizer):
         self._agreed("pin", lambda: local.pin(step, extra))
         self._unsettled = True
 
+    def checkpoint_pins(self) -> ShardedPins:
+        """Return the pins that a `Checkpointer(..., offload=optimizer)` holds."""
+        return ShardedPins(self)
+
     def wait(self, step: int | None = None) -> None:
         """Wait until all steps and pins so far are durable in all ranks; see AdamW.wait."""
         local = self._running()
@@ -290,12 +300,20 @@ class ShardedAdamW(Optimizer):
         self, directory: Path, wanted: int | Literal["latest", "pinned"], options: dict[str, Any]
     ) -> None:
         own = self._own_directory(directory)
+        leads = self._world.rank == 0
         # Also the generations of a directory that this rank cannot use.
-        offers = [
-            GenerationOffer.from_json(one)
-            for one in self._agreed("offer", lambda: _offer(own).to_json())
-        ]
-        if any(one.updates for one in offers):
+        answers = self._agreed(
+            "offer",
+            lambda: [
+                GenerationOffer.of(records_in(own)).to_json(),
+                leads and self._is_elsewhere(directory),
+            ],
+        )
+        offers = [GenerationOffer.from_json(one) for one, _ in answers]
+        elsewhere = answers[0][1]
+        if elsewhere is None:  # others are there: of an older version, or of a killed conversion
+            elsewhere = not all(one.updates for one in offers)
+        if any(one.updates for one in offers) and not elsewhere:
             found = chosen(offers, wanted, str(directory))
             assert found is not None
             updates, step = found
@@ -311,6 +329,16 @@ class ShardedAdamW(Optimizer):
         local = self._running()
         put_values(self.param_groups, kept_values(local.param_groups))
         self._exchange()
+
+    def _is_elsewhere(self, directory: Path) -> bool | None:
+        """Return whether the state is in the directories of another number of ranks.
+
+        None where nothing says so: only if these have no generation.
+        """
+        noted = noted_size(directory)
+        if noted is not None:
+            return noted.size != self._world.size
+        return None if set(complete_sizes(directory)) - {self._world.size} else False
 
     @property
     def restored(self) -> Any:
@@ -349,17 +377,3 @@ class ShardedAdamW(Optimizer):
                 self._local.close()
                 self._local = None
             raise
-
-
-def rank_directory(rank: int, size: int) -> str:
-    """Return the name of the directory of one rank."""
-    return f"rank-{rank}-of-{size}"
-
-
-def _offer(own: Path) -> GenerationOffer:
-    if not (own / LAYOUT).exists():
-        return GenerationOffer(updates=(), pins=())
-    try:
-        return GenerationOffer.of(read_records(own, read_layout(own)))
-    except TargetError:
-        return GenerationOffer(updates=(), pins=())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -12,34 +11,33 @@ import numpy as np
 import torch
 
 from iobench.dist.agreed import agreed
-from iobench.errors import StateMismatchError, TargetError
+from iobench.errors import DataMismatchError, StateMismatchError, TargetError
 from iobench.offload.agreement import GenerationOffer, chosen, kept_records
 from iobench.offload.algorithms import AdamW
 from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.files import StateFile, file_sizes, read_layout
 from iobench.offload.groups import kept_values, put_values, specs_of
+from iobench.offload.held_pins import found_pins
 from iobench.offload.layout import BLOCK, StateLayout
 from iobench.offload.model import flat_view, place
 from iobench.offload.ranges import ParameterRange, ranges_of
+from iobench.offload.rank_directories import (
+    complete_sizes,
+    directories,
+    forget_size,
+    note_size,
+    noted_size,
+    rank_directory,
+    records_in,
+)
 from iobench.offload.record import GenerationRecord
-from iobench.offload.store import check_slot_of, digest_of, read_records
+from iobench.offload.slots import check_slot_of, digest_of
+from iobench.offload.store import read_records
 
 if TYPE_CHECKING:
     from iobench.offload.ranked import ShardedAdamW
 
-__all__ = ["other_sizes", "reshard"]
-
-_NAME = re.compile(r"rank-(\d+)-of-(\d+)")
-
-
-def other_sizes(directory: Path, size: int) -> list[int]:
-    """Return the numbers of ranks, other than `size`, of which `directory` has all ranks."""
-    found: dict[int, set[int]] = {}
-    for path in directory.iterdir() if directory.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match and (path / "layout.json").exists():
-            found.setdefault(int(match[2]), set()).add(int(match[1]))
-    return sorted(n for n, ranks in found.items() if n != size and ranks == set(range(n)))
+__all__ = ["convert", "remove_size", "reshard", "sources_of_pins", "verify"]
 
 
 class _Source(NamedTuple):
@@ -58,8 +56,8 @@ def reshard(
 ) -> AdamW:
     """Return this rank's AdamW, with the state that all old ranks have.
 
-    Raises TargetError when there is none, StateMismatchError for another model. The old files are
-    removed when the new state is durable in all ranks.
+    Raises TargetError when there is none, StateMismatchError for another model. Files of the old
+    ranks are removed when the new state is durable in all ranks, unless checkpoints need them.
     """
 
     def together(phase: str, work: Any) -> list[Any]:
@@ -67,50 +65,108 @@ def reshard(
             optimizer._control, f"offload {phase}", work, deadline_s=optimizer._deadline_s
         )
 
-    size = optimizer._world.size
-    answers = together("old state", lambda: _choice(directory, size, wanted))
-    old_size, updates = answers[0]
+    size, leads = optimizer._world.size, optimizer._world.rank == 0
+    old_size, updates, pins = together("old state", lambda: _choice(directory, size, wanted))[0]
     own = optimizer._own_directory(directory)
     made: list[AdamW] = []
 
+    def begin() -> None:
+        if leads:  # a conversion that is killed is begun again
+            note_size(directory, old_size, pins)
+
     def fill() -> None:
-        sources = _sources(directory, old_size, updates)
-        record = sources[0].record
-        put_values(optimizer.param_groups, record.groups)
-        shutil.rmtree(own, ignore_errors=True)  # of a conversion that did not end
-        pins = sources[0].layout.pins
-        local = AdamW(optimizer._shards(), own, pins=pins, **options)
-        made.append(local)
-        reader = _OldState(sources, specs_of(optimizer.param_groups), optimizer._own[0][0])
-        with local._running().local() as engine:
-            engine.write_generation(
-                _Filling(engine.layout, [p for _, p in optimizer._own], optimizer._own, reader),
-                kept_values(local.param_groups),
-                reader.counts([one.parameter for one, _ in optimizer._own]),
-                updates,
-            )
-            engine.wait()
+        sources = sources_of_pins(directory, pins) if pins else _at(directory, old_size, updates)
+        put_values(optimizer.param_groups, sources[0].record.groups)
+
+        def make() -> AdamW:
+            made.append(_opened(optimizer, own, sources[0].layout.pins, options))
+            return made[0]
+
+        convert(optimizer, sources, make)
+
+    def end() -> None:
+        if leads:
+            note_size(directory, size)
+            _remove_unpinned(directory, size)
 
     try:
+        together("begin of conversion", begin)
         together("conversion", fill)
+        together("end of conversion", end)
     except BaseException:
         for one in made:
             one.close()
         raise
-    if optimizer._world.rank == 0:
-        for rank in range(old_size):
-            shutil.rmtree(directory / f"rank-{rank}-of-{old_size}", ignore_errors=True)
-    together("removal", lambda: None)
     return made[0]
+
+
+def _opened(optimizer: ShardedAdamW, own: Path, pins: int, options: dict[str, Any]) -> AdamW:
+    """Return an AdamW on the directory `own`, whose held pins stay."""
+    if found_pins(own, records_in(own)):
+        return AdamW.resume(optimizer._shards(), own, **options)
+    shutil.rmtree(own, ignore_errors=True)  # of a conversion that did not end, or older
+    return AdamW(optimizer._shards(), own, pins=pins, **options)
+
+
+def convert(
+    optimizer: ShardedAdamW, sources: Sequence[_Source], local: Callable[[], AdamW]
+) -> None:
+    """Write the state of `sources` as the next generation of `local`, and to the parameters.
+
+    It is durable on return. Raises DataMismatchError for damage, StateMismatchError for another
+    model; nothing is written then.
+    """
+    record = sources[0].record
+    made = local()
+    reader = _OldState(sources, specs_of(optimizer.param_groups), optimizer._own[0][0])
+    put_values(made.param_groups, record.groups)
+    with made._running().local() as engine:
+        engine.write_generation(
+            _Filling(engine.layout, [p for _, p in optimizer._own], optimizer._own, reader),
+            kept_values(made.param_groups),
+            reader.counts([one.parameter for one, _ in optimizer._own]),
+            record.updates,
+        )
+        engine.wait()
+    made._note_versions()
+
+
+def verify(optimizer: ShardedAdamW, sources: Sequence[_Source]) -> None:
+    """Read what this rank needs of `sources`. Raises DataMismatchError for damage."""
+    reader = _OldState(sources, specs_of(optimizer.param_groups), optimizer._own[0][0])
+    for wanted, _ in optimizer._own:
+        for _ in reader.take(wanted):
+            pass
+
+
+def _remove_unpinned(directory: Path, size: int) -> None:
+    """Remove the parts of other numbers of ranks, unless checkpoints may need them."""
+    for other in directories(directory):
+        first = directory / rank_directory(0, other)
+        if other != size and not found_pins(first, records_in(first)):
+            remove_size(directory, other)
+    if set(directories(directory)) <= {size}:
+        forget_size(directory)
+
+
+def remove_size(directory: Path, size: int) -> None:
+    """Remove the parts of `size` ranks. That of rank 0, which has the list of pins, goes last."""
+    for rank in reversed(range(size)):
+        shutil.rmtree(directory / rank_directory(rank, size), ignore_errors=True)
 
 
 def _choice(
     directory: Path, size: int, wanted: int | Literal["latest", "pinned"]
-) -> tuple[int, int]:
-    """Return the old number of ranks and the updates of the state to convert."""
+) -> tuple[int, int, tuple[str, ...]]:
+    """Return the old number of ranks, the updates and the held pins of the state to convert."""
+    noted = noted_size(directory)
+    if noted is not None and noted.pins and wanted == "latest":
+        return noted.size, 0, noted.pins
     best: list[tuple[int, int]] = []
-    for count in other_sizes(directory, size):
-        paths = [directory / f"rank-{rank}-of-{count}" for rank in range(count)]
+    for count in complete_sizes(directory):
+        if count != (noted.size if noted else count) or count == size:
+            continue
+        paths = [directory / rank_directory(rank, count) for rank in range(count)]
         offers = [GenerationOffer.of(read_records(path, read_layout(path))) for path in paths]
         found = chosen(offers, wanted, str(directory))
         if found is not None:
@@ -121,16 +177,35 @@ def _choice(
             "ShardedAdamW(parameters, directory)"
         )
     updates, count = max(best)
-    return count, updates
+    return count, updates, ()
 
 
-def _sources(directory: Path, count: int, updates: int) -> list[_Source]:
+def _at(directory: Path, count: int, updates: int) -> list[_Source]:
     found = []
     for rank in range(count):
-        path = directory / f"rank-{rank}-of-{count}"
-        layout = read_layout(path)
-        records = kept_records(read_records(path, layout))
-        found.append(_Source(path, layout, next(r for r in records if r.updates == updates)))
+        path = directory / rank_directory(rank, count)
+        records = kept_records(records_in(path))
+        record = next(r for r in records if r.updates == updates)
+        found.append(_Source(path, read_layout(path), record))
+    return found
+
+
+def sources_of_pins(directory: Path, pins: Sequence[str]) -> list[_Source]:
+    """Return the parts of the state with these held pins, one for each of its ranks.
+
+    Raises DataMismatchError when one is not there.
+    """
+    found = []
+    for rank, name in enumerate(pins):
+        path = directory / rank_directory(rank, len(pins))
+        records = records_in(path)
+        generations = [
+            pin.generation for pin in (records[0].pins if records else ()) if pin.extra == name
+        ]
+        record = next((r for r in records if r.generation in generations and not r.damaged), None)
+        if record is None:
+            raise DataMismatchError(f"{path}: that generation is not pinned here, or is damaged")
+        found.append(_Source(path, read_layout(path), record))
     return found
 
 
@@ -209,8 +284,6 @@ class _OldState:
 
 def check_digest(path: Path, digest: int, row: Any, chunk: int) -> None:
     """Raise DataMismatchError unless the chunk has the XXH3 of its row."""
-    from iobench.errors import DataMismatchError
-
     if digest != int(row["state"]):
         raise DataMismatchError(f"{path}: chunk {chunk} differs from its checksum")
 

@@ -105,6 +105,18 @@ class BothTiers(Writer):
         image.scatter(*part, memory[part[0] : part[1]])
         self.remote_bytes += part[1] - part[0]
 
+    def read_again(self, image: FileImage, start: int, stop: int) -> bool:
+        """Fill a damaged range from the remote tier; False: it has no copy, or it fails."""
+        if not self.remote_is_same():
+            return False
+        self.local_problem = self.local_problem or f"{image.path} is damaged"
+        try:
+            self._fetch(image, (start, stop))
+        except (DataMismatchError, TransferError) as error:
+            self.remote_problem = str(error)
+            return False
+        return True
+
     def remote_is_same(self) -> bool:
         """Return whether the remote tier has this save. Waits for its answer, once."""
         if self._verdict is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -16,8 +17,9 @@ from iobench import linux
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import IobenchError, TransferError
+from iobench.errors import IobenchError, RankError, TransferError
 from iobench.tiers.drain_step import DrainStep
+from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.journal import DrainEvent, DrainJournal, Event
 from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
 from iobench.tiers.pace import DrainPace, DrainStoppedError
@@ -26,7 +28,10 @@ from iobench.tiers.remote import RemoteTier
 from iobench.tiers.source_file import LocalDamageError, stored_bytes
 from iobench.writers.blocks import interpreter_end
 
-__all__ = ["Drain"]
+__all__ = ["Drain", "NewCopier"]
+
+NewCopier = Callable[..., FileCopier]
+"""Makes a FileCopier from `local`, `remote` and `pace`."""
 
 _NICE = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 300.0
@@ -42,15 +47,24 @@ class Drain:
     by `wait`: the drain tries again after 0.5 s, 1 s, 2 s and so on, up to 5 minutes.
     """
 
-    def __init__(self, local: DirectoryStore, remote: RemoteTier, rates: ObservedRates) -> None:
+    def __init__(
+        self,
+        local: DirectoryStore,
+        remote: RemoteTier,
+        rates: ObservedRates,
+        new_copier: NewCopier = FileCopier,
+    ) -> None:
         self._local, self.remote = local, remote
         self.queue = DrainQueue(in_order=remote.options.every_save)
         self._limit = remote.options.lag_limit
         self._half_limit = self._limit.half()
         self.journal = DrainJournal(local.directory)
         self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
-        self._step = DrainStep(local=local, remote=remote, queue=self.queue, pace=self._pace)
-        self._saving = self._failed_in_a_row = self._failures = 0
+        self._copier = new_copier(local=local, remote=remote, pace=self._pace)
+        self._step = DrainStep(local=local, remote=remote, queue=self.queue, copier=self._copier)
+        self._saving = self._failed_in_a_row = 0
+        self.failures = 0
+        """How many attempts have failed."""
         self.failure: Exception | None = None
         """Why the last attempt failed; None after a success."""
         self._rates = rates
@@ -74,24 +88,10 @@ class Drain:
             )
             self.queue.put(entry)
         self.journal.shorten()
-        self._recall()
+        self._rates.recall(self.journal.events())
         self._note("remote", where=str(self.remote), why=self.remote.options.described_lag)
         self._thread.start()
         interpreter_end.at_end(self, Drain.stop)
-
-    def _recall(self) -> None:
-        """Begin with the rates in the journal."""
-        offset_s = time.monotonic() - time.time()
-        for one in self.journal.events():
-            tier, size = {
-                "saved": (LOCAL, one.size_bytes),
-                "durable": (REMOTE, one.sent_bytes),
-            }.get(one.event, ("", 0))
-            if size and one.elapsed_s > 0:
-                at_s = min(
-                    one.at_s + offset_s, time.monotonic()
-                )  # the clock may have been set back
-                self._rates.add(tier, size, one.elapsed_s, at_s=at_s)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -149,48 +149,64 @@ class Drain:
         """Record why a checkpoint was saved to `tier`."""
         self._note("placed", step=step, where=tier, why=why)
 
-    def wait(self) -> None:
+    def wait(self, seen: int | None = None, within_s: float = math.inf) -> bool:
         """Wait until every checkpoint is durable in the remote tier, or given up.
 
-        Raises the error of an attempt that fails meanwhile; the next attempts go on. Raises
+        Return whether that is so after `within_s` at most. Raises the error of an attempt that
+        fails meanwhile, or since there were `seen` failures; the next attempts go on. Raises
         TransferError if the drain was stopped.
         """
-        seen = self._failures
-        with self.queue.changed:
-            while self.queue.not_durable() and self._thread.is_alive():
-                if self._failures > seen and self.failure is not None:
-                    raise self.failure
-                self.queue.changed.wait(_LOOK_AGAIN_S)
-            left = [one.step for one in self.queue.not_durable()]
+        seen = self.failures if seen is None else seen
+        left, failure = self._left(lambda: self.failures > seen, within_s)
+        if left and failure is not None:
+            raise failure
         if left:
-            raise TransferError(
-                f"the drain has ended; steps {sorted(left)} are not in {self.remote}"
-            )
+            raise TransferError(f"the drain has ended; steps {left} are not in {self.remote}")
+        return left is not None
 
-    def finish(self) -> None:
+    def finish(self, within_s: float = math.inf) -> bool:
         """Wait like `wait`, but not for a remote tier that fails: a RuntimeWarning says so."""
-        with self.queue.changed:
-            while self.queue.not_durable() and self.failure is None and self._thread.is_alive():
-                self.queue.changed.wait(_LOOK_AGAIN_S)
-            left = [one.step for one in self.queue.not_durable()]
+        left, failure = self._left(lambda: True, within_s)
         if left:
             warnings.warn(
-                f"steps {sorted(left)} are not in {self.remote} yet ({self.failure}); they are "
+                f"steps {left} are not in {self.remote} yet ({failure}); they are "
                 "in the local tier, and the next Checkpointer of it goes on",
                 RuntimeWarning,
                 stacklevel=3,
             )
+        return left is not None
 
-    def wait_for_lag(self, step: int) -> float:
+    def _left(
+        self, counts: Callable[[], bool], within_s: float
+    ) -> tuple[list[int] | None, Exception | None]:
+        """Wait until all is copied, or the drain has ended, or has a failure that `counts()`.
+
+        Return the steps that are not in the remote tier, None after `within_s`, and the failure.
+        """
+        until_s = time.monotonic() + within_s
+        with self.queue.changed:
+            while self.queue.not_durable() and self._thread.is_alive():
+                if self.failure is not None and counts():
+                    break
+                if time.monotonic() > until_s:
+                    return None, None
+                self.queue.changed.wait(_LOOK_AGAIN_S)
+            failure = self.failure if counts() else None
+            return sorted(one.step for one in self.queue.not_durable()), failure
+
+    def wait_for_lag(self, step: int, within_s: float = math.inf) -> float:
         """Let the save of `step` wait while the lag exceeds its limit; return the seconds.
 
-        It does not wait for a remote tier that fails, or if saves never wait.
+        It does not wait for a remote tier that fails, or if saves never wait, and `within_s` at
+        most.
         """
         if self.remote.options.past_lag != "wait":
             return 0.0
         began_s, first = time.monotonic(), ""
         with self.queue.changed:
             while self.failure is None and self._thread.is_alive():
+                if time.monotonic() > began_s + within_s:
+                    break
                 why = self._limit.exceeded(self.queue.not_durable(), time.monotonic())
                 if not why:
                     break
@@ -240,12 +256,19 @@ class Drain:
                     self._look_at_remote()
                 self._give_up_unkept()
                 self._tidy()
+                self._copier.tell(self.queue.entries())
                 self._work()
             except DrainStoppedError:
+                break
+            except RankError as error:  # another rank is lost: the next start of the job goes on
+                self.failures += 1
+                self._set_failure(error)
                 break
             except Exception as error:  # noqa: BLE001 -- tried again; `wait` raises it
                 self._fail(error)
         with contextlib.suppress(IobenchError):  # its process ends; the next one tidies up
+            self._copier.end()
+        with contextlib.suppress(IobenchError):
             self.remote.close()
 
     def _work(self) -> None:
@@ -344,7 +367,7 @@ class Drain:
     def _fail(self, error: Exception) -> None:
         """Record a failed attempt and wait before the next one."""
         self._failed_in_a_row += 1
-        self._failures += 1
+        self.failures += 1
         self._note("failed", why=str(error))
         self._rates.add(REMOTE, 0, 0.0, ok=False)
         if self._failed_in_a_row == 1:

@@ -8,11 +8,11 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError
-from iobench.tiers.pace import DrainPace
+from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.queue import DrainQueue, Queued
 from iobench.tiers.read_back import read_back
 from iobench.tiers.remote import RemoteTier
-from iobench.tiers.source_file import LocalDamageError, SourceFile
+from iobench.tiers.source_file import LocalDamageError
 from iobench.writers.source import LocalSource
 
 __all__ = ["DrainStep"]
@@ -25,7 +25,7 @@ class DrainStep:
     local: DirectoryStore
     remote: RemoteTier
     queue: DrainQueue
-    pace: DrainPace
+    copier: FileCopier
 
     def send(self, entry: Queued, *, again: bool) -> int | None:
         """Copy a checkpoint. It is durable in the remote tier on return; the state says so.
@@ -35,19 +35,16 @@ class DrainStep:
         LocalDamageError, TransferError, DrainStoppedError.
         """
         self.queue.move(entry, "draining")
-        self.pace.begin()
+        self.copier.pace.begin()
         found = self._manifest(entry)
         if found is None:
             return None
         manifest, text = found
         sent = 0
         if not (again and self.remote.has(manifest)):
-            copy = self.remote.copy(entry.step, entry.serial, self.pace)
-            for record in manifest.files:
-                directory = self.local.locate(entry.step)
-                with SourceFile(directory, record.path, record.size_bytes) as source:
-                    sent += copy.send(source)
-            copy.publish(text)
+            place = self.remote.place(entry.step)
+            sent = self.copier.send(entry.step, entry.serial, place, manifest.files)
+            self.remote.copy(place, entry.serial, self.copier.pace).publish(text)
         self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
         if not self.queue.move(entry, "durable"):
             self.remote.remove(entry.step)
@@ -62,7 +59,7 @@ class DrainStep:
         will be sent again. Raises TransferError.
         """
         remote = self.remote
-        self.pace.begin()
+        self.copier.pace.begin()
         if not remote.holds(entry.step):
             self.queue.move(entry, "superseded")
             return False
@@ -76,7 +73,7 @@ class DrainStep:
             return False
         try:
             where = remote.store.locate(entry.step)
-            read_back(manifest, where, remote.writer.open_source, self.pace.wait)
+            self.copier.read_back(where, manifest.files)
         except DataMismatchError as error:
             remote.remove(entry.step)
             self._check_local(entry, manifest, error)
@@ -99,6 +96,6 @@ class DrainStep:
         """Raise LocalDamageError if the local files are the reason for `error`."""
         where = self.local.locate(entry.step)
         try:
-            read_back(manifest, where, LocalSource, self.pace.wait)
+            read_back(manifest.files, where, LocalSource, self.copier.pace.wait)
         except (DataMismatchError, OSError) as damage:
             raise LocalDamageError(str(damage)) from error

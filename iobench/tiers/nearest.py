@@ -201,6 +201,21 @@ class Nearest:
             return False
         return self._remote.manifest(step) == manifest
 
+    def listed(self) -> list[tuple[int, int | None, bool, str]]:
+        """Return all checkpoints: step, serial number, whether the local one counts, and the place
+        of the remote one, "" without one. `ask` comes first.
+        """
+        own, known = set(self._local.steps()), self._counted()
+        return [
+            (
+                step,
+                known.get(step, self._in_remote.get(step)),
+                step in own and not self._is_outdated(step),
+                str(self._remote.locate(step)) if step in self._in_remote else "",
+            )
+            for step in self.steps()
+        ]
+
     def _counted(self) -> dict[int, int]:
         """Return the serial numbers of the local checkpoints that count."""
         return {step: one for step, one in self._known.items() if not self._is_outdated(step)}

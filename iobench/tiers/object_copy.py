@@ -66,6 +66,9 @@ class ObjectCopy:
         parts = Blocks(0, source.size_bytes, part_size)
         run_workers(self._writer.options.threads, parts, work, meter)
 
+    def check(self, name: str, size_bytes: int) -> None:
+        """Do nothing: a bucket is one place, and the store has answered with the checksum."""
+
     def publish(self, manifest: bytes) -> None:
         self._staged.publish([manifest.decode()])
 

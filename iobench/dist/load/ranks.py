@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Literal
 
 from iobench.checkpoint.damage import damage_of
-from iobench.checkpoint.restore import Loaded, OnCorrupt, candidates
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.restore import Loaded, OnCorrupt, candidates, check_not_offloaded
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.load.any_format import read_any
 from iobench.dist.load.elsewhere import paths_elsewhere
@@ -18,10 +19,13 @@ from iobench.errors import DataMismatchError, OptionError, TransferError
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Agreed", "load_together"]
+__all__ = ["Agreed", "NextTier", "load_together"]
 
 Agreed = Callable[[str, Callable[[], Any]], list[Any]]
 """Calls a function in all ranks and returns all results; it fails in all ranks or in none."""
+
+NextTier = Callable[[int, str], bool]
+"""Gets a step and its damage. Makes another place that of the step; False: there is no other."""
 
 
 def load_together(
@@ -35,10 +39,14 @@ def load_together(
     like: Any,
     known: Mapping[int, int] | None,
     reader: Callable[[], SharedReader | None],
+    next_tier: NextTier | None = None,
+    offload: Callable[[Manifest], None] | None = None,
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint that rank 0 chooses; see `Checkpointer.load`.
 
     `reader` makes what reads one checkpoint for all ranks; None: each reads what it needs.
+    `next_tier` lets `store` and `writer` read a damaged checkpoint in another place, if it has one.
+    `offload`, a call of all ranks, lets an optimizer go on from the generation of a manifest.
 
     Raises DataMismatchError in all ranks for damage that one rank found.
     """
@@ -52,7 +60,11 @@ def load_together(
     read = partial(read_any, like=like, rank=world.rank, ranks=world.size, elsewhere=elsewhere)
     passed_over: dict[int, str] = {}
     for at, candidate in enumerate(steps):
-        restored, damage = _one(agreed, world, store, writer, candidate, read, reader())
+        restored, damage = _one(agreed, world, store, writer, candidate, read, reader(), offload)
+        if damage and next_tier is not None and next_tier(candidate, damage):
+            restored, damage = _one(
+                agreed, world, store, writer, candidate, read, reader(), offload
+            )
         if not damage:
             assert restored is not None  # no rank found damage
             state, transfer = restored
@@ -78,15 +90,20 @@ def _one(
     step: int,
     read_one: Callable[..., tuple[Any, Transfer]],
     reader: SharedReader | None,
+    offload: Callable[[Manifest], None] | None,
 ) -> tuple[tuple[Any, Transfer] | None, str]:
     """Restore one checkpoint. Return the result, and the damage that any rank found, or ""."""
     restored: list[tuple[Any, Transfer]] = []
+    manifests: list[Manifest] = []
 
     def read() -> list[Any]:
         try:
             if world.rank:
                 store.steps()  # a bucket must be listed to know where a checkpoint is
             manifest = store.manifest(step)
+            if offload is None:
+                check_not_offloaded(manifest, str(store))
+            manifests.append(manifest)
             restored.append(read_one(store, writer, step, manifest, reader=reader))
         except (DataMismatchError, TransferError) as error:
             damage = damage_of(error, store.locate(step))
@@ -104,4 +121,9 @@ def _one(
             return None, f"{damage} (found by rank {rank})"
     if any(one != found[0] for one in found):
         return None, f"{store}: the ranks see different checkpoints of step {step}"
+    if offload is not None:
+        try:
+            offload(manifests[0])
+        except DataMismatchError as error:
+            return None, str(error)
     return restored[0], ""

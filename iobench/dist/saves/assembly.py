@@ -10,8 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.manifest import FileRecord, Manifest
+from iobench.checkpoint.manifest import FileRecord, Manifest, PinnedGeneration
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
@@ -20,7 +22,7 @@ from iobench.dist.saves.merge import merged
 from iobench.dist.saves.part import Part, part_file
 from iobench.dist.saves.plan import RankPlan
 from iobench.dist.world import World
-from iobench.errors import DataMismatchError, TargetError, TransferError
+from iobench.errors import DataMismatchError, StateError, TargetError, TransferError
 from iobench.formats.collector import collector_paused
 from iobench.writers.base import Writer
 from iobench.writers.blocks.workers import map_in_workers
@@ -74,7 +76,9 @@ class Assembly:
         staged.remove(map(part_file, numbers))
         records = [record_of(image, [("", image.size_bytes)]) for image in images]
         files = (*(part.file for part in parts), *records)
-        staged.publish([self._manifest(save, files, serial, attempt).to_json()])
+        manifest = self._manifest(save, files, serial, attempt)
+        manifest = msgspec.structs.replace(manifest, offload=_pinned(parts))
+        staged.publish([manifest.to_json()])
 
     def table(self, plan: RankPlan) -> str:
         """Return the part of the index that has the tensors of all ranks, as JSON."""
@@ -125,3 +129,14 @@ class Assembly:
             serial=serial,
             attempt=attempt,
         )
+
+
+def _pinned(parts: Sequence[Part]) -> tuple[PinnedGeneration, ...] | None:
+    """Return the optimizer's part of each rank. Raises StateError for different states."""
+    pinned = [part.offload for part in parts if part.offload is not None]
+    if not pinned:
+        return None
+    updates = [one.updates for one in pinned]
+    if len(pinned) < len(parts) or len(set(updates)) > 1:
+        raise StateError(f"the ranks have pinned different states: {updates} updates")
+    return tuple(pinned)

@@ -17,11 +17,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.manifest import PinnedGeneration
 from iobench.checkpoint.persister import Snapshot
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore
@@ -36,7 +38,10 @@ from iobench.errors import RankError, TransferError
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["RankCommitter"]
+if TYPE_CHECKING:
+    from iobench.dist.drain.ranked_drain import RankedDrain
+
+__all__ = ["Pins", "RankCommitter"]
 
 
 _NEXT = "next checkpoint"
@@ -49,6 +54,16 @@ class Order(NamedTuple):
     step: int
     directory: str
     serial: int
+
+
+class Pins(Protocol):
+    """The pins that the saves of a rank hold in its optimizer."""
+
+    def durable(self, save: Save) -> PinnedGeneration:
+        """Wait until the pin of `save` is durable."""
+
+    def ended(self, save: Save, attempt: str | None) -> None:
+        """The checkpoint of `save` exists and has this `attempt`, or None: it never will."""
 
 
 @dataclass(kw_only=True)
@@ -64,6 +79,8 @@ class RankCommitter:
     hosts: Sequence[str]
     replicator: Replicator | None = None
     committed: Callable[[], None] = lambda: None
+    drain: RankedDrain | None = None
+    pins: Pins | None = None
     _order: Order | None = field(default=None, init=False)
 
     def commit(self, save: Save, content: RankContent, memory: Bytes | None = None) -> None:
@@ -102,11 +119,16 @@ class RankCommitter:
                 assert self.assembly is not None
                 self.assembly.publish(save, content.plan, staged, votes, serial, _attempt_of(order))
                 save.status = "committed"
-                ledger.committed(save, serial)
-                self.committed()
+                try:
+                    ledger.committed(save, serial)
+                    self.committed()
+                finally:
+                    self._ended(save, order)
         except RankError:  # of a call: every rank knows
             raise
         except BaseException as failure:
+            if save.status != "committed":
+                self._ended(save, None)
             # What was written is removed by now: the others see to what is left on their nodes.
             if save.status == "committed":
                 self._conclude(order, None)
@@ -144,10 +166,12 @@ class RankCommitter:
         if order is None:
             found = self.control.broadcast(_NEXT, deadline_s=self.deadline_s)
             if "failed" in found:
+                self._ended(save, None)
                 raise self._error("the begin of a save", found["failed"])
             order = Order(**found)
         self._order = order if order.number > content.number else None
         if self._order is not None:
+            self._ended(save, None)
             return False
         own = self._part(save, content, memory, order)
         self._cast(order, own.vote)
@@ -155,9 +179,16 @@ class RankCommitter:
         failed = self.control.broadcast(phase, deadline_s=self.deadline_s)["failed"]
         if failed:
             error = self._error(phase, failed)
+            self._ended(save, None)
             self._discard(order, error)
             raise error from own.failure
+        self._ended(save, order)
         return True
+
+    def _ended(self, save: Save, order: Order | None) -> None:
+        """All ranks know whether the checkpoint exists. Not called when a rank is lost before."""
+        if self.pins is not None:
+            self.pins.ended(save, None if order is None else _attempt_of(order))
 
     def _vote(
         self, save: Save, content: RankContent, memory: Bytes | None, order: Order
@@ -184,14 +215,17 @@ class RankCommitter:
         """Write the part of this rank."""
         save.status = "writing"
         version = Version(order.serial, order.step, _attempt_of(order))
+        drain = self.drain
+        waits = drain.saving(order.step, order.serial) if drain is not None else nullcontext()
         try:
-            with Offering(self.replicator, version, save.created_s) as offering:
+            with waits, Offering(self.replicator, version, save.created_s) as offering:
                 if save.error is not None:
                     raise save.error
                 if offering.wanted and self.assembly is not None:
                     offering.table = self.assembly.table(content.plan)
+                pinned = None if self.pins is None else self.pins.durable(save)
                 save.transfer, checksum = self.parts.write(
-                    content, memory, order.directory, offering
+                    content, memory, order.directory, offering, pinned
                 )
         except BaseException as failure:  # noqa: BLE001 -- raised when the others know
             return _Own({"error": _shown(failure)}, failure)

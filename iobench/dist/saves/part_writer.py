@@ -15,7 +15,7 @@ import xxhash
 
 from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.commit import recorded
-from iobench.checkpoint.manifest import FileRecord
+from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
 from iobench.checkpoint.pacing import PacedImage
 from iobench.dist.replicas.offering import Offering
 from iobench.dist.saves.content import RankContent, data_file
@@ -53,13 +53,15 @@ class PartWriter:
         memory: Bytes | None,
         directory: str | Path,
         offering: Offering,
+        pinned: PinnedGeneration | None = None,
     ) -> Written:
         """Write this rank's file, and then its part manifest. On return the file is durable.
 
         The part manifest is only for rank 0, which compares it with the vote and removes it.
 
         The tensors are in `memory`, or else in the trainer's own. `offering` gets what is in
-        `memory` before it is written. Raises TransferError.
+        `memory` before it is written. `pinned` is this rank's part of the optimizer. Raises
+        TransferError.
         """
         rank = self.world.rank
         skeleton = json.loads(content.skeleton)
@@ -84,6 +86,7 @@ class PartWriter:
                 values=tuple({value.path: None for value in values}),
                 skeleton=skeleton if rank == 0 or not content.alike else None,
                 own=[own[0] for own in own_skeletons(skeleton)],
+                offload=pinned,
             )
 
         if offering.wanted and memory is not None:

@@ -40,7 +40,7 @@ def test_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_time_of_the_transfer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that take as long as the rate says need not wait; time without a copy gives nothing."""
+    """Blocks as slow as the rate need not wait; time without a copy gives nothing."""
     pace = _pace(1000, [], monkeypatch)
     pace.begin()
     began = []
