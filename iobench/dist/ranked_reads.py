@@ -45,7 +45,7 @@ class RankedReads(Checkpointer):
     def _open_tier(self, directory: Path, remote: Remote) -> CheckpointStore:
         from iobench.dist.drain.ranked_drain import RankedDrain  # here: it takes time to import
 
-        control = self._control.sub("drain")
+        control = self._control.sub("drain", aside=True)
         self._drain = RankedDrain(directory, remote, control, deadline_s=self._deadline_s)
         self._tier = self._drain.tier
         return self._drain.store
