@@ -61,7 +61,7 @@ def _read_tuning(path: Path) -> Path | None:
 
 def _read_optimizers(path: Path) -> tuple[Path, OptimizerRecord] | None:
     record = OptimizerRecord.read(path)
-    return record and (path, record)
+    return None if record is None else (path, record)
 
 
 KINDS = {
