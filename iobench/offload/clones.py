@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["PinClones", "can_clone"]
+__all__ = ["PinClones", "can_clone", "clones_bytes"]
 
 _NAMES: tuple[DataFile, ...] = ("state", "parameters")
 _CLONE = re.compile(r"pin-(\d+)\.(?:state|parameters)")
@@ -54,6 +54,15 @@ def can_clone(directory: Path) -> bool:
     except OSError as error:
         raise TargetError(error.errno, error.strerror, str(directory)) from error
     return True
+
+
+def clones_bytes(directory: Path) -> int:
+    """Return the size of all clones in `directory`, where a trainer may be at work."""
+    total = 0
+    for path in directory.iterdir():
+        with suppress(FileNotFoundError):  # its pin was given up meanwhile
+            total += path.stat().st_size if _CLONE.fullmatch(path.name) else 0
+    return total
 
 
 class PinClones:

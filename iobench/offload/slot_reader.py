@@ -26,7 +26,10 @@ class SlotReader:
 
     def __len__(self) -> int:
         """Return the number of pieces in flight."""
-        return len(self._mover) + sum(len(mover) for _, mover in self._clones.values())
+        found = len(self._mover)
+        if self._clones:  # rarely: this is asked for each piece
+            found += sum(len(mover) for _, mover in self._clones.values())
+        return found
 
     def start(self, data: Bytes, chunk: int, slot: int, on_complete: OnComplete) -> None:
         """Read the slot of `chunk` into `data`; see `Mover.start`.

@@ -54,11 +54,10 @@ _SETTINGS = {
     "s3": (),  # in test_s3.py, with servers
     "gds": (),  # in unit/writers/test_gds.py with a fake; on a GPU in integration/test_gpu.py
 }
-# Settings for every kind of file system; those after the first one for _WITH_OTHERS. The first one
-# of each writer runs every check; the others run those of bytes, memory, reads, streams and
-# failures. The remaining claims (torch, options, threads, many files) may depend on the setting or
-# on the file system, but not on both together: `test_here` runs them with every setting. The
-# machine's own device runs all with the first one.
+# Settings for every kind of file system. The first one of each writer runs every check; the others
+# run those of bytes, memory, reads, streams and failures. The remaining claims (torch, options,
+# threads, many files) may depend on the setting or on the file system, but not on both together:
+# `test_here` runs them with every setting. The machine's own device runs all with the first one.
 _ELSEWHERE = {
     **dict.fromkeys(
         ("buffered", "uncached", "odirect"),

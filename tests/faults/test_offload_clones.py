@@ -30,6 +30,7 @@ from iobench import linux
 from iobench.errors import DataMismatchError, TransferError
 from iobench.offload import AdamW
 from iobench.offload.files import read_layout
+from iobench.offload.inspect import inspect
 from iobench.offload.stock_files import export
 from iobench.units import MIB
 
@@ -82,6 +83,9 @@ def test_clones_keep_their_bytes(
     assert (layout.clones, layout.slots) == (True, 2)
     assert (state / "state").stat().st_size == 2 * layout.generation_bytes("state")
     assert _clones(state) == ["4", "6"]
+    found = inspect(state)
+    one = sum(layout.generation_bytes(name) for name in ("state", "parameters"))
+    assert (found.cloned_bytes, found.reserved_bytes // one) == (2 * one, 2)
     export(state, 4, tmp_path / "o.pt")
     saved = torch.load(tmp_path / "o.pt")["state"]
     assert torch.equal(saved[0]["exp_avg"], expected[3][0]["exp_avg"])
