@@ -9,7 +9,7 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
-from iobench.errors import StateError
+from iobench.errors import StateError, TransferError
 from iobench.tiers.memory_pool import MemoryPool
 from iobench.tiers.memory_slot import Kept, MemorySlot
 from iobench.tiers.spill import next_to_write
@@ -49,9 +49,12 @@ class MemoryPersister(Persister[Serialized]):
 
     def _choose(self, waiting: list[_Lease]) -> list[_Lease]:
         saves = [lease.item.save for lease in waiting]
-        wanted = self._wanted(
-            {save.step: (self._serial_of(save), save.created_s) for save in saves}
-        )
+        try:
+            wanted = self._wanted(
+                {save.step: (self._serial_of(save), save.created_s) for save in saves}
+            )
+        except TransferError:  # the manifests cannot be read: the commit of this one tells it
+            return [waiting[-1], *waiting[:-1]]
         wanted.add(saves[-1].step)
         stay = [lease for lease in waiting if lease.item.save.step in wanted]
         chosen = stay[
