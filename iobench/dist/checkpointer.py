@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -328,10 +328,15 @@ class Checkpointer(LocalCheckpointer):
         nearest = self._opening or self._new_nearest(self._tier)
         self._opening = None
         nearest.warm = self._fill if self._warm else None
-        state, loaded = nearest.restore(step, on_corrupt=on_corrupt, like=like)
+        state, loaded = nearest.restore(
+            step, on_corrupt=on_corrupt, like=like, offload=self._restore_offload(nearest)
+        )
         self._ledger.seen(nearest.last_serial)
         self._ledger.resumed_from(loaded.step)
         return state, loaded
+
+    def _restore_offload(self, nearest: Nearest | None) -> Callable[[Manifest], None] | None:
+        """Return what lets an optimizer go on from a checkpoint."""
 
     def load(
         self,

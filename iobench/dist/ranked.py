@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.persister import Snapshot
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
@@ -333,7 +332,7 @@ class RankedCheckpointer(Checkpointer):
                     like=like,
                     known=self._ledger.serials() if leads and step == "latest" else None,
                     reader=reader,
-                    offload=self._restore_offload(),
+                    offload=self._restore_offload(None),
                 )
         finally:
             for note in chosen.close() if chosen else ():
@@ -341,9 +340,6 @@ class RankedCheckpointer(Checkpointer):
 
     def _rank_pins(self) -> Pins | None:
         """Return the pins that saves hold in an optimizer."""
-
-    def _restore_offload(self) -> Callable[[Manifest], None] | None:
-        """Return what lets an optimizer go on from a checkpoint; a call of all ranks."""
 
     def _warn_of_replicas(self) -> None:
         if self._replicator is not None:

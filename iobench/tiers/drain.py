@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from iobench import linux
 from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, TransferError
@@ -23,7 +24,7 @@ from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
 from iobench.tiers.pace import DrainPace, DrainStoppedError
 from iobench.tiers.queue import DrainQueue, Queued
 from iobench.tiers.remote import RemoteTier
-from iobench.tiers.source_file import LocalDamageError, stored_bytes
+from iobench.tiers.source_file import LocalDamageError, offloaded_bytes, stored_bytes
 from iobench.writers.blocks import interpreter_end
 
 __all__ = ["Drain"]
@@ -43,6 +44,9 @@ class Drain:
     by `wait`: the drain tries again after 0.5 s, 1 s, 2 s and so on, up to 5 minutes.
     """
 
+    offload: PinnedState | None = None
+    """Has the generations that checkpoints name; their bytes are copied too."""
+
     def __init__(self, local: DirectoryStore, remote: RemoteTier, rates: ObservedRates) -> None:
         self._local, self.remote = local, remote
         self.queue = DrainQueue(in_order=remote.options.every_save)
@@ -50,7 +54,13 @@ class Drain:
         self._half_limit = self._limit.half()
         self.journal = DrainJournal(local.directory)
         self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
-        self._step = DrainStep(local=local, remote=remote, queue=self.queue, pace=self._pace)
+        self._step = DrainStep(
+            local=local,
+            remote=remote,
+            offload=lambda: self.offload,
+            queue=self.queue,
+            pace=self._pace,
+        )
         self._saving = self._failed_in_a_row = self._failures = 0
         self.failure: Exception | None = None
         """Why the last attempt failed; None after a success."""
@@ -71,7 +81,7 @@ class Drain:
                 serial=serial,
                 since_s=time.monotonic(),
                 created_s=created_s,
-                size_bytes=stored_bytes(self._local.locate(step)),
+                size_bytes=stored_bytes(self._local.locate(step)) + offloaded_bytes(self._local, step),
             )
             self.queue.put(entry)
         self.journal.shorten()
@@ -111,11 +121,13 @@ class Drain:
                 waiting = self.queue.not_durable()
                 why = self._limit.no_room(waiting, entry.size_bytes, time.monotonic())
             self.queue.put(replace(entry, state="skipped") if why else entry)
-        self._note("saved", entry, elapsed_s=elapsed_s)
+        offloaded = offloaded_bytes(self._local, entry.step)
+        written = replace(entry, size_bytes=entry.size_bytes - offloaded)
+        self._note("saved", written, elapsed_s=elapsed_s)
         if why:
             self._note("skipped", entry, why=why)
             self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
-        self._rates.add(LOCAL, entry.size_bytes, elapsed_s)
+        self._rates.add(LOCAL, written.size_bytes, elapsed_s)
 
     def filled(self, manifest: Manifest) -> None:
         """Record a checkpoint that was copied from the remote tier to the local one just now."""
@@ -337,6 +349,26 @@ class Drain:
         if self._untidy:
             self.remote.tidy([one.step for one in self.queue.not_durable()])
             self._untidy = False
+
+    def settle_one(self) -> bool:
+        """Wait until one checkpoint more is read back; False if that will not happen.
+
+        While the remote tier fails, the copy of the oldest one is given up instead, unless every
+        save must be copied.
+        """
+        with self.queue.changed:
+            before = {one.serial for one in self.queue.pending()}
+            while self.failure is None and self._thread.is_alive():
+                if not before or before - {one.serial for one in self.queue.pending()}:
+                    return bool(before)
+                self.queue.changed.wait(_LOOK_AGAIN_S)
+            left = self.queue.pending()[1:]
+            if self.failure is None or not left or self.remote.options.every_save:
+                return False
+            why = "the optimizer has no pin left, and the remote tier fails"
+            self._supersede(left[-1], why)
+        self._tell(f"step {left[-1].step} is not copied to {self.remote}: {why}")
+        return True
 
     def _supersede(self, entry: Queued, why: str) -> None:
         self._untidy = self._untidy or entry.state == "draining"

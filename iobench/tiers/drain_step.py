@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.manifest import FileRecord, Manifest
+from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError
 from iobench.tiers.pace import DrainPace
 from iobench.tiers.queue import DrainQueue, Queued
-from iobench.tiers.read_back import read_back
+from iobench.tiers.read_back import compare_file, read_back
 from iobench.tiers.remote import RemoteTier
 from iobench.tiers.source_file import LocalDamageError, SourceFile
-from iobench.writers.source import LocalSource
+from iobench.writers.image import Bytes
 
 __all__ = ["DrainStep"]
 
@@ -24,6 +27,7 @@ class DrainStep:
 
     local: DirectoryStore
     remote: RemoteTier
+    offload: Callable[[], PinnedState | None]
     queue: DrainQueue
     pace: DrainPace
 
@@ -42,9 +46,8 @@ class DrainStep:
         sent = 0
         if not (again and self.remote.has(manifest)):
             copy = self.remote.copy(entry.step, entry.serial, self.pace)
-            for record in manifest.files:
-                directory = self.local.locate(entry.step)
-                with SourceFile(directory, record.path, record.size_bytes) as source:
+            for _, source in self._sources(manifest):
+                with source:
                     sent += copy.send(source)
             copy.publish(text)
         self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
@@ -95,8 +98,27 @@ class DrainStep:
 
     def _check_local(self, entry: Queued, manifest: Manifest, error: DataMismatchError) -> None:
         """Raise LocalDamageError if the local files are the reason for `error`."""
-        where = self.local.locate(entry.step)
+        where = str(self.local.locate(entry.step))
         try:
-            read_back(manifest, where, LocalSource, self.pace.wait)
+            for record, source in self._sources(manifest):
+                with source:
+                    compare_file(record, self._paced(source), os.path.join(where, record.path))
         except (DataMismatchError, OSError) as damage:
             raise LocalDamageError(str(damage)) from error
+
+    def _sources(self, manifest: Manifest) -> Iterator[tuple[FileRecord, SourceFile]]:
+        """Open the local files of a checkpoint, and those of its pinned generation."""
+        for record in manifest.files:
+            directory = self.local.locate(manifest.step)
+            yield record, SourceFile(directory, record.path, record.size_bytes)
+        state = self.offload()
+        for pinned in manifest.pinned:
+            for record in pinned.files:
+                if state is None:
+                    raise LocalDamageError(f"step {manifest.step}: its optimizer is not open")
+                yield record, state.open_file(pinned, record)
+
+    def _paced(self, source: SourceFile) -> Iterator[Bytes]:
+        for block in source.blocks():
+            self.pace.wait(len(block))
+            yield block

@@ -12,9 +12,10 @@ import xxhash
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.errors import DataMismatchError, transfer_errors
 from iobench.tiers.source_file import BLOCK_BYTES
+from iobench.writers.image import Bytes
 from iobench.writers.source import Source
 
-__all__ = ["read_back"]
+__all__ = ["compare_file", "read_back"]
 
 
 def read_back(
@@ -23,15 +24,15 @@ def read_back(
     open_source: Callable[[str], Source],
     pace: Callable[[int], None],
 ) -> None:
-    """Read every file of the checkpoint in `location` and compare each piece with `manifest`.
+    """Read every file of the remote checkpoint in `location` and compare each piece with `manifest`.
 
     Memory of one block is enough. `pace` is called before each block with its bytes. Raises
     DataMismatchError that names the file and the piece, and TransferError.
     """
-    for record in manifest.files:
+    for record in manifest.remote_files:
         where = os.path.join(location, record.path)
         with transfer_errors("reading back", where), closing(open_source(where)) as source:
-            _compare(record, _blocks(source, record.size_bytes, where, pace), where)
+            compare_file(record, _blocks(source, record.size_bytes, where, pace), where)
 
 
 def _blocks(
@@ -50,7 +51,7 @@ def _blocks(
         raise DataMismatchError(f"{where}: has more than {size_bytes} bytes")
 
 
-def _compare(record: FileRecord, blocks: Iterator[bytes], where: str) -> None:
+def compare_file(record: FileRecord, blocks: Iterator[bytes | Bytes], where: str) -> None:
     """Compare the pieces of one file with its bytes. Raises DataMismatchError."""
     rest = memoryview(b"")
     for piece in record.pieces:
