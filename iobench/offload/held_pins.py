@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import secrets
 import time
@@ -52,6 +53,11 @@ class HeldPins:
         self._optimizer = optimizer
         self.directory, *_ = optimizer._attached
         self._layout = optimizer._running().layout
+
+    def close_failed(self) -> None:
+        """Close the optimizer, whose engine may have failed for the error that is being raised."""
+        with contextlib.suppress(TransferError):
+            self._optimizer.close()
 
     def reopen(self) -> None:
         """Open the optimizer if it is closed, for work that replaces all of its state."""
@@ -221,7 +227,7 @@ class HeldPins:
         try:
             replace_state(optimizer, [old], specs, own)
         except BaseException:
-            optimizer.close()
+            self.close_failed()
             raise
 
     def remove_others(self, unused: Callable[[FoundPin], bool]) -> None:

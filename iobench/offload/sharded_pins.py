@@ -86,10 +86,10 @@ class ShardedPins:
         try:
             damage = self._restore_same(pinned) if same else self._restore_other(pinned)
         except BaseException:
-            local.close()
+            self._pins.close_failed()
             raise
         if damage:
-            local.close()
+            self._pins.close_failed()
             raise DataMismatchError(damage)
         put_values(optimizer.param_groups, kept_values(local.param_groups))
         optimizer._unsettled = False
