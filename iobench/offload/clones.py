@@ -111,7 +111,7 @@ class PinClones:
     def _clone(self, name: DataFile, rows: npt.NDArray[np.void], file: StateFile, fd: int) -> None:
         layout = self._layout
         for chunk, slot in enumerate(rows["slot"].tolist()):
-            with self._file_of(name, slot, file) as source:
+            with self.file_of(name, slot, file) as source:
                 linux.clone_range(
                     source.fd,
                     layout.offset(name, chunk, slot),
@@ -121,7 +121,7 @@ class PinClones:
                 )
 
     @contextmanager
-    def _file_of(self, name: DataFile, slot: int, file: StateFile) -> Iterator[StateFile]:
+    def file_of(self, name: DataFile, slot: int, file: StateFile) -> Iterator[StateFile]:
         """The file of a slot: `file`, or an older clone of a chunk that has not changed since."""
         if slot < self._layout.slots:
             yield file
