@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from iobench.writers.local.new_file import sync_directory
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from iobench.offload.record import GenerationRecord
 
 __all__ = ["PinClones", "can_clone", "clones_bytes"]
 
@@ -77,6 +80,12 @@ class PinClones:
     def slot(self, generation: int) -> int:
         """Return the slot number of the clone of `generation`."""
         return self._layout.slots + generation
+
+    def in_clone(self, record: GenerationRecord) -> GenerationRecord:
+        """Return `record` with the rows of its clone."""
+        rows = record.rows.copy()
+        rows["slot"] = self.slot(record.generation)
+        return replace(record, rows=rows)
 
     def open(self, name: DataFile, slot: int) -> StateFile:
         """Open the file of the clone with this slot number; the caller closes it.
