@@ -138,12 +138,12 @@ class OffloadCheckpointer(Checkpointer):
         self._pins.settle()
         return super().load(step, **options)
 
-    def _restore_offload(self, nearest: Nearest) -> Callable[[Manifest], None]:
+    def _restore_offload(self, nearest: Nearest | None) -> Callable[[Manifest], None]:
         def go_on(manifest: Manifest) -> None:
             try:
                 self._pins.restore(manifest)
             except DataMismatchError as error:
-                found = nearest.remote_copy(manifest) if manifest.pinned else None
+                found = nearest.remote_copy(manifest) if nearest and manifest.pinned else None
                 if found is None or not manifest.pinned[0].files:
                     raise
                 told = f"step {manifest.step}: the optimizer is read from {found[0]}: {error}"

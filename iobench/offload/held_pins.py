@@ -20,12 +20,11 @@ from iobench.checkpoint.pinned_state import FoundPin, PinnedGeneration
 from iobench.errors import DataMismatchError, TransferError, UsageError, transfer_errors
 from iobench.offload.exported import ExportedState, SlotsFile, described, state_record
 from iobench.offload.groups import kept_values, kind_of, specs_of
-from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.old_state import replace_state
 from iobench.offload.ranges import ParameterRange
+from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.restore import HeldPin
 from iobench.offload.store import GenerationStore, read_records
-
 from iobench.tiers.source_file import LocalDamageError
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage

@@ -113,7 +113,10 @@ Own = Sequence[tuple[ParameterRange, torch.Tensor]]
 
 
 def replace_state(
-    optimizer: OffloadedOptimizer, parts: Sequence[OldPart], specs: Sequence[ParameterSpec], own: Own
+    optimizer: OffloadedOptimizer,
+    parts: Sequence[OldPart],
+    specs: Sequence[ParameterSpec],
+    own: Own,
 ) -> None:
     """Write the state of `parts` as the next generation of `optimizer`, and to its parameters.
 

@@ -44,8 +44,7 @@ class Drain:
     by `wait`: the drain tries again after 0.5 s, 1 s, 2 s and so on, up to 5 minutes.
     """
 
-    offload: PinnedState | None = None
-    """Has the generations that checkpoints name; their bytes are copied too."""
+    offload: PinnedState | None = None  # the generations of the checkpoints, copied too
 
     def __init__(self, local: DirectoryStore, remote: RemoteTier, rates: ObservedRates) -> None:
         self._local, self.remote = local, remote
@@ -55,11 +54,7 @@ class Drain:
         self.journal = DrainJournal(local.directory)
         self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
         self._step = DrainStep(
-            local=local,
-            remote=remote,
-            offload=lambda: self.offload,
-            queue=self.queue,
-            pace=self._pace,
+            local=local, remote=remote, queue=self.queue, pace=self._pace, offload=lambda: self.offload
         )
         self._saving = self._failed_in_a_row = self._failures = 0
         self.failure: Exception | None = None
@@ -81,7 +76,8 @@ class Drain:
                 serial=serial,
                 since_s=time.monotonic(),
                 created_s=created_s,
-                size_bytes=stored_bytes(self._local.locate(step)) + offloaded_bytes(self._local, step),
+                size_bytes=stored_bytes(self._local.locate(step))
+                + offloaded_bytes(self._local, step),
             )
             self.queue.put(entry)
         self.journal.shorten()
@@ -121,8 +117,8 @@ class Drain:
                 waiting = self.queue.not_durable()
                 why = self._limit.no_room(waiting, entry.size_bytes, time.monotonic())
             self.queue.put(replace(entry, state="skipped") if why else entry)
-        offloaded = offloaded_bytes(self._local, entry.step)
-        written = replace(entry, size_bytes=entry.size_bytes - offloaded)
+        more = offloaded_bytes(self._local, entry.step)
+        written = replace(entry, size_bytes=entry.size_bytes - more)
         self._note("saved", written, elapsed_s=elapsed_s)
         if why:
             self._note("skipped", entry, why=why)
@@ -353,8 +349,7 @@ class Drain:
     def settle_one(self) -> bool:
         """Wait until one checkpoint more is read back; False if that will not happen.
 
-        While the remote tier fails, the copy of the oldest one is given up instead, unless every
-        save must be copied.
+        A remote tier that fails: the oldest copy is given up, unless every save must be copied.
         """
         with self.queue.changed:
             before = {one.serial for one in self.queue.pending()}

@@ -61,7 +61,7 @@ def compare_file(record: FileRecord, blocks: Iterator[bytes | Bytes], where: str
                 found = next(blocks, None)
                 if found is None:
                     raise DataMismatchError(f"{where}: its manifest has more bytes than the file")
-                rest = memoryview(found)
+                rest = memoryview(found if isinstance(found, bytes) else found.data)
             digest.update(rest[:left])
             rest, left = rest[left:], max(0, left - len(rest))
         if digest.hexdigest() != piece.xxh3_64:

@@ -29,6 +29,8 @@ from iobench.errors import DataMismatchError, OptionError, StateMismatchError, U
 from iobench.offload import SGD, Adam, AdamW
 from iobench.testing import LocalS3
 
+pytestmark = pytest.mark.filterwarnings("ignore:step .: the optimizer is read:RuntimeWarning")
+
 _STEPS = 6
 _STATE = "optimizer-state"
 
@@ -112,7 +114,6 @@ def assert_equal_after(directory: Path, wanted: list) -> None:
         assert_equal(snapshot(optimizer), wanted)
 
 
-@pytest.mark.filterwarnings("ignore:step 4. the optimizer is read:RuntimeWarning")
 def test_the_files_of_the_optimizer_are_lost(tmp_path: Path, expected: list) -> None:
     """The local checkpoint names a pin that is gone: its copy has the state. A newer one that was
     not copied is damaged, and is told."""
@@ -125,9 +126,10 @@ def test_the_files_of_the_optimizer_are_lost(tmp_path: Path, expected: list) -> 
     (file,) = manifest.pinned[0].files
     assert (tmp_path / "remote" / "step-3" / _STATE).stat().st_size == file.size_bytes
     assert not (tmp_path / "runs" / "step-3" / _STATE).exists()
-    with pytest.warns(RuntimeWarning, match="the optimizer is read from"), _opened(
-        tmp_path, remote
-    ) as (optimizer, ckpt):
+    with (
+        pytest.warns(RuntimeWarning, match="the optimizer is read from"),
+        _opened(tmp_path, remote) as (optimizer, ckpt),
+    ):
         assert ckpt.load(2) == {"step": 2}
         assert_equal(snapshot(optimizer), expected[1])
         _train(optimizer, ckpt, 4)
@@ -135,16 +137,16 @@ def test_the_files_of_the_optimizer_are_lost(tmp_path: Path, expected: list) -> 
         ckpt.wait(until="remote")
         assert ckpt.load(4) == {"step": 4}
     damage(tmp_path / "remote" / "step-4" / _STATE)
-    with pytest.raises(DataMismatchError, match="differs from its checksum"), _opened(
-        tmp_path, remote
-    ) as (optimizer, ckpt):
+    with (
+        pytest.raises(DataMismatchError, match="differs from its checksum"),
+        _opened(tmp_path, remote) as (optimizer, ckpt),
+    ):
         ckpt.load(4)
     with pytest.warns(RuntimeWarning), _opened(tmp_path, remote) as (optimizer, ckpt):
         assert ckpt.load(on_corrupt="previous") == {"step": 3}
         assert_equal(snapshot(optimizer), expected[2])
 
 
-@pytest.mark.filterwarnings("ignore:step 1. the optimizer is read:RuntimeWarning")
 def test_a_state_that_does_not_fit(tmp_path: Path) -> None:
     """Another optimizer or model is one error, and the state that is there stays."""
     remote = iobench.Remote(tmp_path / "remote")
@@ -188,9 +190,10 @@ def test_saves_wait_for_copies_when_no_pin_is_left(tmp_path: Path) -> None:
 def test_a_remote_tier_that_fails_holds_no_pins(tmp_path: Path) -> None:
     """The copies of the oldest checkpoints are given up, which is told; training goes on."""
     there = tmp_path / "remote"
-    with pytest.warns(RuntimeWarning) as told, _opened(
-        tmp_path, iobench.Remote(there), keep=1, pins=2
-    ) as (optimizer, ckpt):
+    with (
+        pytest.warns(RuntimeWarning) as told,
+        _opened(tmp_path, iobench.Remote(there), keep=1, pins=2) as (optimizer, ckpt),
+    ):
         _train(optimizer, ckpt, 1)
         ckpt.wait(until="remote")
         shutil.rmtree(there)
