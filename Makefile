@@ -11,10 +11,10 @@ development = $(VENV)/.iobench-development
 dlio = $(VENV)-dlio/.iobench-dlio
 
 # The tests import the same modules in many processes, so that caching what was compiled pays.
-test quick test-dlio: export PYTHONDONTWRITEBYTECODE =
+test test-all quick test-dlio: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-dlio test-peers check fmt docs setup clean
+.PHONY: help run test test-all quick test-dlio test-peers check fmt docs setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
@@ -22,7 +22,10 @@ help: ## list the targets
 run: $(runtime) ## set up, then measure llama7b on this machine with three writers
 	$(bin)/iobench run --workload llama7b --writer buffered,uncached,odirect $(ARGS)
 
-test: $(development) ## set up, then run all tests, three at a time (ARGS="-n 0": one)
+test: $(development) ## set up, then run the tests, three at a time (ARGS="-n 0": one)
+	$(bin)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not exhaustive" $(ARGS)
+
+test-all: $(development) ## the same with more cases: random kills, schedules, file systems
 	$(bin)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 quick: $(development) ## the unit tests that take milliseconds: under a minute in all

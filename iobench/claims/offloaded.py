@@ -9,7 +9,7 @@ from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.stats import median, paired_log_ratio
 from iobench.claims.answer import few_pairs
 from iobench.claims.claims import Answer
-from iobench.train.comparison import STATE_BYTES, MeasuredOptimizer, MeasuredRestore
+from iobench.train.optimizer_record import STATE_BYTES, MeasuredOptimizer, MeasuredRestore
 
 __all__ = ["OFFLOAD_CLAIMS", "OFFLOAD_SOURCE", "OffloadFinding", "judge_offload"]
 

@@ -41,6 +41,7 @@ def show(directory: _DirectoryArgument, format_: FormatOption = ListingFormat.TA
         f"{count_of(len(layout.parameters), 'parameter')}, {elements:,} elements in "
         f"{count_of(layout.chunks, 'chunk')}; {format_size(found.reserved_bytes)} reserved for "
         f"{layout.slots} generations"
+        + (f"; clones of pins: {format_size(found.cloned_bytes)}" if layout.clones else "")
     )
     print(
         f"{'generation':>10}  {'steps':>8}  {'pinned as':>9}  {'committed':<19}  "
@@ -72,6 +73,7 @@ def _as_json(found: FoundState) -> dict[str, object]:
         "chunks": layout.chunks,
         "pins": layout.pins,
         "reserved_bytes": found.reserved_bytes,
+        "cloned_bytes": found.cloned_bytes,
         "generations": [
             {
                 "generation": one.generation,

@@ -67,13 +67,14 @@ def reproduce(
     sk-hynix-offload compares checkpoints of optimizer state on storage and in memory.
     """
     if claim == "sk-hynix-offload":
-        given_records = bool(results) or report is not None
         reproduce_offload(
-            target=the_directory(target),
+            ctx,
+            target=target,
             size=size,
             repeat=repeat,
-            records=given_records,
+            results=results,
             form=format_,
+            report=report,
         )
         return
     if results:

@@ -135,6 +135,8 @@ def train(
             model_params=model_params,
             memory=memory,
             seed=seed,
+            output=output,
+            report=report,
             form=format_,
             quiet=quiet,
         )

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.given import given
+from iobench.cli.given import check_output, given
+from iobench.cli.report import check_report, write_report_of
 from iobench.cli.servers import preparing, print_plan
 from iobench.errors import DataMismatchError, UsageError
 from iobench.report.render import DocumentFormat
 from iobench.units import parse_size
 
 if TYPE_CHECKING:
-    from iobench.train.comparison import MeasuredOptimizer, OptimizerComparison
+    from iobench.train.comparison import OptimizerComparison
+    from iobench.train.optimizer_record import OptimizerRecord
 
 __all__ = [
     "EngineMemoryOption",
@@ -38,7 +40,7 @@ EngineMemoryOption = Annotated[
     str, typer.Option("--memory", help="With --optimizer: memory of the offload engine.")
 ]
 _USED = ("optimizer", "memory", "target", "size", "steps", "repeat", "model_params", "seed")
-_USED_TOO = ("format_", "quiet")
+_USED_TOO = ("format_", "quiet", "output", "report")
 
 
 def compare_optimizers(
@@ -52,13 +54,18 @@ def compare_optimizers(
     model_params: int,
     memory: str,
     seed: int,
+    output: Path | None,
+    report: Path | None,
     form: DocumentFormat,
     quiet: bool,
 ) -> None:
-    """Measure and print. Raises DataMismatchError when the optimizers disagree."""
+    """Measure, print and record. Raises DataMismatchError when the optimizers disagree."""
     without = [option for name, option in given(ctx) if name not in (*_USED, *_USED_TOO)]
     if without:
         raise UsageError(f"{', '.join(without)}: no effect with --optimizer; leave it out")
+    check_output(output)
+    if report is not None:
+        check_report(report)
     about = make_comparison(
         optimizers,
         target=target,
@@ -70,11 +77,13 @@ def compare_optimizers(
         seed=seed,
         quiet=quiet,
     )
-    found = measure_optimizers(about, quiet=quiet)
+    record, path = measure_optimizers(about, output, quiet=quiet)
     from iobench.report.optimizers import write
 
-    write(about, found, form, sys.stdout)
-    raise_optimizer_differences(found)
+    write(record, form, sys.stdout)
+    if report is not None:
+        write_report_of([path], report)
+    raise_optimizer_differences(record)
 
 
 def make_comparison(
@@ -109,17 +118,25 @@ def make_comparison(
     return about
 
 
-def measure_optimizers(about: OptimizerComparison, *, quiet: bool) -> list[MeasuredOptimizer]:
-    """Print the plan, train, and return what was measured."""
-    if quiet:
-        return about.run(lambda _: None)
-    print_plan(about.lines())
-    return about.run(lambda what: print(what, file=sys.stderr))
+def measure_optimizers(
+    about: OptimizerComparison, output: Path | None, *, quiet: bool
+) -> tuple[OptimizerRecord, Path]:
+    """Print the plan, train, and write the record; return it and its file."""
+    from iobench.results import default_path
+
+    if not quiet:
+        print_plan(about.lines())
+    record = about.run(lambda what: None if quiet else print(what, file=sys.stderr))
+    path = output or default_path("train-optimizers")
+    record.write(path)
+    print(f"record: {path}", file=sys.stderr)
+    return record, path
 
 
-def raise_optimizer_differences(found: list[MeasuredOptimizer]) -> None:
+def raise_optimizer_differences(record: OptimizerRecord) -> None:
     """Raise DataMismatchError when losses or restored parameters differ."""
-    wrong = [one.name for one in found if not one.losses_equal]
-    wrong += [f"{one.name} {r.method}" for one in found for r in one.restores if not r.equal]
+    wrong = [one.name for one in record.optimizers if not one.losses_equal]
+    for one in record.optimizers:
+        wrong += [f"{one.name} {restore.method}" for restore in one.restores if not restore.equal]
     if wrong:
         raise DataMismatchError(f"results differ: {', '.join(wrong)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,8 +21,9 @@ from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.load.any_format import read_any
 from iobench.dist.replicas.scheme import Partner, Xor
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
+from iobench.dist.saves.one_rank import of_one_rank
 from iobench.dist.world import World
-from iobench.errors import OptionError, StateError, TransferError, UsageError
+from iobench.errors import OptionError, TransferError, UsageError
 from iobench.writers.base import Writer
 from iobench.writers.s3_store.target import is_s3
 
@@ -54,19 +54,12 @@ class Checkpointer(LocalCheckpointer):
     ) -> Self:
         """Return the Checkpointer of a rank if the job has several, or that with `offload`."""
         del args, options
-        if cls is Checkpointer and (world or World.detect()).size > 1:
-            if offload is not None:
-                from iobench.dist.ranked_offload import RankedOffloadCheckpointer
+        made: Any = cls
+        if cls is Checkpointer:
+            from iobench.dist.kinds import kind_of_checkpointer  # here: its classes are subclasses
 
-                return object.__new__(RankedOffloadCheckpointer)  # type: ignore[return-value]  # a subclass
-            from iobench.dist.ranked import RankedCheckpointer
-
-            return object.__new__(RankedCheckpointer)  # type: ignore[return-value]  # a subclass
-        if cls is Checkpointer and offload is not None:
-            from iobench.dist.offloaded import OffloadCheckpointer
-
-            return object.__new__(OffloadCheckpointer)  # type: ignore[return-value]  # a subclass
-        return object.__new__(cls)
+            made = kind_of_checkpointer(world, offload) or cls
+        return object.__new__(made)  # type: ignore[no-any-return]  # a subclass
 
     def __init__(
         self,
@@ -122,6 +115,9 @@ class Checkpointer(LocalCheckpointer):
             )
         self._deadline_s, self._writers_per_node = float(deadline_s), many
         super().__init__(location, **options)
+        self._start_tier()
+
+    def _start_tier(self) -> None:
         if self._tier is not None:
             self._tier.start(self._ledger.ages())
 
@@ -131,39 +127,49 @@ class Checkpointer(LocalCheckpointer):
         self._writer.check_scheme(location)
         if is_s3(location):
             raise OptionError(f"{location}: with tiers, checkpoints are saved to a directory first")
+        return self._open_tier(Path(location), self._remote)
+
+    def _open_tier(self, directory: Path, remote: Remote) -> CheckpointStore:
         from iobench.tiers.local_tier import LocalTier  # here: it takes time to import
 
-        self._tier = LocalTier(Path(location), self._remote)
+        self._tier = LocalTier(directory, remote)
         return self._tier
+
+    def _kept(self, keep: Retention) -> Retention:
+        """Return the retention of the local tier, which also keeps what is not copied yet."""
+        return keep if self._tier is None else self._tier.keeping(keep)
 
     def _open(
         self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
     ) -> None:
-        tier, given = self._tier, self._given
-        if given is not None:
-            keep = given.keep or keep
-            self._memory = given.snapshot_memory()
+        if self._given is not None:
+            keep = self._given.keep or keep
+            self._memory = self._given.snapshot_memory()
         try:
-            super()._open(location, keep if tier is None else tier.keeping(keep), pool, limit)
+            super()._open(location, self._kept(keep), pool, limit)
             if self._memory is not None:
                 self._persister = self._memory.open(
                     functools.partial(self._committer.persist, rate_bytes_per_s=limit),
                     ledger=self._ledger,
                     keep=keep,
                     store=self._store,
-                    local=tier,
+                    local=self._tier,
                     in_order=self._in_order,
                 )
-            if tier is not None:
-                self._opening = self._new_nearest(tier)
-                self._opening.begin()
-                if not tier.steps():
-                    self._settle_opening()
+            self._ask_remote()
         except BaseException:
             if self._memory is not None:
                 self._memory.pool.close()
             self._store.release()
             raise
+
+    def _ask_remote(self) -> None:
+        """Ask the remote tier for its checkpoints; wait if the local tier has none."""
+        if self._tier is not None:
+            self._opening = self._new_nearest(self._tier)
+            self._opening.begin()
+            if not self._tier.steps():
+                self._settle_opening()
 
     def _new_committer(self) -> Committer:
         given = self._given
@@ -222,7 +228,7 @@ class Checkpointer(LocalCheckpointer):
         return True
 
     def _content_of(self, state: Any) -> Content:
-        return super()._content_of(_of_one_rank(state))
+        return super()._content_of(of_one_rank(state))
 
     def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         tier = self._tier
@@ -230,7 +236,7 @@ class Checkpointer(LocalCheckpointer):
         if tier is not None:
             self._settle_opening()
             waited_s = tier.drain.wait_for_lag(step)
-        content, save = super()._begin(_of_one_rank(state), step)
+        content, save = super()._begin(of_one_rank(state), step)
         save.tiers = tier.copies if tier is not None else None
         save.lag_wait_s = waited_s
         if self._memory is not None:
@@ -245,17 +251,24 @@ class Checkpointer(LocalCheckpointer):
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed.
 
-        With `until="remote"` wait also until every checkpoint is durable in the remote tier, or
-        superseded there. Raises the error of an attempt that fails meanwhile; the copies go on in
-        the background.
+        With `until="remote"` wait also until every checkpoint is durable in the remote tier or
+        superseded. Raises the error of an attempt that fails meanwhile; the copies go on.
         """
         if until not in ("committed", "remote"):
             raise OptionError(f"until={until!r}: 'committed' or 'remote'")
         super().wait()
         if until == "remote":
-            if self._tier is None:
+            if self._remote is None:
                 raise UsageError('wait(until="remote") needs tiers=[Remote(...)]')
-            self._tier.drain.wait()
+            self._wait_for_copies()
+
+    def _wait_for_copies(self) -> None:
+        assert self._tier is not None
+        self._tier.drain.wait()
+
+    @property
+    def _is_open(self) -> bool:
+        return self._unclosed.alive and os.getpid() == self._pid
 
     def close(self) -> None:
         """Wait for every save, free the memory, release the lock, and raise the first error.
@@ -264,7 +277,7 @@ class Checkpointer(LocalCheckpointer):
         the steps then, and the next Checkpointer of the directory goes on. A second call does
         nothing. When Ctrl-C interrupts the wait, the Checkpointer stays open.
         """
-        if self._tier is None or not self._unclosed.alive or os.getpid() != self._pid:
+        if self._tier is None or not self._is_open:
             super().close()
             return
         self._finish_copy()
@@ -277,11 +290,8 @@ class Checkpointer(LocalCheckpointer):
         super().close()
 
     def latest(self) -> int | None:
-        """Return the step of the checkpoint that was saved last; None when there is none.
-
-        With `tiers`, checkpoints of the remote tier count too.
-        """
-        if self._tier is None or not self._unclosed.alive or os.getpid() != self._pid:
+        """Return the step of the checkpoint that was saved last, in any tier; None without one."""
+        if self._tier is None or not self._is_open:
             return super().latest()
         return self._nearest(self._tier).newest()
 
@@ -295,14 +305,19 @@ class Checkpointer(LocalCheckpointer):
         UsageError if there is none. With `tiers`, TransferError if the remote tier cannot be asked:
         nothing is removed then.
         """
-        tier = self._tier
-        self._settle_opening()
         if self._memory is not None:
             self._memory.forget(step)
+        self._check_usable()
+        self._finish_copy()
+        self._persister.wait()
+        self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        tier = self._tier
+        self._settle_opening()
         if tier is None or self._ledger.holds(step):
-            super().remove(step)
+            self._ledger.remove(step)
             return
-        self.wait()
         if step not in self._nearest(tier).steps():
             raise UsageError(f"there is no checkpoint of step {step}")
         tier.remote.remove(step)
@@ -325,8 +340,7 @@ class Checkpointer(LocalCheckpointer):
     ) -> tuple[Any, Loaded]:
         if self._tier is None:
             return super()._restore(step, on_corrupt, like)
-        nearest = self._opening or self._new_nearest(self._tier)
-        self._opening = None
+        nearest, self._opening = self._opening or self._new_nearest(self._tier), None
         nearest.warm = self._fill if self._warm else None
         state, loaded = nearest.restore(
             step, on_corrupt=on_corrupt, like=like, offload=self._restore_offload(nearest)
@@ -336,7 +350,7 @@ class Checkpointer(LocalCheckpointer):
         return state, loaded
 
     def _restore_offload(self, nearest: Nearest | None) -> Callable[[Manifest], None] | None:
-        """Return what lets an optimizer go on from a checkpoint."""
+        """Return what lets an optimizer go on from a checkpoint; a call of all ranks."""
 
     def load(
         self,
@@ -353,9 +367,9 @@ class Checkpointer(LocalCheckpointer):
         With `on_corrupt="previous"` the newest undamaged checkpoint before it is restored instead,
         with a RuntimeWarning; `loaded` gives its step. `like` is a state of the expected structure:
         a checkpoint of another model raises StateMismatchError, which lists missing, unexpected and
-        mis-shaped names. Only the top-level entries of `like` are compared. Raises TargetError when
-        there is no such checkpoint. Later checkpoints stay until a save of the same step replaces
-        them. From the next save on they count as older than all others.
+        mis-shaped names. Only its top-level entries are compared. TargetError if there is no such
+        checkpoint. Later ones stay until a save of the same step replaces them; from the next save
+        on they count as older than all others.
 
         `restore_mode` of several ranks: with "all" each rank reads what it needs. With "broadcast"
         one of the ranks that need the same bytes reads them and passes them on, with "all-gather"
@@ -365,7 +379,7 @@ class Checkpointer(LocalCheckpointer):
         first: the next restore reads it there.
         """
         check_restore_mode(restore_mode)
-        if warm and self._tier is None:
+        if warm and self._remote is None:
             raise UsageError("load(warm=True) needs tiers=[Remote(...)]")
         self._restore_mode, self._warm = restore_mode, warm
         return super().load(step, on_corrupt=on_corrupt, like=like)
@@ -381,23 +395,3 @@ def _checked(placement: Placement | None, remote: Remote | None) -> Placement | 
         if remote is None:
             raise OptionError("placement: needs tiers=[Remote(...)]")
     return placement
-
-
-def _of_one_rank(state: Any) -> Any:
-    """Return `state` with plain tensors for DTensors, which in a world of one are whole.
-
-    Raises StateError for one that other ranks hold too.
-    """
-    if "torch.distributed.tensor" not in sys.modules:  # so no DTensor exists
-        return state
-    from iobench.dist.saves.local_tree import localized
-
-    found: list[Any] = []
-    whole = localized(state, found)
-    for tensor in found:
-        if tensor is not None and tensor.device_mesh.size() > 1:
-            raise StateError(
-                f"a DTensor of {list(tensor.shape)} is sharded over {tensor.device_mesh.size()} "
-                "ranks, but the Checkpointer is alone: make one in every rank, without `world`"
-            )
-    return whole

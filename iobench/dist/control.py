@@ -77,9 +77,10 @@ class Control:
         interface: Interface | None = None,
         *,
         name: str = "",
+        aside: bool = False,
     ) -> None:
         self.world, self.interface = world, interface
-        self._member, self._hub, self._name = member, hub, name
+        self._member, self._hub, self._name, self._aside = member, hub, name, aside
         self._numbers = itertools.count()
         self._subs: dict[str, Control] = {}
 
@@ -127,12 +128,15 @@ class Control:
             meeting.withdraw()
         return control
 
-    def sub(self, name: str) -> Control:
-        """Return the control plane for another use, with calls of its own."""
+    def sub(self, name: str, *, aside: bool = False) -> Control:
+        """Return the control plane for another use, with calls of its own.
+
+        With `aside` its phases are not those that errors name: it waits in the background.
+        """
         if name not in self._subs:
             path = f"{self._name}/{name}"
             self._subs[name] = Control(
-                self.world, self._member, interface=self.interface, name=path
+                self.world, self._member, interface=self.interface, name=path, aside=aside
             )
         return self._subs[name]
 
@@ -260,6 +264,7 @@ class Control:
             "number": next(self._numbers),
             "kind": kind,
             "phase": phase,
+            "aside": self._aside,
             "value": value,
             "error": None if error is None else str(error),
             "deadline_s": deadline_s,

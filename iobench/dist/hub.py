@@ -221,7 +221,8 @@ class Hub:
                 reason = f"{self._names([rank])} failed: {message['error']}"
                 self._break([rank], reason, int(message["exit_code"]))
             case "put":
-                peer.phase, peer.phase_since_s = str(message["phase"]), now_s
+                if not message["aside"]:
+                    peer.phase, peer.phase_since_s = str(message["phase"]), now_s
                 self._put(rank, message, now_s)
 
     def _put(self, rank: int, message: Message, now_s: float) -> None:

@@ -59,7 +59,8 @@ class Member:
         """Send a call. Return a function that waits for the hub's answer; see `call`."""
         key = (str(message["sub"]), int(message["number"]))
         self.check()
-        self._phase = str(message.get("phase", self._phase))
+        if not message.get("aside"):
+            self._phase = str(message.get("phase", self._phase))
         self._send(message)
         return partial(self._answer, key, time.monotonic() + deadline_s + self._lost_after_s)
 

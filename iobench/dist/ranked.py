@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -13,21 +12,18 @@ from typing import Any, Literal, NamedTuple
 
 from torch.distributed.checkpoint.planner import SavePlanner
 
+from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.persister import Snapshot
-from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.schedule import Every
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import copy_into
-from iobench.dist.agreed import agreed, begin_agreed
-from iobench.dist.checkpointer import Checkpointer
+from iobench.dist.agreed import begin_agreed
 from iobench.dist.control import Control, shared_control
-from iobench.dist.load.ranks import load_together
-from iobench.dist.load.shared_reader import shared_reader
+from iobench.dist.ranked_reads import RankedReads
 from iobench.dist.replicas.replicator import Replicated, Replicator
-from iobench.dist.replicas.restoring import Chosen, Restoring
 from iobench.dist.restarts import FailedRestarts
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.committer import Pins, RankCommitter
@@ -39,7 +35,7 @@ from iobench.dist.saves.structure import LocalState
 from iobench.dist.slice_planner import SlicePlanner
 from iobench.dist.world import World
 from iobench.dist.writers_per_node import WritersPerNode, measure_writers
-from iobench.errors import DataMismatchError, RankError, UsageError
+from iobench.errors import RankError, UsageError
 from iobench.writers.blocks.channel import Lease
 
 __all__ = ["RankedCheckpointer"]
@@ -56,7 +52,7 @@ class Asked(NamedTuple):
 _made: weakref.WeakKeyDictionary[Control, int] = weakref.WeakKeyDictionary()
 
 
-class RankedCheckpointer(Checkpointer):
+class RankedCheckpointer(RankedReads):
     """What `iobench.Checkpointer` is in a job of several ranks; see there.
 
     Rank 0 has the lock of the directory and the list of checkpoints, and decides. The others
@@ -64,7 +60,6 @@ class RankedCheckpointer(Checkpointer):
     """
 
     _ranked = True
-    _replicator: Replicator | None = None
     _asked: Asked | None = None
     _persister: RankPersister
     _ledger: Ledger
@@ -89,6 +84,7 @@ class RankedCheckpointer(Checkpointer):
         self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
     ) -> None:
         leads = self._world.rank == 0
+        keep = self._kept((self._given.keep if self._given is not None else None) or keep)
         try:
             self._agreed(f"opening {location}", lambda: self._lead(location, keep))
             self._agreed(f"looking at {location}", lambda: self._writer.require(location))
@@ -117,10 +113,15 @@ class RankedCheckpointer(Checkpointer):
             committed=self._failed.progressed,
             pins=self._rank_pins(),
             hosts=hosts,
+            drain=self._drain,
         )
         self._committer = committer  # type: ignore[assignment]  # of several ranks
         self._persister = RankPersister(
-            pool, committer.persist, control=self._control, deadline_s=self._deadline_s
+            pool,
+            committer.persist,
+            control=self._control,
+            deadline_s=self._deadline_s,
+            in_order=self._in_order,
         )
 
     def _lead(self, location: str | Path, keep: Retention) -> None:
@@ -130,9 +131,7 @@ class RankedCheckpointer(Checkpointer):
             self._writer.require(location)
             self._store.clean()
             self._ledger = Ledger(self._store, keep)
-
-    def _agreed(self, phase: str, work: Callable[[], Any]) -> list[Any]:
-        return agreed(self._control, phase, work, deadline_s=self._deadline_s)
+            self._ask_remote()
 
     def _planner(self, nodes: list[int]) -> Callable[[], SavePlanner]:
         """Return what plans a save: replicated tensors are cut over the ranks that hold them."""
@@ -180,6 +179,9 @@ class RankedCheckpointer(Checkpointer):
         """Tell the other ranks about the save of `step`. An error here is raised in all ranks."""
         self._check_usable()
         save = Save(step=step, status="copying", created_s=time.time())
+        if self._drain is not None:
+            save.tiers = self._drain.copies
+            save.lag_wait_s = self._drain.wait_for_lag(self._agreed, step)
         found: list[LocalState] = []
 
         def look() -> dict[str, Any]:
@@ -190,6 +192,7 @@ class RankedCheckpointer(Checkpointer):
             found.append(self._planning.local(state))
             told = self._told()
             if self._world.rank == 0:
+                self._settle_opening()
                 self._ledger.claim(save)
             return {**found[0].told(), **told}
 
@@ -277,67 +280,6 @@ class RankedCheckpointer(Checkpointer):
         finally:
             self._persister.give_back(lease)
 
-    def _restore(
-        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
-    ) -> tuple[Any, Loaded]:
-        leads = self._world.rank == 0
-        restoring = Restoring(
-            world=self._world,
-            agreed=self._agreed,
-            store=self._store,
-            writer=self._writer,
-            ledger=self._ledger if leads else None,
-            replicator=self._replicator,
-            most_failed=self._failed_restarts,
-        )
-        restoring.look(step, self._failed.counts)
-        while True:
-            chosen = restoring.choose()
-            try:
-                state, loaded = self._load(chosen, step, on_corrupt, like)
-                break
-            except DataMismatchError as error:
-                if chosen is None or not chosen.only_in_memory or step != "latest":
-                    raise
-                restoring.without(chosen.plan, str(error))
-        version = restoring.version_of(loaded.step, chosen)
-
-        def note() -> None:
-            if leads:
-                self._ledger.resumed_from(loaded.step)
-                self._ledger.seen(version.serial)
-                self._failed.loaded(loaded.step)
-
-        self._agreed(f"resume from step {loaded.step}", note)
-        if self._replicator is not None:
-            self._replicator.resumed(version)
-        return state, loaded
-
-    def _load(
-        self, chosen: Chosen | None, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
-    ) -> tuple[Any, Loaded]:
-        """Load what was chosen; without a choice, let the load say what is wrong."""
-        leads, writer = self._world.rank == 0, chosen.writer if chosen else self._writer
-        try:
-            with shared_reader(
-                self._control, writer, self._restore_mode, deadline_s=self._deadline_s
-            ) as reader:
-                return load_together(
-                    self._agreed,
-                    self._world,
-                    chosen.store if chosen else self._store,
-                    writer,
-                    chosen.plan.version.step if chosen else step,
-                    on_corrupt=on_corrupt,
-                    like=like,
-                    known=self._ledger.serials() if leads and step == "latest" else None,
-                    reader=reader,
-                    offload=self._restore_offload(None),
-                )
-        finally:
-            for note in chosen.close() if chosen else ():
-                warnings.warn(f"a replica was replaced: {note}", RuntimeWarning, stacklevel=5)
-
     def _rank_pins(self) -> Pins | None:
         """Return the pins that saves hold in an optimizer."""
 
@@ -353,24 +295,10 @@ class RankedCheckpointer(Checkpointer):
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed.
 
-        Replicas may still be on their way.
+        Replicas may still be on their way. With `until="remote"` it is a call of all ranks.
         """
         super().wait(until)
         self._warn_of_replicas()
-
-    def latest(self) -> int | None:
-        """Return the step that was saved last, as rank 0 sees it; None without one.
-
-        A call of all ranks: they get the same answer, so all of them may decide by it whether to
-        call `load`. After `close` it asks no other rank, and returns what this one sees.
-        """
-        if not self._unclosed.alive or os.getpid() != self._pid:
-            return super().latest()
-        leads = self._world.rank == 0
-        found: list[int | None] = self._agreed(
-            "latest", lambda: super(RankedCheckpointer, self).latest() if leads else None
-        )
-        return found[0]
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint `step`, in all ranks together. UsageError if there is none."""
@@ -380,7 +308,7 @@ class RankedCheckpointer(Checkpointer):
 
         def remove() -> None:
             if self._world.rank == 0:
-                self._ledger.remove(step)
+                self._remove(step)
 
         self._agreed(f"remove of step {step}", remove)
 
@@ -392,6 +320,8 @@ class RankedCheckpointer(Checkpointer):
         self._persister.wait()
         lost = None
         try:
+            if self._drain is not None:
+                self._drain.finish(self._agreed)
             self._control.barrier("close", deadline_s=self._deadline_s)
         except RankError as error:
             lost = error
@@ -401,7 +331,11 @@ class RankedCheckpointer(Checkpointer):
             if lost is None:
                 self._failed.progressed()
         finally:
-            super().close()
+            try:
+                LocalCheckpointer.close(self)
+            finally:
+                if self._drain is not None:
+                    self._drain.stop()
         if lost is not None:
             raise lost
 

@@ -5,6 +5,7 @@ Format of /proc/self/mountinfo: proc_pid_mountinfo(5).
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -95,26 +96,26 @@ def _unescape(text: str) -> str:
 
 def parse_mountinfo(text: str) -> list[Mount]:
     """Parse mountinfo. The order is that of the file, in which later mounts come last."""
-    mounts = []
-    for line in text.splitlines():
-        # Split at single blanks: an empty source is an empty string between two of them.
-        left, separator, right = line.partition(" - ")
-        fields, tail = left.split(" "), right.split(" ")
-        if not separator or len(fields) < 6 or len(tail) < 3:
-            continue
-        mounts.append(
-            Mount(
-                mount_id=int(fields[0]),
-                device=fields[2],
-                root=_unescape(fields[3]),
-                mount_point=_unescape(fields[4]),
-                options=tuple(fields[5].split(",")),
-                fs_type=_unescape(tail[0]),
-                source=_unescape(tail[1]),
-                super_options=tuple(_unescape(tail[2]).split(",")),
-            )
-        )
-    return mounts
+    return [mount for mount in map(_parse_line, text.splitlines()) if mount is not None]
+
+
+@functools.lru_cache(maxsize=4096)  # a run reads the table before and after every operation
+def _parse_line(line: str) -> Mount | None:
+    # Split at single blanks: an empty source is an empty string between two of them.
+    left, separator, right = line.partition(" - ")
+    fields, tail = left.split(" "), right.split(" ")
+    if not separator or len(fields) < 6 or len(tail) < 3:
+        return None
+    return Mount(
+        mount_id=int(fields[0]),
+        device=fields[2],
+        root=_unescape(fields[3]),
+        mount_point=_unescape(fields[4]),
+        options=tuple(fields[5].split(",")),
+        fs_type=_unescape(tail[0]),
+        source=_unescape(tail[1]),
+        super_options=tuple(_unescape(tail[2]).split(",")),
+    )
 
 
 def find_mount(mounts: list[Mount], path: str, mount_id: int | None = None) -> Mount | None:
@@ -144,8 +145,8 @@ def read_mounts() -> list[Mount]:
 
 def mounts_in(directory: str) -> list[Mount]:
     """Return the mounts at and below the absolute, resolved `directory`, the last one first."""
-    mounts = reversed(read_mounts())
-    return [one for one in mounts if PurePosixPath(one.mount_point).is_relative_to(directory)]
+    below = f"{directory.rstrip('/')}/"
+    return [one for one in reversed(read_mounts()) if f"{one.mount_point}/".startswith(below)]
 
 
 def mount_id_of(descriptor: int) -> int | None:

@@ -12,7 +12,8 @@ from torch.optim.optimizer import ParamsT
 from iobench.errors import UsageError
 from iobench.offload import kernels
 from iobench.offload.groups import adam_defaults, sgd_defaults
-from iobench.offload.optimizer import OffloadedOptimizer, Storage
+from iobench.offload.optimizer import OffloadedOptimizer
+from iobench.offload.storage import Storage
 
 __all__ = ["SGD", "Adam", "AdamW"]
 

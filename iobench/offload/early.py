@@ -18,7 +18,7 @@ from iobench.offload.engine import Engine
 from iobench.offload.groups import kept_values
 from iobench.offload.layout import ParameterPiece, StateLayout
 from iobench.offload.model import TrainerModel, flat_view, gradient_of, value_of
-from iobench.offload.store import digest_of
+from iobench.offload.slots import digest_of
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
 __all__ = ["EarlyUpdates"]

@@ -21,6 +21,7 @@ import xxhash
 from iobench import linux
 from iobench.checkpoint.manifest import FileRecord, Manifest, Piece
 from iobench.errors import DataMismatchError, TransferError
+from iobench.offload.clones import PinClones
 from iobench.offload.files import StateFile, file_sizes
 from iobench.offload.layout import BLOCK, StateLayout
 from iobench.offload.record import GenerationRecord
@@ -69,6 +70,7 @@ class SlotsFile(SourceFile):
     def __init__(self, directory: Path, layout: StateLayout, record: GenerationRecord) -> None:
         """Open the file of the slots. Raises LocalDamageError."""
         self.name, self._layout, self._rows = STATE, layout, record.rows
+        self._clones = PinClones(directory, layout)
         sizes = [layout.state_bytes(chunk) - BLOCK for chunk in range(layout.chunks)]
         self._starts = [0, *itertools.accumulate(sizes)]
         self.size_bytes = self._starts[-1]
@@ -90,9 +92,11 @@ class SlotsFile(SourceFile):
     def _read(self, chunk: int, start: int, stop: int) -> Bytes:
         """Return a part of a chunk; direct reads are of whole blocks."""
         begin, end = start // BLOCK * BLOCK, -(-stop // BLOCK) * BLOCK
-        offset = self._layout.state_offset(chunk, int(self._rows[chunk]["slot"])) + BLOCK
+        slot = int(self._rows[chunk]["slot"])
+        offset = self._layout.offset("state", chunk, slot) + BLOCK
         try:
-            data = self._file.read(end - begin, offset + begin)
+            with self._clones.file_of("state", slot, self._file) as file:
+                data = file.read(end - begin, offset + begin)
         except (DataMismatchError, TransferError) as error:
             raise LocalDamageError(str(error)) from error
         return data[start - begin : stop - begin]

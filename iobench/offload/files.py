@@ -31,8 +31,8 @@ def areas_of(layout: StateLayout) -> int:
 def file_sizes(layout: StateLayout) -> dict[str, int]:
     """Return the bytes of each file of a state directory."""
     return {
-        "state": layout.state_size,
-        "parameters": layout.parameters_size,
+        "state": layout.slots * layout.generation_bytes("state"),
+        "parameters": layout.slots * layout.generation_bytes("parameters"),
         "records": areas_of(layout) * area_bytes(layout),
     }
 
@@ -61,8 +61,8 @@ def make_files(directory: Path, layout: StateLayout) -> None:
             raise TargetError(
                 error.errno,
                 f"{format_size(total)} cannot be reserved for {layout.slots} generations "
-                f"({layout.pins} of them pinned), {format_size(free.f_bavail * free.f_frsize)} "
-                f"are free: {error.strerror}",
+                f"({layout.slots - 2} of them pinned), "
+                f"{format_size(free.f_bavail * free.f_frsize)} are free: {error.strerror}",
                 str(directory),
             ) from error
         raise

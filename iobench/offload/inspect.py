@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from iobench.offload.clones import clones_bytes
 from iobench.offload.files import file_sizes, read_layout
 from iobench.offload.layout import StateLayout
 from iobench.offload.store import read_records
@@ -40,6 +41,8 @@ class FoundState:
 
     layout: StateLayout
     reserved_bytes: int
+    cloned_bytes: int
+    """Size of the clones of pinned generations: at most so much space, as they share blocks."""
     generations: tuple[FoundGeneration, ...]
     """The newest first."""
 
@@ -71,5 +74,6 @@ def inspect(directory: Path) -> FoundState:
     return FoundState(
         layout=layout,
         reserved_bytes=sum(file_sizes(layout).values()),
+        cloned_bytes=clones_bytes(directory) if layout.clones else 0,
         generations=tuple(found.values()),
     )

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from iobench.errors import DataMismatchError, StateMismatchError, UsageError
 from iobench.units import MIB
@@ -19,6 +19,7 @@ __all__ = [
     "DTYPE_BYTES",
     "FORMAT_VERSION",
     "UNIT",
+    "DataFile",
     "ParameterPiece",
     "ParameterSpec",
     "StateLayout",
@@ -35,9 +36,12 @@ torch's fused kernel works on units of 16 fp32 elements (one cache line), and co
 elements of a tensor in another way than whole vectors. Pieces of a parameter that begin at
 multiples of 16 elements therefore give the same bits as the whole parameter.
 """
+DataFile = Literal["state", "parameters"]
+"""The two files with slots."""
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """The dtypes of parameters, with the bytes of an element."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version 1 has no clones, and is what is written without them."""
 _FORMAT = "iobench offload state"
 _DEFAULT_CHUNK = 4 * MIB
 _FP32 = 4
@@ -87,11 +91,13 @@ class StateLayout:
     """How many pinned generations are kept."""
     tensors: tuple[str, ...]
     """Names of the fp32 tensors; the first one is the master weights."""
+    clones: bool = False
+    """Whether pinned generations are clones in files of their own, and take no slots."""
 
     @property
     def slots(self) -> int:
         """Places of each chunk: the durable generation, the one being written, and the pins."""
-        return self.pins + 2
+        return 2 if self.clones else self.pins + 2
 
     @functools.cached_property
     def _starts(self) -> list[int]:
@@ -166,15 +172,20 @@ class StateLayout:
         """Where the slot begins in the file `parameters`."""
         return slot * self._parameter_offsets[-1] + self._parameter_offsets[chunk]
 
-    @property
-    def state_size(self) -> int:
-        """Bytes of the file `state`."""
-        return self.slots * self._state_total
+    def generation_bytes(self, name: DataFile) -> int:
+        """Bytes of one slot of all chunks in this file."""
+        return self._state_total if name == "state" else self._parameter_offsets[-1]
 
-    @property
-    def parameters_size(self) -> int:
-        """Bytes of the file `parameters`."""
-        return self.slots * self._parameter_offsets[-1]
+    def chunk_bytes(self, name: DataFile, chunk: int) -> int:
+        """Bytes of one slot of `chunk` in this file."""
+        return self.state_bytes(chunk) if name == "state" else self.parameter_bytes(chunk)
+
+    def offset(self, name: DataFile, chunk: int, slot: int) -> int:
+        """Where the slot begins in this file, or in its clone."""
+        within = slot if slot < self.slots else 0
+        if name == "state":
+            return self.state_offset(chunk, within)
+        return self.parameter_offset(chunk, within)
 
     @property
     def buffer_bytes(self) -> int:
@@ -184,7 +195,11 @@ class StateLayout:
 
     def to_json(self) -> str:
         """The text of `layout.json`."""
-        return json.dumps({"format": _FORMAT, "version": FORMAT_VERSION, **asdict(self)}, indent=1)
+        fields = asdict(self)
+        version = FORMAT_VERSION if fields["clones"] else 1
+        if version == 1:
+            del fields["clones"]
+        return json.dumps({"format": _FORMAT, "version": version, **fields}, indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> StateLayout:
@@ -198,9 +213,9 @@ class StateLayout:
             raise DataMismatchError(f"{where}: damaged, not a layout of offload state") from error
         if not known:
             raise UsageError(f"{where}: not a layout of offload state")
-        if version != FORMAT_VERSION:
+        if version not in range(1, FORMAT_VERSION + 1):
             raise UsageError(
-                f"{where}: format version {version}; this iobench reads {FORMAT_VERSION}. "
+                f"{where}: format version {version}; this iobench reads 1 to {FORMAT_VERSION}. "
                 "Install the iobench that wrote it, or a newer one"
             )
         try:
@@ -247,6 +262,7 @@ class StateLayout:
         pins: int,
         memory_bytes: int,
         chunk_elements: int | None = None,
+        clones: bool = False,
     ) -> StateLayout:
         """Choose the chunk size: 4 Mi elements, or less so that five buffers fit `memory_bytes`.
 
@@ -268,7 +284,11 @@ class StateLayout:
                 f"memory={memory_bytes}: too small; chunks of {elements} elements need {needed}"
             )
         return cls(
-            parameters=tuple(parameters), chunk_elements=elements, pins=pins, tensors=tensors
+            parameters=tuple(parameters),
+            chunk_elements=elements,
+            pins=pins,
+            tensors=tensors,
+            clones=clones,
         )
 
     def buffers(self, memory_bytes: int) -> int:

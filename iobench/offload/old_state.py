@@ -13,13 +13,14 @@ import torch
 
 from iobench.errors import DataMismatchError, StateMismatchError
 from iobench.offload.buffers import ChunkBuffer
+from iobench.offload.clones import PinClones
 from iobench.offload.files import StateFile, file_sizes
 from iobench.offload.groups import kept_values, put_values
 from iobench.offload.layout import BLOCK, ParameterSpec, StateLayout
 from iobench.offload.model import flat_view, place
 from iobench.offload.ranges import ParameterRange, ranges_of
 from iobench.offload.record import GenerationRecord
-from iobench.offload.store import check_slot_of, digest_of
+from iobench.offload.slots import check_slot_of, digest_of
 from iobench.writers.image import Bytes
 
 if TYPE_CHECKING:
@@ -89,14 +90,14 @@ class OldSlots:
     @contextmanager
     def chunks(self) -> Iterator[Callable[[int], Bytes]]:
         """See OldPart."""
-        layout = self.layout
-        file = StateFile(self.directory / "state", file_sizes(layout)["state"])
+        layout, clones = self.layout, PinClones(self.directory, self.layout)
+        state = StateFile(self.directory / "state", file_sizes(layout)["state"])
 
         def read(chunk: int) -> Bytes:
             row = self.record.rows[chunk]
-            data = file.read(
-                layout.state_bytes(chunk), layout.state_offset(chunk, int(row["slot"]))
-            )
+            slot = int(row["slot"])
+            with clones.file_of("state", slot, state) as file:
+                data = file.read(layout.state_bytes(chunk), layout.offset("state", chunk, slot))
             check_slot_of(file.path, data[:BLOCK].tobytes(), row, chunk)
             if digest_of(data[BLOCK:]) != int(row["state"]):
                 raise DataMismatchError(f"{file.path}: chunk {chunk} differs from its checksum")
@@ -105,7 +106,7 @@ class OldSlots:
         try:
             yield read
         finally:
-            file.close()
+            state.close()
 
 
 Own = Sequence[tuple[ParameterRange, torch.Tensor]]

@@ -7,44 +7,29 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypedDict
+from typing import Any, ClassVar, Self
 
 import torch
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from iobench.errors import OptionError, UsageError
 from iobench.offload.early import EarlyUpdates
-from iobench.offload.engine import Engine, EngineOptions, ThreadEngine
+from iobench.offload.engine import Engine, EngineOptions
 from iobench.offload.groups import check_values, kept_values, put_values, specs_of
 from iobench.offload.held_pins import HeldPins, check_free
 from iobench.offload.layout import StateLayout
 from iobench.offload.model import TrainerModel, check_dense
-from iobench.offload.process import ProcessEngine
 from iobench.offload.restore import Restored, Wanted, open_state, saved_extra
 from iobench.offload.rings import warn_without_io_uring
 from iobench.offload.stock import Replacement, packed_groups, state_by_index, stock_state
+from iobench.offload.storage import EngineName, check_engine, start_engine
 from iobench.offload.store import GenerationStore
 from iobench.writers.blocks import interpreter_end
 
-__all__ = ["OffloadedOptimizer", "Storage"]
-
-EngineName = Literal["thread", "process"]
+__all__ = ["OffloadedOptimizer"]
 
 _MEMORY = "2GiB"
 _IODEPTH, _BLOCK_SIZE = 8, "4MiB"
-
-
-class Storage(TypedDict, total=False):
-    """How an optimizer keeps its state; see OffloadedOptimizer."""
-
-    memory: str | int
-    engine: EngineName
-    pins: int
-    max_lag: int
-    overlap: bool
-    chunk_elements: int | None
-    iodepth: int
-    block_size: str | int
 
 
 class OffloadedOptimizer(Optimizer):
@@ -86,6 +71,7 @@ class OffloadedOptimizer(Optimizer):
         chunk_elements: int | None = None,
         iodepth: int = _IODEPTH,
         block_size: str | int = _BLOCK_SIZE,
+        clone_pins: bool = False,
     ) -> None:
         """`engine`: "thread", or "process" for an engine in a process of its own, which has less
         priority than the trainer and needs shared memory for three chunks in addition to `memory`.
@@ -94,10 +80,13 @@ class OffloadedOptimizer(Optimizer):
         `overlap`: update chunks while backward still makes the gradients of others; takes memory
         for a second copy of the parameters. `chunk_elements`: elements that are read, updated and
         written together; by default as many as fit `memory` five times, at most 4 Mi. `iodepth`:
-        blocks of `block_size` in flight in each direction."""
+        blocks of `block_size` in flight in each direction. `clone_pins`: reserve two generations
+        only, and let pins share blocks with them (xfs, btrfs). A pin takes space when the next
+        steps are written, so a full disk is an error of `step` then. Where files cannot share
+        blocks, slots are reserved, with a RuntimeWarning."""
         self._prepare(params, defaults)
         options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
-        _check_engine(engine)
+        check_engine(engine)
         if pins < 0:
             raise OptionError(f"pins={pins}: 0 or more")
         layout = StateLayout.plan(
@@ -106,6 +95,7 @@ class OffloadedOptimizer(Optimizer):
             pins=pins,
             memory_bytes=options.memory_bytes,
             chunk_elements=chunk_elements,
+            clones=clone_pins,
         )
         warn_without_io_uring(iodepth)
         self._attach(GenerationStore.create(Path(directory), layout), options, engine, overlap)
@@ -139,7 +129,7 @@ class OffloadedOptimizer(Optimizer):
         optimizer = cls.__new__(cls)
         optimizer._prepare(params, cls._any_defaults())
         options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
-        _check_engine(engine)
+        check_engine(engine)
         optimizer._continue(Path(directory), step, options, engine, overlap, verify=verify)
         return optimizer
 
@@ -185,9 +175,7 @@ class OffloadedOptimizer(Optimizer):
         """Start the engine on `store`, which is closed if that fails."""
         self._note_versions()
         self._attached = store.directory.absolute(), options, kind, overlap
-        engine = (
-            ProcessEngine(store, options) if kind == "process" else ThreadEngine(store, options)
-        )
+        engine = start_engine(kind, store, options)
         self._engine = engine
         early = EarlyUpdates(engine, self.param_groups, self._versions) if overlap else None
         self._early = early
@@ -393,8 +381,3 @@ def _abandon(engine: Engine, early: EarlyUpdates | None) -> None:
     if early is not None:
         early.close()
     engine.abandon()
-
-
-def _check_engine(name: str) -> None:
-    if name not in ("thread", "process"):
-        raise OptionError(f"engine={name!r}: 'thread' or 'process'")

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from iobench.errors import DataMismatchError
 from iobench.offload.files import StateFile
-from iobench.offload.layout import BLOCK
+from iobench.offload.layout import BLOCK, DataFile
 from iobench.offload.mover import Mover
 from iobench.offload.record import NOWHERE, GenerationRecord
-from iobench.offload.store import GenerationStore, digest_of
+from iobench.offload.slot_reader import SlotReader
+from iobench.offload.slots import digest_of
+from iobench.offload.store import GenerationStore
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes
@@ -31,7 +33,7 @@ _Deliver = Callable[[int, Bytes], None]
 
 class _Slot(NamedTuple):
     chunk: int
-    offset: int
+    number: int
     size: int
 
 
@@ -54,10 +56,10 @@ def read_parameters(
 
     layout = store.layout
     slots = (
-        _Slot(chunk, layout.parameter_offset(chunk, number), layout.parameter_bytes(chunk))
+        _Slot(chunk, number, layout.parameter_bytes(chunk))
         for chunk, number in _numbers(store, record)
     )
-    _read(store.parameters, slots, layout.chunks, check, iodepth, block_size)
+    _read(store, "parameters", slots, check, iodepth, block_size)
 
 
 def read_state(
@@ -79,10 +81,9 @@ def read_state(
 
     layout = store.layout
     slots = (
-        _Slot(chunk, layout.state_offset(chunk, number), layout.state_bytes(chunk))
-        for chunk, number in _numbers(store, record)
+        _Slot(chunk, number, layout.state_bytes(chunk)) for chunk, number in _numbers(store, record)
     )
-    _read(store.state, slots, layout.chunks, check, iodepth, block_size)
+    _read(store, "state", slots, check, iodepth, block_size)
 
 
 def _numbers(store: GenerationStore, record: GenerationRecord) -> Iterator[tuple[int, int]]:
@@ -101,14 +102,16 @@ def _check(file: StateFile, slot: _Slot, data: Bytes, row: np.void, column: str)
 
 
 def _read(
-    file: StateFile,
+    store: GenerationStore,
+    name: DataFile,
     slots: Iterator[_Slot],
-    count: int,
     check: Callable[[_Slot, Bytes], None],
     iodepth: int,
     block_size: int,
 ) -> None:
     """Read `slots` with several chunks in flight. All of it in one thread, whose ring it is."""
+
+    open_mover = functools.partial(Mover, writes=False, iodepth=iodepth, block_size=block_size)
 
     def work(_: Blocks, __: Meter) -> None:
         found = list(slots)
@@ -122,24 +125,25 @@ def _read(
                 check(slot, memory[: slot.size])
                 free.append(memory)
 
-        mover = Mover(file, writes=False, iodepth=iodepth, block_size=block_size)
+        reader = SlotReader(store, name, open_mover)
         try:
             for slot in found:
                 while not free:
-                    mover.wait_one()
+                    reader.wait_one()
                     deliver()
                 memory = free.pop()
                 done = functools.partial(_append_if, read, slot, memory)
-                mover.start(memory[: slot.size], slot.offset, done)
+                reader.start(memory[: slot.size], slot.chunk, slot.number, done)
                 deliver()
-            while len(mover):
-                mover.wait_one()
+            while len(reader):
+                reader.wait_one()
                 deliver()
         finally:
-            mover.close()
+            reader.close()
 
     # A thread of its own: Ctrl-C must not occur inside, and the caller only waits.
-    run_workers(1, Blocks(0, max(count, 1), max(count, 1)), work, Meter(), caller_waits=True)
+    count = store.layout.chunks
+    run_workers(1, Blocks(0, count, count), work, Meter(), caller_waits=True)
 
 
 def _append_if(read: deque[tuple[_Slot, Bytes]], slot: _Slot, memory: Bytes, ok: bool) -> None:

@@ -13,20 +13,19 @@ The argument for every crash point (docs/decisions/0055):
 
 from __future__ import annotations
 
-import re
-import struct
 import threading
 import time
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import xxhash
 
 from iobench.checkpoint.lock import DirectoryLock, lock_directory
 from iobench.errors import DataMismatchError, TargetError, UsageError, transfer_errors
+from iobench.offload.clones import PinClones, can_clone
 from iobench.offload.files import (
     LAYOUT,
     StateFile,
@@ -35,26 +34,16 @@ from iobench.offload.files import (
     make_files,
     read_layout,
 )
-from iobench.offload.layout import BLOCK, StateLayout
+from iobench.offload.layout import BLOCK, DataFile, StateLayout
+from iobench.offload.pin_extras import PinExtras
 from iobench.offload.record import NOWHERE, GenerationRecord, Pin, area_bytes, empty_rows, with_pin
-from iobench.writers.image import Bytes
-from iobench.writers.local.new_file import sync_directory, write_bytes
+from iobench.offload.slots import check_slot_of
+from iobench.writers.local.new_file import sync_directory
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["GenerationStore", "check_slot_of", "digest_of", "read_records", "slot_header"]
-
-_SLOT = struct.Struct("<8sIIQQQ")
-"""Magic, version, chunk, generation, updates, XXH3 of what follows the header."""
-_SLOT_MAGIC, _SLOT_VERSION = b"iobslot\0", 1
-_EXTRA = re.compile(r"extra-([0-9a-f]{16})")
-"""Named after its XXH3, so that a new file never replaces one that a record refers to."""
-
-
-def slot_header(chunk: int, generation: int, updates: int, digest: int) -> bytes:
-    """Return the beginning of a slot's header; the rest of its block is zeros."""
-    return _SLOT.pack(_SLOT_MAGIC, _SLOT_VERSION, chunk, generation, updates, digest)
+__all__ = ["GenerationStore", "read_records"]
 
 
 class Lock(Protocol):
@@ -73,6 +62,8 @@ class GenerationStore:
     def __init__(self, directory: Path, lock: Lock, layout: StateLayout) -> None:
         self.directory, self.layout, self._directory_lock = directory, layout, lock
         self._lock = threading.Lock()
+        self._extras = PinExtras(directory)
+        self.clones = PinClones(directory, layout)
         self._files: list[StateFile] = []
         try:
             for name, size in file_sizes(layout).items():
@@ -83,6 +74,7 @@ class GenerationStore:
         except BaseException:
             self.close()
             raise
+        self.pins: tuple[Pin, ...] = ()
         found = self.records()
         self._sequence = found[0].sequence if found else 0
         self.last_generation = max((one.generation for one in found), default=0)
@@ -93,14 +85,25 @@ class GenerationStore:
             for pin in (found[0].pins if found else ())
             if self._find(pin) and pin.generation not in damaged
         )
-        self._newest = next((one for one in found if not one.damaged), None)
         self._base: GenerationRecord | None = None
+        self._newest = next((one for one in self.records() if not one.damaged), None)
 
     @classmethod
     def create(cls, directory: Path, layout: StateLayout) -> GenerationStore:
-        """Make a new state in `directory`. Raises TargetError if it has one, or lacks the space."""
+        """Make a new state in `directory`, with slots for pins where nothing can be cloned.
+
+        Raises TargetError if it has one, or lacks the space.
+        """
         lock = lock_directory(directory, "optimizer")
         try:
+            if layout.clones and not can_clone(directory):
+                warnings.warn(
+                    f"{directory}: files cannot share blocks here (no reflinks): slots are "
+                    f"reserved for {layout.pins} pins",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+                layout = replace(layout, clones=False)
             if (directory / LAYOUT).exists():
                 if read_records(directory, read_layout(directory)):
                     raise TargetError(
@@ -121,10 +124,12 @@ class GenerationStore:
         layout = read_layout(directory)
         lock = DirectoryLock(directory, "optimizer")
         try:
-            return cls(directory, lock, layout)
+            store = cls(directory, lock, layout)
         except BaseException:
             lock.release()
             raise
+        store._remove_unpinned()  # of a process that was killed before its record
+        return store
 
     def close(self) -> None:
         """Close the files and release the lock. Waits for nothing."""
@@ -151,10 +156,18 @@ class GenerationStore:
             return self._newest
 
     def records(self) -> list[GenerationRecord]:
-        """Return all valid records, the newest first; also those of damaged generations."""
+        """Return all valid records, the newest first; also those of damaged generations.
+
+        The slots of all but the newest may have been overwritten, and those of pinned ones not.
+        """
         with self._lock:
             found = [one for one in self._areas if one is not None]
-        return sorted(found, key=lambda one: one.sequence, reverse=True)
+        found.sort(key=lambda one: one.sequence, reverse=True)
+        if not self.layout.clones:
+            return found
+        pinned = {pin.generation for pin in self.pins}
+        cloned = pinned - {one.generation for one in found[:1]}
+        return [self.clones.in_clone(one) if one.generation in cloned else one for one in found]
 
     def record_of(self, pin: Pin) -> GenerationRecord:
         """Return the record of a pinned generation."""
@@ -177,17 +190,29 @@ class GenerationStore:
         with self._lock:
             self._base = record
 
+    def file(self, name: DataFile) -> StateFile:
+        """Return one of the two files with slots."""
+        return self.state if name == "state" else self.parameters
+
     def check_slot(self, header: bytes, row: np.void, chunk: int) -> None:
         """Raise DataMismatchError unless `header` is that of the chunk in `row`."""
         check_slot_of(self.state.path, header, row, chunk)
 
     def check_headers(self, record: GenerationRecord) -> None:
         """Raise DataMismatchError unless every chunk of `record` has its slot's header."""
-        for chunk, row in enumerate(record.rows):
-            if row["slot"] == NOWHERE:
-                raise DataMismatchError(f"{self.state.path}: chunk {chunk} was never written")
-            offset = self.layout.state_offset(chunk, int(row["slot"]))
-            self.check_slot(self.state.read(BLOCK, offset).tobytes(), row, chunk)
+        files = dict.fromkeys(range(self.layout.slots), self.state)
+        try:
+            for chunk, row in enumerate(record.rows):
+                slot = int(row["slot"])
+                if slot == NOWHERE:
+                    raise DataMismatchError(f"{self.state.path}: chunk {chunk} was never written")
+                if slot not in files:
+                    files[slot] = self.clones.open("state", slot)
+                header = files[slot].read(BLOCK, self.layout.offset("state", chunk, slot))
+                self.check_slot(header.tobytes(), row, chunk)
+        finally:
+            for slot in files.keys() - range(self.layout.slots):
+                files[slot].close()
 
     # What changes.
 
@@ -200,6 +225,15 @@ class GenerationStore:
         kept = [self.record_of(pin) for pin in self.pins]
         with self._lock:
             return kept + [one for one in (self._newest, self._base) if one is not None]
+
+    def _remove_unpinned(self) -> None:
+        """Remove what belongs to pins that were given up."""
+        self._extras.remove_others(self.pins)
+        if self.layout.clones:
+            kept = {self.clones.slot(pin.generation) for pin in self.pins}
+            for record in self._kept():  # a chunk that has not changed may still be in a clone
+                kept.update(record.rows["slot"].tolist())
+            self.clones.remove_others(kept)
 
     def commit(
         self,
@@ -250,16 +284,14 @@ class GenerationStore:
         newest = self.base
         if newest is None or not self.layout.pins:
             raise UsageError(f"{self.directory}: nothing can be pinned")
-        digest = None
-        if extra is not None:
-            digest = xxhash.xxh3_64_hexdigest(extra)
-            with transfer_errors("writing", self._extra(digest)):
-                write_bytes(self._extra(digest), extra)
+        digest = None if extra is None else self._extras.write(extra)
         pin = Pin(newest.generation, step, digest, held)
         pins = with_pin(self.pins, pin, self.layout.pins)
+        if self.layout.clones and pin.generation not in {one.generation for one in self.pins}:
+            self.clones.make(pin.generation, newest.rows, self.state, self.parameters)
         self._write(replace(newest, sequence=self._sequence + 1, pins=pins, groups=groups))
         self.pins = pins
-        self._remove_extras()
+        self._remove_unpinned()
         return pin
 
     def adopt(self, record: GenerationRecord) -> None:
@@ -277,7 +309,7 @@ class GenerationStore:
         if base is not None:
             self.continue_from(base)
         self.pins = left
-        self._remove_extras()
+        self._remove_unpinned()
 
     def _write(self, record: GenerationRecord) -> None:
         data = record.encode(self._area_bytes)
@@ -290,9 +322,11 @@ class GenerationStore:
             self._sequence = record.sequence
 
     def _free_area(self) -> int:
-        kept = self._kept()
+        kept = {one.sequence for one in self._kept()}
         with self._lock:
-            free = [n for n, one in enumerate(self._areas) if not any(one is k for k in kept)]
+            free = [
+                n for n, one in enumerate(self._areas) if one is None or one.sequence not in kept
+            ]
             sequences = {n: one.sequence for n, one in enumerate(self._areas) if one is not None}
         return min(free, key=lambda area: sequences.get(area, 0))
 
@@ -320,30 +354,9 @@ class GenerationStore:
         with self._lock:
             self._newest = left[0] if left else None
 
-    # The values that the trainer added to pins.
-
-    def _extra(self, digest: str) -> Path:
-        return self.directory / f"extra-{digest}"
-
     def extra(self, pin: Pin) -> bytes | None:
         """Return what was added to `pin`. Raises DataMismatchError if it is damaged or missing."""
-        if pin.extra is None:
-            return None
-        path = self._extra(pin.extra)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            raise DataMismatchError(f"{path}: missing, it belongs to step {pin.step}") from None
-        if xxhash.xxh3_64_hexdigest(data) != pin.extra:
-            raise DataMismatchError(f"{path}: its bytes differ from the saved ones")
-        return data
-
-    def _remove_extras(self) -> None:
-        kept = {pin.extra for pin in self.pins}
-        for path in self.directory.iterdir():
-            found = _EXTRA.fullmatch(path.name)
-            if found and found[1] not in kept:
-                path.unlink(missing_ok=True)
+        return self._extras.read(pin)
 
     @property
     def base(self) -> GenerationRecord | None:
@@ -357,24 +370,6 @@ class GenerationStore:
         return empty_rows(self.layout) if base is None else base.rows.copy()
 
 
-def check_slot_of(path: Path, header: bytes, row: np.void, chunk: int) -> None:
-    """Raise DataMismatchError unless `header` is that of the chunk in `row`."""
-    found = _SLOT.unpack_from(header)
-    wanted = (_SLOT_MAGIC, _SLOT_VERSION, chunk, int(row["written"]))
-    if found[:4] != wanted or found[5] != int(row["state"]):
-        raise DataMismatchError(
-            f"{path}: the slot of chunk {chunk} is not what generation "
-            f"{int(row['written'])} wrote there"
-        )
-
-
-def digest_of(data: Bytes) -> int:
-    """Return the XXH3 of `data`. Other threads run meanwhile."""
-    state = xxhash.xxh3_64()  # the functions of one call hold the GIL before xxhash 4
-    state.update(data.data)
-    return state.intdigest()
-
-
 def _read_areas(file: StateFile, layout: StateLayout) -> list[GenerationRecord | None]:
     size = area_bytes(layout)
     return [
@@ -386,12 +381,18 @@ def _read_areas(file: StateFile, layout: StateLayout) -> list[GenerationRecord |
 def read_records(directory: Path, layout: StateLayout) -> list[GenerationRecord]:
     """Return the valid records in `directory`, the newest first, without the lock.
 
-    A record that a trainer is just writing counts as missing.
+    A record that a trainer is just writing counts as missing. Rows of pinned generations are those
+    of their clones: a trainer may write the slots of all others.
     """
     size = area_bytes(layout)
     path = directory / "records"
     with transfer_errors("reading", path):
         data = path.read_bytes()
     areas = range(areas_of(layout))
-    found = [GenerationRecord.decode(data[n * size : (n + 1) * size], layout) for n in areas]
-    return sorted((r for r in found if r is not None), key=lambda r: r.sequence, reverse=True)
+    read = [GenerationRecord.decode(data[n * size : (n + 1) * size], layout) for n in areas]
+    found = sorted((r for r in read if r is not None), key=lambda r: r.sequence, reverse=True)
+    if not layout.clones or not found:
+        return found
+    pinned = {pin.generation for pin in found[0].pins}
+    clones = PinClones(directory, layout)
+    return [clones.in_clone(one) if one.generation in pinned else one for one in found]

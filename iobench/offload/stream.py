@@ -317,6 +317,7 @@ class ChunkStream:
                         return
                 while len(loader) and not self._stopping:
                     loader.wait_one()
+                loader.end_pass()
 
     def _read(self, chunk: int, row: np.void | None, loader: ChunkLoader) -> bool:
         """Begin to read `chunk` once a buffer is free; return False when the stream stops."""

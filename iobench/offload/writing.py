@@ -12,7 +12,8 @@ from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.files import StateFile
 from iobench.offload.mover import Mover
 from iobench.offload.record import ROW
-from iobench.offload.store import GenerationStore, digest_of, slot_header
+from iobench.offload.slots import digest_of, slot_header
+from iobench.offload.store import GenerationStore
 from iobench.writers.direct.engine import CompletionLatch
 
 if TYPE_CHECKING:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import TextIO
 
 from iobench.bench.judging.stats import median
+from iobench.claims.offloaded import OffloadFinding
 from iobench.report.grid import Grid
 from iobench.report.render import DocumentFormat, write_grids, write_json
-from iobench.train.comparison import MeasuredOptimizer, OptimizerComparison
+from iobench.train.optimizer_record import MeasuredOptimizer, OptimizerRecord
 from iobench.units import format_seconds, format_size
 
-__all__ = ["SCHEMA", "checkpoint_rows", "heading", "optimizer_grids", "write"]
-
-SCHEMA = "iobench.train.optimizer/1"
+__all__ = ["checkpoint_rows", "claims_grid", "heading", "notes", "optimizer_grids", "write"]
 
 _WARM = 0.01
 """Part of the bytes of a restore that may be in the page cache."""
@@ -29,38 +27,32 @@ _CHECKPOINTS = (
 )
 
 
-def write(
-    about: OptimizerComparison,
-    found: Sequence[MeasuredOptimizer],
-    form: DocumentFormat,
-    stream: TextIO,
-) -> None:
-    """Write heading, two tables and notes; JSON has every sample, in bytes and seconds."""
-    if form is not DocumentFormat.JSON:
-        write_grids(form, [heading(about)], optimizer_grids(about, found), _notes(found), stream)
+def write(record: OptimizerRecord, form: DocumentFormat, stream: TextIO) -> None:
+    """Write heading, tables and notes. JSON is the record: every sample, in bytes and seconds."""
+    if form is DocumentFormat.JSON:
+        write_json(record.to_json(), stream)
         return
-    document = {
-        "schema": SCHEMA,
-        "parameters": about.parameters,
-        "state_bytes": about.size_bytes,
-        "steps": about.steps,
-        "repeat": about.repeat,
-        "optimizers": [asdict(one) for one in found],
-    }
-    write_json(document, stream)
+    write_grids(form, [heading(record)], optimizer_grids(record), notes(record.optimizers), stream)
 
 
-def heading(about: OptimizerComparison) -> str:
+def heading(about: OptimizerRecord) -> str:
     """Return what was trained."""
     return (
-        f"{about.parameters:,} parameters in bfloat16, a state of {format_size(about.size_bytes)}; "
-        f"medians of {about.repeat} blocks of {about.steps} steps"
+        f"{about.parameters:,} parameters in bfloat16, a state of "
+        f"{format_size(about.state_bytes)}; medians of {about.repeat} blocks of {about.steps} steps"
     )
 
 
-def optimizer_grids(
-    about: OptimizerComparison, found: Sequence[MeasuredOptimizer]
-) -> Iterator[Grid]:
+def claims_grid(findings: Sequence[OffloadFinding]) -> Grid:
+    """Return a row for each claim."""
+    return Grid(
+        columns=(("claim", False), ("here", True), ("holds", False), ("why", False)),
+        rows=[[one.text, one.ours, one.answer.value, one.reason] for one in findings],
+        sentences=(3, 0),
+    )
+
+
+def optimizer_grids(about: OptimizerRecord) -> Iterator[Grid]:
     """Yield the tables of the steps and of the checkpoints."""
     rows = [
         [
@@ -71,18 +63,16 @@ def optimizer_grids(
             format_size(median(one.written_bytes_per_step)),
             "yes" if one.losses_equal else "NO",
         ]
-        for one in found
+        for one in about.optimizers
     ]
     yield Grid(columns=_STEPS, rows=rows)
-    yield Grid(columns=_CHECKPOINTS, rows=checkpoint_rows(about, found), drop=(5, 2))
+    yield Grid(columns=_CHECKPOINTS, rows=checkpoint_rows(about), drop=(5, 2))
 
 
-def checkpoint_rows(
-    about: OptimizerComparison, found: Sequence[MeasuredOptimizer]
-) -> list[list[str]]:
+def checkpoint_rows(about: OptimizerRecord) -> list[list[str]]:
     """Return a row for each way to make a checkpoint."""
     rows = []
-    for one in found:
+    for one in about.optimizers:
         for method in dict.fromkeys(c.method for c in one.checkpoints):
             own = [c for c in one.checkpoints if c.method == method]
             restores = [r for r in one.restores if r.method == method]
@@ -94,17 +84,18 @@ def checkpoint_rows(
                     format_seconds(median([c.stall_s for c in own])),
                     format_seconds(median([c.durable_s for c in own])),
                     format_size(written),
-                    f"{written / about.size_bytes:.2%}",
+                    f"{written / about.state_bytes:.2%}",
                     format_seconds(median([r.elapsed_s for r in restores])),
                     format_size(read),
-                    f"{read / about.size_bytes:.1%}",
+                    f"{read / about.state_bytes:.1%}",
                     "yes" if all(r.equal for r in restores) else "NO",
                 ]
             )
     return rows
 
 
-def _notes(found: Sequence[MeasuredOptimizer]) -> Iterator[str]:
+def notes(found: Sequence[MeasuredOptimizer]) -> Iterator[str]:
+    """Yield how to read the tables, and what spoils them."""
     yield (
         "step: a block over its steps, until the state of all of them is durable where it is on "
         "storage; mmap calls no msync in a step. memory: what the optimizer added to the process, "

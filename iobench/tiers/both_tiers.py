@@ -26,12 +26,14 @@ from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["BothTiers", "RemoteCheckpoint"]
 
-_LEAST = 256 * MIB
-"""A smaller file is read from one tier: the second one would begin when the first one ends."""
+_LEAST, _LEAST_RANGE = 256 * MIB, 128 * MIB
+"""A smaller file, or range of a larger one, is read from one tier: the second one would begin when
+the first one ends."""
 _LEAST_LOCAL, _MOST_LOCAL = 64 * MIB, GIB
 _LEAST_REMOTE, _MOST_REMOTE = 16 * MIB, 128 * MIB
-_LEAST_GAIN = 10.0
-"""A remote tier that is more than ten times slower is not worth the traffic."""
+_LEAST_GAIN, _LEAST_RANGE_GAIN = 10.0, 3.0
+"""A remote tier that is so many times slower is not worth the traffic. At the end of each read,
+what it has not delivered yet is lost, so a range must gain more than a whole file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,9 @@ class BothTiers(Writer):
         self.options = local.options
         self._local, self._remote = local, remote
         self._verdict: bool | None = None
+        self.local_rate: float | None = None
+        self.remote_rate: float | None = None
+        """Bytes per second of the last range of each tier: the next read begins with them."""
         self.remote_bytes = 0
         """Bytes that came from the remote tier."""
         self.local_problem = self.remote_problem = ""
@@ -69,12 +74,16 @@ class BothTiers(Writer):
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
         """Fill the image. Raises the error of the local tier if the remote one cannot help."""
-        whole = start == 0 and stop is None and image.size_bytes >= _LEAST
-        if whole:
-            found = _SharedRead(self, image, target).run()
+        whole, part = (
+            start == 0 and stop is None,
+            (start, image.size_bytes if stop is None else stop),
+        )
+        least = _LEAST if whole else _LEAST_RANGE
+        if part[1] - part[0] >= least and self._verdict is not False:
+            found = _SharedRead(self, image, target, part).run()
         else:
             found = self._local.read(image, target, start=start, stop=stop)
-        if isinstance(image, ComparedImage) and start == 0 and stop is None:
+        if isinstance(image, ComparedImage) and whole:
             self._mend(image, target)
         return found
 
@@ -104,6 +113,18 @@ class BothTiers(Writer):
         self.read_remote(FileImage.of(image.path, [memory]), part)
         image.scatter(*part, memory[part[0] : part[1]])
         self.remote_bytes += part[1] - part[0]
+
+    def read_again(self, image: FileImage, start: int, stop: int) -> bool:
+        """Fill a damaged range from the remote tier; False: it has no copy, or it fails."""
+        if not self.remote_is_same():
+            return False
+        self.local_problem = self.local_problem or f"{image.path} is damaged"
+        try:
+            self._fetch(image, (start, stop))
+        except (DataMismatchError, TransferError) as error:
+            self.remote_problem = str(error)
+            return False
+        return True
 
     def remote_is_same(self) -> bool:
         """Return whether the remote tier has this save. Waits for its answer, once."""
@@ -148,13 +169,16 @@ class BothTiers(Writer):
 
 
 class _SharedRead:
-    """One file, read by the caller from the local tier and by a thread from the remote tier."""
+    """A part of a file: the caller reads from the local tier, a thread from the remote one."""
 
-    def __init__(self, tiers: BothTiers, image: FileImage, target: str | Path) -> None:
-        self._tiers, self._image, self._target = tiers, image, target
-        self._ranges = SharedRanges(image.size_bytes)
-        self._local_rate: float | None = None
-        self._remote_rate: float | None = None
+    def __init__(
+        self, tiers: BothTiers, image: FileImage, target: str | Path, part: FileRange
+    ) -> None:
+        self._tiers, self._image, self._target, self._part = tiers, image, target, part
+        self._ranges = SharedRanges(*part)
+        self._local_rate, self._remote_rate = tiers.local_rate, tiers.remote_rate
+        whole = part == (0, image.size_bytes)
+        self._least_gain = _LEAST_GAIN if whole else _LEAST_RANGE_GAIN
         self._ended = threading.Event()
         self._local_failed = False
         self._from_remote: list[Transfer] = []
@@ -178,12 +202,13 @@ class _SharedRead:
                 self._local_rate = _rate(done)
         finally:
             self._ranges.close()
+            self._tiers.local_rate, self._tiers.remote_rate = self._local_rate, self._remote_rate
         if again and isinstance(self._image, ComparedImage):
             self._image.damaged()
             for start, stop in again:
                 self._image.compare_again(start, stop)
         total = Transfer.total([*self._from_remote, self._nothing(), *parts])
-        size, elapsed_s = self._image.size_bytes, time.perf_counter() - began_s
+        size, elapsed_s = self._part[1] - self._part[0], time.perf_counter() - began_s
         return replace(total, files=1, bytes=size, elapsed_s=elapsed_s)
 
     def _nothing(self) -> Transfer:
@@ -200,7 +225,7 @@ class _SharedRead:
         if self._local_failed:
             return _MOST_REMOTE
         own, other = self._remote_rate, self._local_rate
-        if own is not None and other is not None and own * _LEAST_GAIN < other:
+        if own is not None and other is not None and own * self._least_gain < other:
             return 0
         return next_size(self._ranges.left, own, other, least=_LEAST_REMOTE, most=_MOST_REMOTE)
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from iobench.checkpoint.lock import DirectoryLock
 from iobench.checkpoint.staged import MANIFEST, StagedCheckpoint
-from iobench.errors import transfer_errors
+from iobench.errors import TargetError, transfer_errors
 from iobench.tiers.pace import DrainPace
 from iobench.tiers.source_file import BLOCK_BYTES, SourceFile
 from iobench.writers.image import Bytes
-from iobench.writers.local.new_file import make_directories
+from iobench.writers.local.new_file import make_directories, sync_directory
 
 __all__ = ["DRAINING_SUFFIX", "DirectoryCopy"]
 
@@ -48,7 +48,18 @@ class DirectoryCopy(StagedCheckpoint):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
+            sync_directory(path.parent)  # not by `publish` alone: another node may publish it
         return sent
+
+    def check(self, name: str, size_bytes: int) -> None:
+        path = self.directory / name
+        found = path.stat().st_size if path.exists() else None
+        if found != size_bytes:
+            raise TargetError(
+                f"{path}: another rank has copied its {size_bytes} bytes, but this rank sees "
+                f"{'no such file' if found is None else f'{found} bytes'}; the remote tier must be "
+                "one directory that all nodes share"
+            )
 
     def _fill(self, fd: int, source: SourceFile) -> int:
         """Write the blocks that the file does not have; return their bytes."""
@@ -57,12 +68,12 @@ class DirectoryCopy(StagedCheckpoint):
             start = number * BLOCK_BYTES
             if start + len(block) <= have and _same(fd, start, block):
                 continue
-            self._pace.wait(len(block))
-            _write(fd, start, block)
-            sent, unsynced = sent + len(block), unsynced + 1
-            if unsynced == _SYNCED:
-                os.fdatasync(fd)
-                unsynced = 0
+            with self._pace.moving(len(block)):
+                _write(fd, start, block)
+                sent, unsynced = sent + len(block), unsynced + 1
+                if unsynced == _SYNCED:
+                    os.fdatasync(fd)
+                    unsynced = 0
         return sent
 
     def publish(self, manifest: bytes) -> None:  # type: ignore[override]  # of one part

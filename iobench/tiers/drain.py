@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,8 +18,10 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import IobenchError, TransferError
+from iobench.errors import IobenchError, RankError, TransferError
 from iobench.tiers.drain_step import DrainStep
+from iobench.tiers.drain_waits import LOOK_AGAIN_S, DrainWaits
+from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.journal import DrainEvent, DrainJournal, Event
 from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
 from iobench.tiers.pace import DrainPace, DrainStoppedError
@@ -27,16 +30,17 @@ from iobench.tiers.remote import RemoteTier
 from iobench.tiers.source_file import LocalDamageError, offloaded_bytes, stored_bytes
 from iobench.writers.blocks import interpreter_end
 
-__all__ = ["Drain"]
+__all__ = ["Drain", "NewCopier"]
+
+NewCopier = Callable[..., FileCopier]
+"""Makes a FileCopier from `local`, `remote` and `pace`."""
 
 _NICE = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 300.0
-_LOOK_AGAIN_S = 1.0
 _JOIN_S = 10.0
-_MOST_YIELDED = 0.05
 
 
-class Drain:
+class Drain(DrainWaits):
     """A thread that copies each checkpoint of `local`, the last saved one first.
 
     Every copy is then read back. What is done is in the two tiers themselves, so a process that
@@ -46,19 +50,28 @@ class Drain:
 
     offload: PinnedState | None = None  # the generations of the checkpoints, copied too
 
-    def __init__(self, local: DirectoryStore, remote: RemoteTier, rates: ObservedRates) -> None:
+    def __init__(
+        self,
+        local: DirectoryStore,
+        remote: RemoteTier,
+        rates: ObservedRates,
+        new_copier: NewCopier = FileCopier,
+    ) -> None:
         self._local, self.remote = local, remote
         self.queue = DrainQueue(in_order=remote.options.every_save)
         self._limit = remote.options.lag_limit
         self._half_limit = self._limit.half()
         self.journal = DrainJournal(local.directory)
         self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
+        self._copier = new_copier(local=local, remote=remote, pace=self._pace)
         self._step = DrainStep(
-            local=local, remote=remote, queue=self.queue, pace=self._pace, offload=lambda: self.offload
+            local=local,
+            remote=remote,
+            queue=self.queue,
+            copier=self._copier,
+            offload=lambda: self.offload,
         )
-        self._saving = self._failed_in_a_row = self._failures = 0
-        self.failure: Exception | None = None
-        """Why the last attempt failed; None after a success."""
+        self._saving = self._failed_in_a_row = 0
         self._rates = rates
         self._untidy = False
         self._pid = os.getpid()
@@ -81,24 +94,10 @@ class Drain:
             )
             self.queue.put(entry)
         self.journal.shorten()
-        self._recall()
+        self._rates.recall(self.journal.events())
         self._note("remote", where=str(self.remote), why=self.remote.options.described_lag)
         self._thread.start()
         interpreter_end.at_end(self, Drain.stop)
-
-    def _recall(self) -> None:
-        """Begin with the rates in the journal."""
-        offset_s = time.monotonic() - time.time()
-        for one in self.journal.events():
-            tier, size = {
-                "saved": (LOCAL, one.size_bytes),
-                "durable": (REMOTE, one.sent_bytes),
-            }.get(one.event, ("", 0))
-            if size and one.elapsed_s > 0:
-                at_s = min(
-                    one.at_s + offset_s, time.monotonic()
-                )  # the clock may have been set back
-                self._rates.add(tier, size, one.elapsed_s, at_s=at_s)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -158,53 +157,24 @@ class Drain:
         """Record why a checkpoint was saved to `tier`."""
         self._note("placed", step=step, where=tier, why=why)
 
-    def wait(self) -> None:
-        """Wait until every checkpoint is durable in the remote tier, or given up.
-
-        Raises the error of an attempt that fails meanwhile; the next attempts go on. Raises
-        TransferError if the drain was stopped.
-        """
-        seen = self._failures
-        with self.queue.changed:
-            while self.queue.not_durable() and self._thread.is_alive():
-                if self._failures > seen and self.failure is not None:
-                    raise self.failure
-                self.queue.changed.wait(_LOOK_AGAIN_S)
-            left = [one.step for one in self.queue.not_durable()]
-        if left:
-            raise TransferError(
-                f"the drain has ended; steps {sorted(left)} are not in {self.remote}"
-            )
-
-    def finish(self) -> None:
-        """Wait like `wait`, but not for a remote tier that fails: a RuntimeWarning says so."""
-        with self.queue.changed:
-            while self.queue.not_durable() and self.failure is None and self._thread.is_alive():
-                self.queue.changed.wait(_LOOK_AGAIN_S)
-            left = [one.step for one in self.queue.not_durable()]
-        if left:
-            warnings.warn(
-                f"steps {sorted(left)} are not in {self.remote} yet ({self.failure}); they are "
-                "in the local tier, and the next Checkpointer of it goes on",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-
-    def wait_for_lag(self, step: int) -> float:
+    def wait_for_lag(self, step: int, within_s: float = math.inf) -> float:
         """Let the save of `step` wait while the lag exceeds its limit; return the seconds.
 
-        It does not wait for a remote tier that fails, or if saves never wait.
+        It does not wait for a remote tier that fails, or if saves never wait, and `within_s` at
+        most.
         """
         if self.remote.options.past_lag != "wait":
             return 0.0
         began_s, first = time.monotonic(), ""
         with self.queue.changed:
             while self.failure is None and self._thread.is_alive():
+                if time.monotonic() > began_s + within_s:
+                    break
                 why = self._limit.exceeded(self.queue.not_durable(), time.monotonic())
                 if not why:
                     break
                 first = first or why
-                self.queue.changed.wait(_LOOK_AGAIN_S)
+                self.queue.changed.wait(LOOK_AGAIN_S)
         if not first:
             return 0.0
         waited_s = time.monotonic() - began_s
@@ -249,12 +219,19 @@ class Drain:
                     self._look_at_remote()
                 self._give_up_unkept()
                 self._tidy()
+                self._copier.tell(self.queue.entries())
                 self._work()
             except DrainStoppedError:
+                break
+            except RankError as error:  # another rank is lost: the next start of the job goes on
+                self.failures += 1
+                self._set_failure(error)
                 break
             except Exception as error:  # noqa: BLE001 -- tried again; `wait` raises it
                 self._fail(error)
         with contextlib.suppress(IobenchError):  # its process ends; the next one tidies up
+            self._copier.end()
+        with contextlib.suppress(IobenchError):
             self.remote.close()
 
     def _work(self) -> None:
@@ -263,7 +240,7 @@ class Drain:
             entry = self.queue.next()
             if entry is None:
                 self._succeeded()
-                self.queue.changed.wait(_LOOK_AGAIN_S)
+                self.queue.changed.wait(LOOK_AGAIN_S)
                 return
         try:
             self._work_on(entry)
@@ -287,9 +264,8 @@ class Drain:
             verified = self._step.verify(entry)
             self._note("verified" if verified else "superseded", entry)
         elif (sent := self._step.send(entry, again=self._failed_in_a_row > 0)) is not None:
-            elapsed_s = time.monotonic() - began_s
-            alone = self._pace.yielded_s - yielded_s < _MOST_YIELDED * elapsed_s
-            self._copied(entry, sent, elapsed_s if alone else 0.0)
+            paused_s = self._pace.yielded_s - yielded_s
+            self._copied(entry, sent, time.monotonic() - began_s - paused_s)
 
     def _local_failed(self, entry: Queued, error: LocalDamageError) -> None:
         """Settle a checkpoint whose local files are removed or damaged."""
@@ -301,9 +277,9 @@ class Drain:
             self._tell(f"step {entry.step} is not copied to {self.remote}: {error}")
 
     def _copied(self, entry: Queued, sent_bytes: int, elapsed_s: float) -> None:
-        """Record a copy. `elapsed_s` is 0 if it waited for saves: that is not a rate."""
+        """Record a copy; `elapsed_s` is without the pauses for saves."""
         self._note("durable", entry, sent_bytes=sent_bytes, elapsed_s=elapsed_s)
-        if sent_bytes and elapsed_s:
+        if sent_bytes:
             self._rates.add(REMOTE, sent_bytes, elapsed_s)
 
     def _look_at_remote(self) -> None:
@@ -356,7 +332,7 @@ class Drain:
             while self.failure is None and self._thread.is_alive():
                 if not before or before - {one.serial for one in self.queue.pending()}:
                     return bool(before)
-                self.queue.changed.wait(_LOOK_AGAIN_S)
+                self.queue.changed.wait(LOOK_AGAIN_S)
             left = self.queue.pending()[1:]
             if self.failure is None or not left or self.remote.options.every_save:
                 return False
@@ -373,7 +349,7 @@ class Drain:
     def _fail(self, error: Exception) -> None:
         """Record a failed attempt and wait before the next one."""
         self._failed_in_a_row += 1
-        self._failures += 1
+        self.failures += 1
         self._note("failed", why=str(error))
         self._rates.add(REMOTE, 0, 0.0, ok=False)
         if self._failed_in_a_row == 1:

@@ -11,12 +11,13 @@ from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError
-from iobench.tiers.pace import DrainPace
+from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.queue import DrainQueue, Queued
 from iobench.tiers.read_back import compare_file, read_back
 from iobench.tiers.remote import RemoteTier
 from iobench.tiers.source_file import LocalDamageError, SourceFile
 from iobench.writers.image import Bytes
+from iobench.writers.source import LocalSource
 
 __all__ = ["DrainStep"]
 
@@ -29,7 +30,7 @@ class DrainStep:
     remote: RemoteTier
     offload: Callable[[], PinnedState | None]
     queue: DrainQueue
-    pace: DrainPace
+    copier: FileCopier
 
     def send(self, entry: Queued, *, again: bool) -> int | None:
         """Copy a checkpoint. It is durable in the remote tier on return; the state says so.
@@ -39,14 +40,17 @@ class DrainStep:
         LocalDamageError, TransferError, DrainStoppedError.
         """
         self.queue.move(entry, "draining")
+        self.copier.pace.begin()
         found = self._manifest(entry)
         if found is None:
             return None
         manifest, text = found
         sent = 0
         if not (again and self.remote.has(manifest)):
-            copy = self.remote.copy(entry.step, entry.serial, self.pace)
-            for _, source in self._sources(manifest):
+            place = self.remote.place(entry.step)
+            sent = self.copier.send(entry.step, entry.serial, place, manifest.files)
+            copy = self.remote.copy(place, entry.serial, self.copier.pace)
+            for _, source in self._pinned(manifest):
                 with source:
                     sent += copy.send(source)
             copy.publish(text)
@@ -64,6 +68,7 @@ class DrainStep:
         will be sent again. Raises TransferError.
         """
         remote = self.remote
+        self.copier.pace.begin()
         if not remote.holds(entry.step):
             self.queue.move(entry, "superseded")
             return False
@@ -77,7 +82,7 @@ class DrainStep:
             return False
         try:
             where = remote.store.locate(entry.step)
-            read_back(manifest, where, remote.writer.open_source, self.pace.wait)
+            self.copier.read_back(where, manifest.remote_files)
         except DataMismatchError as error:
             remote.remove(entry.step)
             self._check_local(entry, manifest, error)
@@ -100,17 +105,15 @@ class DrainStep:
         """Raise LocalDamageError if the local files are the reason for `error`."""
         where = str(self.local.locate(entry.step))
         try:
-            for record, source in self._sources(manifest):
+            read_back(manifest.files, where, LocalSource, self.copier.pace.wait)
+            for record, source in self._pinned(manifest):
                 with source:
                     compare_file(record, self._paced(source), os.path.join(where, record.path))
         except (DataMismatchError, OSError) as damage:
             raise LocalDamageError(str(damage)) from error
 
-    def _sources(self, manifest: Manifest) -> Iterator[tuple[FileRecord, SourceFile]]:
-        """Open the local files of a checkpoint, and those of its pinned generation."""
-        for record in manifest.files:
-            directory = self.local.locate(manifest.step)
-            yield record, SourceFile(directory, record.path, record.size_bytes)
+    def _pinned(self, manifest: Manifest) -> Iterator[tuple[FileRecord, SourceFile]]:
+        """Open the files of the pinned generation of a checkpoint."""
         state = self.offload()
         for pinned in manifest.pinned:
             for record in pinned.files:
@@ -120,5 +123,5 @@ class DrainStep:
 
     def _paced(self, source: SourceFile) -> Iterator[Bytes]:
         for block in source.blocks():
-            self.pace.wait(len(block))
+            self.copier.pace.wait(len(block))
             yield block

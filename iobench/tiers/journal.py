@@ -45,7 +45,7 @@ class DrainEvent:
       is what it does past which lag
     - `saved`: the checkpoint was written to local storage: `size_bytes` in `elapsed_s`
     - `durable`: it is in the remote tier; this attempt has sent `sent_bytes` of its `size_bytes` in
-      `elapsed_s`, or 0 if it waited for saves
+      `elapsed_s`, without its pauses for saves
     - `verified`: it was read back from there, and every checksum is that of the manifest
     - `superseded`, `skipped`: it is not copied; `why` says why
     - `waited`: a save waited `elapsed_s` for copies, because of `why`

@@ -12,7 +12,8 @@ from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import DirectoryStore
-from iobench.tiers.drain import Drain
+from iobench.tiers.drain import Drain, NewCopier
+from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.observed import ObservedRates
 from iobench.tiers.queue import Queued
 from iobench.tiers.remote import Remote, RemoteTier
@@ -39,12 +40,14 @@ class LocalTier(DirectoryStore):
     The drain starts with `start` and ends with `release`.
     """
 
-    def __init__(self, directory: Path, options: Remote) -> None:
+    def __init__(
+        self, directory: Path, options: Remote, new_copier: NewCopier = FileCopier
+    ) -> None:
         super().__init__(directory)
         self.remote = RemoteTier(options)
         self.remote.check(self.directory)
         self.rates = ObservedRates()
-        self.drain = Drain(self, self.remote, self.rates)
+        self.drain = Drain(self, self.remote, self.rates, new_copier)
 
     def start(self, ages: Mapping[int, tuple[int, float]]) -> None:
         """Start the drain of the checkpoints `ages`. The lock of the directory is held."""
@@ -96,6 +99,4 @@ class LocalTier(DirectoryStore):
             return []
         eta_s = self.drain.eta_s(save.step)
         local = [Copy(tier=str(self), state="durable")] if entry.local else []
-        at_s = entry.durable_at_s
-        remote = Copy(tier=str(self.remote), state=entry.state, eta_s=eta_s, durable_at_s=at_s)
-        return [*local, remote]
+        return [*local, entry.copy_in(str(self.remote), eta_s)]

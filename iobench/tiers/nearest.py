@@ -202,6 +202,21 @@ class Nearest:
             return False
         return self._remote.manifest(step) == manifest
 
+    def listed(self) -> list[tuple[int, int | None, bool, str]]:
+        """Return all checkpoints: step, serial number, whether the local one counts, and the place
+        of the remote one, "" without one. `ask` comes first.
+        """
+        own, known = set(self._local.steps()), self._counted()
+        return [
+            (
+                step,
+                known.get(step, self._in_remote.get(step)),
+                step in own and not self._is_outdated(step),
+                str(self._remote.locate(step)) if step in self._in_remote else "",
+            )
+            for step in self.steps()
+        ]
+
     def remote_copy(self, manifest: Manifest) -> tuple[str | Path, Writer] | None:
         """Return where the remote tier has this very save, and its writer; None if it has not."""
         self.ask()

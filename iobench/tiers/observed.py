@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 
+from iobench.tiers.journal import DrainEvent
 from iobench.tiers.placement import TierHistory
 from iobench.tiers.rates import Estimate, Observation, estimate
 
@@ -44,6 +46,18 @@ class ObservedRates:
         )
         with self._lock:
             self._seen[tier].append(one)
+
+    def recall(self, events: Iterable[DrainEvent]) -> None:
+        """Begin with the rates in a journal."""
+        offset_s = time.monotonic() - time.time()
+        for one in events:
+            tier, size = {
+                "saved": (LOCAL, one.size_bytes),
+                "durable": (REMOTE, one.sent_bytes),
+            }.get(one.event, ("", 0))
+            if size and one.elapsed_s > 0:  # the clock may have been set back
+                at_s = min(one.at_s + offset_s, time.monotonic())
+                self.add(tier, size, one.elapsed_s, at_s=at_s)
 
     def estimate(self, tier: str) -> Estimate | None:
         """Return the estimate of a tier; None without a transfer since its last failure."""

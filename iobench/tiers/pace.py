@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 __all__ = ["DrainPace", "DrainStoppedError"]
 
@@ -18,7 +19,8 @@ class DrainStoppedError(Exception):
 class DrainPace:
     """Asked before each block of a copy, by any of its threads.
 
-    `rate_bytes_per_s` is a limit on average; None: none. While `busy()`, no block begins.
+    `rate_bytes_per_s` is a limit on average; None: none. While `busy()`, no block begins, and no
+    time passes for the rate: the copy goes on from where it was.
     """
 
     def __init__(
@@ -30,22 +32,47 @@ class DrainPace:
     ) -> None:
         self.stop = threading.Event()
         self._rate, self._busy, self._clock = rate_bytes_per_s, busy, clock
-        self._lock = threading.Lock()
-        self._next_s = 0.0
+        self._turn, self._count = threading.Lock(), threading.Lock()
+        self._paid_s = 0.0
+        """The time at which the blocks so far have ended, at the rate."""
+        self._moving = 0
         self.yielded_s = 0.0
-        """Seconds for which blocks have waited because of `busy`, added up over threads."""
+        """Seconds for which nothing was moved because of `busy`."""
+
+    def begin(self) -> None:
+        """Begin a copy: the time before it, in which nothing was moved, does not count."""
+        with self._turn:
+            self._paid_s = max(self._paid_s, self._clock())
 
     def wait(self, size_bytes: int) -> None:
         """Wait until `size_bytes` may be moved. Raises DrainStoppedError once `stop` is set."""
-        began_s = self._clock()
-        while self._busy() and not self.stop.is_set():
-            self.stop.wait(_LOOK_AGAIN_S)
-            with self._lock:
-                self.yielded_s, began_s = self.yielded_s + self._clock() - began_s, self._clock()
-        if self._rate is not None:
-            with self._lock:
-                begin_s = max(self._next_s, self._clock())
-                self._next_s = begin_s + size_bytes / self._rate
-            self.stop.wait(max(0.0, begin_s - self._clock()))
-        if self.stop.is_set():
-            raise DrainStoppedError
+        # One thread waits, and the others for it: whoever waits sees a save that begins meanwhile.
+        with self._turn:
+            if self._rate is not None:
+                own_s = size_bytes / self._rate
+                self._paid_s = max(self._paid_s + own_s, self._clock())
+            while not self.stop.is_set():
+                began_s = self._clock()
+                if self._busy():
+                    self.stop.wait(_LOOK_AGAIN_S)
+                    yielded_s = self._clock() - began_s
+                    if not self._moving:
+                        self.yielded_s += yielded_s
+                    self._paid_s += yielded_s
+                elif self._paid_s > began_s:
+                    self.stop.wait(min(self._paid_s - began_s, _LOOK_AGAIN_S))
+                else:
+                    return
+        raise DrainStoppedError
+
+    @contextmanager
+    def moving(self, size_bytes: int) -> Iterator[None]:
+        """Wait like `wait`; the body moves the block."""
+        self.wait(size_bytes)
+        with self._count:
+            self._moving += 1
+        try:
+            yield
+        finally:
+            with self._count:
+                self._moving -= 1

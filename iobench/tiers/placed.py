@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.pacing import PacedImage
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.errors import IobenchError, transfer_errors
@@ -24,7 +25,8 @@ from iobench.writers.local.new_file import PART_SUFFIX
 
 __all__ = ["PlacedCommitter"]
 
-_PROBE_PART, _LARGEST_PROBE = 64, 64 * MIB
+_PROBE_PART, _LEAST_PROBE, _LARGEST_PROBE = 64, 4 * MIB, 64 * MIB
+"""A smaller probe would measure the fixed time of a write."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class PlacedCommitter(Committer):
             manifest = local.commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
         self.tier.drain.placed(save.step, where, decision.reason)
         if decision.probe == LOCAL and where == REMOTE and memory is not None:
-            self._probe(memory[: save.size_bytes])
+            self._probe(memory[: save.size_bytes], rate_bytes_per_s)
         return manifest
 
     def _decide(self, save: Save) -> PlacementDecision:
@@ -109,17 +111,16 @@ class PlacedCommitter(Committer):
         tier.drain.sent_directly(save, serial, time.monotonic() - began_s)
         return manifest
 
-    def _probe(self, memory: Bytes) -> None:
-        """Measure the local tier with 1/64 of a checkpoint, which is removed again."""
-        size = min(len(memory) // _PROBE_PART, _LARGEST_PROBE)
-        if not size:
-            return
+    def _probe(self, memory: Bytes, rate_bytes_per_s: int | None) -> None:
+        """Measure the local tier with 1/64 of a checkpoint, 4 to 64 MiB; it is removed again."""
+        size = min(len(memory), max(_LEAST_PROBE, min(len(memory) // _PROBE_PART, _LARGEST_PROBE)))
         name = f".probe.{secrets.token_hex(4)}{PART_SUFFIX}"
         path = self.tier.directory / name
         began_s = time.monotonic()
         try:
             image = FileImage.of(name, [memory[:size]])
-            self.writer.write(image, self.tier.directory, sync_directory=False)
+            paced = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
+            self.writer.write(paced, self.tier.directory, sync_directory=False)
             self.tier.rates.add(LOCAL, size, time.monotonic() - began_s)
         except IobenchError:
             self.tier.rates.add(LOCAL, size, time.monotonic() - began_s, ok=False)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from iobench.checkpoint.copies import CopyState
+from iobench.checkpoint.copies import Copy, CopyState
 
 __all__ = ["DrainQueue", "Queued"]
 
@@ -32,6 +32,10 @@ class Queued:
     """When this process made its remote copy durable, in seconds since the epoch."""
     local: bool = True
     """Whether the local tier has it; not after a save that went to the remote tier directly."""
+
+    def copy_in(self, tier: str, eta_s: float | None = None) -> Copy:
+        """Return the copy in the remote tier, for `Save.copies`."""
+        return Copy(tier=tier, state=self.state, eta_s=eta_s, durable_at_s=self.durable_at_s)
 
 
 class DrainQueue:

@@ -27,17 +27,17 @@ def next_size(
 
 
 class SharedRanges:
-    """The bytes [0, size) of a file. The first tier takes them from the front, the second from the
-    back.
+    """The bytes [start, stop) of a file. The first tier takes them from the front, the second from
+    the back.
 
     The first tier never waits for the second one: when nothing else is left, it takes the range
     that the second one has not delivered yet, which then counts as the first one's. A range is
     filled inside of `deliver`, so no byte changes after its range was taken away.
     """
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, start: int, stop: int) -> None:
         self._lock = threading.RLock()
-        self._front, self._back = 0, size_bytes
+        self._front, self._back = start, stop
         self._returned: list[FileRange] = []
         self._lent: FileRange | None = None
         self._closed = False

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import xxhash
 
-from iobench.checkpoint.manifest import FileRecord, Manifest
+from iobench.checkpoint.manifest import FileRecord
 from iobench.errors import DataMismatchError, transfer_errors
 from iobench.tiers.source_file import BLOCK_BYTES
 from iobench.writers.image import Bytes
@@ -19,17 +19,17 @@ __all__ = ["compare_file", "read_back"]
 
 
 def read_back(
-    manifest: Manifest,
+    files: Iterable[FileRecord],
     location: str | Path,
     open_source: Callable[[str], Source],
     pace: Callable[[int], None],
 ) -> None:
-    """Read every file of the remote checkpoint in `location` and compare each piece with `manifest`.
+    """Read these files of the checkpoint in `location` and compare each piece with its checksum.
 
     Memory of one block is enough. `pace` is called before each block with its bytes. Raises
     DataMismatchError that names the file and the piece, and TransferError.
     """
-    for record in manifest.remote_files:
+    for record in files:
         where = os.path.join(location, record.path)
         with transfer_errors("reading back", where), closing(open_source(where)) as source:
             compare_file(record, _blocks(source, record.size_bytes, where, pace), where)

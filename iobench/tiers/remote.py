@@ -209,15 +209,18 @@ class RemoteTier:
         left = [path for path in found if not path.name.startswith(_begins(waiting))]
         warn_of(remove_all({path: partial(remove_entry, path) for path in left}).values())
 
-    def copy(self, step: int, serial: int, pace: DrainPace) -> RemoteCopy:
-        """Return the copy of a step that has begun or begins now."""
+    def place(self, step: int) -> str | Path:
+        """Return where the copy of a step is, which has begun or begins now; see `copy`."""
+        store = self.store
+        return store.unfinished(step) if isinstance(store, ObjectStore) else store.locate(step)
+
+    def copy(self, place: str | Path, serial: int, pace: DrainPace) -> RemoteCopy:
+        """Return the copy at `place`. It need not be open, except to publish a copy."""
         if isinstance(self.store, ObjectStore):
             assert isinstance(self.writer, S3Writer)
-            return ObjectCopy(self.store.unfinished(step), self.writer, serial=serial, pace=pace)
+            return ObjectCopy(str(place), self.writer, serial=serial, pace=pace)
         assert isinstance(self.store, DirectoryStore)
-        return DirectoryCopy(
-            self.store.locate(step), serial=serial, pace=pace, lock=self.store.lock
-        )
+        return DirectoryCopy(Path(place), serial=serial, pace=pace, lock=self.store.lock)
 
     def would_keep(self, waiting: dict[int, tuple[int, float]]) -> set[int]:
         """Return the steps of `waiting` that the retention of this tier would keep."""

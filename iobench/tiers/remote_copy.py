@@ -22,5 +22,8 @@ class RemoteCopy(Protocol):
         The file is durable on return. Raises TransferError, DrainStoppedError.
         """
 
+    def check(self, name: str, size_bytes: int) -> None:
+        """Raise TargetError if another process sent this file to a place that is not this one."""
+
     def publish(self, manifest: bytes) -> None:
         """Make it a checkpoint with this manifest, durable on return. Raises TransferError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from iobench import linux
@@ -19,7 +20,7 @@ from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import make_directories
 from iobench.writers.stream import Stream
 
-__all__ = ["fill_local"]
+__all__ = ["fill_files", "fill_local", "staged_locally"]
 
 _BLOCK_BYTES = 64 * MIB
 
@@ -38,21 +39,36 @@ def fill_local(
     enough. Raises DataMismatchError for a damaged remote copy, and TransferError; then nothing of
     it is visible, and a start removes what a killed process has left.
     """
+    with staged_locally(local, manifest) as staged:
+        fill_files(manifest.files, location, remote_writer, staged.directory, local_writer)
+        staged.publish([manifest.to_json()])
+
+
+def staged_locally(local: DirectoryStore, manifest: Manifest) -> StagedCheckpoint:
+    """Return the hidden directory of a checkpoint to be filled. Raises TransferError: no room."""
     free = _free_bytes(local.directory)
     if free < manifest.size_bytes:
         raise TransferError(
             f"{local.directory}: {format_size(free)} are free, the checkpoint has "
             f"{format_size(manifest.size_bytes)}"
         )
-    final = local.locate(manifest.step)
-    with StagedCheckpoint(final, replace=True, lock=local.lock) as staged:
-        for record in manifest.files:
-            target = Path(staged.directory) / record.path
-            with transfer_errors("copying to", target):
-                make_directories(target.parent)
-            with local_writer.open(target, record.size_bytes) as stream:
-                _copy(record, location, remote_writer, stream)
-        staged.publish([manifest.to_json()])
+    return StagedCheckpoint(local.locate(manifest.step), replace=True, lock=local.lock)
+
+
+def fill_files(
+    files: Iterable[FileRecord],
+    location: str | Path,
+    remote_writer: Writer,
+    directory: Path,
+    local_writer: Writer,
+) -> None:
+    """Copy `files` at `location` of the remote tier to `directory`, durable on return."""
+    for record in files:
+        target = directory / record.path
+        with transfer_errors("copying to", target):
+            make_directories(target.parent)
+        with local_writer.open(target, record.size_bytes) as stream:
+            _copy(record, location, remote_writer, stream)
 
 
 def _copy(record: FileRecord, location: str | Path, writer: Writer, stream: Stream) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,76 +19,25 @@ from iobench.environment.device import DeviceMonitor
 from iobench.environment.memory import available_bytes
 from iobench.errors import OptionError, TargetError
 from iobench.linux import trim_heap
+from iobench.results import Environment, new_run_id, utc_now
 from iobench.train.gpt import CONTEXT, VOCABULARY, Gpt
+from iobench.train.optimizer_record import (
+    STATE_BYTES,
+    MeasuredCheckpoint,
+    MeasuredOptimizer,
+    MeasuredRestore,
+    OptimizerRecord,
+)
 from iobench.train.optimizers import OPTIMIZERS, ComparedOptimizer
 from iobench.units import format_size
 
-__all__ = [
-    "STATE_BYTES",
-    "MeasuredCheckpoint",
-    "MeasuredOptimizer",
-    "MeasuredRestore",
-    "OptimizerComparison",
-]
+__all__ = ["OptimizerComparison"]
 
-STATE_BYTES = 14
-"""Of a parameter in a checkpoint: 12 of masters and moments, 2 of the parameter."""
 _WARM_UP = 4
 """Steps before the clock: each slot of the offloaded state is written once."""
 _MOST_STORED = 150
 """Bytes of a parameter on storage: slots (42), mapped files and copies, saves and their next."""
 _BATCH = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredCheckpoint:
-    """One checkpoint. `stall_s`: until training may go on. `durable_s`: until it is durable.
-
-    `written_bytes` are those of this process (write_bytes of /proc/self/io), `device_bytes` those
-    of the device, for all processes; None where there is no device.
-    """
-
-    method: str
-    repetition: int
-    stall_s: float
-    durable_s: float
-    written_bytes: int
-    device_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRestore:
-    """A restore until training can go on. `cached_bytes` of its files were in the page cache.
-
-    `equal`: the parameters have the bits that they had at the checkpoint.
-    """
-
-    method: str
-    repetition: int
-    cached_bytes: int
-    elapsed_s: float
-    read_bytes: int
-    device_bytes: int | None
-    equal: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredOptimizer:
-    """One optimizer: medians are left to the reader. `step_s` is per block the time of a step until
-    all of its steps are done, also on storage; `update_s` the calls of step() alone.
-
-    `memory_bytes` is by how much it made this process larger (VmRSS, mapped files included).
-    `losses_equal`: all losses have the bits of the first optimizer's.
-    """
-
-    name: str
-    step_s: tuple[float, ...]
-    update_s: tuple[float, ...]
-    written_bytes_per_step: tuple[float, ...]
-    memory_bytes: int
-    checkpoints: tuple[MeasuredCheckpoint, ...]
-    restores: tuple[MeasuredRestore, ...]
-    losses_equal: bool
 
 
 class _Training:
@@ -208,8 +158,27 @@ class OptimizerComparison:
             f"target    {self.target.location}",
         ]
 
-    def run(self, progress: Callable[[str], None]) -> list[MeasuredOptimizer]:
+    def run(self, progress: Callable[[str], None]) -> OptimizerRecord:
         """Train; return what was measured. Raises what an optimizer raises."""
+        machine, storage = self.target.describe()
+        started_at = utc_now()
+        return OptimizerRecord(
+            run_id=new_run_id(),
+            started_at=started_at,
+            command=("iobench", *sys.argv[1:]),
+            environment=Environment(machine=machine, storage=storage),
+            target=self.target.location,
+            parameters=self.parameters,
+            state_bytes=self.size_bytes,
+            steps=self.steps,
+            repeat=self.repeat,
+            model_params=self.model_params,
+            memory=self.memory,
+            seed=self.seed,
+            optimizers=tuple(self._measure(progress)),
+        )
+
+    def _measure(self, progress: Callable[[str], None]) -> list[MeasuredOptimizer]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = Gpt.of_size(self.model_params).to(torch.bfloat16)

@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from iobench import workloads
@@ -95,6 +95,8 @@ class Tuning:
     seed: int
     largest_bytes: int
     """Limit for one trial; the tuner may choose less unless a size was asked for."""
+    _actual: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Results of `actual_bytes`: every trial asks, and a layout has thousands of tensors."""
 
     @classmethod
     def of(cls, asked: TuningRequest) -> Tuning:
@@ -148,7 +150,10 @@ class Tuning:
 
     def actual_bytes(self, wanted_bytes: int) -> int:
         """Return the bytes of the checkpoint for `wanted_bytes`, computed from its layout."""
-        return self.workload.scaled(wanted_bytes, self.asked.rank).size_bytes(self.asked.rank)
+        if wanted_bytes not in self._actual:
+            scaled = self.workload.scaled(wanted_bytes, self.asked.rank)
+            self._actual[wanted_bytes] = scaled.size_bytes(self.asked.rank)
+        return self._actual[wanted_bytes]
 
     def header(self) -> TuningRecord:
         """Return the first line of its journal."""

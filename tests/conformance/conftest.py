@@ -10,12 +10,11 @@ import pytest
 
 from iobench.units import MIB
 
-_KINDS = ("tmpfs", "ext4", "xfs", "btrfs", "overlay", "fuse")
 
-
-@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.root) for kind in _KINDS])
+@pytest.fixture
 def mounted(request: pytest.FixtureRequest, shared_filesystems, tmp_path: Path) -> Path:
-    """An empty directory on a file system of each kind. All tests share the file systems."""
+    """An empty directory on a file system of the kind that the test asks for. All tests share the
+    file systems."""
     return _directory(request.param, shared_filesystems, tmp_path)
 
 

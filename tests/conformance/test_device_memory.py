@@ -27,7 +27,7 @@ _MORE = (
     ("hybrid", {"block_size": "64KiB", "paths": "uncached"}),
     ("hybrid", {"block_size": "64KiB", "paths": "direct", "uring": False}),
 )
-_MIXED = ("buffered", "odirect", "hybrid", "aiofiles")
+_MIXED = ("hybrid", "buffered", "odirect", "aiofiles")  # `make test` runs the first one
 
 
 def _cases() -> Iterator[object]:
@@ -37,7 +37,9 @@ def _cases() -> Iterator[object]:
             shown = ",".join([name, *(f"{k}={v}" for k, v in options.items())])
             for group, checks in check_groups(stores=stores).items():
                 where = "mixed" if mixed else "device"
-                yield pytest.param(checks, name, options, mixed, id=f"{shown}-{where}-{group}")
+                marks = [pytest.mark.exhaustive] if mixed and name != _MIXED[0] else []
+                case = f"{shown}-{where}-{group}"
+                yield pytest.param(checks, name, options, mixed, id=case, marks=marks)
 
 
 @pytest.mark.parametrize(("checks", "name", "options", "mixed"), list(_cases()))

@@ -19,7 +19,8 @@ _SETTINGS = (
     {"checksum": "none", "addressing_style": "path"},
 )
 _OF_OTHERS = ("bytes", "reads", "streams", "failures")
-"""Groups of checks with the second and third setting; the first one runs all groups."""
+"""Groups of checks with the second and third setting, and with the second server; the first setting
+runs all groups with the first server. With moto `make test-all` runs them."""
 
 
 def _cases() -> Iterator[object]:
@@ -31,7 +32,9 @@ def _cases() -> Iterator[object]:
                 continue
             shown = ",".join([server, *(f"{k}={v}" for k, v in options.items())])
             for group, checks in check_groups(groups=_OF_OTHERS if number else GROUPS).items():
-                yield pytest.param(server, options, checks, id=f"{shown}-{group}")
+                more = server == "moto" and group not in _OF_OTHERS
+                marks = [pytest.mark.exhaustive] if more else []
+                yield pytest.param(server, options, checks, id=f"{shown}-{group}", marks=marks)
 
 
 @pytest.fixture(scope="module")

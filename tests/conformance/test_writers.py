@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,23 +77,40 @@ _ELSEWHERE = {
 
 
 _OF_OTHERS = ("bytes", "memory", "reads", "streams", "failures")
+_KINDS = ("tmpfs", "ext4", "xfs", "btrfs", "overlay", "fuse")
+_WITH_OTHERS = ("tmpfs", "xfs")
+"""The kinds on which `make test` runs other settings than the first one. `test_here` has ext4."""
 
 
 def _cases(
     settings: dict[str, tuple[dict[str, object], ...]], of_others: Iterable[str] = GROUPS
-) -> list[object]:
-    """Each group of checks with the first setting of each writer; `of_others` with the others."""
-    cases = []
+) -> Iterator[tuple[str, int, tuple[object, ...]]]:
+    """Each group of checks with the first setting of each writer; `of_others` with the others.
+
+    Yields the name of the case, the number of the setting, and the arguments.
+    """
     for name, several in settings.items():
         stores = registry.writer_class(name).stores
         for number, options in enumerate(several):
             shown = ",".join([name, *(f"{k}={v}" for k, v in options.items())])
             groups = check_groups(stores=stores, groups=of_others if number else GROUPS)
-            cases += [
-                pytest.param(checks, name, options, id=f"{shown}-{group}")
-                for group, checks in groups.items()
-            ]
-    return cases
+            for group, checks in groups.items():
+                yield f"{shown}-{group}", number, (checks, name, options)
+
+
+def _here() -> Iterator[object]:
+    for shown, _, arguments in _cases(_SETTINGS):
+        yield pytest.param(*arguments, id=shown)
+
+
+def _elsewhere() -> Iterator[object]:
+    """The cases of each kind of file system."""
+    for kind in _KINDS:
+        for shown, number, arguments in _cases(_ELSEWHERE, _OF_OTHERS):
+            marks = [pytest.mark.root]
+            if number and kind not in _WITH_OTHERS:
+                marks.append(pytest.mark.exhaustive)
+            yield pytest.param(kind, *arguments, id=f"{kind}-{shown}", marks=marks)
 
 
 def test_no_writer_is_forgotten() -> None:
@@ -101,7 +118,7 @@ def test_no_writer_is_forgotten() -> None:
     assert set(_SETTINGS) == set(registry.names())
 
 
-@pytest.mark.parametrize(("checks", "name", "options"), _cases(_SETTINGS))
+@pytest.mark.parametrize(("checks", "name", "options"), list(_here()))
 def test_here(
     checks: tuple[Check, ...], name: str, options: dict[str, object], directory: Path
 ) -> None:
@@ -116,7 +133,9 @@ def directory(options: dict[str, object], request: pytest.FixtureRequest) -> Pat
     return found
 
 
-@pytest.mark.parametrize(("checks", "name", "options"), _cases(_ELSEWHERE, _OF_OTHERS))
+@pytest.mark.parametrize(
+    ("mounted", "checks", "name", "options"), list(_elsewhere()), indirect=["mounted"]
+)
 def test_mounted(
     checks: tuple[Check, ...], name: str, options: dict[str, object], mounted: Path
 ) -> None:

@@ -1,4 +1,7 @@
-"""kill -9 at random moments of a save: for each writer 100 of files and 100 of checkpoints."""
+"""kill -9 at random moments of a save: for each writer 50 of files and 50 of checkpoints.
+
+`make test-all` adds as many at other moments.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from iobench.testing import KilledSaves, killed_saves
 from iobench.units import KIB
 from iobench.writers.base import Writer
 
-_KILLS = {"write": 50, "stream": 50, "checkpoint": 100}
+_KILLS = {"write": 25, "stream": 25, "checkpoint": 50}
+_SEEDS = pytest.mark.parametrize("seed", [7, pytest.param(8, marks=pytest.mark.exhaustive)])
 _SIZE = 1024 * KIB
 _LEFT = re.compile(r"\.model\..*\.iobench-part|\.step-\d+\..*\.iobench-staging")
 
@@ -27,16 +31,19 @@ Saves = Callable[[str], KilledSaves]
 
 @pytest.fixture
 def saves(
-    make: Callable[..., Writer], name: str, settings: str, tmp_path: Path, how: str
+    make: Callable[..., Writer], name: str, settings: str, tmp_path: Path, how: str, seed: int
 ) -> Iterator[KilledSaves]:
     """Saves by that writer, each of which may be killed."""
     make(tmp_path)
     options = json.loads(settings)
     target, factory = str(tmp_path), "support.fake_cufile:play_gds" if name == "gds" else ""
-    with killed_saves(name, options, target, how=how, size_bytes=_SIZE, factory=factory) as running:
+    with killed_saves(
+        name, options, target, how=how, size_bytes=_SIZE, factory=factory, seed=seed
+    ) as running:
         yield running
 
 
+@_SEEDS
 @pytest.mark.parametrize("how", ["write", "stream"])
 def test_files(saves: KilledSaves, names, tmp_path: Path, how: str) -> None:
     """The name has the last file or the one before, complete, and the next save succeeds."""
@@ -56,6 +63,7 @@ def test_files(saves: KilledSaves, names, tmp_path: Path, how: str) -> None:
     _expect_only_leftovers(left)
 
 
+@_SEEDS
 @pytest.mark.parametrize("how", ["checkpoint"])
 def test_checkpoints(saves: KilledSaves, names, tmp_path: Path, how: str) -> None:
     """No visible checkpoint is incomplete, and the earlier ones stay."""
@@ -79,7 +87,7 @@ def test_checkpoints(saves: KilledSaves, names, tmp_path: Path, how: str) -> Non
 def _expect_everywhere(met: Counter[str], kept: Counter[bool], kills: int) -> None:
     """The kills came before and after the publication, and in most phases of the save."""
     assert met.total() == kills
-    assert min(kept[True], kept[False]) >= 5
+    assert min(kept[True], kept[False]) >= 3
     assert "commit" in met
     assert len(met) >= 4
 
@@ -90,7 +98,7 @@ def _expect_only_leftovers(others: set[str]) -> None:
 
 
 def _taken_away(directory: Path, left: set[str]) -> set[str]:
-    """Remove the files of a kill: a stream reserves space ahead, and fifty of them fill a disk."""
+    """Remove the files of a kill: a stream reserves space ahead, and many of them fill a disk."""
     for name in left:
         (directory / name).unlink()
     return left

@@ -27,7 +27,7 @@ from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 
-pytestmark = pytest.mark.filterwarnings("ignore:step .: the optimizer is read:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:step .. the optimizer is read:RuntimeWarning")
 
 _TRAINER = """
 import sys

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import shutil
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support.s3_servers import s3_server
 from support.scripted_s3 import ScriptedS3, answer, reset, silence
 from support.tiers import events, settled, state, until
 
@@ -97,8 +101,6 @@ def test_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with Checkpointer(local, tiers=[Remote(remote, max_lag="10min")]) as ckpt:
         ckpt.save(state(1, 1000), 1)
         until(lambda: settled(ckpt))
-        import time
-
         now = time.time
         monkeypatch.setattr(time, "time", lambda: now() - 3.2e7)
         ckpt.save(state(2, 1000), 2)
@@ -136,6 +138,94 @@ def test_a_bucket_is_gone_in_mid_drain(fault, server: ScriptedS3, tmp_path: Path
     assert len(events(local, "failed")) >= 2
     assert load_checkpoint("s3://bucket/run", writer=writer)["step"] == 2
     writer.client.close()
+
+
+class _SimulatedPauses(threading.Event):
+    """The event on which the drain waits between attempts: the time of a pause only counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses_s: list[float] = []
+
+    @property
+    def passed_s(self) -> float:
+        return sum(self.pauses_s)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is None or timeout < 0.2:  # of the rate, or for a save
+            return super().wait(timeout)
+        self.pauses_s.append(timeout)
+        return super().wait(0.001)
+
+
+def test_a_bucket_that_is_gone_for_an_hour(
+    server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes in the middle of a copy. Training goes on, attempts become rare, no local checkpoint
+    is removed, and every one is copied when the bucket is back."""
+    writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", max_attempts=1)
+    local, simulated = tmp_path / "local", _SimulatedPauses()
+    remote = Remote("s3://bucket/run", writer=writer, max_lag="3h")
+    with Checkpointer(local, keep=KeepLast(1), tiers=[remote]) as ckpt:
+        ckpt.save(state(1, 1000), 1)
+        until(lambda: settled(ckpt))
+        monkeypatch.setattr(ckpt._tier.drain._pace, "stop", simulated)
+        clock = SimpleNamespace(
+            time=time.time, monotonic=lambda: time.monotonic() + simulated.passed_s
+        )
+        monkeypatch.setattr("iobench.tiers.drain.time", clock)
+        server.fail("put", reset, times=10**6, after=1)  # the first of its files is sent
+        for operation in ("list", "head", "get", "delete", "remove", "pending"):
+            server.fail(operation, reset, times=10**6)
+        saves = []
+        for step in (2, 3, 4):
+            saves.append(ckpt.save(state(step, 1000), step))
+            until(lambda: simulated.passed_s > 1200 * len(saves))
+        assert max(simulated.pauses_s) <= 300
+        assert len(simulated.pauses_s) < 60
+        assert {save.copies[1].state for save in saves} <= {"waiting", "draining"}
+        assert not [key for key in server.objects if "manifest" in key and "step-1/" not in key]
+        assert {"step-2", "step-3", "step-4"} <= {path.name for path in local.iterdir()}
+        assert ckpt.load()["step"] == 4
+        server.forget_faults()
+        until(lambda: settled(ckpt))
+        assert [save.copies[-1].state for save in saves] == ["verified"] * 3
+    for step in (2, 3, 4):
+        assert load_checkpoint("s3://bucket/run", step, writer=writer)["step"] == step
+    writer.client.close()
+
+
+def test_new_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart with credentials that the server refuses: the copy is made as soon as there are new
+    ones, without another restart."""
+    file, local = tmp_path / "credentials", tmp_path / "local"
+    with s3_server("rclone") as real, real.active():
+        keys = real.access_key, real.secret_key
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+
+        def use(key: str, secret: str) -> None:
+            file.write_text(
+                f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n"
+            )
+
+        use(*keys)
+        target = f"{real.target}/run"
+        with Checkpointer(local, tiers=[Remote(target)]) as ckpt:
+            ckpt.save(state(1, 1000), 1)
+            until(lambda: settled(ckpt))
+        use("AKIDEXPIRED", "of yesterday")
+        with Checkpointer(local, tiers=[Remote(target)]) as ckpt:
+            until(lambda: ckpt._tier.drain.failure is not None)
+            save = ckpt.save(state(2, 1000), 2)
+            with pytest.raises((TransferError, UnavailableError)):
+                ckpt.wait(until="remote")
+            assert [one.state for one in save.copies] == ["durable", "waiting"]
+            use(*keys)
+            until(lambda: settled(ckpt))
+            assert save.copies[1].state == "verified"
+        assert load_checkpoint(target, writer="s3")["step"] == 2
 
 
 def test_a_server_that_hangs(

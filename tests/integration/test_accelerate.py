@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.recording import Recording
+from support.torchrun import torchrun
 
 from iobench.errors import SaveError, UsageError
 
@@ -196,14 +194,8 @@ def test_two_ranks_killed_in_the_middle_of_a_save(tmp_path: Path) -> None:
             tests=[str(Path(__file__).parent), str(Path(__file__).parents[1])], place=str(place)
         )
     )
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launch, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+    done = torchrun(
+        ["--standalone", "--nproc-per-node=2", script], timeout=120, ACCELERATE_USE_CPU="true"
     )
     assert "SIGKILL" in done.stderr or "exitcode  : -9" in done.stderr, done.stderr
     assert names(place.parent) == [".last.iobench-staging", "last"]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.torchrun import torchrun
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from iobench.errors import DataMismatchError, TargetError, TransferError, UsageError
@@ -330,13 +331,8 @@ def test_two_ranks(tmp_path: Path) -> None:
     """Sharded tensors of two ranks are saved, also asynchronously, and loaded with other shards."""
     script = tmp_path / "job.py"
     script.write_text(JOB)
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-        *(str(script), str(tmp_path / "checkpoint")),
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    ended = torchrun(
+        ["--standalone", "--nproc-per-node=2", script, tmp_path / "checkpoint"], timeout=240
     )
     assert ended.returncode == 0, ended.stderr[-5000:]
     for how in ("sync", "thread", "process"):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.meddling import meddling
 from support.rank_commands import RankCommand, job_number, slurm, torchrun_variables
 from support.sample_checks import check_samples
+from support.torchrun import torchrun
 
 from iobench.report.summary import summarise
 from iobench.results import read
@@ -23,20 +22,14 @@ from iobench.writers.s3_store.target import S3Target
 
 def test_torchrun(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """Both ranks of one node in one record: their own files, fio too, and rank 0 alone prints."""
-    done = subprocess.run(
+    done = torchrun(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"),
-            *("--nproc-per-node", "2", "--master-port", job_number(), "--tee", "3"),
-            *("-m", "iobench", "run", "-w", tiny_path, "--target", target, "--size", "full"),
-            *("--writer", "buffered,peer:torch-save", "--repeat", "1", "--pool", "32MiB"),
-            *("-o", tmp_path / "run.jsonl"),
+            *("--nnodes", "1", "--nproc-per-node", "2", "--master-port", job_number()),
+            *("--tee", "3", "-m", "iobench", "run", "-w", tiny_path, "--target", target),
+            *("--size", "full", "--writer", "buffered,peer:torch-save", "--repeat", "1"),
+            *("--pool", "32MiB", "-o", tmp_path / "run.jsonl"),
         ],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
         timeout=180,
-        check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout
     assert os.listdir(target) == []

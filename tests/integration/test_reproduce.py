@@ -110,7 +110,7 @@ def test_claims_that_are_not_known_are_refused(iobench: Command) -> None:
     )
 
 
-def test_offloaded_state(iobench_inside: Command, target: Path) -> None:
+def test_offloaded_state(iobench_inside: Command, target: Path, here: Path) -> None:
     """Both byte claims hold on a real file system; two pairs decide nothing about seconds."""
     options = ("--target", target, "--size", "4MiB", "--repeat", "2")
     done = iobench_inside("reproduce", "sk-hynix-offload", *options, "--format", "json")
@@ -121,6 +121,11 @@ def test_offloaded_state(iobench_inside: Command, target: Path) -> None:
     assert answers[2:] == ["undecided"] * 2
     assert {one["name"] for one in document["optimizers"]} == {"offload", "resident"}
     assert os.listdir(target) == []
+    again = ("--results", document["record"], "--report", "page.html")
+    done = iobench_inside("reproduce", "sk-hynix-offload", *again)
+    assert done.returncode == 0, done.stderr
+    assert "training starts sooner than after a full load (torch-save)" in done.stdout
+    assert "a checkpoint transfers no optimizer state: " in (here / "page.html").read_text()
     refused = iobench_inside("reproduce", "sk-hynix-offload", "--results", "x.jsonl")
     assert refused.returncode == 2
-    assert "sk-hynix-offload has no records" in refused.stderr
+    assert "x.jsonl: not a record of iobench train --optimizer offload" in refused.stderr

@@ -191,7 +191,7 @@ def test_a_step_that_the_local_tier_has_is_replaced_there(local: Path, remote: P
 
 
 def test_the_tier_that_is_not_chosen_is_probed(local: Path, remote: Path) -> None:
-    """With 1/64 of a checkpoint, of which nothing is left."""
+    """With a part of a checkpoint, 4 MiB or more if it has them; nothing is left of it."""
     with Checkpointer(local, tiers=[Remote(remote)], placement=_options()) as ckpt:
         _open(ckpt)
         assert ckpt._tier is not None
@@ -202,10 +202,27 @@ def test_the_tier_that_is_not_chosen_is_probed(local: Path, remote: Path) -> Non
         for step in range(1, 6):
             ckpt.save_async(state(step, _SMALL), step)
             ckpt.wait()
-        small = [one for one in rates.history().of(LOCAL) if one.size_bytes < 10**5]
-        assert small
-        assert all(one.size_bytes == pytest.approx(4 * _SMALL / 64, rel=0.1) for one in small)
+        probes = [one for one in rates.history().of(LOCAL) if one.size_bytes != 10**6]
+        assert probes
+        assert all(one.size_bytes == pytest.approx(4 * _SMALL, rel=0.01) for one in probes)
     assert not [name for name in _names(local) if name.startswith(".probe")]
+
+
+def test_a_copy_that_waits_for_saves_is_measured(local: Path, remote: Path) -> None:
+    """Without its pauses. Otherwise frequent local saves would hide the rate of the remote tier."""
+    with Checkpointer(local, tiers=[Remote(remote)], placement=_options()) as ckpt:
+        _open(ckpt)
+        assert ckpt._tier is not None
+        drain = ckpt._tier.drain
+        with drain.saving():
+            save = ckpt.save(state(1, _SMALL), 1)
+            until(lambda: drain._pace.yielded_s > 0.1)
+            assert save.copies[1].state == "draining"
+        until(lambda: bool(ckpt._tier and ckpt._tier.rates.history().of(REMOTE)))
+        (copy,) = events(local, "durable")
+        (seen,) = ckpt._tier.rates.history().of(REMOTE)
+        assert copy.elapsed_s == pytest.approx(seen.elapsed_s)
+        assert seen.size_bytes == copy.sent_bytes >= 4 * _SMALL
 
 
 def test_options(local: Path, remote: Path) -> None:

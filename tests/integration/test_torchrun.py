@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from support.preloaded import run_preloaded
+from support.torchrun import torchrun
 
 _TRAINER = """
 import os, signal, sys
@@ -38,13 +38,12 @@ def test_torchrun_restarts_a_job(tmp_path: Path) -> None:
     rank of the first start could not connect to the second one."""
     trainer, run = tmp_path / "trainer.py", tmp_path / "run"
     trainer.write_text(_TRAINER)
-    done = run_preloaded(
+    done = torchrun(
         [
-            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *("--max-restarts", "1", "--monitor-interval", "0.1", trainer, run),
+            *("--standalone", "--nproc-per-node", "2", "--max-restarts", "1"),
+            *("--monitor-interval", "0.1", trainer, run),
         ],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path()},
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"^start (\d) rank (\d) job (\S+) loaded (-?\d+)$", done.stdout, re.M)
@@ -57,8 +56,3 @@ def test_torchrun_restarts_a_job(tmp_path: Path) -> None:
     assert len({(start, job) for start, _, job, _ in found}) == 2
     assert len({job for _, _, job, _ in found}) == 2
     assert set(os.listdir(run)) == {".iobench-lock", "step-3", "step-4"}
-
-
-def _path() -> str:
-    repository = str(Path(__file__).parents[2])
-    return os.pathsep.join([repository, os.environ.get("PYTHONPATH", "")])

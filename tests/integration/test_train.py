@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.preloaded import Preloaded
 
+from iobench.report.page.kinds import page_of
 from iobench.results import read
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -162,14 +163,22 @@ OFFLOADED = (
 )
 
 
-def test_train_with_several_optimizers(iobench: Command, target: Path) -> None:
-    """The same bits by each; a pin writes a record, the others the state or more of it."""
+def test_train_with_several_optimizers(iobench: Command, target: Path, tmp_path: Path) -> None:
+    """The same bits by each; a pin writes a record, the others the state or more of it. All of it
+    is in the result file, and on the page."""
     names = ("--optimizer", "offload,resident,mmap")
+    record, page = tmp_path / "record.jsonl", tmp_path / "page.html"
+    files = ("-o", record, "--report", page)
     done = iobench(
-        *("train", *names, "--target", target, *OFFLOADED, "--format", "json"), **ONE_THREAD
+        *("train", *names, "--target", target, *OFFLOADED, "--format", "json", *files), **ONE_THREAD
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    assert json.loads(record.read_text()) == found
+    shown = page_of([record])
+    assert list(shown.charts) == ["step", "memory", "written", "stall", "durable", "restore"]
+    assert "mmap copy, a checkpoint" in shown.charts["written"].alt
+    assert "Until a checkpoint is durable" in page.read_text()
     assert found["schema"] == "iobench.train.optimizer/1"
     state = found["state_bytes"]
     by_name = {one["name"]: one for one in found["optimizers"]}

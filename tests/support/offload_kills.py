@@ -67,8 +67,9 @@ for line in sys.stdin:
         faulthandler.dump_traceback_later(60, exit=True)  # a child that hangs prints its stacks
         options = {{"overlap": True}} if "overlap" in points else {{}}
         options |= {{"engine": "process"}} if "process" in points else {{}}
+        options |= {{"clone_pins": True}} if "clones" in points else {{}}
         for point in points:
-            if point not in ("overlap", "process"):
+            if point not in ("overlap", "process", "clones"):
                 arm(point)
         {trainer}(Path(directory), int(steps), **options)
         os._exit(0)
@@ -104,7 +105,7 @@ class OffloadKills:
         """Train, or go on; return the exit code and what the trainer reported as durable.
 
         "overlap" in `points`: chunks are updated during backward. "process": by an engine in a
-        process of its own.
+        process of its own. "clones": pins are clones.
         """
         trainers = self._trainers
         assert trainers.stdin is not None

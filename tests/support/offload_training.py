@@ -147,6 +147,7 @@ def train_and_report(
     pin_every: int = 2,
     overlap: bool = False,
     engine: str = "thread",
+    clone_pins: bool = False,
 ) -> None:
     """Train until there are `steps` updates; report the durable ones on stdout.
 
@@ -157,6 +158,7 @@ def train_and_report(
     if has_generation(directory):
         optimizer = AdamW.resume(parameters, directory, memory=OPTIONS["memory"], **own)
     else:
+        own["clone_pins"] = clone_pins
         optimizer = AdamW(parameters, directory, **VALUES, **OPTIONS, **own)
     for step in range(optimizer.updates, steps):
         if not overlap:

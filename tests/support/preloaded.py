@@ -24,7 +24,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Preloaded", "run_preloaded"]
+__all__ = ["Preloaded", "fork_server", "run_preloaded"]
 
 _MODULES = (
     *("torch", "numpy", "iobench.cli.main", "iobench.cli.progress", "iobench.cli.sizes"),
@@ -42,9 +42,10 @@ _servers: list[_Server] = []
 
 
 class Preloaded(subprocess.Popen[str]):
-    """A process of `python ARGUMENTS`, which are `-m MODULE ...` or `-c CODE ...`.
+    """A process of `python ARGUMENTS`, which are `-m MODULE ...`, `-c CODE ...` or `SCRIPT ...`.
 
-    Streams are those of subprocess.Popen. The process is a child of this one.
+    `-u` before them is honoured. Streams are those of subprocess.Popen. The process is a child of
+    this one.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class Preloaded(subprocess.Popen[str]):
             "arguments": args,
             "cwd": os.path.abspath(cwd or os.curdir),
             "environment": dict(os.environ if environment is None else environment),
+            "session": rest[20],
         }
         if not _servers:
-            _servers.append(_Server())
+            _servers.append(_Server.started())
             atexit.register(_servers[0].close)
         ends = pipes[0], pipes[3], pipes[5]  # those of the child; -1 is what this process has
         streams = [number if end < 0 else end for number, end in enumerate(ends)]
@@ -94,19 +96,35 @@ def run_preloaded(
 class _Server:
     """The process that imports, and forks. It ends when its socket is closed."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _LONGEST)
-        self._requests = ours
+    def __init__(self, requests: socket.socket, pid: int) -> None:
+        self._requests, self._pid = requests, pid
+
+    @classmethod
+    def started(cls) -> _Server:
+        """Start the process."""
+        ours, theirs = _sockets()
         path = os.pathsep.join(filter(None, sys.path))
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-W", "error::ResourceWarning", "-c", _BEGIN, str(theirs.fileno())],
             env=os.environ | {"PYTHONPATH": path},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )
+        process.returncode = 0  # `close` waits for it
         theirs.close()
+        return cls(ours, process.pid)
+
+    @classmethod
+    def forked(cls) -> _Server:
+        """Fork this process, which has imported everything and has one thread."""
+        ours, theirs = _sockets()
+        pid = os.fork()
+        if not pid:
+            ours.close()
+            _answer(theirs)
+            os._exit(0)
+        theirs.close()
+        return cls(ours, pid)
 
     def start(self, request: Mapping[str, object], streams: Sequence[int]) -> int:
         """Return the PID of a new child of this process."""
@@ -123,7 +141,20 @@ class _Server:
     def close(self) -> None:
         """End the process; programs that still run go on."""
         self._requests.close()
-        self._process.wait()
+        os.waitpid(self._pid, 0)
+
+
+def fork_server() -> None:
+    """Let a preloaded process start others without imports: it forks the server for them now."""
+    _servers[:] = [_Server.forked()]
+    atexit.register(_servers[0].close)
+
+
+def _sockets() -> tuple[socket.socket, socket.socket]:
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _LONGEST)
+    return ends
 
 
 def _adopt_orphans(wanted: bool) -> None:
@@ -132,13 +163,17 @@ def _adopt_orphans(wanted: bool) -> None:
 
 
 def serve() -> None:
-    """Import, and fork for each request; return in the child once its program has ended."""
+    """Import, and answer requests."""
     for name in _MODULES:
         importlib.import_module(name)
     _build_the_command_line()
     gc.collect()
     gc.freeze()
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    _answer(socket.socket(fileno=int(sys.argv[1])))
+
+
+def _answer(requests: socket.socket) -> None:
+    """Fork for each request until the socket is closed. A child ends with its program."""
     while True:
         content, streams, _, _ = socket.recv_fds(requests, _LONGEST, 3)
         if not content:  # the process that asks has ended
@@ -177,9 +212,15 @@ def _build_the_command_line() -> None:
 
 
 def _become(
-    arguments: list[str], cwd: str, environment: dict[str, str], streams: Sequence[int]
+    arguments: list[str],
+    cwd: str,
+    environment: dict[str, str],
+    session: bool,
+    streams: Sequence[int],
 ) -> None:
     """Run a program as `python ARGUMENTS` would."""
+    if session:
+        os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -198,7 +239,16 @@ def _become(
     sys.stdout = sys.__stdout__ = _stream(1, "w")
     sys.stderr = sys.__stderr__ = _stream(2, "w")
     sys.stderr.reconfigure(line_buffering=True, errors="backslashreplace")
-    kind, what, *rest = arguments
+    if arguments[0] == "-u":
+        sys.stdout.reconfigure(write_through=True)
+        arguments = arguments[1:]
+    kind, *rest = arguments
+    if kind not in ("-m", "-c"):
+        sys.argv = arguments
+        sys.path.insert(0, os.path.dirname(kind))
+        runpy.run_path(kind, run_name="__main__")
+        return
+    what, *rest = rest
     sys.argv = [kind, *rest]
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)

@@ -19,10 +19,13 @@ from iobench.errors import DataMismatchError, OptionError, TransferError
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Agreed", "load_together"]
+__all__ = ["Agreed", "NextTier", "load_together"]
 
 Agreed = Callable[[str, Callable[[], Any]], list[Any]]
 """Calls a function in all ranks and returns all results; it fails in all ranks or in none."""
+
+NextTier = Callable[[int, str], bool]
+"""Gets a step and its damage. Makes another place that of the step; False: there is no other."""
 
 
 def load_together(
@@ -36,11 +39,13 @@ def load_together(
     like: Any,
     known: Mapping[int, int] | None,
     reader: Callable[[], SharedReader | None],
+    next_tier: NextTier | None = None,
     offload: Callable[[Manifest], None] | None = None,
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint that rank 0 chooses; see `Checkpointer.load`.
 
     `reader` makes what reads one checkpoint for all ranks; None: each reads what it needs.
+    `next_tier` lets `store` and `writer` read a damaged checkpoint in another place, if it has one.
     `offload`, a call of all ranks, lets an optimizer go on from the generation of a manifest.
 
     Raises DataMismatchError in all ranks for damage that one rank found.
@@ -56,6 +61,10 @@ def load_together(
     passed_over: dict[int, str] = {}
     for at, candidate in enumerate(steps):
         restored, damage = _one(agreed, world, store, writer, candidate, read, reader(), offload)
+        if damage and next_tier is not None and next_tier(candidate, damage):
+            restored, damage = _one(
+                agreed, world, store, writer, candidate, read, reader(), offload
+            )
         if not damage:
             assert restored is not None  # no rank found damage
             state, transfer = restored

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +22,7 @@ from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Deliver", "DirectReader", "PieceReader", "check_piece"]
+__all__ = ["Deliver", "DirectReader", "PieceReader", "another_copy", "check_piece"]
 
 _AT_ONCE = 256 * MIB
 _GAP = MIB  # smaller gaps between two pieces are read, not skipped
@@ -52,12 +52,34 @@ class PieceReader(Protocol):
         """
 
 
-def check_piece(piece: StoredPiece, data: Bytes, location: str | Path) -> None:
-    """Raise DataMismatchError if `data` are not the bytes of `piece`."""
-    if xxhash.xxh3_64_hexdigest(data.data) != piece.xxh3_64:
+def check_piece(
+    piece: StoredPiece, data: Bytes, location: str | Path, again: Callable[[], bool] | None = None
+) -> None:
+    """Raise DataMismatchError if `data` are not the bytes of `piece`.
+
+    `again` reads it from another copy, and returns whether there is one.
+    """
+    if xxhash.xxh3_64_hexdigest(data.data) == piece.xxh3_64:
+        return
+    if again is None or not again() or xxhash.xxh3_64_hexdigest(data.data) != piece.xxh3_64:
         raise DataMismatchError(
             f"{location}/{piece.path}: damaged, the checksum of {piece.name} differs"
         )
+
+
+def another_copy(
+    writer: Writer, memory: Bytes, location: str | Path, piece: StoredPiece
+) -> Callable[[], bool]:
+    """Return what reads the bytes of `piece` again into `memory`, that of its whole file."""
+
+    def again() -> bool:
+        read_again = getattr(writer, "read_again", None)  # of a load from two tiers
+        if read_again is None:
+            return False
+        image = FileImage.of(piece.path, [memory])
+        return bool(read_again(image, location, piece.start, piece.stop))
+
+    return again
 
 
 @dataclass
@@ -128,7 +150,8 @@ class DirectReader:
                     ahead.submit(following)
                 for piece in lease.item.pieces:
                     data = memory[piece.start : piece.stop]
-                    check_piece(piece, data, location)
+                    again = another_copy(self._writer, memory, location, piece)
+                    check_piece(piece, data, location, again)
                     if deliver(piece, data, lasting=True):
                         linux.give_up_pages(memory.ctypes.data + done, piece.start - done)
                         done = piece.stop

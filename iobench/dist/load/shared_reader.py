@@ -13,7 +13,7 @@ from typing import Any
 from iobench import linux
 from iobench.checkpoint.manifest import FileRecord
 from iobench.dist.control import Control
-from iobench.dist.load.reader import Deliver, check_piece
+from iobench.dist.load.reader import Deliver, another_copy, check_piece
 from iobench.dist.load.stored import StoredPiece
 from iobench.dist.progress import Progress, WatchedImage
 from iobench.dist.restore_mode import OtherRankError, Reader
@@ -42,7 +42,10 @@ class SharedReader:
     memory at once; ranks that need the same pieces need them in the same order.
     """
 
-    def __init__(self, reader: Reader, control: Control, *, deadline_s: float) -> None:
+    def __init__(
+        self, reader: Reader, writer: Writer, control: Control, *, deadline_s: float
+    ) -> None:
+        self._writer = writer
         self._reader, self._control, self._deadline_s = reader, control, deadline_s
         self._begun = False
 
@@ -91,7 +94,7 @@ class SharedReader:
         memory: Mapping[str, Bytes],
         deliver: Deliver,
     ) -> Transfer:
-        check = _Check(location, memory, deliver)
+        check = _Check(self._writer, location, memory, deliver)
         images: dict[int, FileImage] = {}
         wanted: list[Range] = []
         for path, pieces in window.items():
@@ -141,14 +144,21 @@ def shared_reader(
     with Transport(control) as transport:
         modes = Reader(writer, transport, mode, deadline_s=deadline_s)
         own = control.sub("load")
-        yield lambda: SharedReader(modes, own, deadline_s=deadline_s)
+        yield lambda: SharedReader(modes, writer, own, deadline_s=deadline_s)
 
 
 class _Check:
     """Compares pieces with their checksums and delivers them, in a thread, as they arrive."""
 
-    def __init__(self, location: str | Path, memory: Mapping[str, Bytes], deliver: Deliver) -> None:
-        self._location, self._memory, self._deliver = location, memory, deliver
+    def __init__(
+        self,
+        writer: Writer,
+        location: str | Path,
+        memory: Mapping[str, Bytes],
+        deliver: Deliver,
+    ) -> None:
+        self._writer, self._location = writer, location
+        self._memory, self._deliver = memory, deliver
         self._arrived: queue.SimpleQueue[StoredPiece | None] = queue.SimpleQueue()
         self._left: dict[StoredPiece, None] = {}
         self.failure: Exception | None = None
@@ -180,9 +190,11 @@ class _Check:
     def _take(self, piece: StoredPiece) -> None:
         if self.failure is not None:
             return
-        data = self._memory[piece.path][piece.start : piece.stop]
+        memory = self._memory[piece.path]
+        data = memory[piece.start : piece.stop]
         try:
-            check_piece(piece, data, self._location)
+            again = another_copy(self._writer, memory, self._location, piece)
+            check_piece(piece, data, self._location, again)
             self._deliver(piece, data, lasting=False)
             del self._left[piece]
         except Exception as error:  # noqa: BLE001 -- raised in the caller's thread

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import readable_manifest
 from iobench.checkpoint.store import CheckpointStore
@@ -59,14 +58,15 @@ class Chosen:
 class Restoring:
     """Finds the newest version that all ranks can have. Its calls are calls of all ranks.
 
-    `ledger` is that of rank 0. A step is passed over after `most_failed` failed restarts.
+    `serials` returns the serial numbers of the checkpoints on storage, in rank 0. A step is passed
+    over after `most_failed` failed restarts.
     """
 
     world: World
     agreed: Callable[[str, Callable[[], Any]], list[Any]]
     store: CheckpointStore
     writer: Writer
-    ledger: Ledger | None
+    serials: Callable[[], Mapping[int, int]] | None
     replicator: Replicator | None
     most_failed: int
     _copies: _Copies = field(default_factory=list)
@@ -78,10 +78,10 @@ class Restoring:
         held = {copy.version.step for copy in memory}
 
         def stored() -> list[Any] | None:
-            if self.ledger is None:
+            if self.serials is None:
                 return None
             found = []
-            for at, serial in self.ledger.serials().items():
+            for at, serial in self.serials().items():
                 manifest = readable_manifest(self.store, at, files=False) if at in held else None
                 found.append([serial, at, manifest.attempt if manifest else ""])
             counts = failed() if step == "latest" else {}

@@ -17,9 +17,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import PinnedGeneration
@@ -36,6 +37,9 @@ from iobench.dist.saves.part_writer import PartWriter
 from iobench.errors import RankError, TransferError
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import is_s3
+
+if TYPE_CHECKING:
+    from iobench.dist.drain.ranked_drain import RankedDrain
 
 __all__ = ["Pins", "RankCommitter"]
 
@@ -75,6 +79,7 @@ class RankCommitter:
     hosts: Sequence[str]
     replicator: Replicator | None = None
     committed: Callable[[], None] = lambda: None
+    drain: RankedDrain | None = None
     pins: Pins | None = None
     _order: Order | None = field(default=None, init=False)
 
@@ -210,8 +215,10 @@ class RankCommitter:
         """Write the part of this rank."""
         save.status = "writing"
         version = Version(order.serial, order.step, _attempt_of(order))
+        drain = self.drain
+        waits = drain.saving(order.step, order.serial) if drain is not None else nullcontext()
         try:
-            with Offering(self.replicator, version, save.created_s) as offering:
+            with waits, Offering(self.replicator, version, save.created_s) as offering:
                 if save.error is not None:
                     raise save.error
                 if offering.wanted and self.assembly is not None:

@@ -20,9 +20,10 @@ _Lease = Lease[Snapshot[RankContent]]
 class RankPersister(Persister[RankContent]):
     """The persister of one rank.
 
-    Rank 0 writes its newest snapshot next, and announces it. The others keep every snapshot until
-    rank 0 has announced it or a later one. All ranks have the same snapshots: one that a rank
-    cannot take is submitted without data, and its save fails in all ranks.
+    Rank 0 writes its newest snapshot next, or the oldest with `in_order`, and announces it. The
+    others keep every snapshot until rank 0 has announced it or a later one. All ranks have the same
+    snapshots: one that a rank cannot take is submitted without data, and its save fails in all
+    ranks.
     """
 
     def __init__(
@@ -32,8 +33,9 @@ class RankPersister(Persister[RankContent]):
         *,
         control: Control,
         deadline_s: float,
+        in_order: bool = False,
     ) -> None:
-        super().__init__(pool, persist, in_order=control.world.rank > 0)
+        super().__init__(pool, persist, in_order=in_order or control.world.rank > 0)
         self._control, self._deadline_s = control, deadline_s
         self._waiting: dict[int, _Lease] = {}
         self.failed = list[int]()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from iobench.claims.claims import Answer
 from iobench.claims.offloaded import judge_offload
-from iobench.train.comparison import MeasuredCheckpoint, MeasuredOptimizer, MeasuredRestore
+from iobench.train.optimizer_record import MeasuredCheckpoint, MeasuredOptimizer, MeasuredRestore
 
 _STATE = 14_000_000
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.replicas.recovery import MemoryCopy, Version
 from iobench.dist.replicas.replicator import Replicator
@@ -66,7 +65,7 @@ def _restoring(
         agreed=lambda _, work: [work()],
         store=cast(CheckpointStore, storage),
         writer=cast(Writer, make("buffered")),
-        ledger=cast(Ledger, storage),
+        serials=storage.serials,
         replicator=cast(Replicator, memory),
         most_failed=2,
     )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import DataMismatchError, StateMismatchError, UsageError
+from iobench.offload.files import file_sizes
 from iobench.offload.layout import ALIGN, BLOCK, DTYPE_BYTES, UNIT, ParameterSpec, StateLayout
 from iobench.units import GIB, MIB
 
@@ -61,8 +62,8 @@ def test_places(specs: list[ParameterSpec], chunk: int, pins: int) -> None:
     assert covered == [one.elements for one in specs]
     places = [(slot, n) for slot in range(layout.slots) for n in range(layout.chunks)]
     for offset, size, total in (
-        (layout.state_offset, layout.state_bytes, layout.state_size),
-        (layout.parameter_offset, layout.parameter_bytes, layout.parameters_size),
+        (layout.state_offset, layout.state_bytes, file_sizes(layout)["state"]),
+        (layout.parameter_offset, layout.parameter_bytes, file_sizes(layout)["parameters"]),
     ):
         end = 0
         for slot, number in places:
@@ -81,7 +82,7 @@ def test_written_and_read() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"version": 2}, UsageError, "format version 2; this iobench reads 1"),
+        ({"version": 3}, UsageError, "format version 3; this iobench reads 1 to 2"),
         ({"format": "other"}, UsageError, "not a layout"),
         ({"parameters": 5}, DataMismatchError, "damaged"),
     ],

@@ -261,9 +261,9 @@ def test_directories_without_a_state(tmp_path: Path) -> None:
     with AdamW(make_parameters(), begun, **OPTIONS) as optimizer:
         _train(optimizer, 1)
     layout = begun / "layout.json"
-    layout.write_text(layout.read_text().replace('"version": 1', '"version": 2'))
+    layout.write_text(layout.read_text().replace('"version": 1', '"version": 3'))
     for again in (AdamW, AdamW.resume):
-        with pytest.raises(UsageError, match="format version 2; this iobench reads 1"):
+        with pytest.raises(UsageError, match="format version 3; this iobench reads 1 to 2"):
             again(make_parameters(), begun)
 
 

@@ -29,13 +29,53 @@ def _pace(rate: int | None, busy: list[bool], monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block begins when those before it are through at the rate."""
+    """A block begins when it and those before it would be through at the rate."""
     pace = _pace(1000, [], monkeypatch)
     began = []
+    pace.begin()
     for size in (500, 2000, 100, 100):
         pace.wait(size)
         began.append(pace._clock() - 100.0)
-    assert began == pytest.approx([0.0, 0.5, 2.5, 2.6])
+    assert began == pytest.approx([0.5, 2.5, 2.6, 2.7])
+
+
+def test_time_of_the_transfer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks as slow as the rate need not wait; time without a copy gives nothing."""
+    pace = _pace(1000, [], monkeypatch)
+    pace.begin()
+    began = []
+    for _ in range(3):
+        pace.wait(500)
+        began.append(pace._clock() - 100.0)
+        pace.stop.wait(0.5)  # the transfer
+    assert began == pytest.approx([0.5, 1.0, 1.5])
+    pace.stop.wait(100.0)
+    pace.begin()
+    begin_s = pace._clock()
+    pace.wait(500)
+    assert pace._clock() - begin_s == pytest.approx(0.5)
+
+
+def test_a_save_in_the_middle_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy pauses: its time is that without the save, and that of the save."""
+    pace = _pace(1000, [False, True, True, True], monkeypatch)
+    pace.begin()
+    pace.wait(500)
+    assert pace._clock() - 100.0 == pytest.approx(0.56)
+    assert pace.yielded_s == pytest.approx(0.06)
+    pace.wait(500)
+    assert pace._clock() - 100.0 == pytest.approx(1.06)
+
+
+def test_a_pause_is_no_pause_while_a_block_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a copy without its pauses has all of the time in which it moved something."""
+    pace = _pace(None, [False, True, True, False, True], monkeypatch)
+    with pace.moving(500), pace.moving(500):  # the second one waits during the first one
+        pass
+    assert pace.yielded_s == 0.0
+    with pace.moving(500):
+        pass
+    assert pace.yielded_s == pytest.approx(0.02)
 
 
 def test_no_block_begins_while_a_save_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

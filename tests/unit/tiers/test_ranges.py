@@ -28,7 +28,7 @@ def test_how_much_next() -> None:
 @given(st.integers(0, 50), st.lists(st.tuples(st.sampled_from("fbdxg"), st.integers(1, 20))))
 def test_every_byte_once(size: int, events: list[tuple[str, int]]) -> None:
     """Whatever the tiers do: at the end each byte was filled by the tier that had it last."""
-    ranges, filled = SharedRanges(size), [0] * size
+    ranges, filled = SharedRanges(0, size), [0] * size
     lent: tuple[int, int] | None = None
 
     def fill(part: tuple[int, int]) -> None:
@@ -58,7 +58,7 @@ def test_every_byte_once(size: int, events: list[tuple[str, int]]) -> None:
 
 def test_the_first_tier_takes_what_the_second_has_not_delivered() -> None:
     """It waits for nothing; a delivery that comes later changes nothing."""
-    ranges = SharedRanges(10)
+    ranges = SharedRanges(0, 10)
     lent = ranges.take_back(4)
     assert lent == (6, 10)
     assert ranges.take_front(100) == (0, 6)

@@ -1,0 +1,124 @@
+"""DrainFollower: moves this rank's share of each checkpoint for the drain of rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from iobench import linux
+from iobench.checkpoint.copies import Copy
+from iobench.checkpoint.manifest import FileRecord
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.store import DirectoryStore
+from iobench.dist.control import Control
+from iobench.dist.drain.messages import NEXT, NO_DEADLINE_S, REPLY, shown_error, states_of
+from iobench.errors import IobenchError, RankError, UsageError
+from iobench.tiers.file_copier import FileCopier
+from iobench.tiers.pace import DrainPace
+from iobench.tiers.queue import Queued
+from iobench.tiers.remote import RemoteTier
+from iobench.writers.blocks import interpreter_end
+
+__all__ = ["DrainFollower"]
+
+_NICE = 10
+_JOIN_S = 10.0
+_REMEMBERED = 1000  # saves
+
+
+class DrainFollower:
+    """A thread in each rank but rank 0. It does what the RankCopier of rank 0 asks for.
+
+    It decides nothing: which checkpoint is copied, tried again or given up is up to rank 0. An
+    error is an answer, and is raised there. The thread ends with the drain, or when a rank is lost.
+    """
+
+    def __init__(self, control: Control, local: DirectoryStore, remote: RemoteTier) -> None:
+        self._control, self._local, self._remote = control, local, remote
+        self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
+        self._copier = FileCopier(local=local, remote=remote, pace=self._pace)
+        self._saving, self._hurry_at_s = 0, math.inf
+        self._serials: dict[int, int] = {}
+        self._states: dict[int, Queued] = {}
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="iobench-drain", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+        interpreter_end.at_end(self, DrainFollower.stop)
+
+    @contextmanager
+    def saving(self, step: int, serial: int) -> Iterator[None]:
+        """Let the copies wait while this rank writes its part of a save in the body."""
+        self._saving += 1
+        try:
+            yield
+        finally:
+            self._saving -= 1
+            self._serials = {**dict(list(self._serials.items())[-_REMEMBERED:]), step: serial}
+
+    def _must_yield(self) -> bool:
+        return self._saving > 0 and time.monotonic() < self._hurry_at_s
+
+    def copies(self, save: Save) -> list[Copy]:
+        """Return where the copies of `save` are, nearest first, as rank 0 said last."""
+        if save.on_the_way:
+            return [Copy(tier="memory", state="volatile")]
+        if save.status != "committed":
+            return []
+        found, serial = self._states.get(save.step), self._serials.get(save.step)
+        told = found is not None and found.serial == serial
+        there = found.copy_in(str(self._remote)) if found is not None and told else None
+        waiting = Copy(tier=str(self._remote), state="waiting")
+        return [Copy(tier=str(self._local), state="durable"), there or waiting]
+
+    def stop(self) -> None:
+        """End the thread, when rank 0 ends its own. A second call does nothing."""
+        if os.getpid() != self._pid:
+            return
+        self._pace.stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # at the trainer's priority then
+            linux.yield_to_others(_NICE)
+        # RankError: the trainer's thread raises it. UsageError: the connection was closed.
+        with contextlib.suppress(RankError, UsageError):
+            while (order := self._next())["do"] != "end":
+                if order["do"] == "note":
+                    self._states = states_of(order["states"])
+                    continue
+                answer = {"host": self._control.world.host, **self._done(order)}
+                self._control.gather(REPLY, answer, deadline_s=NO_DEADLINE_S)
+        with contextlib.suppress(IobenchError):
+            self._remote.close()
+
+    def _next(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._control.scatter(NEXT, deadline_s=NO_DEADLINE_S)
+        return found
+
+    def _done(self, order: dict[str, Any]) -> dict[str, Any]:
+        files = msgspec.convert(order["files"], list[FileRecord])
+        self._hurry_at_s = time.monotonic() + order["hurry_after_s"]
+        self._pace.begin()
+        try:
+            if order["do"] == "read back":
+                self._copier.read_back(order["place"], files)
+                return {"sent": 0}
+            step, serial = order["step"], order["serial"]
+            self._states = {**self._states, **states_of([[step, serial, "draining", None]])}
+            return {"sent": self._copier.send(step, serial, order["place"], files)}
+        except Exception as error:  # noqa: BLE001 -- rank 0 raises it
+            with contextlib.suppress(IobenchError):
+                self._remote.renew()
+            return {"error": shown_error(error)}

@@ -1,0 +1,112 @@
+"""RankCopier: rank 0 lets every rank move its share of a checkpoint, and moves its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from iobench.checkpoint.manifest import FileRecord
+from iobench.dist.control import Control
+from iobench.dist.drain.messages import (
+    NEXT,
+    NO_DEADLINE_S,
+    REPLY,
+    error_of,
+    shown_error,
+    shown_states,
+)
+from iobench.dist.drain.shares import shares
+from iobench.tiers.file_copier import FileCopier
+from iobench.tiers.queue import Queued
+
+__all__ = ["RankCopier"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCopier(FileCopier):
+    """The FileCopier of a job of several ranks, in the drain's thread of rank 0.
+
+    The others do what it asks for in a thread of their own, see DrainFollower. So the rate grows
+    with the number of nodes. An error of one rank is an error of the whole call; RankError means
+    that a rank is lost, and that no call works any more.
+    """
+
+    control: Control
+    _told: list[Queued] = field(default_factory=list)
+
+    def send(self, step: int, serial: int, place: str | Path, files: Sequence[FileRecord]) -> int:
+        copy = self.remote.copy(place, serial, self.pace)
+        parts = shares(files, self.control.world.size)
+
+        def own() -> int:
+            return FileCopier.send(self, step, serial, place, parts[0])
+
+        order = {"do": "send", "step": step, "serial": serial, "place": str(place)}
+        sent = self._together(order, parts, own)
+        for part in parts[1:]:
+            for file in part:
+                copy.check(file.path, file.size_bytes)
+        return sent
+
+    def read_back(self, where: str | Path, files: Sequence[FileRecord]) -> None:
+        parts = shares(files, self.control.world.size)
+
+        def own() -> int:
+            FileCopier.read_back(self, where, parts[0])
+            return 0
+
+        self._together({"do": "read back", "place": str(where)}, parts, own)
+
+    def tell(self, entries: Sequence[Queued]) -> None:
+        if shown_states(entries) != shown_states(self._told):
+            self._told[:] = entries
+            states = shown_states(entries)
+            self._scatter([{"do": "note", "states": states}] * self.control.world.size)
+
+    def end(self) -> None:
+        self._scatter([{"do": "end"}] * self.control.world.size)
+
+    def _together(
+        self, order: dict[str, Any], parts: list[list[FileRecord]], own: Callable[[], int]
+    ) -> int:
+        """Let all ranks move their parts. Return the bytes sent; raise when all have ended."""
+        pieces = order["do"] == "read back"  # 100,000 of them are sent only where they are needed
+        files = [
+            [file if pieces else msgspec.structs.replace(file, pieces=()) for file in part]
+            for part in parts
+        ]
+        order["hurry_after_s"] = self._hurry_after_s()
+        self._scatter([{**order, "files": msgspec.to_builtins(part)} for part in files])
+        try:
+            answer: dict[str, Any] = {"sent": own()}
+        except Exception as error:  # noqa: BLE001 -- raised below, when the others have ended
+            answer = {"error": shown_error(error)}
+            failure: Exception | None = error
+        else:
+            failure = None
+        every = self.control.gather(REPLY, answer, deadline_s=NO_DEADLINE_S)
+        failed = {
+            f"rank {rank} (host {one['host']})": one["error"]
+            for rank, one in enumerate(every)
+            if rank and "error" in one
+        }
+        if failure is not None and not failed:
+            raise failure
+        worst = error_of({**failed, **({"rank 0": answer["error"]} if failure else {})})
+        if worst is not None:
+            raise worst from failure
+        return sum(one["sent"] for one in every)
+
+    def _hurry_after_s(self) -> float:
+        """Return the seconds after which copies no longer wait for saves: at half of the lag."""
+        waiting = [one.since_s for one in self._told if one.state in ("waiting", "draining")]
+        half_s = self.remote.options.lag_limit.half().age_s
+        return min(waiting, default=time.monotonic()) + half_s - time.monotonic()
+
+    def _scatter(self, orders: list[dict[str, Any]]) -> None:
+        self.control.scatter(NEXT, orders, deadline_s=NO_DEADLINE_S)

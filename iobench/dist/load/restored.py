@@ -1,0 +1,93 @@
+"""restore_together: all ranks restore the version that they have chosen together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.restore import Loaded, OnCorrupt
+from iobench.dist.control import Control
+from iobench.dist.load.ranks import NextTier, load_together
+from iobench.dist.load.shared_reader import shared_reader
+from iobench.dist.replicas.recovery import Version
+from iobench.dist.replicas.restoring import Chosen, Restoring
+from iobench.dist.restore_plan import RestoreMode
+from iobench.errors import DataMismatchError
+
+__all__ = ["restore_together"]
+
+
+def restore_together(
+    restoring: Restoring,
+    control: Control,
+    step: int | Literal["latest"],
+    *,
+    on_corrupt: OnCorrupt,
+    like: Any,
+    restore_mode: RestoreMode,
+    deadline_s: float,
+    next_tier: NextTier | None = None,
+    offload: Callable[[Manifest], None] | None = None,
+) -> tuple[Any, Loaded, Version]:
+    """Return the state of `step`, after `restoring.look`. See `load_together` and `Restoring`.
+
+    Replicas in memory that turn out to be damaged are left out, and another version is chosen.
+    """
+    while True:
+        chosen = restoring.choose()
+        try:
+            state, loaded = _load(
+                restoring,
+                chosen,
+                control,
+                step,
+                on_corrupt=on_corrupt,
+                like=like,
+                restore_mode=restore_mode,
+                deadline_s=deadline_s,
+                next_tier=next_tier,
+                offload=offload,
+            )
+            return state, loaded, restoring.version_of(loaded.step, chosen)
+        except DataMismatchError as error:
+            if chosen is None or not chosen.only_in_memory or step != "latest":
+                raise
+            restoring.without(chosen.plan, str(error))
+
+
+def _load(
+    restoring: Restoring,
+    chosen: Chosen | None,
+    control: Control,
+    step: int | Literal["latest"],
+    *,
+    on_corrupt: OnCorrupt,
+    like: Any,
+    restore_mode: RestoreMode,
+    deadline_s: float,
+    next_tier: NextTier | None,
+    offload: Callable[[Manifest], None] | None,
+) -> tuple[Any, Loaded]:
+    """Load what was chosen; without a choice, let the load say what is wrong."""
+    writer = chosen.writer if chosen else restoring.writer
+    serials = restoring.serials
+    try:
+        with shared_reader(control, writer, restore_mode, deadline_s=deadline_s) as reader:
+            return load_together(
+                restoring.agreed,
+                restoring.world,
+                chosen.store if chosen else restoring.store,
+                writer,
+                chosen.plan.version.step if chosen else step,
+                on_corrupt=on_corrupt,
+                like=like,
+                known=serials() if serials is not None and step == "latest" else None,
+                reader=reader,
+                next_tier=next_tier,
+                offload=offload,
+            )
+    finally:
+        for note in chosen.close() if chosen else ():
+            warnings.warn(f"a replica was replaced: {note}", RuntimeWarning, stacklevel=6)

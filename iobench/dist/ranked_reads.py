@@ -1,0 +1,172 @@
+"""RankedReads: what the Checkpointer of several ranks lists and restores, from all tiers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from iobench.checkpoint.order import by_age
+from iobench.checkpoint.restore import Loaded, OnCorrupt
+from iobench.checkpoint.store import CheckpointStore
+from iobench.dist.agreed import agreed
+from iobench.dist.checkpointer import Checkpointer
+from iobench.dist.control import Control
+from iobench.dist.load.restored import restore_together
+from iobench.dist.replicas.replicator import Replicator
+from iobench.dist.replicas.restoring import Restoring
+from iobench.dist.restarts import FailedRestarts
+from iobench.dist.world import World
+from iobench.errors import DataMismatchError, RankError, TargetError, TransferError
+
+if TYPE_CHECKING:
+    from iobench.dist.drain.ranked_drain import RankedDrain
+    from iobench.dist.load.both_stores import BothStores
+    from iobench.tiers.remote import Remote
+
+__all__ = ["RankedReads"]
+
+
+class RankedReads(Checkpointer):
+    """The read side of a RankedCheckpointer. Rank 0 knows what there is, and tells the others."""
+
+    _world: World
+    _control: Control
+    _failed: FailedRestarts
+    _replicator: Replicator | None = None
+    _drain: RankedDrain | None = None
+
+    def _agreed(self, phase: str, work: Callable[[], Any]) -> list[Any]:
+        return agreed(self._control, phase, work, deadline_s=self._deadline_s)
+
+    def _open_tier(self, directory: Path, remote: Remote) -> CheckpointStore:
+        from iobench.dist.drain.ranked_drain import RankedDrain  # here: it takes time to import
+
+        control = self._control.sub("drain", aside=True)
+        self._drain = RankedDrain(directory, remote, control, deadline_s=self._deadline_s)
+        self._tier = self._drain.tier
+        return self._drain.store
+
+    def _start_tier(self) -> None:
+        drain = self._drain
+        if drain is not None:
+            self._agreed("drain", lambda: drain.start(lambda: self._ledger.ages()))
+
+    def _restore(
+        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
+    ) -> tuple[Any, Loaded]:
+        leads, both = self._world.rank == 0, self._both_stores()
+        if both is not None and self._warm:
+            both = self._warmed(both, step)
+        restoring = Restoring(
+            world=self._world,
+            agreed=self._agreed,
+            store=cast(CheckpointStore, both or self._store),
+            writer=both.writer if both else self._writer,
+            serials=(both or self._ledger).serials if leads else None,
+            replicator=self._replicator,
+            most_failed=self._failed_restarts,
+        )
+        restoring.look(step, self._failed.counts)
+        state, loaded, version = restore_together(
+            restoring,
+            self._control,
+            step,
+            on_corrupt=on_corrupt,
+            like=like,
+            restore_mode=self._restore_mode,
+            deadline_s=self._deadline_s,
+            offload=self._restore_offload(None),
+            **({"next_tier": both.next_tier} if both else {}),
+        )
+
+        def note() -> None:
+            if leads:
+                self._ledger.resumed_from(loaded.step)
+                self._ledger.seen(version.serial)
+                self._failed.loaded(loaded.step)
+
+        self._agreed(f"resume from step {loaded.step}", note)
+        if self._replicator is not None:
+            self._replicator.resumed(version)
+        return state, replace(loaded, sources=both.sources(loaded.step)) if both else loaded
+
+    def _both_stores(self) -> BothStores | None:
+        """Return the checkpoints of both tiers, as rank 0 sees them; None without tiers."""
+        if self._drain is None:
+            return None
+
+        from iobench.dist.load.both_stores import BothStores, Listed
+
+        def listed() -> list[Any] | None:
+            return None if self._tier is None else self._nearest(self._tier).listed()
+
+        found = self._agreed("list of the tiers", listed)[0]
+        remote = self._drain.remote
+        return BothStores(
+            self._drain.store,
+            self._writer,
+            str(remote),
+            remote.writer,
+            [Listed(*one) for one in found],
+        )
+
+    def _warmed(self, both: BothStores, step: int | Literal["latest"]) -> BothStores:
+        """Copy the checkpoint to the local tier if only the remote one has it; list them again.
+
+        A RuntimeWarning says why it cannot be copied.
+        """
+        from iobench.dist.drain.warm import fill_together
+
+        newest = by_age(cast(CheckpointStore, both))
+        wanted = step if step != "latest" else newest[-1] if newest else -1
+        if wanted not in newest or both.is_local(wanted) or self._drain is None:
+            return both
+        drain = self._drain
+        try:
+            manifest = fill_together(
+                self._agreed,
+                self._world,
+                both,
+                wanted,
+                local=drain.store,
+                local_writer=self._writer,
+                remote_writer=drain.remote.writer,
+            )
+        except (TransferError, DataMismatchError, TargetError, RankError) as error:
+            self._control.check()
+            message = f"step {wanted} is not copied to {drain.store}: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=6)
+            return both
+        if self._tier is not None:
+            self._ledger.adopted(manifest)
+            self._tier.drain.filled(manifest)
+        return self._both_stores() or both
+
+    def _wait_for_copies(self) -> None:
+        assert self._drain is not None
+        self._drain.wait(self._agreed)
+
+    def steps(self) -> list[int]:
+        """Return the steps of all complete checkpoints in ascending order.
+
+        With `tiers` it is a call of all ranks: those of all tiers, as rank 0 sees them.
+        """
+        both = self._both_stores() if self._is_open else None
+        return self._store.steps() if both is None else both.steps()
+
+    def latest(self) -> int | None:
+        """Return the step that was saved last, as rank 0 sees it; None without one.
+
+        A call of all ranks: they get the same answer, so all of them may decide by it whether to
+        call `load`. After `close` it asks no other rank, and returns what this one sees.
+        """
+        if not self._is_open:
+            return super().latest()
+        leads = self._world.rank == 0
+        found: list[int | None] = self._agreed(
+            "latest", lambda: super(RankedReads, self).latest() if leads else None
+        )
+        return found[0]

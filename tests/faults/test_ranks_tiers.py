@@ -1,0 +1,127 @@
+"""A rank is lost while the ranks copy a checkpoint to the remote tier: the next start goes on."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.preloaded import run_preloaded
+from support.s3_servers import s3_server
+from support.tiers import events, settled, until
+
+from iobench import Checkpointer, Remote, load_checkpoint
+from iobench.testing import LocalS3
+from iobench.tiers.journal import JOURNAL
+from iobench.tiers.source_file import BLOCK_BYTES
+from iobench.units import MIB
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.target import S3Target
+from tests.support.ranks import start_ranks
+
+_TRAINER = """
+import sys, time
+sys.path.insert(0, "tests")
+from support import kill_points, tiers
+from iobench import Checkpointer, Remote
+from iobench.dist import control
+from iobench.dist.world import World
+from iobench.errors import RankError
+from iobench.writers.s3 import S3Writer
+
+local, remote, victim, point = {arguments!r}
+world = World.detect()
+control._shared = control.Control.connect(world, deadline_s=30, lost_after_s=2)
+writer = S3Writer(part_size="5MiB", threads=1) if remote.startswith("s3") else ""
+try:
+    with Checkpointer(local, tiers=[Remote(remote, writer=writer)]) as ckpt:
+        if world.rank == victim:
+            kill_points.arm(point)
+        ckpt.save(tiers.state(2), 2)
+        ckpt.wait(until="remote")
+        while True:
+            ckpt.latest()
+            time.sleep(0.02)
+except RankError as error:
+    print("lost", list(error.ranks), flush=True)
+    raise SystemExit(3)
+"""
+
+_FILE = 10**7
+"""Bytes that each of the two ranks copies."""
+_FOLLOWER = "iobench.dist.drain.follower.DrainFollower"
+_COPIER = "iobench.dist.drain.rank_copier.RankCopier"
+_POINTS = [
+    (1, f"{_FOLLOWER}._next:after", 0),
+    (1, "iobench.tiers.source_file.SourceFile.read:after:2", BLOCK_BYTES),
+    (1, f"{_FOLLOWER}._done:after:1:stop", _FILE),
+    (1, "iobench.tiers.file_copier.read_back:before", 2 * _FILE),
+    (0, "iobench.tiers.source_file.SourceFile.read:before:2", BLOCK_BYTES),
+    (0, f"{_COPIER}._together:after", 2 * _FILE),
+    (0, "iobench.tiers.remote.RemoteTier.published:after", 2 * _FILE),
+]
+"""The rank that is lost, where, and the least bytes that need not be sent again."""
+_BUCKET = [
+    (1, "iobench.writers.s3_store.resumed_upload.ResumedUpload.send:after:1", 5 * MIB),
+    (0, "iobench.checkpoint.staged_objects.StagedObjects.publish:before", 2 * _FILE),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importing() -> None:
+    """Start the process that has imported everything, before anything is counted."""
+    run_preloaded(["-c", "pass"])
+
+
+def _lose(local: Path, remote: object, victim: int, point: str) -> None:
+    """Run two ranks until one is lost; the other one ends with its number."""
+    code = _TRAINER.format(arguments=(str(local), str(remote), victim, point))
+    with start_ranks(code, 2) as ranks:
+        if not point.endswith("stop"):
+            assert ranks.processes[victim].wait(60) == -signal.SIGKILL, ranks.end(victim)
+        ended, out, said = ranks.end(1 - victim)
+        assert (ended, out) == (3, f"lost [{victim}]\n"), said
+
+
+@pytest.mark.parametrize(("victim", "point", "least"), _POINTS)
+def test_a_directory(victim: int, point: str, least: int, tmp_path: Path) -> None:
+    """Nothing is published in part; the next start, of one process, sends what is missing."""
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    _lose(local, remote, victim, point)
+    assert load_checkpoint(local)["step"] == 2
+    before = sum(one.sent_bytes for one in events(local, "durable"))
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        until(lambda: ckpt._tier is not None and ckpt._tier.drain.queue.get(2) is not None)
+        until(lambda: settled(ckpt))
+    state = load_checkpoint(remote)
+    assert state["w"].unique().tolist() == [2]
+    assert {path.name for path in remote.iterdir()} == {"step-2", ".iobench-lock"}
+    assert {path.name for path in local.iterdir()} == {"step-2", ".iobench-lock", JOURNAL}
+    again = sum(one.sent_bytes for one in events(local, "durable")) - before
+    assert again <= 2 * _FILE + 20_000 - least
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalS3]:
+    """A real server."""
+    with s3_server("moto") as running, running.active():
+        yield running
+
+
+@pytest.mark.parametrize(("victim", "point", "least"), _BUCKET)
+def test_a_bucket(victim: int, point: str, least: int, server: LocalS3, tmp_path: Path) -> None:
+    """The same; no part that the server has is sent again, and no upload is left."""
+    local, remote = tmp_path / "local", f"{server.target}/run-{secrets.token_hex(4)}"
+    _lose(local, remote, victim, point)
+    writer = S3Writer(part_size="5MiB", threads=1)
+    before = sum(one.sent_bytes for one in events(local, "durable"))
+    with Checkpointer(local, tiers=[Remote(remote, writer=writer)]) as ckpt:
+        until(lambda: ckpt._tier is not None and ckpt._tier.drain.queue.get(2) is not None)
+        until(lambda: settled(ckpt))
+    assert load_checkpoint(remote, writer=writer)["w"].unique().tolist() == [2]
+    assert S3Objects(writer.client, S3Target.parse(remote)).uploads() == []
+    again = sum(one.sent_bytes for one in events(local, "durable")) - before
+    assert again <= 2 * _FILE + 20_000 - least

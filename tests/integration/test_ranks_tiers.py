@@ -1,0 +1,158 @@
+"""A remote tier of several ranks: each rank copies a share, and all restore from both tiers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.s3_servers import s3_server
+from support.tiers import damage, events
+
+import iobench
+from iobench.testing import LocalS3
+from tests.support import rank_saves, rank_tiers
+from tests.support.rank_pool import RankPool
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[LocalS3]:
+    """A real server."""
+    with s3_server("moto") as running:
+        yield running
+
+
+def _environment(server: LocalS3) -> dict[str, str]:
+    return dict(server.environment)
+
+
+@pytest.mark.parametrize("kind", ["directory", "bucket"])
+def test_each_rank_copies_its_files(
+    ranks: RankPool, moto: LocalS3, tmp_path: Path, kind: str
+) -> None:
+    """Rank 0 publishes; every rank knows the states; local retention waits for the copies."""
+    local = tmp_path / "local"
+    bucket = kind == "bucket"
+    remote = f"{moto.target}/ranks" if bucket else str(tmp_path / "remote")
+    environ = _environment(moto) if bucket else {}
+    found = ranks.first(3).call(rank_tiers.saves, str(local), remote, environ, [1, 2])
+    for rank, one in enumerate(found):
+        own = {f"__{rank}_0.distcp"}
+        assert own <= set(one["sent"])
+        assert set(one["sent"]) - own <= {".metadata", "state.json"}
+        assert one["compared"] == one["sent"]
+        assert one["states"] == ["durable", "verified"]
+        assert (one["steps"], one["latest"]) == ([1, 2], 2)
+    assert sum(len(one["sent"]) for one in found) == 5
+    assert sorted(path.name for path in local.glob("step-*")) == ["step-2"]
+    assert [one.step for one in events(local, "verified")] == [1, 2]
+    with moto.active():
+        state = iobench.load_checkpoint(remote, 1, writer="s3" if bucket else "hybrid")
+    assert state["epoch"] == 6
+    if not bucket:
+        assert rank_saves.leftovers(remote) == []
+
+    # A node with an empty directory restores from the remote tier, at another world size.
+    shutil.rmtree(local)
+    found = ranks.first(2).call(rank_tiers.restores, str(local), remote, environ, "auto", False)
+    for one in found:
+        assert (one["epoch"], one["right"], one["said"]) == (7, True, [])
+        assert one["sources"] == {remote: "read"}
+    assert not list(local.glob("step-*"))
+    # `warm`: it is in the local tier then, and read there.
+    found = ranks.first(2).call(rank_tiers.restores, str(local), remote, environ, "all", True)
+    for one in found:
+        assert (one["epoch"], one["right"], one["said"]) == (7, True, [])
+        assert one["sources"] == {str(local): "read"}
+    manifest = (local / "step-2" / "manifest.json").read_text()
+    assert iobench.load_checkpoint(local)["epoch"] == 7
+    assert '"world_size":3' in manifest
+    assert rank_saves.leftovers(str(local)) == []
+
+
+@pytest.mark.parametrize("mode", ["all", "all-gather"])
+def test_damaged_local_files(ranks: RankPool, tmp_path: Path, mode: str) -> None:
+    """A damaged piece comes from the remote tier; if a file is lost, the whole checkpoint does."""
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    two = ranks.first(2)
+    two.call(rank_tiers.saves, str(local), str(remote), {}, [1])
+    file = local / "step-1" / "__1_0.distcp"
+    damage(file)
+    found = two.call(rank_tiers.restores, str(local), str(remote), {}, mode, False)
+    assert all(one["right"] and one["epoch"] == 6 for one in found)
+    mended = [one for one in found if str(remote) in one["sources"]]
+    assert mended
+    for one in mended:
+        assert "__1_0.distcp is damaged" in one["sources"][str(local)]
+        assert any("in part" in text for text in one["said"])
+    file.unlink()
+    found = two.call(rank_tiers.restores, str(local), str(remote), {}, mode, False)
+    for one in found:
+        assert (one["right"], one["epoch"]) == (True, 6)
+        assert one["sources"][str(remote)] == "read"
+        assert any(f"is read from {remote}: " in text for text in one["said"])
+
+
+@pytest.mark.parametrize("mode", ["all", "all-gather"])
+def test_from_both_tiers_at_once(ranks: RankPool, tmp_path: Path, mode: str) -> None:
+    """Each range that a rank reads from storage comes from both tiers, and every byte is right."""
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    two = ranks.first(2)
+    two.call(rank_tiers.saves, str(local), str(remote), {}, [1])
+    found = two.call(rank_tiers.reads_both, str(local), str(remote), mode)
+    for one in found:
+        assert (one["right"], one["epoch"], one["said"]) == (True, 6, [])
+        assert one["sources"][str(local)] == "read in part"
+        assert one["sources"][str(remote)].startswith("read ")
+
+
+def test_a_later_save_of_another_job_counts(ranks: RankPool, tmp_path: Path) -> None:
+    """Two nodes with own local directories and one remote tier: the last save is restored."""
+    local, other, remote = (tmp_path / name for name in ("local", "other", "remote"))
+    two = ranks.first(2)
+    two.call(rank_tiers.saves, str(local), str(remote), {}, [1])
+    two.call(rank_tiers.saves, str(other), str(remote), {}, [5])
+    found = two.call(rank_tiers.restores, str(local), str(remote), {}, "auto", False)
+    assert [one["epoch"] for one in found] == [10, 10]
+    assert [one["steps"] for one in found] == [[1, 5], [1, 5]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_remote_directory_of_one_node(ranks: RankPool, tmp_path: Path) -> None:
+    """It is found by rank 0, which does not see the files of rank 1; nothing is published."""
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    remote.mkdir()
+    found = ranks.first(2).call(rank_tiers.node_local, str(local), str(remote))
+    for (error,) in found:
+        assert "must be one directory that all nodes share" in error
+    assert not list(remote.glob("step-*"))
+    assert iobench.load_checkpoint(local)["w"].sum() == 3
+
+
+def test_a_dead_server(ranks: RankPool, moto: LocalS3, tmp_path: Path) -> None:
+    """Nothing waits for it, and every rank gets the error of `wait`."""
+    local = tmp_path / "local"
+    environ = {**_environment(moto), "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}
+    two = ranks.first(2)
+    two.call(rank_saves.saves, str(local), [1])  # an empty directory must ask the server
+    found = two.call(rank_tiers.dead, str(local), "s3://iobench/dead", environ)
+    for state, error, total, steps, _ in found:
+        assert (state, total, steps) == ("durable", 3.0, [1, 10])
+        assert error
+
+    assert any("are not in s3://iobench/dead yet" in text for text in found[0][-1])
+    assert iobench.load_checkpoint(local)["w"].sum() == 3
+
+
+def test_what_ranks_cannot_have(ranks: RankPool, tmp_path: Path) -> None:
+    """Told in each rank, before anything is written."""
+    local = tmp_path / "local"
+    found = ranks.first(2).call(rank_tiers.refused, str(local), str(tmp_path / "remote"))
+    for memory, placement, paced, same in found:
+        assert "no Memory(...) for jobs of several ranks" in memory
+        assert "placement: not for jobs of several ranks" in placement
+        assert "Paced(Local(...)) is for one rank" in paced
+        assert "must be another directory" in same
+    assert not local.exists()

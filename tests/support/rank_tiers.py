@@ -1,0 +1,182 @@
+"""What the ranks of a RankPool do with a remote tier: functions that they call by name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+import iobench
+from iobench.tiers import both_tiers
+from iobench.tiers.file_copier import FileCopier
+from iobench.units import MIB
+from tests.support.rank_pool import in_world
+from tests.support.rank_saves import _other_node, _raised
+from tests.support.rank_states import digest, full, state_of
+
+__all__ = ["dead", "node_local", "reads_both", "refused", "restores", "saves"]
+
+
+@contextlib.contextmanager
+def _opened(
+    size: int, local: str, remote: str, environ: dict[str, str], **options: Any
+) -> Iterator[iobench.Checkpointer]:
+    keep = options.pop("keep", None)
+    one = iobench.Remote(remote, **options)
+    with (
+        mock.patch.dict(os.environ, environ),
+        iobench.Checkpointer(
+            local, world=in_world(size), deadline_s=60, tiers=[one], keep=keep
+        ) as ckpt,
+    ):
+        yield ckpt
+
+
+@contextlib.contextmanager
+def _moved(what: str) -> Iterator[list[str]]:
+    """Record the files that this rank sends, or reads back."""
+    names: list[str] = []
+    original = getattr(FileCopier, what)
+
+    def move(self: FileCopier, *args: Any) -> Any:
+        names.extend(file.path for file in args[-1])
+        return original(self, *args)
+
+    with mock.patch.object(FileCopier, what, move):
+        yield names
+
+
+def _until_verified(save: Any) -> list[str]:
+    """Wait until this rank knows that the remote copy was read back; return the states."""
+    until_s = time.monotonic() + 30
+    while save.copies[-1].state != "verified" and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return [copy.state for copy in save.copies]
+
+
+def saves(
+    size: int, local: str, remote: str, environ: dict[str, str], steps: list[int]
+) -> dict[str, Any]:
+    """Save these steps, one after the other, and wait for the copies."""
+    world = in_world(size)
+    with (
+        _moved("send") as sent,
+        _moved("read_back") as compared,
+        _opened(size, local, remote, environ, keep=iobench.KeepLast(1)) as ckpt,
+    ):
+        for step in steps:
+            made = ckpt.save_async(state_of(world.rank, size, "rows", seed=step), step)
+            ckpt.wait(until="remote")
+            states = _until_verified(made)  # the next save may remove this one then
+        return {
+            "sent": sorted(set(sent)),
+            "compared": sorted(set(compared)),
+            "states": states,
+            "steps": ckpt.steps(),
+            "latest": ckpt.latest(),
+        }
+
+
+def restores(
+    size: int,
+    local: str,
+    remote: str,
+    environ: dict[str, str],
+    mode: str,
+    warm: bool,
+    step: Any = "latest",
+) -> dict[str, Any]:
+    """Load a checkpoint; return its epoch, whether the tensors are right, and where it was."""
+    world = in_world(size)
+    with (
+        warnings.catch_warnings(record=True) as said,
+        _opened(size, local, remote, environ) as ckpt,
+    ):
+        warnings.simplefilter("always")
+        state = ckpt.load(step, restore_mode=mode, warm=warm)
+        assert ckpt.loaded is not None
+        state["model"].pop("tied")
+        return {
+            "epoch": state["epoch"],
+            "right": digest(state["model"]) == digest(full(state["epoch"] - 5)),
+            "sources": ckpt.loaded.sources,
+            "said": [str(one.message) for one in said if one.category is RuntimeWarning],
+            "steps": ckpt.steps(),
+            "rank": world.rank,
+        }
+
+
+@contextlib.contextmanager
+def _small_ranges() -> Iterator[None]:
+    """Ranges of 64 KiB, of which the remote tier delivers one before the local tier begins."""
+    delivered = threading.Event()
+    fill, read_local = both_tiers._SharedRead._fill, both_tiers.BothTiers.read_local
+
+    def filled(*arguments: Any) -> None:
+        fill(*arguments)
+        delivered.set()
+
+    def waiting(*arguments: Any) -> Any:
+        assert delivered.wait(30), "the remote tier did not help"
+        return read_local(*arguments)
+
+    sizes = {"_LEAST_RANGE": 2 * MIB // 3, "_LEAST_LOCAL": MIB // 16, "_MOST_LOCAL": MIB // 16}
+    gains = {"_LEAST_REMOTE": MIB // 16, "_LEAST_RANGE_GAIN": 1e9}
+    with (
+        mock.patch.multiple(both_tiers, **sizes, **gains),
+        mock.patch.object(both_tiers._SharedRead, "_fill", filled),
+        mock.patch.object(both_tiers.BothTiers, "read_local", waiting),
+    ):
+        yield
+
+
+def reads_both(size: int, local: str, remote: str, mode: str) -> dict[str, Any]:
+    """Load from both tiers at once."""
+    with _small_ranges():
+        return restores(size, local, remote, {}, mode, False)
+
+
+def node_local(size: int, local: str, remote: str) -> list[str]:
+    """Rank 1 has another file system at the path of the remote tier."""
+    other = in_world(size).rank == 1
+    with (
+        _other_node(remote) if other else contextlib.nullcontext(),
+        warnings.catch_warnings(),
+        _opened(size, local, remote, {}) as ckpt,
+    ):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ckpt.save({"w": torch.ones(3)}, 1)
+        return [_raised(lambda: ckpt.wait(until="remote"))]
+
+
+def dead(size: int, local: str, remote: str, environ: dict[str, str]) -> list[Any]:
+    """The server does not answer: saves and loads go on, and close does not wait."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        writer = iobench.writers.s3.S3Writer(max_attempts=1)
+        with _opened(size, local, remote, environ, writer=writer) as ckpt:
+            save = ckpt.save({"w": torch.ones(3)}, 10)
+            error = _raised(lambda: ckpt.wait(until="remote"))
+            state = ckpt.load()
+            found = [save.copies[0].state, error, float(state["w"].sum()), ckpt.steps()]
+    return [*found, [str(one.message) for one in said if one.category is RuntimeWarning]]
+
+
+def refused(size: int, local: str, remote: str) -> list[str]:
+    """What several ranks cannot have is refused in each of them."""
+    world = in_world(size)
+    one = iobench.Remote(remote)
+    wrong: list[dict[str, Any]] = [
+        {"tiers": [iobench.Memory("1GiB"), one]},
+        {"tiers": [one], "placement": iobench.Placement()},
+        {"tiers": [iobench.Paced(iobench.Local(), "1GiB"), one]},
+        {"tiers": [iobench.Remote(local)]},
+    ]
+    return [_raised(lambda o=o: iobench.Checkpointer(local, world=world, **o)) for o in wrong]
