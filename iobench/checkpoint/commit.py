@@ -27,9 +27,8 @@ __all__ = ["Committer", "recorded"]
 class CommitLedger(Protocol):
     """What a commit needs of a Ledger."""
 
-    @property
-    def next_serial(self) -> int:
-        """Serial number of the next checkpoint."""
+    def serial_of(self, save: Save) -> int:
+        """Return the serial number that the checkpoint of `save` gets."""
 
     def holds(self, step: int) -> bool:
         """Return whether there is a checkpoint of `step`."""
@@ -67,7 +66,7 @@ class Committer:
         began_s = time.perf_counter()
         save.status = "writing"
         image = serialized.image() if memory is None else serialized.image_in(memory)
-        small, serial = [serialized.skeleton_image()], save.serial or self.ledger.next_serial
+        small, serial = [serialized.skeleton_image()], self.ledger.serial_of(save)
         small += self._more_files(save)
         sent = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
         replace = self.ledger.holds(save.step)

@@ -38,21 +38,28 @@ class Ledger:
         self._unremovable: set[int] = set()
         self._last_serial = max(store.serials().values(), default=0)
         self._unread = set(self._serials)
+        self._claimed = self._before_claimed = 0
         if store.readers == 1:
             self._read()
 
     def _read(self) -> None:
         """Read the manifests that were not read yet. Raises TransferError."""
         unread = sorted(self._unread)
-        if not unread:
-            return
-        found = outlines(self._store, unread)  # without the lock: a trainer may claim meanwhile
+        if unread:
+            self._note(outlines(self._store, unread))  # no lock: a trainer may claim meanwhile
+        if self._claimed:
+            with self._lock:  # serial numbers that were claimed before come after all others
+                if self._claimed and not self._unread:
+                    self._before_claimed = self._last_serial
+                    self._last_serial += self._claimed
+                    self._claimed = 0
+
+    def _note(self, found: Mapping[int, Manifest | None]) -> None:
         with self._lock:
             for step in self._unread & self._serials.keys() & found.keys():
                 manifest = found[step]
-                if (
-                    manifest
-                ):  # otherwise its age is unknown: retention keeps it, and load reports it
+                # Otherwise its age is unknown: retention keeps it, and load reports it.
+                if manifest is not None:
                     self._serials[step] = manifest.serial
                     self._created_s[step] = manifest.created_s
                     self._last_serial = max(self._last_serial, manifest.serial)
@@ -63,11 +70,23 @@ class Ledger:
         """Whether no manifest has to be read any more."""
         return not self._unread
 
-    @property
-    def next_serial(self) -> int:
-        """Serial number of the next checkpoint."""
+    def claim_serial(self) -> int:
+        """Return a serial number for a save, and read nothing.
+
+        Below 0 it is only the place among the saves since the start: `serial_of` replaces it.
+        """
+        with self._lock:
+            if self._unread:
+                self._claimed += 1
+                return -self._claimed
+            return self.new_serial()
+
+    def serial_of(self, save: Save) -> int:
+        """Return the serial number that the checkpoint of `save` gets. Raises TransferError."""
         self._read()
-        return self._last_serial + 1
+        if save.serial < 0:
+            save.serial = self._before_claimed - save.serial
+        return save.serial or self._last_serial + 1
 
     def new_serial(self) -> int:
         """Return a serial number for a checkpoint; it is not used again, even if the save fails."""

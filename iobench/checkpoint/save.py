@@ -32,7 +32,8 @@ class Save:
     each slot, unless `prepare` has made them.
     `persist_s` is the time from the begin of the write to the commit, and `durable_s` from the call
     to the commit, of a job of one rank. `serial` is its number among
-    the saves of a run; 0 where checkpoints are numbered in the order of their commits.
+    the saves of a run; 0 where checkpoints are numbered in the order of their commits, and below 0
+    until the manifests in a bucket were read, in the background.
     """
 
     step: int

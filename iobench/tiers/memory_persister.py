@@ -34,11 +34,13 @@ class MemoryPersister(Persister[Serialized]):
         pool: MemoryPool,
         persist: Callable[[Snapshot[Serialized]], Manifest],
         wanted: _Wanted,
+        serial_of: Callable[[Save], int],
         *,
         in_order: bool = False,
     ) -> None:
         super().__init__(pool, self._keeping, in_order=in_order)
-        self._memory, self._commit, self._wanted = pool, persist, wanted
+        self._memory, self._commit = pool, persist
+        self._wanted, self._serial_of = wanted, serial_of
 
     def _keeping(self, snapshot: Snapshot[Serialized]) -> None:
         manifest = self._commit(snapshot)
@@ -47,7 +49,9 @@ class MemoryPersister(Persister[Serialized]):
 
     def _choose(self, waiting: list[_Lease]) -> list[_Lease]:
         saves = [lease.item.save for lease in waiting]
-        wanted = self._wanted({save.step: (save.serial, save.created_s) for save in saves})
+        wanted = self._wanted(
+            {save.step: (self._serial_of(save), save.created_s) for save in saves}
+        )
         wanted.add(saves[-1].step)
         stay = [lease for lease in waiting if lease.item.save.step in wanted]
         chosen = stay[

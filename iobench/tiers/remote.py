@@ -126,13 +126,17 @@ class _DirectLedger:
     """The CommitLedger of one checkpoint that is saved to the remote tier directly."""
 
     def __init__(self, remote: RemoteTier, serial: int) -> None:
-        self._remote, self.next_serial = remote, serial
+        self._remote, self.serial = remote, serial
+
+    def serial_of(self, save: Save) -> int:
+        del save
+        return self.serial
 
     def holds(self, step: int) -> bool:
         return self._remote.holds(step)
 
     def committed(self, save: Save) -> None:
-        self._remote.recorded(save.step, self.next_serial, save.created_s, save.size_bytes)
+        self._remote.recorded(save.step, self.serial, save.created_s, save.size_bytes)
 
 
 class RemoteTier:

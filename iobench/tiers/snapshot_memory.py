@@ -68,7 +68,9 @@ class SnapshotMemory:
     ) -> MemoryPersister:
         """Return the persister. `keep` is the user's; `local` is the store if it drains."""
         self._ledger, self._keep, self._store, self._local = ledger, keep, store, local
-        self._persister = MemoryPersister(self.pool, persist, self._wanted, in_order=in_order)
+        self._persister = MemoryPersister(
+            self.pool, persist, self._wanted, ledger.serial_of, in_order=in_order
+        )
         return self._persister
 
     def _wanted(self, waiting: Mapping[int, tuple[int, float]]) -> set[int]:
@@ -79,8 +81,8 @@ class SnapshotMemory:
         return wanted
 
     def began(self, save: Save) -> None:
-        """Number a save: it may be written after later ones."""
-        save.serial, save.tiers = self._ledger.new_serial(), self.copies
+        """Number a save: it may be written after later ones. A bucket is not asked here."""
+        save.serial, save.tiers = self._ledger.claim_serial(), self.copies
 
     def copies(self, save: Save) -> list[Copy]:
         """Return where the copies of `save` are, nearest first."""

@@ -17,8 +17,9 @@ import torch
 from support.s3_servers import SERVERS, s3_server
 from support.tiers import damage, events, settled, state, until
 
-from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
+from iobench import Checkpointer, KeepLast, Memory, Remote, load_checkpoint
 from iobench.checkpoint.copies import Copy
+from iobench.checkpoint.object_store import ObjectStore
 from iobench.errors import OptionError, TargetError, TransferError, UsageError
 from iobench.testing import Bucket, LocalS3
 from iobench.tiers.directory_copy import DRAINING_SUFFIX, DirectoryCopy
@@ -535,8 +536,8 @@ def test_several_ranks(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(OptionError, match="not yet for jobs of several ranks"):
-        Checkpointer(local, tiers=[Remote("s3://bucket/run")])
+    with pytest.raises(OptionError, match=r"no Memory\(...\) for jobs of several ranks"):
+        Checkpointer(local, tiers=[Memory("1GiB"), Remote("s3://bucket/run")])
 
 
 @pytest.mark.parametrize(
@@ -602,3 +603,30 @@ def test_copied_to_a_bucket(bucket: Bucket, local: Path) -> None:
     assert _uploads(bucket.target) == []
     writer.client.close()
     assert RemoteTier(tier).store.steps() == [3]
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no tmpfs at /dev/shm")
+def test_memory_tiers_of_a_bucket_read_no_manifest_in_the_trainer(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saves return while the bucket's manifests are read; they are numbered after those."""
+    small = {"w": torch.ones(10)}
+    with Checkpointer(bucket.target, writer="s3") as ckpt:
+        ckpt.save(small, 1)
+        ckpt.save(small, 2)
+    released, read = threading.Event(), ObjectStore.manifest
+
+    def manifest(*arguments: Any, **options: Any) -> Any:
+        assert threading.current_thread() is not threading.main_thread()
+        assert released.wait(60)
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(ObjectStore, "manifest", manifest)
+    with Checkpointer(bucket.target, writer="s3", tiers=[Memory("16MiB")]) as ckpt:
+        saves = [ckpt.save_async(small, step) for step in (3, 4)]
+        released.set()
+        ckpt.wait()
+        assert [save.serial for save in saves] == [3, 4]
+    monkeypatch.setattr(ObjectStore, "manifest", read)
+    store = ObjectStore(bucket.target, S3Writer())
+    assert [store.manifest(step).serial for step in store.steps()] == [1, 2, 3, 4]
