@@ -66,20 +66,21 @@ class Committer:
         began_s = time.perf_counter()
         save.status = "writing"
         image = serialized.image() if memory is None else serialized.image_in(memory)
-        skeleton, serial = serialized.skeleton_image(), self.ledger.serial_of(save)
+        small, serial = [serialized.skeleton_image()], self.ledger.serial_of(save)
+        small += self._more_files(save)
         sent = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
         replace = self.ledger.holds(save.step)
         with self.store.staged(save.step, serial=serial, replace=replace) as staged:
             with recorded(image, serialized.structure.pieces) as records:
                 save.transfer = self.writer.write_many(
-                    [sent, skeleton], staged.directory, sync_directory=False
+                    [sent, *small], staged.directory, sync_directory=False
                 )
             if not save.transfer.durable:
                 raise TransferError(
                     f"step {save.step}: writer {self.writer.name!r} did not make its files "
                     "durable; the checkpoint is not committed"
                 )
-            files = (*records, record_of(skeleton, [("", skeleton.size_bytes)]))
+            files = (*records, *(record_of(one, [("", one.size_bytes)]) for one in small))
             with collector_paused():
                 manifest = self._manifest(save, files, serial)
                 text = manifest.to_json()
@@ -95,6 +96,11 @@ class Committer:
         return self.commit(
             snapshot.save, snapshot.content, snapshot.memory, rate_bytes_per_s=rate_bytes_per_s
         )
+
+    def _more_files(self, save: Save) -> list[FileImage]:
+        """Return small files that belong to the checkpoint too."""
+        del save
+        return []
 
     def _described(self) -> dict[str, Any]:
         described = {"name": self.writer.name, "options": self.writer.options.to_dict()}

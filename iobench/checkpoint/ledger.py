@@ -58,9 +58,8 @@ class Ledger:
         with self._lock:
             for step in self._unread & self._serials.keys() & found.keys():
                 manifest = found[step]
-                if (
-                    manifest
-                ):  # otherwise its age is unknown: retention keeps it, and load reports it
+                # Otherwise its age is unknown: retention keeps it, and load reports it.
+                if manifest is not None:
                     self._serials[step] = manifest.serial
                     self._created_s[step] = manifest.created_s
                     self._last_serial = max(self._last_serial, manifest.serial)

@@ -49,16 +49,20 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pieces: tuple[Piece, ...]
 
 
-class PinnedGeneration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PinnedGeneration(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Optimizer state on storage that belongs to the checkpoint: a generation, kept by a pin.
 
-    `directory` had it when it was saved. `updates` counts the optimizer's steps.
+    `directory` had it when it was saved. `updates` counts the optimizer's steps. `files` are made
+    of it in a remote tier; the local one does not have them.
     """
 
     directory: str
     pin: str
     generation: _Count
     updates: _Count
+    files: tuple[FileRecord, ...] = ()
 
 
 class Manifest(
@@ -99,6 +103,11 @@ class Manifest(
     def size_bytes(self) -> int:
         """Bytes of all files except the manifest."""
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def remote_files(self) -> tuple[FileRecord, ...]:
+        """All files that the checkpoint has in a remote tier."""
+        return (*self.files, *(file for one in self.pinned for file in one.files))
 
     def file(self, path: str) -> FileRecord:
         """Return the record of the file `path`. Raises DataMismatchError when there is none."""

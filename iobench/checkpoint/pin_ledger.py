@@ -79,17 +79,18 @@ class PinLedger:
         """
         self.sweep()
         for way in ways:
-            if self._full:
+            if self.full:
                 way()
                 self.sweep()
-        if self._full:
+        if self.full:
             raise UsageError(
                 f"all pins={self._state.most} of the offloaded optimizer belong to checkpoints; "
                 "construct it with more pins, or keep fewer checkpoints"
             )
 
     @property
-    def _full(self) -> bool:
+    def full(self) -> bool:
+        """Whether no pin is left."""
         return len(self._own) + self._others >= self._state.most
 
     def hold(self, save: Save) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from iobench.checkpoint.manifest import PinnedGeneration
+from iobench.checkpoint.manifest import FileRecord, Manifest, PinnedGeneration
+from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
 
 __all__ = ["FoundPin", "PinnedGeneration", "PinnedState"]
 
@@ -55,6 +57,25 @@ class PinnedState(Protocol):
         """Go on from this generation, whose ranks have one part each. Call of all ranks.
 
         Raises DataMismatchError when it is damaged or gone.
+        """
+
+    @property
+    def exports(self) -> bool:
+        """Whether the next three work: whether a remote tier can have the state."""
+
+    def export(self, pinned: PinnedGeneration) -> tuple[PinnedGeneration, FileImage]:
+        """Return `pinned` with its files for a remote tier, and a small file that describes them.
+
+        The small one belongs to the files of the checkpoint. For any thread.
+        """
+
+    def open_file(self, pinned: PinnedGeneration, record: FileRecord) -> Any:
+        """Open one of `pinned.files`: an iobench.tiers.source_file.SourceFile. For any thread."""
+
+    def restore_files(self, manifest: Manifest, location: Any, writer: Writer) -> None:
+        """Go on from the files of a checkpoint at `location`, as a new generation of this state.
+
+        It is durable on return. Raises DataMismatchError, StateMismatchError, TransferError.
         """
 
     def remove_others(self, unused: Callable[[FoundPin], bool]) -> None:

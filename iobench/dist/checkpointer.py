@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -54,19 +54,12 @@ class Checkpointer(LocalCheckpointer):
     ) -> Self:
         """Return the Checkpointer of a rank if the job has several, or that with `offload`."""
         del args, options
-        if cls is Checkpointer and (world or World.detect()).size > 1:
-            if offload is not None:
-                from iobench.dist.ranked_offload import RankedOffloadCheckpointer
+        made: Any = cls
+        if cls is Checkpointer:
+            from iobench.dist.kinds import kind_of_checkpointer  # here: its classes are subclasses
 
-                return object.__new__(RankedOffloadCheckpointer)  # type: ignore[return-value]  # a subclass
-            from iobench.dist.ranked import RankedCheckpointer
-
-            return object.__new__(RankedCheckpointer)  # type: ignore[return-value]  # a subclass
-        if cls is Checkpointer and offload is not None:
-            from iobench.dist.offloaded import OffloadCheckpointer
-
-            return object.__new__(OffloadCheckpointer)  # type: ignore[return-value]  # a subclass
-        return object.__new__(cls)
+            made = kind_of_checkpointer(world, offload) or cls
+        return object.__new__(made)  # type: ignore[no-any-return]  # a subclass
 
     def __init__(
         self,
@@ -349,10 +342,15 @@ class Checkpointer(LocalCheckpointer):
             return super()._restore(step, on_corrupt, like)
         nearest, self._opening = self._opening or self._new_nearest(self._tier), None
         nearest.warm = self._fill if self._warm else None
-        state, loaded = nearest.restore(step, on_corrupt=on_corrupt, like=like)
+        state, loaded = nearest.restore(
+            step, on_corrupt=on_corrupt, like=like, offload=self._restore_offload(nearest)
+        )
         self._ledger.seen(nearest.last_serial)
         self._ledger.resumed_from(loaded.step)
         return state, loaded
+
+    def _restore_offload(self, nearest: Nearest | None) -> Callable[[Manifest], None] | None:
+        """Return what lets an optimizer go on from a checkpoint; a call of all ranks."""
 
     def load(
         self,

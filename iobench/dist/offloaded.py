@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -21,9 +22,12 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.store import DirectoryStore
 from iobench.dist.checkpointer import Checkpointer
-from iobench.errors import OptionError
+from iobench.errors import DataMismatchError, OptionError, UsageError
 from iobench.writers.blocks import interpreter_end
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, FileImage
+
+if TYPE_CHECKING:
+    from iobench.tiers.nearest import Nearest
 
 __all__ = ["OffloadCheckpointer", "pinned_state", "then"]
 
@@ -33,6 +37,8 @@ class _PinningCommitter(Committer):
     """Publishes a manifest only when the generation that it names is durable."""
 
     pins: PinLedger
+    exports: PinnedState | None
+    """The state, if a remote tier gets its bytes too."""
 
     def commit(
         self,
@@ -47,8 +53,15 @@ class _PinningCommitter(Committer):
         finally:
             self.pins.ended(save)
 
+    def _more_files(self, save: Save) -> list[FileImage]:
+        if self.exports is None:
+            return []
+        return [self.exports.export(self.pins.durable(save))[1]]
+
     def _manifest(self, save: Save, files: tuple[FileRecord, ...], serial: int) -> Manifest:
         pinned = self.pins.durable(save)
+        if self.exports is not None:
+            pinned, _ = self.exports.export(pinned)
         return msgspec.structs.replace(super()._manifest(save, files, serial), offload=pinned)
 
 
@@ -74,13 +87,19 @@ class OffloadCheckpointer(Checkpointer):
             self._store.release()
             raise OptionError(f"offload: {self._store} must be a directory")
         self._pins = PinLedger(self._offloaded, self._store)
+        if self._tier is not None:
+            self._tier.drain.offload = self._offloaded
         return _PinningCommitter(
-            store=self._store, writer=self._writer, ledger=self._ledger, pins=self._pins
+            store=self._store,
+            writer=self._writer,
+            ledger=self._ledger,
+            pins=self._pins,
+            exports=None if self._tier is None else self._offloaded,
         )
 
     def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         self._check_usable()
-        self._pins.make_room(self._finish_saves, self._ledger.tidy)
+        self._pins.make_room(self._finish_saves, self._ledger.tidy, self._settle_copies)
         content, save = super()._begin(state, step)
         try:
             self._pins.hold(save)
@@ -88,6 +107,12 @@ class OffloadCheckpointer(Checkpointer):
             save.fail(error)
             raise
         return content, save
+
+    def _settle_copies(self) -> None:
+        """Wait until a pin is free because the remote tier has the state; see Drain.settle_one."""
+        while self._tier is not None and self._pins.full and self._tier.drain.settle_one():
+            self._ledger.tidy()
+            self._pins.sweep()
 
     def _finish_saves(self) -> None:
         self._pins.settle()
@@ -108,12 +133,30 @@ class OffloadCheckpointer(Checkpointer):
         When nothing can be restored, the optimizer is closed.
         """
         self._check_usable()
+        if options.get("warm"):
+            raise UsageError("load(warm=True): not with offload; the state is read into its files")
         self._pins.settle()
         return super().load(step, **options)
 
-    def _restore(
+    def _restore_offload(self, nearest: Nearest | None) -> Callable[[Manifest], None]:
+        def go_on(manifest: Manifest) -> None:
+            try:
+                self._pins.restore(manifest)
+            except DataMismatchError as error:
+                found = nearest.remote_copy(manifest) if nearest and manifest.pinned else None
+                if found is None or not manifest.pinned[0].files:
+                    raise
+                told = f"step {manifest.step}: the optimizer is read from {found[0]}: {error}"
+                warnings.warn(told, RuntimeWarning, stacklevel=2)
+                self._offloaded.restore_files(manifest, *found)
+
+        return go_on
+
+    def _restore_stored(
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
     ) -> tuple[Any, Loaded]:
+        if self._tier is not None:
+            return super()._restore_stored(step, on_corrupt, like)
         state, loaded = restore(
             self._store,
             self._writer,
@@ -164,8 +207,12 @@ def pinned_state(offload: Any, options: Mapping[str, Any], *, ranks: int) -> Pin
             f"offload: the optimizer has the state of {state.ranks} rank(s), the job has {ranks}; "
             "with several ranks, give a ShardedAdamW of all of them"
         )
-    if options.get("tiers"):
-        raise OptionError("offload: not yet with tiers; the state is on this machine only")
+    if options.get("tiers") and not state.exports:
+        raise OptionError("offload: a ShardedAdamW is not copied to tiers yet; leave `tiers` out")
+    if any(type(one).__name__ != "Remote" for one in options.get("tiers") or ()):
+        raise OptionError("offload: takes tiers=[Remote(...)]; a snapshot has no optimizer state")
+    if options.get("placement") is not None:
+        raise OptionError("offload: not with placement; a generation is in local storage first")
     keep = options.get("keep")
     if keep is None or (isinstance(keep, KeepLast) and keep.count >= state.most):
         kept = "keeps all checkpoints" if keep is None else f"keeps {keep.count}"

@@ -107,7 +107,8 @@ class RankedOffloadCheckpointer(RankedCheckpointer):
         self._pins.settle()
         return super().load(step, **options)
 
-    def _restore_offload(self) -> Callable[[Manifest], None]:
+    def _restore_offload(self, nearest: object) -> Callable[[Manifest], None]:
+        del nearest
         return self._restore_pinned
 
     def _restore_pinned(self, manifest: Manifest) -> None:

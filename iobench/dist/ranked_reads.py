@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import by_age
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.store import CheckpointStore
@@ -79,7 +78,7 @@ class RankedReads(Checkpointer):
             like=like,
             restore_mode=self._restore_mode,
             deadline_s=self._deadline_s,
-            offload=self._restore_offload(),
+            offload=self._restore_offload(None),
             **({"next_tier": both.next_tier} if both else {}),
         )
 
@@ -93,9 +92,6 @@ class RankedReads(Checkpointer):
         if self._replicator is not None:
             self._replicator.resumed(version)
         return state, replace(loaded, sources=both.sources(loaded.step)) if both else loaded
-
-    def _restore_offload(self) -> Callable[[Manifest], None] | None:
-        """Return what lets an optimizer go on from a checkpoint; a call of all ranks."""
 
     def _both_stores(self) -> BothStores | None:
         """Return the checkpoints of both tiers, as rank 0 sees them; None without tiers."""

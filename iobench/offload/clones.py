@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from iobench.writers.local.new_file import sync_directory
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from iobench.offload.record import GenerationRecord
 
 __all__ = ["PinClones", "can_clone", "clones_bytes"]
 
@@ -78,6 +81,12 @@ class PinClones:
         """Return the slot number of the clone of `generation`."""
         return self._layout.slots + generation
 
+    def in_clone(self, record: GenerationRecord) -> GenerationRecord:
+        """Return `record` with the rows of its clone."""
+        rows = record.rows.copy()
+        rows["slot"] = self.slot(record.generation)
+        return replace(record, rows=rows)
+
     def open(self, name: DataFile, slot: int) -> StateFile:
         """Open the file of the clone with this slot number; the caller closes it.
 
@@ -111,7 +120,7 @@ class PinClones:
     def _clone(self, name: DataFile, rows: npt.NDArray[np.void], file: StateFile, fd: int) -> None:
         layout = self._layout
         for chunk, slot in enumerate(rows["slot"].tolist()):
-            with self._file_of(name, slot, file) as source:
+            with self.file_of(name, slot, file) as source:
                 linux.clone_range(
                     source.fd,
                     layout.offset(name, chunk, slot),
@@ -121,7 +130,7 @@ class PinClones:
                 )
 
     @contextmanager
-    def _file_of(self, name: DataFile, slot: int, file: StateFile) -> Iterator[StateFile]:
+    def file_of(self, name: DataFile, slot: int, file: StateFile) -> Iterator[StateFile]:
         """The file of a slot: `file`, or an older clone of a chunk that has not changed since."""
         if slot < self._layout.slots:
             yield file

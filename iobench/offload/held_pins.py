@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import secrets
 import time
@@ -9,16 +10,24 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 import xxhash
 
 from iobench import linux
+from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.pinned_state import FoundPin, PinnedGeneration
 from iobench.errors import DataMismatchError, TransferError, UsageError, transfer_errors
-from iobench.offload.groups import kept_values
+from iobench.offload.exported import ExportedState, SlotsFile, described, state_record
+from iobench.offload.groups import kept_values, kind_of, specs_of
+from iobench.offload.old_state import replace_state
+from iobench.offload.ranges import ParameterRange
 from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.restore import HeldPin
 from iobench.offload.store import GenerationStore, read_records
+from iobench.tiers.source_file import LocalDamageError
+from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
 
 if TYPE_CHECKING:
     from iobench.offload.engine import Engine
@@ -43,6 +52,11 @@ class HeldPins:
         self._optimizer = optimizer
         self.directory, *_ = optimizer._attached
         self._layout = optimizer._running().layout
+
+    def close_failed(self) -> None:
+        """Close the optimizer, whose engine may have failed for the error that is being raised."""
+        with contextlib.suppress(TransferError):
+            self._optimizer.close()
 
     def reopen(self) -> None:
         """Open the optimizer if it is closed, for work that replaces all of its state."""
@@ -167,6 +181,53 @@ class HeldPins:
             base = engine.store.base
             if base is not None and base is not engine.store.newest:
                 engine.store.adopt(base)
+
+    @property
+    def exports(self) -> bool:
+        """The state can be in a remote tier."""
+        return True
+
+    def export(self, pinned: PinnedGeneration) -> tuple[PinnedGeneration, FileImage]:
+        """Return `pinned` with its files for a remote tier, and the file that describes them."""
+        record = self._look(pinned.pin)
+        if record is None:
+            raise TransferError(f"{self.directory}: that generation is not pinned any more")
+        files = (state_record(self._layout, record),)
+        return msgspec.structs.replace(pinned, files=files), described(self._layout, record)
+
+    def open_file(self, pinned: PinnedGeneration, record: FileRecord) -> SlotsFile:
+        """Open the file of a pinned generation that a remote tier gets. Raises LocalDamageError."""
+        try:
+            found = self._look(pinned.pin)
+        except TransferError as error:
+            raise LocalDamageError(str(error)) from error
+        if found is None or found.damaged or state_record(self._layout, found) != record:
+            raise LocalDamageError(
+                f"{self.directory}: the generation of pin {pinned.pin} is gone, or damaged"
+            )
+        return SlotsFile(self.directory, self._layout, found)
+
+    def restore_files(self, manifest: Manifest, location: str | Path, writer: Writer) -> None:
+        """Go on from the files of a checkpoint at `location`; fill the parameters.
+
+        They become the newest generation here, durable on return. Reads and compares all of the
+        state. Raises DataMismatchError for damage, StateMismatchError for another model, UsageError
+        for another optimizer, TransferError. The optimizer is closed then.
+        """
+        optimizer = self._optimizer
+        old = ExportedState.of(manifest, location, writer)
+        specs = specs_of(optimizer.param_groups)
+        old.layout.check_same(specs, old.where)
+        if (kind := kind_of(old.groups[0])) != optimizer._kind:
+            raise UsageError(f"{old.where} has the state of {kind}, not of {optimizer._kind}")
+        self.reopen()
+        parameters = optimizer._parameters()
+        own = [(ParameterRange(i, 0, p.numel()), p) for i, p in enumerate(parameters)]
+        try:
+            replace_state(optimizer, [old], specs, own)
+        except BaseException:
+            self.close_failed()
+            raise
 
     def remove_others(self, unused: Callable[[FoundPin], bool]) -> None:
         """One process leaves nothing of others."""

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from iobench.dist.agreed import agreed
-from iobench.errors import DataMismatchError, StateMismatchError, TargetError
+from iobench.errors import DataMismatchError, TargetError
 from iobench.offload.agreement import GenerationOffer, chosen, kept_records
 from iobench.offload.algorithms import AdamW
-from iobench.offload.buffers import ChunkBuffer
-from iobench.offload.files import StateFile, file_sizes, read_layout
-from iobench.offload.groups import kept_values, put_values, specs_of
+from iobench.offload.files import read_layout
+from iobench.offload.groups import put_values, specs_of
 from iobench.offload.held_pins import found_pins
-from iobench.offload.layout import BLOCK, StateLayout
-from iobench.offload.model import flat_view, place
-from iobench.offload.ranges import ParameterRange, ranges_of
+from iobench.offload.old_state import OldSlots, OldState, replace_state
 from iobench.offload.rank_directories import (
     complete_sizes,
     directories,
@@ -30,22 +24,12 @@ from iobench.offload.rank_directories import (
     rank_directory,
     records_in,
 )
-from iobench.offload.record import GenerationRecord
-from iobench.offload.slots import check_slot_of, digest_of
 from iobench.offload.store import read_records
 
 if TYPE_CHECKING:
     from iobench.offload.ranked import ShardedAdamW
 
 __all__ = ["convert", "remove_size", "reshard", "sources_of_pins", "verify"]
-
-
-class _Source(NamedTuple):
-    """One rank's part of the old state."""
-
-    directory: Path
-    layout: StateLayout
-    record: GenerationRecord
 
 
 def reshard(
@@ -109,31 +93,20 @@ def _opened(optimizer: ShardedAdamW, own: Path, pins: int, options: dict[str, An
 
 
 def convert(
-    optimizer: ShardedAdamW, sources: Sequence[_Source], local: Callable[[], AdamW]
+    optimizer: ShardedAdamW, sources: Sequence[OldSlots], local: Callable[[], AdamW]
 ) -> None:
     """Write the state of `sources` as the next generation of `local`, and to the parameters.
 
     It is durable on return. Raises DataMismatchError for damage, StateMismatchError for another
-    model; nothing is written then.
+    model.
     """
-    record = sources[0].record
     made = local()
-    reader = _OldState(sources, specs_of(optimizer.param_groups), optimizer._own[0][0])
-    put_values(made.param_groups, record.groups)
-    with made._running().local() as engine:
-        engine.write_generation(
-            _Filling(engine.layout, [p for _, p in optimizer._own], optimizer._own, reader),
-            kept_values(made.param_groups),
-            reader.counts([one.parameter for one, _ in optimizer._own]),
-            record.updates,
-        )
-        engine.wait()
-    made._note_versions()
+    replace_state(made, sources, specs_of(optimizer.param_groups), optimizer._own)
 
 
-def verify(optimizer: ShardedAdamW, sources: Sequence[_Source]) -> None:
+def verify(optimizer: ShardedAdamW, sources: Sequence[OldSlots]) -> None:
     """Read what this rank needs of `sources`. Raises DataMismatchError for damage."""
-    reader = _OldState(sources, specs_of(optimizer.param_groups), optimizer._own[0][0])
+    reader = OldState(sources, specs_of(optimizer.param_groups), optimizer._own[0][0])
     for wanted, _ in optimizer._own:
         for _ in reader.take(wanted):
             pass
@@ -180,17 +153,17 @@ def _choice(
     return count, updates, ()
 
 
-def _at(directory: Path, count: int, updates: int) -> list[_Source]:
+def _at(directory: Path, count: int, updates: int) -> list[OldSlots]:
     found = []
     for rank in range(count):
         path = directory / rank_directory(rank, count)
         records = kept_records(records_in(path))
         record = next(r for r in records if r.updates == updates)
-        found.append(_Source(path, read_layout(path), record))
+        found.append(OldSlots(path, read_layout(path), record))
     return found
 
 
-def sources_of_pins(directory: Path, pins: Sequence[str]) -> list[_Source]:
+def sources_of_pins(directory: Path, pins: Sequence[str]) -> list[OldSlots]:
     """Return the parts of the state with these held pins, one for each of its ranks.
 
     Raises DataMismatchError when one is not there.
@@ -205,127 +178,5 @@ def sources_of_pins(directory: Path, pins: Sequence[str]) -> list[_Source]:
         record = next((r for r in records if r.generation in generations and not r.damaged), None)
         if record is None:
             raise DataMismatchError(f"{path}: that generation is not pinned here, or is damaged")
-        found.append(_Source(path, read_layout(path), record))
+        found.append(OldSlots(path, read_layout(path), record))
     return found
-
-
-class _OldState:
-    """The fp32 tensors of the old ranks in the order of the flat parameters, from one place on."""
-
-    def __init__(
-        self, sources: Sequence[_Source], specs: Sequence[Any], first: ParameterRange
-    ) -> None:
-        """Raises StateMismatchError when `sources` are of another model than `specs`."""
-        self._sources = sources
-        self._ranges = ranges_of([one.elements for one in specs], len(sources))
-        for source, own in zip(sources, self._ranges, strict=True):
-            _check_same(source, own, specs)
-        self._pieces = self._read_from((first.parameter, first.begin))
-        self._left: tuple[ParameterRange, list[torch.Tensor]] | None = None
-
-    def counts(self, parameters: Sequence[int]) -> Any:
-        """Return how often each of `parameters` was updated."""
-        known: dict[int, int] = {}
-        for source, own in zip(self._sources, self._ranges, strict=True):
-            for one, count in zip(own, source.record.counts, strict=True):
-                known[one.parameter] = int(count)
-        return np.array([known[one] for one in parameters], dtype=np.uint64)
-
-    def take(self, wanted: ParameterRange) -> Iterator[tuple[ParameterRange, list[torch.Tensor]]]:
-        """Yield the tensors of `wanted`, in pieces; calls follow the order of the parameters."""
-        at = wanted.begin
-        while at < wanted.end:
-            piece, tensors = self._left or next(self._pieces)
-            self._left = None
-            if (piece.parameter, piece.end) <= (wanted.parameter, at):
-                continue  # it ends before
-            assert piece.parameter == wanted.parameter
-            assert piece.begin <= at
-            end = min(piece.end, wanted.end)
-            part = slice(at - piece.begin, end - piece.begin)
-            yield ParameterRange(wanted.parameter, at, end), [one[part] for one in tensors]
-            if end < piece.end:
-                self._left = piece, tensors
-            at = end
-
-    def _read_from(
-        self, first: tuple[int, int]
-    ) -> Iterator[tuple[ParameterRange, list[torch.Tensor]]]:
-        for source, own in zip(self._sources, self._ranges, strict=True):
-            if not own or (own[-1].parameter, own[-1].end) <= first:
-                continue
-            layout, record = source.layout, source.record
-            file = StateFile(source.directory / "state", file_sizes(layout)["state"])
-            try:
-                for chunk in range(layout.chunks):
-                    pieces = layout.pieces(chunk)
-                    last = own[pieces[-1].parameter]
-                    if (last.parameter, last.begin + pieces[-1].end) <= first:
-                        continue
-                    row = record.rows[chunk]
-                    data = file.read(
-                        layout.state_bytes(chunk), layout.state_offset(chunk, int(row["slot"]))
-                    )
-                    check_slot_of(file.path, data[:BLOCK].tobytes(), row, chunk)
-                    check_digest(file.path, digest_of(data[BLOCK:]), row, chunk)
-                    tensors = torch.from_numpy(data[BLOCK:]).view(torch.float32)
-                    parts = tensors.split(layout.elements(chunk))
-                    for piece in pieces:
-                        start = own[piece.parameter]
-                        yield (
-                            ParameterRange(
-                                start.parameter, start.begin + piece.begin, start.begin + piece.end
-                            ),
-                            [place(piece, part) for part in parts],
-                        )
-            finally:
-                file.close()
-
-
-def check_digest(path: Path, digest: int, row: Any, chunk: int) -> None:
-    """Raise DataMismatchError unless the chunk has the XXH3 of its row."""
-    if digest != int(row["state"]):
-        raise DataMismatchError(f"{path}: chunk {chunk} differs from its checksum")
-
-
-def _check_same(source: _Source, own: Sequence[ParameterRange], specs: Sequence[Any]) -> None:
-    expected = [(specs[one.parameter].dtype, one.end - one.begin) for one in own]
-    found = [(one.dtype, one.elements) for one in source.layout.parameters]
-    if expected != found:
-        raise StateMismatchError(
-            str(source.directory),
-            missing=[],
-            unexpected=[],
-            misshaped={"the range of this rank": (str(expected[:3]), str(found[:3]))},
-        )
-
-
-class _Filling:
-    """Puts the old state into each chunk of the new generation. An Update."""
-
-    def __init__(
-        self,
-        layout: StateLayout,
-        parameters: Sequence[torch.Tensor],
-        own: Sequence[tuple[ParameterRange, Any]],
-        old: _OldState,
-    ) -> None:
-        self._layout, self._parameters, self._old = layout, parameters, old
-        self._starts = [one for one, _ in own]
-
-    def __call__(self, buffer: ChunkBuffer) -> bool:
-        with torch.no_grad():
-            for piece in self._layout.pieces(buffer.chunk):
-                start = self._starts[piece.parameter]
-                wanted = ParameterRange(
-                    start.parameter, start.begin + piece.begin, start.begin + piece.end
-                )
-                into = [place(piece, tensor) for tensor in buffer.tensors()]
-                for part, tensors in self._old.take(wanted):
-                    here = slice(part.begin - wanted.begin, part.end - wanted.begin)
-                    for own, tensor in zip(into, tensors, strict=True):
-                        own[here].copy_(tensor)
-                model = flat_view(self._parameters[piece.parameter])[piece.begin : piece.end]
-                model.copy_(into[0])  # the masters
-                buffer.parameter(piece).copy_(model)
-        return True

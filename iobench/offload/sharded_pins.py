@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.pinned_state import FoundPin, PinnedGeneration
 from iobench.errors import DataMismatchError
 from iobench.offload.groups import kept_values, put_values
@@ -17,6 +18,7 @@ from iobench.offload.rank_directories import (
     records_in,
 )
 from iobench.offload.resharding import convert, remove_size, sources_of_pins, verify
+from iobench.writers.base import Writer
 
 if TYPE_CHECKING:
     from iobench.offload.algorithms import AdamW
@@ -84,10 +86,10 @@ class ShardedPins:
         try:
             damage = self._restore_same(pinned) if same else self._restore_other(pinned)
         except BaseException:
-            local.close()
+            self._pins.close_failed()
             raise
         if damage:
-            local.close()
+            self._pins.close_failed()
             raise DataMismatchError(damage)
         put_values(optimizer.param_groups, kept_values(local.param_groups))
         optimizer._unsettled = False
@@ -147,6 +149,23 @@ class ShardedPins:
 
         optimizer._agreed("end of conversion", end)
         return damage
+
+    @property
+    def exports(self) -> bool:
+        """Not yet: its parts would be files of several ranks."""
+        return False
+
+    def export(self, pinned: PinnedGeneration) -> NoReturn:
+        """Not supported; see `exports`."""
+        raise NotImplementedError
+
+    def open_file(self, pinned: PinnedGeneration, record: FileRecord) -> NoReturn:
+        """Not supported; see `exports`."""
+        raise NotImplementedError
+
+    def restore_files(self, manifest: Manifest, location: Any, writer: Writer) -> NoReturn:
+        """Not supported; see `exports`."""
+        raise NotImplementedError
 
     def _reopened(self) -> AdamW:
         self._pins.reopen()

@@ -167,12 +167,7 @@ class GenerationStore:
             return found
         pinned = {pin.generation for pin in self.pins}
         cloned = pinned - {one.generation for one in found[:1]}
-        return [self._in_clone(one) if one.generation in cloned else one for one in found]
-
-    def _in_clone(self, record: GenerationRecord) -> GenerationRecord:
-        rows = record.rows.copy()
-        rows["slot"] = self.clones.slot(record.generation)
-        return replace(record, rows=rows)
+        return [self.clones.in_clone(one) if one.generation in cloned else one for one in found]
 
     def record_of(self, pin: Pin) -> GenerationRecord:
         """Return the record of a pinned generation."""
@@ -386,12 +381,18 @@ def _read_areas(file: StateFile, layout: StateLayout) -> list[GenerationRecord |
 def read_records(directory: Path, layout: StateLayout) -> list[GenerationRecord]:
     """Return the valid records in `directory`, the newest first, without the lock.
 
-    A record that a trainer is just writing counts as missing.
+    A record that a trainer is just writing counts as missing. Rows of pinned generations are those
+    of their clones: a trainer may write the slots of all others.
     """
     size = area_bytes(layout)
     path = directory / "records"
     with transfer_errors("reading", path):
         data = path.read_bytes()
     areas = range(areas_of(layout))
-    found = [GenerationRecord.decode(data[n * size : (n + 1) * size], layout) for n in areas]
-    return sorted((r for r in found if r is not None), key=lambda r: r.sequence, reverse=True)
+    read = [GenerationRecord.decode(data[n * size : (n + 1) * size], layout) for n in areas]
+    found = sorted((r for r in read if r is not None), key=lambda r: r.sequence, reverse=True)
+    if not layout.clones or not found:
+        return found
+    pinned = {pin.generation for pin in found[0].pins}
+    clones = PinClones(directory, layout)
+    return [clones.in_clone(one) if one.generation in pinned else one for one in found]

@@ -15,17 +15,19 @@ from dataclasses import replace
 
 from iobench import linux
 from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, RankError, TransferError
 from iobench.tiers.drain_step import DrainStep
+from iobench.tiers.drain_waits import LOOK_AGAIN_S, DrainWaits
 from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.journal import DrainEvent, DrainJournal, Event
 from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
 from iobench.tiers.pace import DrainPace, DrainStoppedError
 from iobench.tiers.queue import DrainQueue, Queued
 from iobench.tiers.remote import RemoteTier
-from iobench.tiers.source_file import LocalDamageError, stored_bytes
+from iobench.tiers.source_file import LocalDamageError, offloaded_bytes, stored_bytes
 from iobench.writers.blocks import interpreter_end
 
 __all__ = ["Drain", "NewCopier"]
@@ -35,17 +37,18 @@ NewCopier = Callable[..., FileCopier]
 
 _NICE = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 300.0
-_LOOK_AGAIN_S = 1.0
 _JOIN_S = 10.0
 
 
-class Drain:
+class Drain(DrainWaits):
     """A thread that copies each checkpoint of `local`, the last saved one first.
 
     Every copy is then read back. What is done is in the two tiers themselves, so a process that
     is killed at any moment goes on when it is started again. Errors never reach the trainer except
     by `wait`: the drain tries again after 0.5 s, 1 s, 2 s and so on, up to 5 minutes.
     """
+
+    offload: PinnedState | None = None  # the generations of the checkpoints, copied too
 
     def __init__(
         self,
@@ -61,12 +64,14 @@ class Drain:
         self.journal = DrainJournal(local.directory)
         self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
         self._copier = new_copier(local=local, remote=remote, pace=self._pace)
-        self._step = DrainStep(local=local, remote=remote, queue=self.queue, copier=self._copier)
+        self._step = DrainStep(
+            local=local,
+            remote=remote,
+            queue=self.queue,
+            copier=self._copier,
+            offload=lambda: self.offload,
+        )
         self._saving = self._failed_in_a_row = 0
-        self.failures = 0
-        """How many attempts have failed."""
-        self.failure: Exception | None = None
-        """Why the last attempt failed; None after a success."""
         self._rates = rates
         self._untidy = False
         self._pid = os.getpid()
@@ -84,7 +89,8 @@ class Drain:
                 serial=serial,
                 since_s=time.monotonic(),
                 created_s=created_s,
-                size_bytes=stored_bytes(self._local.locate(step)),
+                size_bytes=stored_bytes(self._local.locate(step))
+                + offloaded_bytes(self._local, step),
             )
             self.queue.put(entry)
         self.journal.shorten()
@@ -110,11 +116,13 @@ class Drain:
                 waiting = self.queue.not_durable()
                 why = self._limit.no_room(waiting, entry.size_bytes, time.monotonic())
             self.queue.put(replace(entry, state="skipped") if why else entry)
-        self._note("saved", entry, elapsed_s=elapsed_s)
+        more = offloaded_bytes(self._local, entry.step)
+        written = replace(entry, size_bytes=entry.size_bytes - more)
+        self._note("saved", written, elapsed_s=elapsed_s)
         if why:
             self._note("skipped", entry, why=why)
             self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
-        self._rates.add(LOCAL, entry.size_bytes, elapsed_s)
+        self._rates.add(LOCAL, written.size_bytes, elapsed_s)
 
     def filled(self, manifest: Manifest) -> None:
         """Record a checkpoint that was copied from the remote tier to the local one just now."""
@@ -149,51 +157,6 @@ class Drain:
         """Record why a checkpoint was saved to `tier`."""
         self._note("placed", step=step, where=tier, why=why)
 
-    def wait(self, seen: int | None = None, within_s: float = math.inf) -> bool:
-        """Wait until every checkpoint is durable in the remote tier, or given up.
-
-        Return whether that is so after `within_s` at most. Raises the error of an attempt that
-        fails meanwhile, or since there were `seen` failures; the next attempts go on. Raises
-        TransferError if the drain was stopped.
-        """
-        seen = self.failures if seen is None else seen
-        left, failure = self._left(lambda: self.failures > seen, within_s)
-        if left and failure is not None:
-            raise failure
-        if left:
-            raise TransferError(f"the drain has ended; steps {left} are not in {self.remote}")
-        return left is not None
-
-    def finish(self, within_s: float = math.inf) -> bool:
-        """Wait like `wait`, but not for a remote tier that fails: a RuntimeWarning says so."""
-        left, failure = self._left(lambda: True, within_s)
-        if left:
-            warnings.warn(
-                f"steps {left} are not in {self.remote} yet ({failure}); they are "
-                "in the local tier, and the next Checkpointer of it goes on",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        return left is not None
-
-    def _left(
-        self, counts: Callable[[], bool], within_s: float
-    ) -> tuple[list[int] | None, Exception | None]:
-        """Wait until all is copied, or the drain has ended, or has a failure that `counts()`.
-
-        Return the steps that are not in the remote tier, None after `within_s`, and the failure.
-        """
-        until_s = time.monotonic() + within_s
-        with self.queue.changed:
-            while self.queue.not_durable() and self._thread.is_alive():
-                if self.failure is not None and counts():
-                    break
-                if time.monotonic() > until_s:
-                    return None, None
-                self.queue.changed.wait(_LOOK_AGAIN_S)
-            failure = self.failure if counts() else None
-            return sorted(one.step for one in self.queue.not_durable()), failure
-
     def wait_for_lag(self, step: int, within_s: float = math.inf) -> float:
         """Let the save of `step` wait while the lag exceeds its limit; return the seconds.
 
@@ -211,7 +174,7 @@ class Drain:
                 if not why:
                     break
                 first = first or why
-                self.queue.changed.wait(_LOOK_AGAIN_S)
+                self.queue.changed.wait(LOOK_AGAIN_S)
         if not first:
             return 0.0
         waited_s = time.monotonic() - began_s
@@ -277,7 +240,7 @@ class Drain:
             entry = self.queue.next()
             if entry is None:
                 self._succeeded()
-                self.queue.changed.wait(_LOOK_AGAIN_S)
+                self.queue.changed.wait(LOOK_AGAIN_S)
                 return
         try:
             self._work_on(entry)
@@ -358,6 +321,25 @@ class Drain:
         if self._untidy:
             self.remote.tidy([one.step for one in self.queue.not_durable()])
             self._untidy = False
+
+    def settle_one(self) -> bool:
+        """Wait until one checkpoint more is read back; False if that will not happen.
+
+        A remote tier that fails: the oldest copy is given up, unless every save must be copied.
+        """
+        with self.queue.changed:
+            before = {one.serial for one in self.queue.pending()}
+            while self.failure is None and self._thread.is_alive():
+                if not before or before - {one.serial for one in self.queue.pending()}:
+                    return bool(before)
+                self.queue.changed.wait(LOOK_AGAIN_S)
+            left = self.queue.pending()[1:]
+            if self.failure is None or not left or self.remote.options.every_save:
+                return False
+            why = "the optimizer has no pin left, and the remote tier fails"
+            self._supersede(left[-1], why)
+        self._tell(f"step {left[-1].step} is not copied to {self.remote}: {why}")
+        return True
 
     def _supersede(self, entry: Queued, why: str) -> None:
         self._untidy = self._untidy or entry.state == "draining"

@@ -17,7 +17,7 @@ from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.observed import ObservedRates
 from iobench.tiers.queue import Queued
 from iobench.tiers.remote import Remote, RemoteTier
-from iobench.tiers.source_file import stored_bytes
+from iobench.tiers.source_file import offloaded_bytes, stored_bytes
 
 __all__ = ["KeepUntilCopied", "LocalTier"]
 
@@ -74,7 +74,7 @@ class LocalTier(DirectoryStore):
                 serial=serial,
                 since_s=time.monotonic(),
                 created_s=time.time(),
-                size_bytes=stored_bytes(self.locate(step)),
+                size_bytes=stored_bytes(self.locate(step)) + offloaded_bytes(self, step),
             )
             self.drain.saved(entry, time.monotonic() - began_s)
 

@@ -54,6 +54,7 @@ class Nearest:
         self.warm: Warm | None = None
         """Copies a checkpoint to the local tier before it is read from the remote one."""
         self._listing: RemoteList | None = None
+        self._offload: Callable[[Manifest], None] | None = None
         self._failure: Exception | None = None
         self._settled = self._has_local = False
         self._local, self._writer, self._read = local, writer, read
@@ -216,17 +217,31 @@ class Nearest:
             for step in self.steps()
         ]
 
+    def remote_copy(self, manifest: Manifest) -> tuple[str | Path, Writer] | None:
+        """Return where the remote tier has this very save, and its writer; None if it has not."""
+        self.ask()
+        step = manifest.step
+        if step not in self._in_remote or self._remote.manifest(step) != manifest:
+            return None
+        return self._remote.locate(step), self._remote_writer
+
     def _counted(self) -> dict[int, int]:
         """Return the serial numbers of the local checkpoints that count."""
         return {step: one for step, one in self._known.items() if not self._is_outdated(step)}
 
     def restore(
-        self, step: int | Literal["latest"], *, on_corrupt: OnCorrupt, like: Any
+        self,
+        step: int | Literal["latest"],
+        *,
+        on_corrupt: OnCorrupt,
+        like: Any,
+        offload: Callable[[Manifest], None] | None = None,
     ) -> tuple[Any, Loaded]:
         """Restore like `iobench.checkpoint.restore.restore`, from both tiers.
 
         The local checkpoint is read while the remote tier is asked whether it has a later one.
         """
+        self._offload = offload
         self.begin()
         early = None
         asked = self._listing is not None and not self._listing.done.is_set()
@@ -259,6 +274,7 @@ class Nearest:
         state, loaded = restore(
             self, self._writer, step,  # type: ignore[arg-type]  # the read side alone
             on_corrupt=on_corrupt, like=like, known=known, read=self.read,
+            offload=self._offload,
         )  # fmt: skip
         return state, replace(loaded, sources=dict(self.sources))
 

@@ -12,9 +12,10 @@ import xxhash
 from iobench.checkpoint.manifest import FileRecord
 from iobench.errors import DataMismatchError, transfer_errors
 from iobench.tiers.source_file import BLOCK_BYTES
+from iobench.writers.image import Bytes
 from iobench.writers.source import Source
 
-__all__ = ["read_back"]
+__all__ = ["compare_file", "read_back"]
 
 
 def read_back(
@@ -31,7 +32,7 @@ def read_back(
     for record in files:
         where = os.path.join(location, record.path)
         with transfer_errors("reading back", where), closing(open_source(where)) as source:
-            _compare(record, _blocks(source, record.size_bytes, where, pace), where)
+            compare_file(record, _blocks(source, record.size_bytes, where, pace), where)
 
 
 def _blocks(
@@ -50,7 +51,7 @@ def _blocks(
         raise DataMismatchError(f"{where}: has more than {size_bytes} bytes")
 
 
-def _compare(record: FileRecord, blocks: Iterator[bytes], where: str) -> None:
+def compare_file(record: FileRecord, blocks: Iterator[bytes | Bytes], where: str) -> None:
     """Compare the pieces of one file with its bytes. Raises DataMismatchError."""
     rest = memoryview(b"")
     for piece in record.pieces:
@@ -60,7 +61,7 @@ def _compare(record: FileRecord, blocks: Iterator[bytes], where: str) -> None:
                 found = next(blocks, None)
                 if found is None:
                     raise DataMismatchError(f"{where}: its manifest has more bytes than the file")
-                rest = memoryview(found)
+                rest = memoryview(found if isinstance(found, bytes) else found.data)
             digest.update(rest[:left])
             rest, left = rest[left:], max(0, left - len(rest))
         if digest.hexdigest() != piece.xxh3_64:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from iobench.checkpoint.order import readable_manifest
+from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, TransferError
 from iobench.units import MIB
 from iobench.writers.image import Bytes
 
-__all__ = ["BLOCK_BYTES", "LocalDamageError", "SourceFile", "stored_bytes"]
+__all__ = ["BLOCK_BYTES", "LocalDamageError", "SourceFile", "offloaded_bytes", "stored_bytes"]
 
 BLOCK_BYTES = 8 * MIB
 
@@ -84,3 +86,9 @@ def stored_bytes(checkpoint: Path) -> int:
     with contextlib.suppress(OSError):
         return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
     return 0
+
+
+def offloaded_bytes(store: CheckpointStore, step: int) -> int:
+    """Return the bytes that a remote tier gets of the optimizer state of a checkpoint."""
+    manifest = readable_manifest(store, step, files=False)
+    return sum(file.size_bytes for file in manifest.remote_files) if manifest else 0

@@ -6,10 +6,12 @@ import errno
 import os
 import random
 import re
+import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from support.offload_training import (
 )
 from support.preloaded import run_preloaded
 
+import iobench
 from iobench import linux
 from iobench.errors import DataMismatchError, TransferError
 from iobench.offload import AdamW
@@ -205,3 +208,37 @@ def test_without_reflinks(new_filesystem: Callable[..., Path]) -> None:
     text, other = ((root / name / "layout.json").read_text() for name in ("one", "other"))
     assert text == other
     assert '"version": 1' in text
+
+
+@pytest.mark.filterwarnings("ignore:step .. the optimizer is read:RuntimeWarning")
+def test_a_clone_is_copied_to_a_remote_tier(
+    new_filesystem: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The copy of a checkpoint has the bytes of its clone, although later steps wrote its slots."""
+    local, runs = new_filesystem("xfs", _SIZE["xfs"]), tmp_path / "runs"
+    expected = stock_snapshots(4)
+    remote = iobench.Remote(tmp_path / "remote", bandwidth_limit="1MiB")
+    own: Any = {**VALUES, **OPTIONS, "pins": 3, "clone_pins": True}
+    with (
+        AdamW(make_parameters(), local / "state", **own) as optimizer,
+        iobench.Checkpointer(
+            runs, keep=iobench.KeepLast(2), offload=optimizer, tiers=[remote]
+        ) as ckpt,
+    ):
+        for step in range(4):
+            give_gradients(optimizer.param_groups[0]["params"], step)
+            optimizer.step()
+            if step == 1:
+                ckpt.save_async({"step": 2}, 2)
+        ckpt.wait(until="remote")
+        assert _clones(local / "state")
+    shutil.rmtree(runs)
+    parameters = make_parameters(9)
+    with (
+        AdamW(parameters, tmp_path / "state", **{**own, "clone_pins": False}) as optimizer,
+        iobench.Checkpointer(
+            runs, keep=iobench.KeepLast(2), offload=optimizer, tiers=[remote]
+        ) as ckpt,
+    ):
+        assert ckpt.load() == {"step": 2}
+        assert_equal(snapshot(optimizer), expected[1])

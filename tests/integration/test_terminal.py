@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
@@ -227,7 +228,9 @@ def test_the_first_line_comes_before_what_takes_long_to_load(
     with open(ours, "rb", buffering=0) as screen, open(theirs, "wb", buffering=0) as terminal:
         command = [sys.executable, "-c", _ENDS_AT_IMPORTS, *arguments]
         subprocess.run(command, stdout=terminal, stderr=terminal, check=True, timeout=60)
-        shown = screen.read(1000).decode()
+        shown = ""  # a read may return a part of it
+        while "import of " not in shown and select.select([screen], [], [], 10)[0]:
+            shown += screen.read(1000).decode()
     assert shown.startswith(f"{first[0]} ...import of ")
 
 

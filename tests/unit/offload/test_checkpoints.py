@@ -239,7 +239,7 @@ def test_a_checkpoint_needs_both_parts(tmp_path: Path) -> None:
     [
         ({"keep": iobench.KeepLast(3)}, "pins=3 and the Checkpointer keeps 3; it needs one pin"),
         ({}, "keeps all checkpoints"),
-        ({"keep": iobench.KeepLast(1), "tiers": ["x"]}, "not yet with tiers"),
+        ({"keep": iobench.KeepLast(1), "tiers": ["x"]}, "takes tiers="),
     ],
 )
 def test_options_that_do_not_fit(options: Any, message: str, tmp_path: Path) -> None:
