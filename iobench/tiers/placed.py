@@ -97,7 +97,7 @@ class PlacedCommitter(Committer):
                 )
                 limit = tier.remote.options.rate_bytes_per_s
                 manifest = remote.commit(save, serialized, memory, rate_bytes_per_s=limit)
-                serial = ledger.serial
+                serial = ledger.serial_of(save)
         except IobenchError as error:
             if save.status == "committed":
                 raise
