@@ -38,6 +38,9 @@ control._shared = control.Control.connect(world, deadline_s=30, lost_after_s=2)
 writer = S3Writer(part_size="5MiB", threads=1) if remote.startswith("s3") else ""
 try:
     with Checkpointer(local, tiers=[Remote(remote, writer=writer)]) as ckpt:
+        if victim is None:  # the next start
+            ckpt.wait(until="remote")
+            raise SystemExit
         if world.rank == victim:
             kill_points.arm(point)
         ckpt.save(tiers.state(2), 2)
@@ -102,6 +105,21 @@ def test_a_directory(victim: int, point: str, least: int, tmp_path: Path) -> Non
     assert {path.name for path in local.iterdir()} == {"step-2", ".iobench-lock", JOURNAL}
     again = sum(one.sent_bytes for one in events(local, "durable")) - before
     assert again <= 2 * _FILE + 20_000 - least
+
+
+def test_a_restart_of_all_ranks(tmp_path: Path) -> None:
+    """At the same world size, too, only what is missing is sent."""
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    _lose(local, remote, 0, "iobench.tiers.source_file.SourceFile.read:before:2")
+    code = _TRAINER.format(arguments=(str(local), str(remote), None, ""))
+    with start_ranks(code, 2) as ranks:
+        for rank in (0, 1):
+            ended, out, said = ranks.end(rank)
+            assert (ended, out) == (0, ""), said
+    assert load_checkpoint(remote)["w"].unique().tolist() == [2]
+    assert {path.name for path in remote.iterdir()} == {"step-2", ".iobench-lock"}
+    sent = sum(one.sent_bytes for one in events(local, "durable"))
+    assert sent <= 2 * _FILE + 20_000 - BLOCK_BYTES
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,8 @@ class Gated(BufferedWriter):
         self.gate.wait()
         return super().write_many(*given, **options)
 
-ckpt = Checkpointer(sys.argv[1], writer=Gated(), tiers=[Memory("9MiB"), Memory("32MiB", path="/dev/shm")])
+tiers = [Memory("9MiB"), Memory("32MiB", path="/dev/shm")]
+ckpt = Checkpointer(sys.argv[1], writer=Gated(), tiers=tiers)
 for step in (1, 2):
     ckpt.save_async({"w": torch.full((2 << 20,), float(step))}, step)
 print("held", flush=True)
