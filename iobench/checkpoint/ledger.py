@@ -84,9 +84,10 @@ class Ledger:
     def serial_of(self, save: Save) -> int:
         """Return the serial number that the checkpoint of `save` gets. Raises TransferError."""
         self._read()
-        if save.serial < 0:
-            save.serial = self._before_claimed - save.serial
-        return save.serial or self._last_serial + 1
+        with self._lock:
+            if save.serial < 0:
+                save.serial = self._before_claimed - save.serial
+            return save.serial or self._last_serial + 1
 
     def new_serial(self) -> int:
         """Return a serial number for a checkpoint; it is not used again, even if the save fails."""

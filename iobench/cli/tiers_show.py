@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iobench.cli.given import FormatOption, ListingFormat
+from iobench.cli.tiers_memory import memory_document, print_memory
 from iobench.report.render import write_json
 from iobench.text import printable
 from iobench.units import count_of, format_rate, format_seconds, format_size
@@ -20,21 +21,34 @@ if TYPE_CHECKING:
 
 def show(
     directory: Annotated[
-        Path, typer.Argument(help="The directory of a Checkpointer with tiers=[Remote(...)].")
+        Path, typer.Argument(help="The directory of a Checkpointer with tiers=[...].")
     ],
     format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
     """Show in which tiers the checkpoints of a run are.
 
-    It reads the directory and its journal, also while a Checkpointer writes there. The remote tier
-    is not asked.
+    It reads the directory and its journal, and what a running process tells about its memory. The
+    remote tier is not asked.
     """
+    from iobench.tiers.journal import DrainJournal
+    from iobench.tiers.memory_status import memory_status
     from iobench.tiers.status import tiers_status
 
-    found = tiers_status(directory)
+    memory = memory_status(directory)
+    found = None
+    if memory is None or any(one.event == "remote" for one in DrainJournal(directory).events()):
+        found = tiers_status(directory)
     if format_ is ListingFormat.JSON:
-        write_json(_document(found), sys.stdout)
+        document = {"schema": "iobench.tiers/1"} if found is None else _document(found)
+        write_json({**document, "memory": memory_document(memory)}, sys.stdout)
         return
+    print_memory(memory)
+    if found is not None:
+        print()
+        _print_status(found)
+
+
+def _print_status(found: TiersStatus) -> None:
     print(f"local   {printable(found.directory)}")
     print(f"  fill  {format_size(found.size_bytes)}, {format_size(found.free_bytes)} free")
     print(f"  rate  {_rate(found.local_rate)}")

@@ -9,9 +9,10 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
-from iobench.errors import StateError
+from iobench.errors import StateError, TransferError
 from iobench.tiers.memory_pool import MemoryPool
 from iobench.tiers.memory_slot import Kept, MemorySlot
+from iobench.tiers.memory_status import MemoryStatusFile
 from iobench.tiers.spill import next_to_write
 from iobench.writers.blocks.channel import Lease, OnFull
 
@@ -37,8 +38,10 @@ class MemoryPersister(Persister[Serialized]):
         serial_of: Callable[[Save], int],
         *,
         in_order: bool = False,
+        status: MemoryStatusFile | None = None,
     ) -> None:
         super().__init__(pool, self._keeping, in_order=in_order)
+        self._status = status
         self._memory, self._commit = pool, persist
         self._wanted, self._serial_of = wanted, serial_of
 
@@ -49,9 +52,12 @@ class MemoryPersister(Persister[Serialized]):
 
     def _choose(self, waiting: list[_Lease]) -> list[_Lease]:
         saves = [lease.item.save for lease in waiting]
-        wanted = self._wanted(
-            {save.step: (self._serial_of(save), save.created_s) for save in saves}
-        )
+        try:
+            wanted = self._wanted(
+                {save.step: (self._serial_of(save), save.created_s) for save in saves}
+            )
+        except TransferError:  # the manifests cannot be read: the commit of this one tells it
+            return [waiting[-1], *waiting[:-1]]
         wanted.add(saves[-1].step)
         stay = [lease for lease in waiting if lease.item.save.step in wanted]
         chosen = stay[
@@ -84,12 +90,23 @@ class MemoryPersister(Persister[Serialized]):
     def free(self) -> None:
         super().free()
         self._memory.close()
+        if self._status is not None:
+            self._status.close()
 
     def submit(self, lease: _Lease) -> None:
         early_s = _slot(lease).not_before_s - time.monotonic()
         if early_s > 0:  # a paced tier: the copy takes longer than it did
             time.sleep(early_s)
         super().submit(lease)
+        self._changed()
+
+    def _release(self, snapshot: Snapshot[Serialized]) -> None:
+        super()._release(snapshot)
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._status is not None:
+            self._status.update()
 
     def kept(self, step: int, serial: int) -> MemorySlot | None:
         """Return the slot with the bytes of this committed checkpoint, if memory still has it."""

@@ -16,13 +16,14 @@ from iobench.checkpoint.restore import Loaded, Read
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
-from iobench.checkpoint.store import CheckpointStore
+from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.errors import DataMismatchError
 from iobench.tiers.local_tier import LocalTier
 from iobench.tiers.memory_persister import MemoryPersister
 from iobench.tiers.memory_pool import MemoryPool
 from iobench.tiers.memory_reader import MemoryReader
 from iobench.tiers.memory_slot import MemorySlot
+from iobench.tiers.memory_status import MemoryStatusFile
 from iobench.tiers.memory_tier import MemoryTier
 from iobench.writers.base import Writer
 
@@ -68,8 +69,16 @@ class SnapshotMemory:
     ) -> MemoryPersister:
         """Return the persister. `keep` is the user's; `local` is the store if it drains."""
         self._ledger, self._keep, self._store, self._local = ledger, keep, store, local
+        status = None
+        if isinstance(store, DirectoryStore):
+            status = MemoryStatusFile(self.pool, store.directory, self._rates)
         self._persister = MemoryPersister(
-            self.pool, persist, self._wanted, ledger.serial_of, in_order=in_order
+            self.pool,
+            persist,
+            self._wanted,
+            ledger.serial_of,
+            in_order=in_order,
+            status=status,
         )
         return self._persister
 

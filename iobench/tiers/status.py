@@ -104,8 +104,8 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
     opened = next((one for one in reversed(events) if one.event == "remote"), None)
     if opened is None:
         raise UsageError(
-            f"{directory}: no Checkpointer has copied checkpoints from here; give it "
-            'tiers=[Remote("s3://bucket/run")]'
+            f"{directory}: no Checkpointer has copied checkpoints from here, and no process of "
+            'this user here holds memory of this run; tiers=[Remote("s3://bucket/run")] copies them'
         )
     last = _last_states(events)
     found = [_copies(step, readable_manifest(store, step), last, now_s) for step in steps]

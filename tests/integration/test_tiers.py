@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import shutil
@@ -18,6 +19,7 @@ from support.s3_servers import SERVERS, s3_server
 from support.tiers import damage, events, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Memory, Remote, load_checkpoint
+from iobench.checkpoint import ledger
 from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.object_store import ObjectStore
 from iobench.errors import OptionError, TargetError, TransferError, UsageError
@@ -605,7 +607,6 @@ def test_copied_to_a_bucket(bucket: Bucket, local: Path) -> None:
     assert RemoteTier(tier).store.steps() == [3]
 
 
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no tmpfs at /dev/shm")
 def test_memory_tiers_of_a_bucket_read_no_manifest_in_the_trainer(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -630,3 +631,34 @@ def test_memory_tiers_of_a_bucket_read_no_manifest_in_the_trainer(
     monkeypatch.setattr(ObjectStore, "manifest", read)
     store = ObjectStore(bucket.target, S3Writer())
     assert [store.manifest(step).serial for step in store.steps()] == [1, 2, 3, 4]
+
+
+def test_memory_tiers_of_a_bucket_whose_manifests_cannot_be_read(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed read costs the save whose turn it was; the others keep their order."""
+    small = {"w": torch.ones(10)}
+    with Checkpointer(bucket.target, writer="s3") as ckpt:
+        ckpt.save(small, 1)
+        ckpt.save(small, 2)
+    released, calls, read = threading.Event(), itertools.count(), ledger.outlines
+
+    def outlines(*arguments: Any) -> Any:
+        assert released.wait(60)
+        if next(calls) < 2:  # in the first save, and when the next one is chosen
+            raise TransferError("no answer")
+        return read(*arguments)
+
+    monkeypatch.setattr(ledger, "outlines", outlines)
+    ckpt = Checkpointer(bucket.target, writer="s3", tiers=[Memory("16MiB")])
+    saves = [ckpt.save_async(small, step) for step in (3, 4, 5)]
+    released.set()
+    with pytest.raises(TransferError, match="no answer"):
+        ckpt.wait()
+    assert [save.status for save in saves] == ["failed", "committed", "committed"]
+    saves.append(ckpt.save_async(small, 6))
+    ckpt.close()
+    store = ObjectStore(bucket.target, S3Writer())
+    found = {step: store.manifest(step).serial for step in store.steps()}
+    assert found == {1: 1, 2: 2, 4: 4, 5: 5, 6: 6}
+    assert next(calls) == 3  # read once when it worked
