@@ -22,12 +22,15 @@ from support.offload_training import (
     snapshot,
     stock_snapshots,
 )
-from support.tiers import damage, settled, until
+from support.tiers import damage, events, settled, until
 
 import iobench
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError, OptionError, StateMismatchError, UsageError
 from iobench.offload import SGD, Adam, AdamW
+from iobench.offload.files import read_layout
+from iobench.offload.layout import BLOCK
+from iobench.offload.store import read_records
 from iobench.testing import LocalS3
 
 pytestmark = pytest.mark.filterwarnings("ignore:step .. the optimizer is read:RuntimeWarning")
@@ -127,6 +130,8 @@ def test_the_files_of_the_optimizer_are_lost(tmp_path: Path, expected: list) -> 
     (file,) = manifest.pinned[0].files
     assert (tmp_path / "remote" / "step-3" / _STATE).stat().st_size == file.size_bytes
     assert not (tmp_path / "runs" / "step-3" / _STATE).exists()
+    with pytest.raises(UsageError, match="has its optimizer in"):
+        iobench.load_checkpoint(tmp_path / "remote", 3)
     with _opened(tmp_path, remote) as (optimizer, ckpt):
         with pytest.warns(RuntimeWarning, match="the optimizer is read from"):
             assert ckpt.load(2) == {"step": 2}
@@ -203,6 +208,65 @@ def test_a_remote_tier_that_fails_holds_no_pins(tmp_path: Path) -> None:
         assert ckpt.saves[-1].status == "committed"
     assert any("the optimizer has no pin left" in str(one.message) for one in told)
     assert held(tmp_path / "state").keys() >= set(named(tmp_path / "runs").values())
+
+
+def _block(optimizer: AdamW, ckpt: iobench.Checkpointer, there: Path) -> None:
+    """Copy the first step, and let the remote tier fail from then on."""
+    _train(optimizer, ckpt, 1)
+    ckpt.wait(until="remote")
+    until(lambda: settled(ckpt))
+    shutil.rmtree(there)
+    there.write_text("a file in the way")
+
+
+def test_no_copy_may_be_given_up(tmp_path: Path) -> None:
+    """With `every_save`, a save that finds no pin left while the remote tier fails is one error."""
+    there = tmp_path / "remote"
+    remote = iobench.Remote(there, every_save=True)
+    with (
+        warnings.catch_warnings(action="ignore", category=RuntimeWarning),
+        _opened(tmp_path, remote, keep=1, pins=2) as (optimizer, ckpt),
+    ):
+        _block(optimizer, ckpt, there)
+        with pytest.raises(UsageError, match="belong to checkpoints"):
+            _train(optimizer, ckpt, 5)
+        assert optimizer.updates == 4
+    assert DirectoryStore(tmp_path / "runs").steps() == [2, 3]
+    assert set(named(tmp_path / "runs").values()) == held(tmp_path / "state").keys()
+
+
+def test_slots_that_are_damaged_before_they_are_copied(tmp_path: Path) -> None:
+    """The copy is `failed`, and is not sent again; the remote tier does not have it."""
+    there, state = tmp_path / "remote", tmp_path / "state"
+    with (
+        warnings.catch_warnings(action="ignore", category=RuntimeWarning),
+        _opened(tmp_path, iobench.Remote(there)) as (optimizer, ckpt),
+    ):
+        _block(optimizer, ckpt, there)
+        _train(optimizer, ckpt, 2)
+    layout = read_layout(state)
+    slot = int(read_records(state, layout)[0].rows[0]["slot"])
+    with (state / "state").open("r+b") as file:
+        file.seek(layout.offset("state", 0, slot) + BLOCK)
+        file.write(b"damage")
+    there.unlink()
+    with (
+        warnings.catch_warnings(record=True) as told,
+        AdamW.resume(make_parameters(), state) as optimizer,
+        iobench.Checkpointer(
+            tmp_path / "runs",
+            keep=iobench.KeepLast(2),
+            offload=optimizer,
+            tiers=[iobench.Remote(there)],
+        ) as ckpt,
+    ):
+        warnings.simplefilter("always")
+        until(
+            lambda: [one.step for one in events(tmp_path / "runs", "failed") if one.step > 0] == [2]
+        )
+        ckpt.wait(until="remote")
+    assert any("step 2 is not copied to" in str(one.message) for one in told)
+    assert DirectoryStore(there).steps() == [1]
 
 
 def test_what_does_not_go_together(tmp_path: Path) -> None:

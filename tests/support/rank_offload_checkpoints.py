@@ -10,7 +10,7 @@ import torch
 
 import iobench
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import DataMismatchError
+from iobench.errors import DataMismatchError, OptionError
 from iobench.offload.rank_directories import complete_sizes, rank_directory, records_in
 from iobench.offload.ranked import ShardedAdamW
 from support.kill_points import arm
@@ -18,7 +18,7 @@ from tests.support.offload_training import OPTIONS, VALUES, give_gradients, make
 from tests.support.rank_offload import bits
 from tests.support.rank_pool import in_world, mesh_of
 
-__all__ = ["KEPT", "PINS", "held", "named", "save_fails", "train"]
+__all__ = ["KEPT", "PINS", "held", "named", "refuses_tiers", "save_fails", "train"]
 
 PINS = 3
 KEPT = 2
@@ -125,6 +125,20 @@ def save_fails(size: int, directory: str, kill: tuple[int, str]) -> dict[str, An
         ckpt.save({"step": 2}, 2)
         state = ckpt.load()
     return {"errors": errors, "steps": steps, "state": state, "bits": bits(parameters)}
+
+
+def refuses_tiers(size: int, directory: str) -> str:
+    """Return the error of a Checkpointer with a remote tier."""
+    _, optimizer, options = _opened(size, directory)
+    tiers = [iobench.Remote(Path(directory) / "remote")]
+    with optimizer:
+        try:
+            iobench.Checkpointer(
+                Path(directory) / "runs", offload=optimizer, tiers=tiers, **options
+            )
+        except OptionError as error:
+            return str(error)
+    return ""
 
 
 def held(directory: Path, size: int) -> list[set[str]]:
