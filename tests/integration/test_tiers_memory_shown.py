@@ -104,7 +104,7 @@ def test_closed(tmp_path: Path) -> None:
         assert memory_status(other) is None
         if (child := os.fork()) == 0:  # shares the file, but not the memory
             try:
-                ckpt._persister._status.update()  # type: ignore[attr-defined]
+                ckpt._persister._status.update()  # type: ignore[attr-defined]  # MemoryPersister
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
@@ -112,7 +112,6 @@ def test_closed(tmp_path: Path) -> None:
     assert memory_status(run) is None
 
 
-@pytest.mark.filterwarnings("error")
 def test_read_while_it_is_written(tmp_path: Path) -> None:
     """Every status that is read is one that was written as a whole."""
     snapshots: list[Any] = []
