@@ -15,7 +15,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +121,8 @@ class MemoryStatusFile:
             "directory": self._directory,
             "pid": self._pid,
             "at_s": time.time(),
-            "tiers": [asdict(one) for one in tiers],
-            "snapshots": [asdict(one) for one in snapshots],
+            "tiers": [vars(one) for one in tiers],
+            "snapshots": [vars(one) for one in snapshots],
         }
 
 
