@@ -28,9 +28,7 @@ def compared(image: FileImage, record: FileRecord, where: object) -> Iterator[Co
             f"{where}: has {image.size_bytes} bytes, its manifest says {record.size_bytes}"
         )
     comparison = _Comparison(image, record)
-    yield ComparedImage(
-        path=image.path, segments=image.segments, comparison=comparison, compared=image
-    )
+    yield ComparedImage(path=image.path, segments=image.segments, comparison=comparison)
     comparison.finish()
     wrong = comparison.wrong
     if wrong:
@@ -45,11 +43,9 @@ class ComparedImage(FileImage):
     """An image whose pieces are compared while a writer fills it."""
 
     comparison: _Comparison = field(repr=False, compare=False)
-    compared: FileImage = field(repr=False, compare=False)
 
     def filled(self, start: int, stop: int) -> None:
         self.comparison.arrived(start, stop)
-        self.compared.filled(start, stop)
 
     def damaged(self) -> list[tuple[int, int]]:
         """Compare what was not compared yet; return the ranges of the pieces that differ.

@@ -210,22 +210,15 @@ def read_plain(
     with compared(image, record, os.path.join(location, SKELETON)) as incoming:
         writer.read(incoming, location)
     text = image.views(0, image.size_bytes)[0].tobytes()
-    record = manifest.file(TENSORS)
-    tensors, image = safetensors.incoming(TENSORS, location, writer)
-
-    def rebuilt() -> Any:
-        with collector_paused():
-            return select(unflatten(json.loads(text), tensors, rank=rank, ranks=ranks))
-
-    state = None
+    tensors, image = safetensors.prepare(TENSORS, location, writer)
+    with collector_paused():
+        state = select(unflatten(json.loads(text), tensors, rank=rank, ranks=ranks))
     if like is not None:
-        image.finish()
-        state = rebuilt()
         _compare(f"{store}: step {step}", like, state)
-    where = os.path.join(location, TENSORS)
-    with image.working(), compared(image, record, where) as incoming:
+    record = manifest.file(TENSORS)
+    with compared(image, record, os.path.join(location, TENSORS)) as incoming:
         transfer = writer.read(incoming, location)
-    return rebuilt() if like is None else state, transfer
+    return state, transfer
 
 
 def _compare(where: str, like: Any, state: Any) -> None:

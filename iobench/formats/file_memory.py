@@ -63,7 +63,7 @@ class FileMemory:
     def image(self, path: str) -> FileImage:
         """Return the image of the whole file, with memory also for the parts not taken.
 
-        A part that is taken later must be aligned, and not come before an earlier one.
+        No part is taken after it.
         """
         self._run = None
         parts: list[Any] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import prod
@@ -18,7 +17,6 @@ import torch
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UsageError
 from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import RUN_BYTES, FileMemory
-from iobench.formats.incoming_image import IncomingImage
 from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.safetensors_header import DTYPES, METADATA, header_bytes
 from iobench.formats.safetensors_layout import image_on_cpu
@@ -36,7 +34,7 @@ from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer
 
-__all__ = ["image", "incoming", "load", "prepare", "save"]
+__all__ = ["image", "load", "prepare", "save"]
 
 _CODES = {code: (name, item_bytes) for name, (code, item_bytes) in DTYPES.items()}
 _INTEGERS = frozenset((int,))
@@ -184,54 +182,17 @@ def prepare(
         return _prepare(path, file, *_header(file, source), allocate)
 
 
-def incoming(
-    path: str, target: str | Path, writer: Writer
-) -> tuple[dict[str, torch.Tensor], IncomingImage]:
-    """Return what `prepare` returns, for a read that begins before the tensors are made.
-
-    The dict is complete after `working` or `finish` of the image.
-    """
-    file = os.path.join(target, path)
-    with InspectedFile.opened(file, writer) as source:
-        return _incoming(path, file, *_header(file, source), None)
-
-
+@collector_paused()
 def _prepare(
     path: str, file: str, header: bytes, size: int, allocate: Allocate | None
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
-    tensors, image = _incoming(path, file, header, size, allocate)
-    image.finish()
-    return tensors, image
-
-
-@collector_paused()
-def _incoming(
-    path: str, file: str, header: bytes, size: int, allocate: Allocate | None
-) -> tuple[dict[str, torch.Tensor], IncomingImage]:
     start = 8 + len(header)
     places = sorted(_places(file, _entries(file, header)))
     _check_gapless(file, places, size - start)
     memory = FileMemory(file, size, allocate)
     tensors: dict[str, torch.Tensor] = {}
-    one_by_one = allocate is not None or _is_unaligned(places, start)
-    steps = _made(file, places, start, memory, tensors, one_by_one=one_by_one)
-    if one_by_one:  # the tensors determine the memory of the image
-        deque(steps, maxlen=0)
-    return tensors, IncomingImage.over(memory.image(path), steps)
-
-
-def _made(
-    file: str,
-    places: list[_Place],
-    start: int,
-    memory: FileMemory,
-    tensors: dict[str, torch.Tensor],
-    *,
-    one_by_one: bool,
-) -> Iterator[int]:
-    """Make the tensors; yield the end of each run of them in the file."""
-    for run in _runs(places, one_by_one=one_by_one):
-        begin, end, unit = run[0][0], run[-1][1], run[0][3].unit
+    for run in _runs(places, start, one_by_one=allocate is not None):
+        begin, end, unit = run[0][0], run[-1][1], run[0][3].dtype.itemsize
         part = memory.take(start + begin, start + end, unit)
         for at, _, name, kind in run:
             if kind.values is not None and isinstance(part, np.ndarray):
@@ -245,7 +206,7 @@ def _made(
                 raise DataMismatchError(
                     f"{file}: tensor {name!r}: torch refuses the shape {list(kind.shape)}"
                 ) from error
-        yield start + end
+    return tensors, memory.image(path)
 
 
 def load(
@@ -264,9 +225,8 @@ def load(
     """
     file, allocate = os.path.join(target, path), allocate or allocate_on(device)
     with InspectedFile.opened(file, writer) as source:
-        tensors, image = _incoming(path, file, *_header(file, source), allocate)
-    with image.working():
-        moved = writer.read(image, target)
+        tensors, image = _prepare(path, file, *_header(file, source), allocate)
+    moved = writer.read(image, target)
     source.check(file, image)
     return tensors, moved
 
@@ -274,12 +234,10 @@ def load(
 class _Kind(NamedTuple):
     """What many tensors of a header have in common; `shape` is that of torch.
 
-    `values` is numpy's dtype if an array of `shape` can have it and torch takes over both. `unit`
-    is the alignment in bytes.
+    `values` is numpy's dtype if an array of `shape` can have it and torch takes over both.
     """
 
     dtype: torch.dtype
-    unit: int
     shape: tuple[int, ...]
     size_bytes: int
     values: np.dtype[Any] | None
@@ -295,7 +253,7 @@ class _Kind(NamedTuple):
         if odd or min(shape, default=0) < 0:
             raise ValueError(shape)
         made = torch_dtype(dtype)
-        return cls(made, made.itemsize, shape, prod(shape) * item_bytes, array_dtype(made, shape))
+        return cls(made, shape, prod(shape) * item_bytes, array_dtype(made, shape))
 
 
 _Place = tuple[int, int, str, _Kind]
@@ -323,13 +281,10 @@ def _places(file: str, entries: dict[str, _Entry]) -> Iterator[_Place]:
         yield begin, end, name, kind
 
 
-def _is_unaligned(places: list[_Place], data_start: int) -> bool:
-    return any((data_start + begin) % kind.unit for begin, _, _, kind in places)
-
-
-def _runs(places: list[_Place], *, one_by_one: bool) -> Iterator[list[_Place]]:
-    """Yield consecutive tensors that get memory together, or each alone."""
+def _runs(places: list[_Place], data_start: int, *, one_by_one: bool) -> Iterator[list[_Place]]:
+    """Yield consecutive tensors that get memory together, or each alone if one is unaligned."""
     ends = [end for _, end, _, _ in places]
+    one_by_one = one_by_one or any((data_start + p[0]) % p[3].dtype.itemsize for p in places)
     first = 0
     while first < len(places):
         limit = places[first][0] + RUN_BYTES
