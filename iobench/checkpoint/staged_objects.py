@@ -16,6 +16,7 @@ from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
+from iobench.writers.s3_store.upload import leaves_failed
 
 __all__ = ["SERIAL", "StagedObjects"]
 
@@ -30,7 +31,8 @@ class StagedObjects:
     age order is known without a read of every manifest.
 
     Use it as a context manager. An exit without `publish` deletes everything written and aborts
-    unfinished uploads. Raises TargetError when `final` has objects already.
+    unfinished uploads; inside `leaving_failed`, only after a `publish` that failed. Raises
+    TargetError when `final` has objects already.
     """
 
     def __init__(self, final: str, writer: S3Writer, *, serial: int | None = None) -> None:
@@ -39,7 +41,7 @@ class StagedObjects:
         prefix = S3Target.parse(final)
         self._prefix, self._objects = prefix, S3Objects(writer.client, prefix)
         self._manifest = prefix.below(MANIFEST).key
-        self.published = False
+        self._may_be_visible = self.published = False
 
     def __enter__(self) -> Self:
         if self._objects.keys():
@@ -57,13 +59,14 @@ class StagedObjects:
 
         Raises TransferError; then there is no checkpoint.
         """
+        self._may_be_visible = True
         if self._serial is not None:
             self._writer.write(FileImage.of(f"{SERIAL}{self._serial}", []), self.directory)
         self._writer.write(FileImage.of(MANIFEST, ["".join(manifest).encode()]), self.directory)
         self.published = True
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if self.published:
+        if self.published or (leaves_failed() and not self._may_be_visible):
             return
         try:
             # The manifest first: without it the other files are not a checkpoint. It may exist even

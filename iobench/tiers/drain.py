@@ -153,6 +153,10 @@ class Drain(DrainWaits):
         self._note("durable", entry, sent_bytes=save.size_bytes, elapsed_s=elapsed_s)
         self._rates.add(REMOTE, save.size_bytes, elapsed_s)
 
+    def tidy_later(self) -> None:
+        """Look for something unfinished in the remote tier, when it answers."""
+        self._untidy = True
+
     def placed(self, step: int, tier: str, why: str) -> None:
         """Record why a checkpoint was saved to `tier`."""
         self._note("placed", step=step, where=tier, why=why)

@@ -102,6 +102,7 @@ class PlacedCommitter(Committer):
             if save.status == "committed":
                 raise
             tier.rates.add(REMOTE, save.size_bytes, time.monotonic() - began_s, ok=False)
+            tier.drain.tidy_later()
             warnings.warn(
                 f"step {save.step} is written to {tier}, because {tier.remote} failed: {error}",
                 RuntimeWarning,

@@ -30,6 +30,7 @@ from iobench.writers.base import Writer
 from iobench.writers.registry import make
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import is_s3
+from iobench.writers.s3_store.upload import leaving_failed
 
 __all__ = ["OnLag", "Remote", "RemoteTier"]
 
@@ -251,9 +252,10 @@ class RemoteTier:
         """Yield the ledger for `save`, which is written here directly, inside the `with`.
 
         Copies of other checkpoints go on; one that is complete is published afterwards. Raises
-        TransferError when the tier is not open.
+        TransferError when the tier is not open. What fails leaves its objects to `tidy`, so that
+        the save is written elsewhere without another wait.
         """
-        with self._lock:
+        with self._lock, leaving_failed():
             if not self.is_open:
                 raise TransferError(f"{self}: it does not answer")
             yield _DirectLedger(self, save.serial or local.new_serial())

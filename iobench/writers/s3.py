@@ -85,7 +85,7 @@ class S3Writer(Writer):
             if upload.begun:
                 upload.complete(meter)
         except BaseException:
-            upload.abort()
+            upload.fail()
             raise
         return meter.transfer(self.name, "write", size, durable=durable)
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 from support.s3_servers import s3_server
@@ -22,6 +23,11 @@ from iobench.testing import LocalS3
 from iobench.tiers.directory_copy import DirectoryCopy
 from iobench.tiers.journal import JOURNAL
 from iobench.tiers.observed import LOCAL, REMOTE
+from iobench.units import MIB
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.objects import S3Objects
+from iobench.writers.s3_store.target import S3Target
+from iobench.writers.s3_store.upload import S3Upload
 
 # The drain gives it in its own thread, at any moment.
 pytestmark = pytest.mark.filterwarnings("ignore:copies to:RuntimeWarning")
@@ -153,6 +159,39 @@ def server() -> Iterator[LocalS3]:
     """A real server."""
     with s3_server("rclone") as running, running.active():
         yield running
+
+
+def test_a_dead_bucket_is_left_without_a_clean_up(
+    local: Path, server: LocalS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that abort and delete would have to time out too. The parts that were sent are used
+    by the copy, and no upload is left."""
+    target = f"{server.target}/run-{secrets.token_hex(4)}"
+    send, asked = S3Upload.send, []
+
+    def fail(upload: S3Upload, number: int, *rest: Any) -> None:
+        if number > 1:
+            raise TransferError(110, "Connection timed out", target)
+        send(upload, number, *rest)
+
+    tier = Remote(target, writer=S3Writer(part_size="5MiB", threads=1))
+    with Checkpointer(local, tiers=[tier], placement=_options(goal="capacity")) as ckpt:
+        _open(ckpt)
+        monkeypatch.setattr(S3Upload, "send", fail)
+        monkeypatch.setattr(S3Upload, "abort", lambda _: asked.append("abort"))
+        monkeypatch.setattr(S3Objects, "delete", lambda *_: asked.append("delete"))
+        with pytest.warns(RuntimeWarning, match="step 1 is written to"):
+            save = ckpt.save(state(1, 3_000_000), 1)
+        assert asked == []
+        assert save.copies[0] == Copy(tier=str(local), state="durable")
+        monkeypatch.undo()
+        until(lambda: settled(ckpt))
+    sent = next(one for one in events(local, "durable") if one.step == 1)
+    assert 0 < sent.sent_bytes <= sent.size_bytes - 5 * MIB
+    writer = S3Writer()
+    assert S3Objects(writer.client, S3Target.parse(target)).uploads() == []
+    writer.client.close()
+    assert load_checkpoint(target, writer="s3")["step"] == 1
 
 
 def test_to_a_bucket(local: Path, server: LocalS3) -> None:

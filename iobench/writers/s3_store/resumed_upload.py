@@ -68,11 +68,6 @@ class ResumedUpload(S3Upload):
         meter.count(KEPT_PART, size)
         self._parts[number] = SentPart(etag=had["ETag"], size_bytes=size, checksum=value)
 
-    def leave(self) -> None:
-        """End without an abort: a later ResumedUpload to the key goes on."""
-        self.stop.set()
-        self._forget()
-
     def _take(self, upload: UnfinishedUpload, parts: list[dict[str, Any]]) -> None:
         self._adopt(upload.upload_id)
         self._had = {one["PartNumber"]: one for one in parts}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from iobench.errors import IobenchError, TransferError
@@ -23,16 +25,35 @@ from iobench.writers.s3_store.proof import S3Proof, SentObject
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 
-__all__ = ["PART_UPLOAD", "PUT", "S3Upload"]
+__all__ = ["PART_UPLOAD", "PUT", "S3Upload", "leaves_failed", "leaving_failed"]
 
 PART_UPLOAD, PUT = "part upload", "put"
 _REFUSED = {"NotImplemented", "InvalidRequest", "InvalidArgument", "XNotImplemented"}
 _ABORT_ATTEMPTS = 4
+_leaving: ContextVar[bool] = ContextVar("iobench_leaving_failed_uploads", default=False)
 _unfinished: dict[str, S3Client] = {}
 """Clients with an upload to abort, by upload ID.
 
 The reference keeps a client alive while its stream is garbage. Otherwise the collector might clear
 the client before the stream, and the stream could not abort its upload."""
+
+
+@contextmanager
+def leaving_failed() -> Iterator[None]:
+    """Let what fails in this thread leave its uploads and objects to somebody who tidies up later.
+
+    A server that does not answer would make the clean-up wait for its timeouts once more.
+    """
+    before = _leaving.set(True)
+    try:
+        yield
+    finally:
+        _leaving.reset(before)
+
+
+def leaves_failed() -> bool:
+    """Return whether this thread is inside `leaving_failed`."""
+    return _leaving.get()
 
 
 class S3Upload:
@@ -148,6 +169,18 @@ class S3Upload:
             except TransferError as error:
                 answer = self._completed_unanswered(error, sent, meter)
             self._proof.check(answer, sent, meter)
+        self._forget()
+
+    def fail(self) -> None:
+        """End after an error: `leave` inside `leaving_failed`, else `abort`. Never raises."""
+        if leaves_failed():
+            self.leave()
+        else:
+            self.abort()
+
+    def leave(self) -> None:
+        """End without an abort: a later ResumedUpload to the key goes on."""
+        self.stop.set()
         self._forget()
 
     def abort(self) -> None:
