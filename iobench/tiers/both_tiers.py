@@ -64,7 +64,9 @@ class BothTiers(Writer):
         self._verdict: bool | None = None
         self.local_rate: float | None = None
         self.remote_rate: float | None = None
-        """Bytes per second of the last range of each tier: the next read begins with them."""
+        """Bytes per second of the last read of each tier; the next range of a file begins with
+        them.
+        """
         self.remote_bytes = 0
         """Bytes that came from the remote tier."""
         self.local_problem = self.remote_problem = ""
@@ -176,9 +178,10 @@ class _SharedRead:
     ) -> None:
         self._tiers, self._image, self._target, self._part = tiers, image, target, part
         self._ranges = SharedRanges(*part)
-        self._local_rate, self._remote_rate = tiers.local_rate, tiers.remote_rate
         whole = part == (0, image.size_bytes)
         self._least_gain = _LEAST_GAIN if whole else _LEAST_RANGE_GAIN
+        self._local_rate: float | None = None if whole else tiers.local_rate
+        self._remote_rate: float | None = None if whole else tiers.remote_rate
         self._ended = threading.Event()
         self._local_failed = False
         self._from_remote: list[Transfer] = []
