@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 from iobench import linux
 
-__all__ = ["HUGE_PAGE", "Bytes", "fresh_pages", "make_pages"]
+__all__ = ["HUGE_PAGE", "Bytes", "fresh_pages", "in_huge_pages", "make_pages"]
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 """A one-dimensional array of bytes: host memory inside iobench."""
@@ -32,13 +32,25 @@ def fresh_pages(size_bytes: int, *, huge: bool) -> Bytes:
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     # mmap aligns to a small page only: map one huge page more, and begin at a boundary inside.
-    memory = mmap.mmap(-1, size_bytes + HUGE_PAGE, flags=flags)
+    memory = (_HugeMapping if huge else mmap.mmap)(-1, size_bytes + HUGE_PAGE, flags=flags)
     room = np.frombuffer(memory, dtype=np.uint8)
     begin = -room.ctypes.data % HUGE_PAGE
     if huge and (whole := size_bytes - size_bytes % HUGE_PAGE):
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE, begin, whole)
     return room[begin : begin + size_bytes]
+
+
+class _HugeMapping(mmap.mmap):
+    """Memory for which huge pages were asked."""
+
+
+def in_huge_pages(memory: Bytes) -> bool:
+    """Whether `memory` is a part of what `fresh_pages` returned with `huge`."""
+    base: object = memory
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(getattr(base, "obj", base), _HugeMapping)  # numpy keeps a memoryview of it
 
 
 def make_pages(memory: Bytes) -> bool:

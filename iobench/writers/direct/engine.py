@@ -9,7 +9,7 @@ from typing import Self
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct.in_flight import OnComplete
 from iobench.writers.image import Extent
-from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up
+from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up, view_to_fill
 from iobench.writers.local.direct_io import pread_direct, pwrite_direct
 from iobench.writers.transfer import Meter
 
@@ -123,7 +123,7 @@ class BlockingEngine(DirectEngine):
         image, start, stop, begin = part
         unit = file.alignment.offset
         with CompletionLatch(on_complete):
-            data = aligned_view(part, file.alignment) if start == begin else None
+            data = view_to_fill(part, file.alignment) if start == begin else None
             if data is not None:
                 with self.meter.phase("read"):
                     calls = pread_direct(file.fd, data, begin, stop - begin, unit)

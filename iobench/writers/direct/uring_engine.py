@@ -12,7 +12,7 @@ from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
 from iobench.writers.direct.in_flight import InFlight, OnComplete
 from iobench.writers.direct.uring_queue import Ring
 from iobench.writers.image import Bytes, Extent
-from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up
+from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up, view_to_fill
 from iobench.writers.transfer import Meter
 
 __all__ = ["RingEngine", "most_pieces"]
@@ -98,7 +98,7 @@ class RingEngine(DirectEngine):
 
         def get(latch: CompletionLatch, piece: Extent) -> _Piece:
             _, begin, end, first = piece
-            data = aligned_view(piece, file.alignment) if begin == first else None
+            data = view_to_fill(piece, file.alignment) if begin == first else None
             if data is not None:
                 return _Piece(latch, data, first, end - first)
             block = self._pool.take()

@@ -28,7 +28,13 @@ from iobench.writers.hybrid_paths.cached_file import CachedFile
 from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure
 from iobench.writers.hybrid_paths.policy import IoOperation, IoPath, PathPolicy, Position
 from iobench.writers.image import Extent
-from iobench.writers.local.direct_file import REFUSED, DirectFile, aligned_view, direct_alignment
+from iobench.writers.local.direct_file import (
+    REFUSED,
+    DirectFile,
+    aligned_view,
+    direct_alignment,
+    view_to_fill,
+)
 
 __all__ = ["HybridFile"]
 
@@ -123,7 +129,7 @@ class HybridFile:
         been drained.
         """
         image, start, stop, begin = part
-        data = aligned_view(part, self._alignment) if start == begin else None
+        data = view_to_fill(part, self._alignment) if start == begin else None
         whole = begin == 0 and stop == image.size_bytes
         operation = IoOperation(
             size_bytes=stop - start,

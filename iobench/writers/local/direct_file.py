@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import functools
 from dataclasses import dataclass
 
 from iobench import linux
+from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import UnavailableError
+from iobench.writers.blocks.pages import in_huge_pages
 from iobench.writers.image import Bytes, Extent
 
 __all__ = [
@@ -16,6 +19,7 @@ __all__ = [
     "aligned_view",
     "direct_alignment",
     "round_up",
+    "view_to_fill",
 ]
 
 REFUSED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
@@ -53,6 +57,22 @@ def direct_alignment(name: str, fd: int, block_size: int) -> linux.DioAlignment:
 def round_up(value: int, multiple: int) -> int:
     """Return the smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
+
+
+def view_to_fill(part: Extent, alignment: linux.DioAlignment) -> Bytes | None:
+    """Return the bytes of `part` as one view for a direct read; None if it must go by a block.
+
+    Blocks are in huge pages. Memory in small pages has a segment for each of them, and a request
+    has a limited number, such as 254. So several requests are needed for a block, which take longer
+    than the read of a block and a copy (docs/decisions/0060). New memory is in small pages where
+    huge ones are slow to make.
+    """
+    view = aligned_view(part, alignment)
+    small = view is not None and _huge_pages_are_slow() and not in_huge_pages(view)
+    return None if small else view
+
+
+_huge_pages_are_slow = functools.cache(host_takes_free_memory)
 
 
 def aligned_view(part: Extent, alignment: linux.DioAlignment) -> Bytes | None:

@@ -205,7 +205,7 @@ def test_a_burst_is_freed_when_its_last_block_comes_back(
         def __init__(self, *_: object, **__: object) -> None:
             rooms.append(weakref.ref(self))
 
-    monkeypatch.setattr("iobench.writers.blocks.pages.mmap.mmap", Room)
+    monkeypatch.setattr("iobench.writers.blocks.pages._HugeMapping", Room)
     pool = BlockPool(size, keep=3)
     few = (3 * size + 2 * HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE + 3 * HUGE_PAGE
     for _ in range(2):
