@@ -72,7 +72,6 @@ def test_large_unstored(item: Check, tmp_path: Path) -> None:
     item(lambda: registry.make("null", threads=2), tmp_path)
 
 
-@pytest.mark.exhaustive  # it takes 18 s of CPU time
 @pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
 def test_large_object(item: Check) -> None:
     """Each large claim holds in a bucket; the server keeps the object on disk."""

@@ -25,7 +25,7 @@ def build(source: Path, output: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         cwd=source,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
 

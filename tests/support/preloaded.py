@@ -80,7 +80,7 @@ class Preloaded(subprocess.Popen[str]):
 
 
 def run_preloaded(
-    arguments: Sequence[object], *, timeout: float = 120, **how: Any
+    arguments: Sequence[object], *, timeout: float = 280, **how: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGUMENTS` to its end, which must come in `timeout` seconds."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
