@@ -130,7 +130,7 @@ def test_a_missing_rank_is_named() -> None:
     code = _BEGIN.replace("deadline_s=20, ", "").replace(
         "control =", f"{_IMPATIENT}if world.rank == 1: sys.exit()\ncontrol ="
     )
-    with start_ranks(code, 3, environ={"IOBENCH_CONNECT": "2s"}) as ranks:
+    with start_ranks(code, 3, environ={"IOBENCH_CONNECT": "5s"}) as ranks:
         (code_, _, err), _, (other, _, other_err) = ranks.ends()
         assert (code_, other) == (1, 1)
         assert "rank 0 waits for ranks 1 to connect" in err

@@ -27,7 +27,7 @@ Run = Preloaded
 _PLAN = re.compile(
     r"(workload|scaled|files|writers|processes|target|run) +|\d+ .* (save|restore): "
 )
-_PATIENCE_S = 60
+_PATIENCE_S = 200
 
 needs_fio = pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
 

@@ -21,7 +21,7 @@ from iobench.units import MIB
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
-_PATIENCE_S = 60
+_PATIENCE_S = 200
 
 
 @pytest.fixture
