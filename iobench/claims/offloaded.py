@@ -11,9 +11,8 @@ from iobench.claims.answer import few_pairs
 from iobench.claims.claims import Answer
 from iobench.train.optimizer_record import STATE_BYTES, MeasuredOptimizer, MeasuredRestore
 
-__all__ = ["OFFLOAD_CLAIMS", "OFFLOAD_SOURCE", "OffloadFinding", "judge_offload"]
+__all__ = ["OFFLOAD_SOURCE", "OffloadFinding", "judge_offload"]
 
-OFFLOAD_CLAIMS = "sk-hynix-offload"
 OFFLOAD_SOURCE = (
     "SK hynix on a checkpoint-offloading SSD (slides, no figures): the drive keeps P32, M32 and V32"
 )

@@ -59,7 +59,8 @@ def reproduce_offload(
             memory="256MiB",
         )
         record, path = measure_optimizers(about, None, quiet=False)
-    from iobench.claims.offloaded import OFFLOAD_CLAIMS, OFFLOAD_SOURCE, judge_offload
+    from iobench.claims.claims import OFFLOAD_CLAIMS
+    from iobench.claims.offloaded import OFFLOAD_SOURCE, judge_offload
     from iobench.report.optimizers import claims_grid, heading, optimizer_grids
 
     findings = judge_offload(record.optimizers, record.state_bytes)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from iobench.bench.judging.stats import bounds, median, median_interval
-from iobench.claims.claims import Answer
-from iobench.claims.offloaded import OFFLOAD_CLAIMS, OFFLOAD_SOURCE, OffloadFinding
+from iobench.claims.claims import OFFLOAD_CLAIMS, Answer
+from iobench.claims.offloaded import OFFLOAD_SOURCE, OffloadFinding
 from iobench.errors import UsageError
 from iobench.report.answer import Line
 from iobench.report.grid import Grid
