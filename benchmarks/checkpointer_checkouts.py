@@ -25,9 +25,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import paired
 import record
 
-from iobench.bench.judging.stats import median, paired_log_ratio
+from iobench.bench.judging.stats import median
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.units import parse_size
 
@@ -126,19 +127,10 @@ def measure(
 
 
 def report(seconds: dict[str, tuple[list[float], list[float]]]) -> None:
-    print("| what | first | second | second / first, 95% interval | |")
-    print("|---|---:|---:|---|---|")
+    print(paired.HEADING)
     for name, (first, second) in sorted(seconds.items()):
-        ratio = paired_log_ratio(first, second)
-        if ratio.interval is None or len(first) < 6:  # of fewer, no interval reaches 95%
-            says = f"undecided: {len(first)} rounds, 6 needed"
-        elif 1.0 in ratio.interval:
-            says = "no difference shown"
-        else:
-            says = "faster" if ratio.ratio > 1 else "SLOWER"
         shown = [f"{1000 * median(one):.1f} ms" for one in (first, second)]
-        bounds = f"{ratio.interval.low:.3f} to {ratio.interval.high:.3f}" if ratio.interval else "-"
-        print(f"| {name} | {shown[0]} | {shown[1]} | {ratio.ratio:.3f} ({bounds}) | {says} |")
+        print(paired.row(name, (first, second), shown))
 
 
 def main() -> None:

@@ -27,7 +27,9 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from iobench.bench.judging.stats import median, paired_log_ratio
+import paired
+
+from iobench.bench.judging.stats import median
 from iobench.bench.targets.local_s3 import local_s3
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.units import MIB, parse_size
@@ -163,22 +165,13 @@ def measure(
 
 
 def report(seconds: dict[str, tuple[list[float], list[float]]], size_bytes: int) -> None:
-    print("| what | first | second | second / first, 95% interval | |")
-    print("|---|---|---|---|---|")
+    print(paired.HEADING)
     for name, (first, second) in sorted(seconds.items()):
-        ratio = paired_log_ratio(first, second)
-        if ratio.interval is None or len(first) < 6:  # of fewer, no interval reaches 95%
-            says = f"undecided: {len(first)} rounds, 6 needed"
-        elif 1.0 in ratio.interval:
-            says = "no difference shown"
-        else:
-            says = "faster" if ratio.ratio > 1 else "SLOWER"
         if name in _STARTS:
             figures = [f"{median(s) * 1000:.0f} ms" for s in (first, second)]
         else:
             figures = [f"{size_bytes / MIB / median(s):.0f} MiB/s" for s in (first, second)]
-        bounds = f"{ratio.interval.low:.3f} to {ratio.interval.high:.3f}" if ratio.interval else "-"
-        print(f"| {name} | {figures[0]} | {figures[1]} | {ratio.ratio:.3f} ({bounds}) | {says} |")
+        print(paired.row(name, (first, second), figures))
 
 
 def main() -> None:
