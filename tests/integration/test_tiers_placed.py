@@ -18,12 +18,14 @@ from support.tiers import events, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Placement, Remote, load_checkpoint
 from iobench.checkpoint.copies import Copy
+from iobench.checkpoint.staged import MANIFEST
 from iobench.errors import OptionError, TransferError
 from iobench.testing import LocalS3
 from iobench.tiers.directory_copy import DirectoryCopy
 from iobench.tiers.journal import JOURNAL
 from iobench.tiers.observed import LOCAL, REMOTE
 from iobench.units import MIB
+from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
@@ -191,6 +193,35 @@ def test_a_dead_bucket_is_left_without_a_clean_up(
     writer = S3Writer()
     assert S3Objects(writer.client, S3Target.parse(target)).uploads() == []
     writer.client.close()
+    assert load_checkpoint(target, writer="s3")["step"] == 1
+
+
+def test_a_direct_save_whose_manifest_is_in_doubt_is_taken_back(
+    local: Path, server: LocalS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to its last request is lost: the bucket may show a checkpoint that counts as
+    failed. So it is deleted before the save goes elsewhere."""
+    target = f"{server.target}/run-{secrets.token_hex(4)}"
+    write, delete, deleted = S3Writer.write, S3Objects.delete, list[str]()
+
+    def lose(writer: S3Writer, image: FileImage, *rest: Any, **how: Any) -> Any:
+        done = write(writer, image, *rest, **how)
+        if image.path == MANIFEST and not deleted:
+            raise TransferError(110, "Connection timed out", target)
+        return done
+
+    def note(objects: S3Objects, keys: list[str]) -> None:
+        deleted.extend(keys)
+        delete(objects, keys)
+
+    with Checkpointer(local, tiers=[Remote(target)], placement=_options(goal="capacity")) as ckpt:
+        _open(ckpt)
+        monkeypatch.setattr(S3Writer, "write", lose)
+        monkeypatch.setattr(S3Objects, "delete", note)
+        with pytest.warns(RuntimeWarning, match="step 1 is written to"):
+            ckpt.save(state(1, _SMALL), 1)
+        assert any(key.endswith(MANIFEST) for key in deleted)
+        until(lambda: settled(ckpt))
     assert load_checkpoint(target, writer="s3")["step"] == 1
 
 
