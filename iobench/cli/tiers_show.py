@@ -27,7 +27,7 @@ def show(
 ) -> None:
     """Show in which tiers the checkpoints of a run are.
 
-    It reads the directory and its journal, and what a running process tells about its memory. The
+    It reads the directory, its journal, and the memory status of a process that runs. The
     remote tier is not asked.
     """
     from iobench.tiers.journal import DrainJournal

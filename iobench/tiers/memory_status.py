@@ -1,4 +1,4 @@
-"""MemoryStatus: what the process that saves to a directory tells about its memory tiers.
+"""MemoryStatus: the use of memory tiers by the process that saves to a directory.
 
 The process writes it to an anonymous file (memfd) after every change. Others find the process by
 the lock of the directory, and the file in /proc/PID/fd. The kernel removes the file with the
