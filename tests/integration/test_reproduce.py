@@ -106,7 +106,7 @@ def test_claims_that_are_not_known_are_refused(iobench: Command) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "iobench: unknown claim 'gemini'. "
-        "Known: async, checkfreq, hybrid-io, pccheck, sk-hynix-memory.\n"
+        "Known: async, checkfreq, hybrid-io, pccheck, sk-hynix-memory, sk-hynix-offload.\n"
     )
 
 
