@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,17 +27,20 @@ from iobench.formats.tensors import (
     dtype_name,
     tensor_from_bytes,
     tensor_memory,
+    tensors_in_rows,
     torch_dtype,
 )
 from iobench.text import parse_json
+from iobench.units import KIB
 from iobench.writers.base import Writer
-from iobench.writers.image import FileImage
+from iobench.writers.image import AnyMemory, FileImage
 from iobench.writers.transfer import Transfer
 
 __all__ = ["image", "load", "prepare", "save"]
 
 _CODES = {code: (name, item_bytes) for name, (code, item_bytes) in DTYPES.items()}
 _INTEGERS = frozenset((int,))
+_LONG_HEADER = 512 * KIB  # of about 5,000 tensors, which take 10 ms to make
 _MAX_HEADER = 100_000_000  # bytes; the safetensors library refuses more
 _PACKED = "F4"
 
@@ -179,34 +182,57 @@ def prepare(
     """
     file = os.path.join(target, path)
     with InspectedFile.opened(file, writer) as source:
-        return _prepare(path, file, *_header(file, source), allocate)
+        return _prepare(path, file, *_header(file, source), writer, allocate)
 
 
-@collector_paused()
 def _prepare(
-    path: str, file: str, header: bytes, size: int, allocate: Allocate | None
+    path: str,
+    file: str,
+    header: bytes,
+    size: int,
+    writer: Writer | None,
+    allocate: Allocate | None,
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
-    start = 8 + len(header)
-    places = sorted(_places(file, _entries(file, header)))
-    _check_gapless(file, places, size - start)
     memory = FileMemory(file, size, allocate)
-    tensors: dict[str, torch.Tensor] = {}
-    for run in _runs(places, start, one_by_one=allocate is not None):
-        begin, end, unit = run[0][0], run[-1][1], run[0][3].dtype.itemsize
-        part = memory.take(start + begin, start + end, unit)
-        for at, _, name, kind in run:
-            if kind.values is not None and isinstance(part, np.ndarray):
-                # As `tensor_from_bytes` makes it, in less time.
-                array = np.ndarray(kind.shape, kind.values, part, at - begin)
-                tensors[name] = torch.from_numpy(array)
-                continue
-            try:
-                tensors[name] = tensor_from_bytes(part, kind.dtype, kind.shape, at - begin)
-            except (TypeError, RuntimeError) as error:  # an empty tensor of shape [0, 2**63]
-                raise DataMismatchError(
-                    f"{file}: tensor {name!r}: torch refuses the shape {list(kind.shape)}"
-                ) from error
-    return tensors, memory.image(path)
+    # Not for a read through the page cache, which needs the same free memory.
+    many = writer is not None and writer.direct and len(header) >= _LONG_HEADER
+    with memory.made_meanwhile() if many else nullcontext(), collector_paused():
+        start = 8 + len(header)
+        places = sorted(_places(file, _entries(file, header)))
+        _check_gapless(file, places, size - start)
+        tensors: dict[str, torch.Tensor] = {}
+        for run in _runs(places, start, one_by_one=allocate is not None):
+            begin, end, unit = run[0][0], run[-1][1], run[0][3].dtype.itemsize
+            part = memory.take(start + begin, start + end, unit)
+            tensors.update(_tensors(file, run, part))
+        return tensors, memory.image(path)
+
+
+def _tensors(file: str, run: list[_Place], part: AnyMemory) -> Iterable[tuple[str, torch.Tensor]]:
+    """Return the tensors of a run by name; their memory is `part`. Raises DataMismatchError."""
+    kind = run[0][3]
+    if isinstance(part, np.ndarray) and all(other is kind for _, _, _, other in run):
+        rows = tensors_in_rows(part, kind.dtype, kind.shape, len(run))
+        if rows is not None:
+            return zip([name for _, _, name, _ in run], rows, strict=True)
+    return _each_tensor(file, run, part)
+
+
+def _each_tensor(
+    file: str, run: list[_Place], part: AnyMemory
+) -> Iterator[tuple[str, torch.Tensor]]:
+    begin = run[0][0]
+    for at, _, name, kind in run:
+        if kind.values is not None and isinstance(part, np.ndarray):
+            # As `tensor_from_bytes` makes it, in less time.
+            yield name, torch.from_numpy(np.ndarray(kind.shape, kind.values, part, at - begin))
+            continue
+        try:
+            yield name, tensor_from_bytes(part, kind.dtype, kind.shape, at - begin)
+        except (TypeError, RuntimeError) as error:  # an empty tensor of shape [0, 2**63]
+            raise DataMismatchError(
+                f"{file}: tensor {name!r}: torch refuses the shape {list(kind.shape)}"
+            ) from error
 
 
 def load(
@@ -225,7 +251,7 @@ def load(
     """
     file, allocate = os.path.join(target, path), allocate or allocate_on(device)
     with InspectedFile.opened(file, writer) as source:
-        tensors, image = _prepare(path, file, *_header(file, source), allocate)
+        tensors, image = _prepare(path, file, *_header(file, source), writer, allocate)
     moved = writer.read(image, target)
     source.check(file, image)
     return tensors, moved

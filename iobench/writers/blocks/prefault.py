@@ -1,4 +1,7 @@
-"""faulted_ahead: makes the pages of new memory while a read fills the memory before them."""
+"""faulted_ahead: makes the pages of new memory while a read fills the memory before them.
+
+faulted_meanwhile: before the read begins, during other work.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from iobench import linux
 from iobench.units import MIB
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 from iobench.writers.blocks.pages import HUGE_PAGE
-from iobench.writers.image import FileImage
+from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["LEAD_BYTES", "faulted_ahead"]
+__all__ = ["LEAD_BYTES", "faulted_ahead", "faulted_meanwhile"]
 
 LEAD_BYTES = 64 * MIB
 """The distance between the read and the pages made: more than a writer has in flight."""
@@ -36,7 +39,22 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
     if stop - start <= LEAD_BYTES:
         yield
         return
-    ahead = _Ahead(image, start, stop)
+    with _running(_Ahead(image, start, stop, lead=LEAD_BYTES)):
+        yield
+
+
+@contextmanager
+def faulted_meanwhile(memory: Bytes) -> Iterator[None]:
+    """Make the pages of new memory, from its beginning on, while the body does not touch them.
+
+    When the body ends, some of them may be missing. See `faulted_ahead`, which makes the others.
+    """
+    with _running(_Ahead(FileImage.of("memory", [memory]), 0, len(memory), lead=0)):
+        yield
+
+
+@contextmanager
+def _running(ahead: _Ahead) -> Iterator[None]:
     thread = Worker(target=ahead.run, name="iobench-fault-ahead", daemon=True)
     with suppress(RuntimeError):  # no thread can be started; the read works without one
         thread.start()
@@ -52,14 +70,14 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
 class _Ahead:
     """Makes the whole huge pages in the host memory of a range of an image, in file order."""
 
-    def __init__(self, image: FileImage, start: int, stop: int) -> None:
-        self._image, self._start, self._stop = image, start, stop
+    def __init__(self, image: FileImage, start: int, stop: int, *, lead: int) -> None:
+        self._image, self._start, self._stop, self._lead = image, start, stop, lead
         self._pages = _Pages()
         self._advised: list[tuple[int, int]] = []
         self.stopped = False
 
     def run(self) -> None:
-        due = self._start + LEAD_BYTES
+        due = self._start + self._lead
         for offset, address, length in self._stretches():
             if self.stopped:
                 return
@@ -67,7 +85,7 @@ class _Ahead:
                 continue
             try:
                 if linux.has_page(address + length - 1):
-                    due = offset + LEAD_BYTES
+                    due = offset + self._lead
                 else:
                     self._advised.append((address, length))
                     self._pages.make(address, length)

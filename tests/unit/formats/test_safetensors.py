@@ -102,10 +102,11 @@ def test_many_of_few_kinds(random_tensor, same, buffered, tmp_path: Path, monkey
     monkeypatch.setattr(ours, "RUN_BYTES", 100)
     shapes = [(), (3,), (5, 2), (0, 3), (60,)]
     state = {
-        f"{number}.{shape}.{dtype}": random_tensor(dtype, *shape, seed=number)
+        name: random_tensor(dtype, *shape, seed=number)
         for dtype in (torch.bfloat16, torch.float32, torch.float8_e5m2, torch.int64, torch.bool)
         for shape in shapes
         for number in range(7)
+        for name in (f"{number}.{shape}.{dtype}", f"{shape}.{number}.{dtype}")  # alternating or not
     }
     safetensors.torch.save_file(state, tmp_path / "file")
     found, _ = ours.load("file", tmp_path, buffered)
