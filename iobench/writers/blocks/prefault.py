@@ -23,6 +23,8 @@ LEAD_BYTES = 64 * MIB
 """The distance between the read and the pages made: more than a writer has in flight."""
 
 _STRETCH = 8 * MIB
+_LONG_STRETCH = 64 * MIB
+"""While Python works in another thread, which lets this one wait 5 ms after every call."""
 _RETRY = 64 * MIB  # of small pages between two trials of a huge page
 
 
@@ -39,7 +41,7 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
     if stop - start <= LEAD_BYTES:
         yield
         return
-    with _running(_Ahead(image, start, stop, lead=LEAD_BYTES)):
+    with _running(_Ahead(image, start, stop, lead=LEAD_BYTES, stretch=_STRETCH)):
         yield
 
 
@@ -49,7 +51,8 @@ def faulted_meanwhile(memory: Bytes) -> Iterator[None]:
 
     When the body ends, some of them may be missing. See `faulted_ahead`, which makes the others.
     """
-    with _running(_Ahead(FileImage.of("memory", [memory]), 0, len(memory), lead=0)):
+    image = FileImage.of("memory", [memory])
+    with _running(_Ahead(image, 0, len(memory), lead=0, stretch=_LONG_STRETCH)):
         yield
 
 
@@ -70,8 +73,9 @@ def _running(ahead: _Ahead) -> Iterator[None]:
 class _Ahead:
     """Makes the whole huge pages in the host memory of a range of an image, in file order."""
 
-    def __init__(self, image: FileImage, start: int, stop: int, *, lead: int) -> None:
-        self._image, self._start, self._stop, self._lead = image, start, stop, lead
+    def __init__(self, image: FileImage, start: int, stop: int, *, lead: int, stretch: int) -> None:
+        self._image, self._start, self._stop = image, start, stop
+        self._lead, self._stretch = lead, stretch
         self._pages = _Pages()
         self._advised: list[tuple[int, int]] = []
         self.stopped = False
@@ -107,8 +111,8 @@ class _Ahead:
             base = memory.ctypes.data
             first = base + begin + -(base + begin) % HUGE_PAGE
             last = (base + end) // HUGE_PAGE * HUGE_PAGE
-            for address in range(first, last, _STRETCH):
-                yield offset + address - base, address, min(_STRETCH, last - address)
+            for address in range(first, last, self._stretch):
+                yield offset + address - base, address, min(self._stretch, last - address)
 
 
 class _Pages:
