@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from iobench.checkpoint.checksums import record_of
@@ -20,6 +21,7 @@ from iobench.formats.collector import collector_paused
 from iobench.writers.base import Writer
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.transfer import Transfer
 
 __all__ = ["Committer", "recorded"]
 
@@ -72,9 +74,7 @@ class Committer:
         replace = self.ledger.holds(save.step)
         with self.store.staged(save.step, serial=serial, replace=replace) as staged:
             with recorded(image, serialized.structure.pieces) as records:
-                save.transfer = self.writer.write_many(
-                    [sent, *small], staged.directory, sync_directory=False
-                )
+                save.transfer = self._write([sent, *small], staged.directory)
             if not save.transfer.durable:
                 raise TransferError(
                     f"step {save.step}: writer {self.writer.name!r} did not make its files "
@@ -96,6 +96,9 @@ class Committer:
         return self.commit(
             snapshot.save, snapshot.content, snapshot.memory, rate_bytes_per_s=rate_bytes_per_s
         )
+
+    def _write(self, images: list[FileImage], directory: str | Path) -> Transfer:
+        return self.writer.write_many(images, directory, sync_directory=False)
 
     def _more_files(self, save: Save) -> list[FileImage]:
         """Return small files that belong to the checkpoint too."""

@@ -1,0 +1,109 @@
+"""TimeLimit: ends the requests of an S3 client that are in progress after some seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["THREAD", "TimeLimit"]
+
+THREAD = "iobench-time-limit"
+"""Name of the thread that waits for the end of the limit."""
+_CHECK_S = 0.05
+
+
+class TimeLimit:
+    """The limit of all requests of one boto3 client, while one is set.
+
+    A timeout of the socket counts from byte to byte, for each attempt: requests with many parts and
+    attempts have no common limit. At its end the sockets are shut down, which wakes the threads
+    that wait for the server. A connection that is still being made ends by its own timeout.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._passed = threading.Event()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the limit of the `within` that is entered has passed."""
+        return self._passed.is_set()
+
+    @contextmanager
+    def within(self, limit_s: float) -> Iterator[None]:
+        """End what still runs in the body after `limit_s` seconds. Not for two threads at once.
+
+        An upload that fails cannot be aborted in the body: use `leaving_failed` too. There is no
+        limit if the interpreter ends and refuses new threads.
+        """
+        timer = threading.Timer(limit_s, self._end)
+        timer.name, timer.daemon = THREAD, True
+        try:
+            timer.start()
+        except RuntimeError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            self._passed.clear()
+
+    def wait(self, seconds: float, stop: threading.Event | None) -> bool:
+        """Wait between two attempts; return True as soon as `stop` is set or the limit passed."""
+        if stop is None:
+            return self._passed.wait(seconds)
+        while seconds > 0 and not self.passed:
+            if stop.wait(min(seconds, _CHECK_S)):
+                return True
+            seconds -= _CHECK_S
+        return self.passed or stop.is_set()
+
+    def apply_to(self, client: Any) -> None:
+        """Make this the limit of a boto3 client that has no connections yet.
+
+        botocore has no option for this.
+        """
+        pools = client._endpoint.http_session._pool_classes_by_scheme
+        for scheme, pool in list(pools.items()):
+            connection = _limited(pool.ConnectionCls, self)
+            pools[scheme] = type(pool.__name__, (pool,), {"ConnectionCls": connection})
+
+    def connected(self, sock: socket.socket) -> None:
+        """Add the socket of a new connection."""
+        with self._lock:
+            self._sockets.add(sock)
+            if self.passed:
+                _shut_down(sock)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._passed.set()
+            for sock in self._sockets:
+                _shut_down(sock)
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed, or not connected any more
+        # Not the method of an SSLSocket: what is sent after that one is not encrypted.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _limited(connection: Any, limit: TimeLimit) -> Any:
+    """Return a subclass of botocore's `connection` that adds its sockets to `limit`."""
+
+    class LimitedConnection(connection):  # type: ignore[misc]  # known at run time only
+        sock: Any
+
+        def connect(self) -> None:
+            super().connect()
+            limit.connected(self.sock)
+
+    return LimitedConnection
