@@ -14,7 +14,6 @@ __all__ = ["THREAD", "TimeLimit"]
 
 THREAD = "iobench-time-limit"
 """Name of the thread that waits for the end of the limit."""
-_CHECK_S = 0.05
 
 
 class TimeLimit:
@@ -28,6 +27,7 @@ class TimeLimit:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._stops: weakref.WeakSet[threading.Event] = weakref.WeakSet()
         self._passed = threading.Event()
 
     @property
@@ -57,14 +57,17 @@ class TimeLimit:
             self._passed.clear()
 
     def wait(self, seconds: float, stop: threading.Event | None) -> bool:
-        """Wait between two attempts; return True as soon as `stop` is set or the limit passed."""
+        """Wait between two attempts; return True as soon as `stop` is set or the limit passed.
+
+        `stop` is set when the limit passes.
+        """
         if stop is None:
             return self._passed.wait(seconds)
-        while seconds > 0 and not self.passed:
-            if stop.wait(min(seconds, _CHECK_S)):
+        with self._lock:
+            if self.passed:
                 return True
-            seconds -= _CHECK_S
-        return self.passed or stop.is_set()
+            self._stops.add(stop)
+        return stop.wait(seconds)
 
     def apply_to(self, client: Any) -> None:
         """Make this the limit of a boto3 client that has no connections yet.
@@ -88,6 +91,8 @@ class TimeLimit:
             self._passed.set()
             for sock in self._sockets:
                 _shut_down(sock)
+            for stop in self._stops:
+                stop.set()
 
 
 def _shut_down(sock: socket.socket) -> None:
