@@ -25,7 +25,7 @@ class TimeLimit:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may save in the same thread
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._stops: weakref.WeakSet[threading.Event] = weakref.WeakSet()
         self._passed = threading.Event()
