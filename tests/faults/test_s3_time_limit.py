@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 
 import pytest
@@ -46,6 +48,20 @@ def test_a_server_that_does_not_answer(server, operation: str, size: int) -> Non
     writer.write(image, _TARGET)
     assert server.objects["run/model"] == content(size).tobytes()
     writer.client.close()
+
+
+def test_a_server_that_takes_no_connection(server) -> None:
+    """A connection that is being made has no socket yet that could be shut down."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as busy, contextlib.ExitStack() as stack:
+        for _ in range(2):  # the kernel ignores further ones, as if packets were lost
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(busy.getsockname())
+        writer = _patient(f"http://127.0.0.1:{busy.getsockname()[1]}")
+        limit = writer.client.time_limit
+        with pytest.raises(TransferError), limit.within(0.2), leaving_failed():
+            writer.write(FileImage.of("model", [content(MIB)]), _TARGET)
+        writer.client.close()
 
 
 def test_waits_between_attempts_end(server) -> None:

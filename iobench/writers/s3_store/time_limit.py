@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ __all__ = ["THREAD", "TimeLimit"]
 
 THREAD = "iobench-time-limit"
 """Name of the thread that waits for the end of the limit."""
+_SHORTEST_S = 0.001
 
 
 class TimeLimit:
@@ -21,7 +24,7 @@ class TimeLimit:
 
     A timeout of the socket counts from byte to byte, for each attempt: requests with many parts and
     attempts have no common limit. At its end the sockets are shut down, which wakes the threads
-    that wait for the server. A connection that is still being made ends by its own timeout.
+    that wait for the server.
     """
 
     def __init__(self) -> None:
@@ -29,6 +32,7 @@ class TimeLimit:
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._stops: weakref.WeakSet[threading.Event] = weakref.WeakSet()
         self._passed = threading.Event()
+        self._until_s = math.inf
 
     @property
     def passed(self) -> bool:
@@ -44,9 +48,11 @@ class TimeLimit:
         """
         timer = threading.Timer(limit_s, self._end)
         timer.name, timer.daemon = THREAD, True
+        self._until_s = time.monotonic() + limit_s
         try:
             timer.start()
         except RuntimeError:
+            self._until_s = math.inf
             yield
             return
         try:
@@ -54,6 +60,7 @@ class TimeLimit:
         finally:
             timer.cancel()
             timer.join()
+            self._until_s = math.inf
             self._passed.clear()
 
     def wait(self, seconds: float, stop: threading.Event | None) -> bool:
@@ -78,6 +85,10 @@ class TimeLimit:
         for scheme, pool in list(pools.items()):
             connection = _limited(pool.ConnectionCls, self)
             pools[scheme] = type(pool.__name__, (pool,), {"ConnectionCls": connection})
+
+    def at_most(self, timeout_s: float) -> float:
+        """Return the timeout of a connection that begins now: no socket exists to shut down."""
+        return min(timeout_s, max(self._until_s - time.monotonic(), _SHORTEST_S))
 
     def connected(self, sock: socket.socket) -> None:
         """Add the socket of a new connection."""
@@ -106,9 +117,16 @@ def _limited(connection: Any, limit: TimeLimit) -> Any:
 
     class LimitedConnection(connection):  # type: ignore[misc]  # known at run time only
         sock: Any
+        timeout: Any
 
         def connect(self) -> None:
-            super().connect()
+            usual_s = self.timeout  # of the request's body too
+            self.timeout = limit.at_most(usual_s)
+            try:
+                super().connect()
+            finally:
+                self.timeout = usual_s
+            self.sock.settimeout(usual_s)
             limit.connected(self.sock)
 
     return LimitedConnection
