@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pytest
-
 import iobench
 from tests.support.ranks import start_ranks
 
