@@ -30,7 +30,6 @@ class Save:
     `lag_wait_s` is the part of it in which the save waited for copies to the remote tier.
     `pages_s` is the part of the copy in which pages of host memory were made: in the first save of
     each slot, unless `prepare` has made them.
-    `hold_s` is the time that the write waited for the copies of other ranks of the node.
     `persist_s` is the time from the begin of the write to the commit, and `durable_s` from the call
     to the commit, of a job of one rank. `serial` is its number among
     the saves of a run; 0 where checkpoints are numbered in the order of their commits, and below 0
@@ -44,7 +43,6 @@ class Save:
     stall_s: float = 0.0
     lag_wait_s: float = 0.0
     pages_s: float = 0.0
-    hold_s: float = 0.0
     persist_s: float | None = None
     durable_s: float | None = None
     serial: int = 0

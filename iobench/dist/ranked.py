@@ -22,7 +22,6 @@ from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import copy_into
 from iobench.dist.agreed import begin_agreed
 from iobench.dist.control import Control, shared_control
-from iobench.dist.local_copies import LocalCopies
 from iobench.dist.ranked_reads import RankedReads
 from iobench.dist.replicas.replicator import Replicated, Replicator
 from iobench.dist.restarts import FailedRestarts
@@ -89,17 +88,15 @@ class RankedCheckpointer(RankedReads):
         try:
             self._agreed(f"opening {location}", lambda: self._lead(location, keep))
             self._agreed(f"looking at {location}", lambda: self._writer.require(location))
-            self._local_copies = LocalCopies(self._world)
-            places = self._agreed("hosts", lambda: self._local_copies.place)
-            self._local_copies.join(places)
-            planner = self._planner([node for _, node, _ in places])
+            places = self._agreed("hosts", lambda: [self._world.host, self._world.node])
+            planner = self._planner([node for _, node in places])
             if self._replicate is not None:
                 self._replicator = Replicator(self._replicate, self._control, str(self._store))
         except BaseException:
             self._store.release()
             raise
         self._failed = FailedRestarts(str(self._store) if leads else None, self._writer)
-        hosts = [host for host, _, _ in places]
+        hosts = [host for host, _ in places]
         self._planning = Planning(self._control, planner, deadline_s=self._deadline_s)
         committer = RankCommitter(
             control=self._background,
@@ -124,7 +121,6 @@ class RankedCheckpointer(RankedReads):
             committer.persist,
             control=self._control,
             deadline_s=self._deadline_s,
-            copies=self._local_copies,
             in_order=self._in_order,
         )
 
@@ -338,7 +334,6 @@ class RankedCheckpointer(RankedReads):
             try:
                 LocalCheckpointer.close(self)
             finally:
-                self._local_copies.close()
                 if self._drain is not None:
                     self._drain.stop()
         if lost is not None:

@@ -47,12 +47,6 @@ def test_rank_0_decides_which_snapshot_is_written(
     assert rank_saves.leftovers(str(directory)) == []
 
 
-def test_a_write_waits_for_the_copies_of_the_node(pool: FirstRanks, tmp_path: Path) -> None:
-    """Rank 1 ends its copy only when rank 0 waits for it. A save in the foreground waits never."""
-    first, _ = pool.call(rank_saves.holds, str(tmp_path / "a"))
-    assert first == [["committed", True], ["committed", False]]
-
-
 @pytest.mark.parametrize(
     ("what", "how"),
     [

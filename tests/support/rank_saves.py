@@ -16,8 +16,6 @@ import torch
 
 import iobench
 from iobench.checkpoint.slots import SlotPool
-from iobench.checkpoint.snapshot import copy_into
-from iobench.dist import local_copies
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
@@ -26,8 +24,8 @@ from tests.support.rank_pool import in_world, leave_world
 from tests.support.rank_states import digest, state_of
 
 __all__ = [
-    *("auto_schedule", "broken_job", "changing", "failing", "gated", "held_lock", "holds", "kept"),
-    *("lazy", "leftovers", "like_a_device", "loads", "node_local", "opens", "refused", "saves"),
+    *("auto_schedule", "broken_job", "changing", "failing", "gated", "held_lock", "kept", "lazy"),
+    *("leftovers", "like_a_device", "loads", "node_local", "opens", "refused", "saves"),
 ]
 
 _SECONDS = 60.0
@@ -78,39 +76,6 @@ def gated(size: int, directory: str, slots: int, on_full: str, steps: list[int])
         gate.touch()
         ckpt.close()
     return [save.status for save in made]
-
-
-def holds(size: int, directory: str) -> list[Any]:
-    """Save while the last rank copies until rank 0 waits for it; return each save's hold."""
-    world, gate = in_world(size), Path(f"{directory}.waits")
-
-    def slow(*args: Any) -> float:
-        copied = copy_into(*args)
-        until_s = time.monotonic() + _SECONDS
-        while not gate.exists():
-            assert time.monotonic() < until_s, "rank 0 does not wait"
-            time.sleep(0.005)
-        return copied
-
-    def sleep(seconds: float) -> None:
-        gate.touch()
-        time.sleep(seconds)
-
-    ckpt = _checkpointer(size, directory)
-    state = state_of(world.rank, size, "rows")
-    ckpt.prepare(state, wait=True)
-    if world.rank == 0:
-        ckpt._local_copies._sleep = sleep
-    last = world.rank == size - 1
-    copy = mock.patch("iobench.checkpoint.checkpointer.copy_into", slow)
-    with mock.patch.object(local_copies, "_LEAST_S", _SECONDS):
-        with copy if last else contextlib.nullcontext():
-            ckpt.save_async(state, 1)
-        ckpt.wait()
-    gate.unlink(missing_ok=True)
-    ckpt.save(state, 2)
-    ckpt.close()
-    return [[save.status, save.hold_s > 0] for save in ckpt.saves]
 
 
 def leftovers(directory: str) -> list[str]:

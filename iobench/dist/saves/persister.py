@@ -8,7 +8,6 @@ from typing import Any
 from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.slots import SlotPool
 from iobench.dist.control import Control
-from iobench.dist.local_copies import LocalCopies
 from iobench.dist.saves.content import RankContent
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Lease, LeaseState, OnFull
@@ -24,7 +23,7 @@ class RankPersister(Persister[RankContent]):
     Rank 0 writes its newest snapshot next, or the oldest with `in_order`, and announces it. The
     others keep every snapshot until rank 0 has announced it or a later one. All ranks have the same
     snapshots: one that a rank cannot take is submitted without data, and its save fails in all
-    ranks. A write begins when the ranks of the node have copied their snapshots: see LocalCopies.
+    ranks.
     """
 
     def __init__(
@@ -34,11 +33,9 @@ class RankPersister(Persister[RankContent]):
         *,
         control: Control,
         deadline_s: float,
-        copies: LocalCopies,
         in_order: bool = False,
     ) -> None:
         super().__init__(pool, persist, in_order=in_order or control.world.rank > 0)
-        self._copies = copies
         self._control, self._deadline_s = control, deadline_s
         self._waiting: dict[int, _Lease] = {}
         self.failed = list[int]()
@@ -49,11 +46,6 @@ class RankPersister(Persister[RankContent]):
 
         With "wait" each rank waits for a slot of its own, without the others.
         """
-        taken = self._take(lease, pinned=pinned, on_full=on_full)
-        self._copies.begins()
-        return taken
-
-    def _take(self, lease: _Lease, *, pinned: bool, on_full: OnFull) -> bool:
         if on_full == "wait":
             return super().take(lease, pinned=pinned)
         if self._control.world.rank == 0:
@@ -106,13 +98,11 @@ class RankPersister(Persister[RankContent]):
         super().give(lease)
 
     def _remember(self, lease: _Lease) -> None:
-        self._copies.ended(lease.item.content.number)
         self._waiting = {n: one for n, one in self._waiting.items() if not _dropped(one)}
         self._waiting[lease.item.content.number] = lease
 
     def _write(self, snapshot: Snapshot[RankContent]) -> None:
         before = len(self._failures)
-        snapshot.save.hold_s = self._copies.wait(snapshot.content.number)
         super()._write(snapshot)
         if len(self._failures) > before:
             self.failed.append(snapshot.content.number)
