@@ -8,17 +8,15 @@ interleaved in random order. A time is that of the slowest rank. CPU is that of 
 the kernel's threads. Stock dcp.save syncs each file, but not the directory, and replaces its
 metadata in place; iobench's time includes the commit.
 
-The stall is the time until the call of an asynchronous save returns. In `--stalls` rounds of their
-own, a plain copy of the same bytes by all ranks, into memory that has its pages, is followed by
-save_async or comes after it. One arm of save_async does not wait for the copies of the node before
-it writes. Nothing else runs when a round begins. Ratios are medians of the ratios of each round,
-with their 95% intervals.
+The stall is the time until the call of an asynchronous save returns. It is measured in `--stalls`
+rounds of their own, each next to plain copies of the same bytes by all ranks, by `Tensor.copy_`
+into memory that has its pages: tensor by tensor, and as one tensor. Nothing else runs meanwhile.
+Ratios are medians of the ratios of each round, with their 95% intervals.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -32,14 +30,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 from iobench.bench.judging.stats import median_interval
-from iobench.dist.local_copies import LocalCopies
 from iobench.units import GIB, format_size, parse_size
 
 _LAYERS = 24
-_COPY, _STALL, _AT_ONCE = "plain copy", "iobench save_async", "the same, writing at once"
+_COPY, _ONE, _STALL = "plain copy", "plain copy, one tensor", "iobench save_async"
 
 
 def main() -> None:
@@ -50,6 +46,7 @@ def main() -> None:
     parser.add_argument("--size", type=parse_size, default=parse_size("512MiB"))
     parser.add_argument("--repeats", type=int, default=10, help="rounds of whole saves")
     parser.add_argument("--stalls", type=int, default=30, help="rounds of stalls")
+    parser.add_argument("--writer", default="hybrid", help="of iobench")
     parser.add_argument("--kinds", nargs="+", default=["replicated", "sharded"])
     given = parser.parse_args()
     if "RANK" in os.environ:
@@ -109,14 +106,13 @@ def _print(found: dict[str, Any], size: int) -> None:
         if times:
             _print_ratio(f"{stock} / iobench save", times[stock], times["iobench save"])
     for name, series in stalls.items():
-        cpu_ms, hold_ms = (1000 * statistics.median(found[of][name]) for of in ("cpu", "hold"))
-        print(
-            f"{name:26}{1000 * statistics.median(series):9.1f} ms, CPU of a rank {cpu_ms:.1f} ms"
-            + (f", writes after {hold_ms:.1f} ms" if hold_ms else "")
-        )
-    for name in (_STALL, _AT_ONCE):
-        _print_ratio(f"stall of {name} / {_COPY}", stalls[name], stalls[_COPY])
-    _print_ratio(f"{_STALL} / {_AT_ONCE}", stalls[_STALL], stalls[_AT_ONCE])
+        cpu_ms = 1000 * statistics.median(found["cpu"][name])
+        ms = 1000 * statistics.median(series)
+        print(f"{name:26}{ms:9.1f} ms, CPU of all trainers' threads {cpu_ms:.1f} ms")
+    for name in (_COPY, _ONE):
+        _print_ratio(f"stall of {_STALL} / {name}", stalls[_STALL], stalls[name])
+        cpu = found["cpu"]
+        _print_ratio(f"its CPU time / {name}", cpu[_STALL], cpu[name])
 
 
 def _print_ratio(what: str, one: list[float], other: list[float]) -> None:
@@ -138,7 +134,7 @@ def _rank(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for kind in given.kinds:
-        case = _Case(given.directory / f"dcp-ranks-{kind}", kind, given.size, mesh)
+        case = _Case(given, kind, mesh)
         try:
             found = case.measure(given.repeats, given.stalls)
         finally:
@@ -149,25 +145,24 @@ def _rank(given: argparse.Namespace) -> None:
 
 
 class _Stall(NamedTuple):
-    """Seconds that the trainer waited, their CPU time, and how long the write waited."""
+    """Seconds that the trainer waited, and CPU time of its thread in them."""
 
     stall_s: float
     thread_s: float
-    hold_s: float = 0.0
 
 
 class _Case:
     """One kind of state, and the ways to save it."""
 
-    def __init__(self, directory: Path, kind: str, size: int, mesh: Any) -> None:
+    def __init__(self, given: argparse.Namespace, kind: str, mesh: Any) -> None:
         import torch
         import torch.distributed as dist
         from torch.distributed.tensor import DTensor, Shard
 
         import iobench
 
-        self.kind, self.directory, self.rank = kind, directory, dist.get_rank()
-        self.ranks = dist.get_world_size()
+        self.kind, self.rank, self.ranks = kind, dist.get_rank(), dist.get_world_size()
+        self.directory, size = given.directory / f"dcp-ranks-{kind}", given.size
         rows = size // _LAYERS // 4 // 1024
         random_ = torch.Generator().manual_seed(self.rank if kind == "sharded" else 0)
         self.state: dict[str, Any] = {}
@@ -181,11 +176,15 @@ class _Case:
             self.state[f"layers.{layer}.bias"] = torch.randn(
                 1024, generator=torch.Generator().manual_seed(layer)
             )
-        directory.mkdir(parents=True, exist_ok=True)
-        self.checkpointer = iobench.Checkpointer(directory / "iobench", keep=iobench.KeepLast(1))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.checkpointer = iobench.Checkpointer(
+            self.directory / "iobench", writer=given.writer, keep=iobench.KeepLast(1)
+        )
         self.checkpointer.prepare(self.state, wait=True)
-        self.own = torch.randn(size // self.ranks // 4)
-        self.copy = torch.zeros_like(self.own)
+        self.own = [self._share(tensor) for tensor in self.state.values()]
+        self.copies = [torch.zeros_like(tensor) for tensor in self.own]
+        self.one = torch.randn(size // self.ranks // 4)
+        self.copy_of_one = torch.zeros_like(self.one)
         self.step = 0
 
     def measure(self, repeats: int, rounds: int) -> dict[str, Any]:
@@ -193,9 +192,9 @@ class _Case:
         saves = self._rounds(self._ways(), repeats)
         stalls = self._rounds(
             {
-                _COPY: self._copy,
+                _COPY: lambda: self._copy(self.copies, self.own),
+                _ONE: lambda: self._copy([self.copy_of_one], [self.one]),
                 _STALL: self._save_async,
-                _AT_ONCE: lambda: self._save_async(at_once=True),
             },
             rounds,
         )
@@ -205,7 +204,6 @@ class _Case:
             "times": saves["elapsed"],
             "saving": saves["stall"],
             "stalls": stalls["stall"],
-            "hold": saves["hold"] | stalls["hold"],
             "cpu": saves["cpu"] | stalls["thread"],
         }
 
@@ -243,7 +241,7 @@ class _Case:
         }
 
     def _timed(self, way: Callable[[], _Stall]) -> dict[str, float]:
-        """Return the figures of the slowest rank in each, and the CPU time of all ranks."""
+        """Return the times of the slowest rank, and the CPU times of all ranks together."""
         import torch
         import torch.distributed as dist
 
@@ -252,28 +250,30 @@ class _Case:
         dist.barrier()
         began_s, cpu_s = time.perf_counter(), time.process_time()
         stall = way()
-        elapsed_s = time.perf_counter() - began_s
-        most = torch.tensor([elapsed_s, *stall])
-        total = torch.tensor([time.process_time() - cpu_s])
+        most = torch.tensor([time.perf_counter() - began_s, stall.stall_s])
+        total = torch.tensor([time.process_time() - cpu_s, stall.thread_s])
         dist.all_reduce(most, dist.ReduceOp.MAX)
         dist.all_reduce(total)
         if self.rank == 0:
             shutil.rmtree(self.directory / "dcp", ignore_errors=True)
-        names = ("elapsed", "stall", "thread", "hold")
-        return {**dict(zip(names, most.tolist(), strict=True)), "cpu": float(total)}
+        return dict(
+            zip(
+                ("elapsed", "stall", "cpu", "thread"),
+                [*most.tolist(), *total.tolist()],
+                strict=True,
+            )
+        )
 
     def _save(self) -> _Stall:
         self.checkpointer.save(self.state, self.step)
         return _Stall(0.0, 0.0)
 
-    def _save_async(self, *, at_once: bool = False) -> _Stall:
-        write = mock.patch.object(LocalCopies, "wait", return_value=0.0)
-        with write if at_once else contextlib.nullcontext():
-            cpu_s = time.thread_time()
-            save = self.checkpointer.save_async(self.state, self.step)
-            cpu_s = time.thread_time() - cpu_s
-            self.checkpointer.wait()
-        return _Stall(save.stall_s, cpu_s, save.hold_s)
+    def _save_async(self) -> _Stall:
+        cpu_s = time.thread_time()
+        save = self.checkpointer.save_async(self.state, self.step)
+        cpu_s = time.thread_time() - cpu_s
+        self.checkpointer.wait()
+        return _Stall(save.stall_s, cpu_s)
 
     def _dcp(self, threads: int) -> _Stall:
         import torch.distributed.checkpoint as dcp
@@ -293,10 +293,17 @@ class _Case:
         future.result()  # type: ignore[union-attr]  # a Future without a stager
         return stall
 
-    def _copy(self) -> _Stall:
+    def _copy(self, copies: list[Any], tensors: list[Any]) -> _Stall:
         began_s, cpu_s = time.perf_counter(), time.thread_time()
-        self.copy.copy_(self.own)
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor)
         return _Stall(time.perf_counter() - began_s, time.thread_time() - cpu_s)
+
+    def _share(self, tensor: Any) -> Any:
+        """Return the part of a tensor that this rank writes, about."""
+        if self.kind == "sharded" and hasattr(tensor, "to_local"):
+            return tensor.to_local()
+        return tensor.view(-1).chunk(self.ranks)[self.rank]
 
 
 if __name__ == "__main__":
