@@ -6,12 +6,12 @@ The ranks are processes on this machine, with gloo, each in a session of its own
 The state is either replicated on all ranks (DDP) or sharded over them (FSDP2). The ways to save are
 interleaved in random order. A time is that of the slowest rank. CPU is that of all ranks, without
 the kernel's threads. Stock dcp.save syncs each file, but not the directory, and replaces its
-metadata in place; iobench's time includes the commit.
+metadata in place; iobench's time includes the commit. Each time begins on an idle machine, or after
+30 s.
 
 The stall is the time until the call of an asynchronous save returns. It is measured in `--stalls`
 rounds of their own, each next to plain copies of the same bytes by all ranks, by `Tensor.copy_`
-into memory that has its pages: tensor by tensor, and as one tensor. Nothing else runs meanwhile.
-Ratios are medians of the ratios of each round, with their 95% intervals.
+into memory that has its pages: tensor by tensor, and as one tensor. Ratios are medians of the ratios of each round, with their 95% intervals.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from iobench.bench.judging.stats import median_interval
 from iobench.units import GIB, format_size, parse_size
 
 _LAYERS = 24
+_IDLE, _LOOK_S, _PATIENCE_S = 0.9, 0.1, 30.0
 _COPY, _ONE, _STALL = "plain copy", "plain copy, one tensor", "iobench save_async"
 
 
@@ -106,12 +107,12 @@ def _print(found: dict[str, Any], size: int) -> None:
         if times:
             _print_ratio(f"{stock} / iobench save", times[stock], times["iobench save"])
     for name, series in stalls.items():
-        cpu_ms = 1000 * statistics.median(found["cpu"][name])
+        cpu_ms = 1000 * statistics.median(found["thread"][name])
         ms = 1000 * statistics.median(series)
         print(f"{name:26}{ms:9.1f} ms, CPU of all trainers' threads {cpu_ms:.1f} ms")
     for name in (_COPY, _ONE):
         _print_ratio(f"stall of {_STALL} / {name}", stalls[_STALL], stalls[name])
-        cpu = found["cpu"]
+        cpu = found["thread"]
         _print_ratio(f"its CPU time / {name}", cpu[_STALL], cpu[name])
 
 
@@ -142,6 +143,24 @@ def _rank(given: argparse.Namespace) -> None:
         if dist.get_rank() == 0:
             print(json.dumps(found), flush=True)
     dist.destroy_process_group()
+
+
+def _wait_until_idle() -> None:
+    """Return when the CPUs are idle, or when they have not been for a while."""
+    until_s = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until_s:
+        before = _idle_and_total()
+        time.sleep(_LOOK_S)
+        idle, total = (b - a for a, b in zip(before, _idle_and_total(), strict=True))
+        if idle >= _IDLE * total:
+            return
+    sys.stderr.write("a round begins while other programs work\n")
+
+
+def _idle_and_total() -> tuple[int, int]:
+    """Return the ticks of /proc/stat in which the CPUs had nothing to do, and all of them."""
+    ticks = [int(one) for one in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 class _Stall(NamedTuple):
@@ -204,7 +223,8 @@ class _Case:
             "times": saves["elapsed"],
             "saving": saves["stall"],
             "stalls": stalls["stall"],
-            "cpu": saves["cpu"] | stalls["thread"],
+            "cpu": saves["cpu"],
+            "thread": stalls["thread"],
         }
 
     def _rounds(
@@ -247,6 +267,8 @@ class _Case:
 
         self.step += 1
         os.sync()
+        if self.rank == 0:
+            _wait_until_idle()
         dist.barrier()
         began_s, cpu_s = time.perf_counter(), time.process_time()
         stall = way()
