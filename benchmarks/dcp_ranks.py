@@ -31,11 +31,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from idle import wait_until_idle
+
 from iobench.bench.judging.stats import median_interval
 from iobench.units import GIB, format_size, parse_size
 
 _LAYERS = 24
-_IDLE, _LOOK_S, _PATIENCE_S = 0.9, 0.1, 30.0
 _COPY, _ONE, _STALL = "plain copy", "plain copy, one tensor", "iobench save_async"
 
 
@@ -145,24 +146,6 @@ def _rank(given: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def _wait_until_idle() -> None:
-    """Return when the CPUs are idle, or when they have not been for a while."""
-    until_s = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < until_s:
-        before = _idle_and_total()
-        time.sleep(_LOOK_S)
-        idle, total = (b - a for a, b in zip(before, _idle_and_total(), strict=True))
-        if idle >= _IDLE * total:
-            return
-    sys.stderr.write("a round begins while other programs work\n")
-
-
-def _idle_and_total() -> tuple[int, int]:
-    """Return the ticks of /proc/stat in which the CPUs had nothing to do, and all of them."""
-    ticks = [int(one) for one in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    return ticks[3] + ticks[4], sum(ticks)
-
-
 class _Stall(NamedTuple):
     """Seconds that the trainer waited, and CPU time of its thread in them."""
 
@@ -268,7 +251,7 @@ class _Case:
         self.step += 1
         os.sync()
         if self.rank == 0:
-            _wait_until_idle()
+            wait_until_idle()
         dist.barrier()
         began_s, cpu_s = time.perf_counter(), time.process_time()
         stall = way()

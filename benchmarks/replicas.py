@@ -36,6 +36,8 @@ from typing import Any
 
 import numpy as np
 
+from idle import wait_until_idle
+
 from iobench.bench.judging.stats import median_interval
 from iobench.dist.control import shared_control
 from iobench.dist.replicas.recovery import RecoveryPlan, Version
@@ -302,6 +304,8 @@ class _Rank:
             ckpt.wait()
         stalls, cpu = [], []
         for _ in range(_SAVES):
+            if not replicates and self.world.rank == 0:
+                wait_until_idle()
             self.control.barrier("save", deadline_s=60)
             before_s = time.process_time()
             save = ckpt.save_async(state, next(steps))
