@@ -11,8 +11,8 @@ metadata in place; iobench's time includes the commit. Each time begins on an id
 
 The stall is the time until the call of an asynchronous save returns. It is measured in `--stalls`
 rounds of their own, each next to plain copies of the same bytes by all ranks, by `Tensor.copy_`
-into memory that has its pages: tensor by tensor, and as one tensor. Ratios are medians of the ratios of each round, with their 95% intervals.
-"""
+into memory that has its pages: tensor by tensor, and as one tensor. Ratios are medians of the
+ratios of each round, with their 95% intervals.
 
 from __future__ import annotations
 

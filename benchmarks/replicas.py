@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from idle import wait_until_idle
 
 from iobench.bench.judging.stats import median_interval
@@ -299,6 +298,8 @@ class _Rank:
     ) -> tuple[float, float]:
         """Return the median stall of a few saves and its CPU time; during a replication, or not."""
         sent = len(ckpt.replicas)
+        if self.world.rank == 0:
+            wait_until_idle()
         if replicates:  # the saves after it are not replicated, because it is still being sent
             ckpt.save_async(state, next(steps))
             ckpt.wait()
