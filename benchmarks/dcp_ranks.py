@@ -13,6 +13,7 @@ The stall is the time until the call of an asynchronous save returns. It is meas
 rounds of their own, each next to plain copies of the same bytes by all ranks, by `Tensor.copy_`
 into memory that has its pages: tensor by tensor, and as one tensor. Ratios are medians of the
 ratios of each round, with their 95% intervals.
+"""
 
 from __future__ import annotations
 
