@@ -310,7 +310,7 @@ class OffloadedOptimizer(Optimizer):
             self._after_load(group)
             check_values(group)
         groups = kept_values(self.param_groups)
-        updates = self.updates
+        updates, self.restored = self.updates, None  # another state is here
         with engine.local() as here:
             here.write_generation(replacement, groups, replacement.counts, updates)
             here.wait()
