@@ -25,8 +25,8 @@ from iobench.offload.layout import ParameterSpec, StateLayout
 from iobench.offload.old_state import Own, replace_state
 from iobench.offload.ranges import ParameterRange
 from iobench.offload.record import GenerationRecord, Pin
-from iobench.offload.restore import HeldPin
 from iobench.offload.record_areas import read_records
+from iobench.offload.restore import HeldPin
 from iobench.offload.store import GenerationStore
 from iobench.tiers.source_file import LocalDamageError
 from iobench.writers.base import Writer

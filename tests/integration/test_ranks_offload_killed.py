@@ -56,9 +56,7 @@ def test_a_killed_rank(
     assert job.held(tmp_path, 2) == job.named(tmp_path, 2)
 
 
-def test_killed_between_two_histories(
-    ranks: RankPool, tmp_path: Path, expected: list
-) -> None:
+def test_killed_between_two_histories(ranks: RankPool, tmp_path: Path, expected: list) -> None:
     """Rank 0 has gone back to a checkpoint, rank 1 has not: both have another one with as many
     updates. A resume without a Checkpointer takes one history, and never a part of each."""
     directory = str(tmp_path)

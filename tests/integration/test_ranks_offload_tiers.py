@@ -186,7 +186,7 @@ def test_copies_that_another_number_of_ranks_left_to_do(
 
 
 def test_saves_wait_for_copies_when_no_pin_is_left(ranks: RankPool, tmp_path: Path) -> None:
-    """A slow remote tier: each save waits for a pin in all ranks, and every checkpoint is copied."""
+    """A slow remote tier: each save waits for a pin in all ranks, and all are copied."""
     more = {"bandwidth_limit": "1MiB", "every_save": True, "wait": False, "keep": 1}
     arguments = [str(tmp_path), str(tmp_path / "remote"), {}, 6, None, None, more]
     found = ranks.first(2).call(job.train, *arguments)
