@@ -96,9 +96,11 @@ class FollowingPins:
     def begin(self, own: dict[str, Any]) -> None:
         """Take the list of rank 0; release the pins that no checkpoint names."""
         self._owner = own["owner"]
-        self._named = dict(own["named"])
+        found = self._state.found()
+        here = {pin.name for pin in found}  # the optimizer's directory may be a new one
+        self._named = {at: pin for at, pin in own["named"].items() if pin in here}
         named, unread = set(self._named.values()), set(own["unread"])
-        for pin in self._state.found():
+        for pin in found:
             if pin.name in named:
                 continue
             if pin.owner == self._owner and pin.step not in unread:
