@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from iobench.checkpoint.checksums import record_of
@@ -18,6 +19,7 @@ from iobench.errors import TransferError
 from iobench.formats.collector import collector_paused
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.transfer import Transfer
 
 __all__ = ["Committer"]
 
@@ -73,9 +75,7 @@ class Committer:
                 sent = recording.image
                 if rate_bytes_per_s:
                     sent = PacedImage.over(sent, rate_bytes_per_s)
-                save.transfer = self.writer.write_many(
-                    [sent, *small], staged.directory, sync_directory=False
-                )
+                save.transfer = self._write([sent, *small], staged.directory)
             if not save.transfer.durable:
                 raise TransferError(
                     f"step {save.step}: writer {self.writer.name!r} did not make its files "
@@ -98,6 +98,9 @@ class Committer:
         return self.commit(
             snapshot.save, snapshot.content, snapshot.memory, rate_bytes_per_s=rate_bytes_per_s
         )
+
+    def _write(self, images: list[FileImage], directory: str | Path) -> Transfer:
+        return self.writer.write_many(images, directory, sync_directory=False)
 
     def _more_files(self, save: Save) -> list[FileImage]:
         """Return small files that belong to the checkpoint too."""

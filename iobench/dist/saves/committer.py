@@ -35,7 +35,7 @@ from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
 from iobench.errors import RankError, TransferError
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, FileImage
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class Order(NamedTuple):
 class Pins(Protocol):
     """The pins that the saves of a rank hold in its optimizer."""
 
-    def durable(self, save: Save) -> PinnedGeneration:
-        """Wait until the pin of `save` is durable."""
+    def durable(self, save: Save) -> tuple[PinnedGeneration, list[FileImage]]:
+        """Wait until the pin of `save` is durable. Return it, and small files to write with it."""
 
     def ended(self, save: Save, attempt: str | None) -> None:
         """The checkpoint of `save` exists and has this `attempt`, or None: it never will."""
@@ -223,9 +223,9 @@ class RankCommitter:
                     raise save.error
                 if offering.wanted and self.assembly is not None:
                     offering.table = self.assembly.table(content.plan)
-                pinned = None if self.pins is None else self.pins.durable(save)
+                pinned, described = (None, []) if self.pins is None else self.pins.durable(save)
                 save.transfer, checksum = self.parts.write(
-                    content, memory, order.directory, offering, pinned
+                    content, memory, order.directory, offering, pinned, described
                 )
         except BaseException as failure:  # noqa: BLE001 -- raised when the others know
             return _Own({"error": _shown(failure)}, failure)
