@@ -36,7 +36,8 @@ NewCopier = Callable[..., FileCopier]
 """Makes a FileCopier from `local`, `remote`, `pace` and `offload`."""
 
 _NICE = 10
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 300.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.5, 300.0, 1.5
+"""Of the attempts after a failure: an outage is noticed to be over after half of its time more."""
 _JOIN_S = 10.0
 
 
@@ -359,7 +360,8 @@ class Drain(DrainWaits):
         if self._failed_in_a_row == 1:
             self._tell(f"copies to {self.remote} wait, and are tried again: {error}")
         self._set_failure(error)
-        pause_s = min(_FIRST_PAUSE_S * 2 ** min(self._failed_in_a_row - 1, 20), _LONGEST_PAUSE_S)
+        growth = _PAUSE_GROWTH ** min(self._failed_in_a_row - 1, 40)
+        pause_s = min(_FIRST_PAUSE_S * growth, _LONGEST_PAUSE_S)
         self._pace.stop.wait(pause_s * random.uniform(0.5, 1.0))
         with contextlib.suppress(IobenchError):
             self.remote.renew()

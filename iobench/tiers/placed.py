@@ -16,6 +16,7 @@ from iobench.checkpoint.pacing import PacedImage
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.errors import IobenchError, transfer_errors
+from iobench.tiers.direct_save import DirectCommitter
 from iobench.tiers.local_tier import LocalTier
 from iobench.tiers.observed import LOCAL, REMOTE
 from iobench.tiers.placement import Placement, PlacementDecision, TierRoom, choose
@@ -27,6 +28,7 @@ __all__ = ["PlacedCommitter"]
 
 _PROBE_PART, _LEAST_PROBE, _LARGEST_PROBE = 64, 4 * MIB, 64 * MIB
 """A smaller probe would measure the fixed time of a write."""
+_LEAST_LIMIT_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +91,12 @@ class PlacedCommitter(Committer):
         tier, began_s = self.tier, time.monotonic()
         try:
             with tier.drain.saving(), tier.remote.writing(self.serials, save) as ledger:
-                remote = Committer(
+                remote = DirectCommitter(
                     store=tier.remote.store,
-                    writer=tier.remote.writer,
+                    writer=tier.remote.direct_writer,
                     ledger=ledger,
                     decision=decision.reason,
+                    limit_s=self._limit_s(decision, save),
                 )
                 limit = tier.remote.options.rate_bytes_per_s
                 manifest = remote.commit(save, serialized, memory, rate_bytes_per_s=limit)
@@ -111,6 +114,16 @@ class PlacedCommitter(Committer):
             return None
         tier.drain.sent_directly(save, serial, time.monotonic() - began_s)
         return manifest
+
+    def _limit_s(self, decision: PlacementDecision, save: Save) -> float | None:
+        """Return how long a direct save may take: as if it were saved to both tiers in turn.
+
+        So a server that does not answer costs at most the time of a good remote save.
+        """
+        remote, local = decision.figures.get(REMOTE), decision.figures.get(LOCAL)
+        if self.choice.goal != "durable" or remote is None or local is None:
+            return None
+        return max((remote.high + local.high) * save.size_bytes, _LEAST_LIMIT_S)
 
     def _probe(self, memory: Bytes, rate_bytes_per_s: int | None) -> None:
         """Measure the local tier with 1/64 of a checkpoint, 4 to 64 MiB; it is removed again."""

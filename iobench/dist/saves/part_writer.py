@@ -14,9 +14,9 @@ from typing import NamedTuple
 import xxhash
 
 from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.commit import recorded
 from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
 from iobench.checkpoint.pacing import PacedImage
+from iobench.checkpoint.recorded import recorded
 from iobench.dist.replicas.offering import Offering
 from iobench.dist.saves.content import RankContent, data_file
 from iobench.dist.saves.part import Part, part_file
@@ -98,9 +98,10 @@ class PartWriter:
             offering.make(image, part(record))
             transfer = self._write(image, directory)
         else:
-            with recorded(image, pieces) as records:
-                transfer = self._write(image, directory)
-            (record,) = records
+            by_block = self.writer.direct and not self.rate_bytes_per_s
+            with recorded(image, pieces, by_block=by_block) as recording:
+                transfer = self._write(recording.image, directory)
+            record = recording.record
         self._described.update(one.path for one in described)
         if described:
             more = self.writer.write_many(described, directory)
