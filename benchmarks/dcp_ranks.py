@@ -6,8 +6,8 @@ The ranks are processes on this machine, with gloo, each in a session of its own
 The state is either replicated on all ranks (DDP) or sharded over them (FSDP2). The ways to save are
 interleaved in random order. A time is that of the slowest rank. CPU is that of all ranks, without
 the kernel's threads. Stock dcp.save syncs each file, but not the directory, and replaces its
-metadata in place; iobench's time includes the commit. Each time begins on an idle machine, or after
-30 s.
+metadata in place; iobench's time includes the commit. With root, other
+programs get the CPUs only when no rank needs them.
 
 The stall is the time until the call of an asynchronous save returns. It is measured in `--stalls`
 rounds of their own, each next to plain copies of the same bytes by all ranks, by `Tensor.copy_`
@@ -32,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from idle import wait_until_idle
+from idle import first_of_all, wait_until_idle
 
 from iobench.bench.judging.stats import median_interval
 from iobench.units import GIB, format_size, parse_size
@@ -133,6 +133,7 @@ def _rank(given: argparse.Namespace) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
+    first_of_all()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
