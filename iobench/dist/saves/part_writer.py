@@ -32,10 +32,11 @@ __all__ = ["PartWriter", "Written"]
 
 
 class Written(NamedTuple):
-    """A part on storage: its transfer, and the XXH3-64 of its part manifest."""
+    """A part on storage: its transfer, the XXH3-64 of its part manifest, and its file."""
 
     transfer: Transfer
     checksum: str
+    file: FileImage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ class PartWriter:
             (record,) = records
         text = part(record).to_json()
         self.writer.write(FileImage.of(part_file(rank), [text]), directory, durable=False)
-        return Written(transfer, xxhash.xxh3_64_hexdigest(text))
+        return Written(transfer, xxhash.xxh3_64_hexdigest(text), image)
 
     def _write(self, image: FileImage, directory: str | Path) -> Transfer:
         limit = self.rate_bytes_per_s
