@@ -64,18 +64,14 @@ class MemoryPersister(Persister[T]):
             return [waiting[-1], *waiting[:-1]]
         wanted.add(saves[-1].step)
         stay = [lease for lease in waiting if lease.item.save.step in wanted]
-        chosen = stay[
-            next_to_write([_bytes_by_tier(one) for one in stay], self._free_shares())
-        ]
+        chosen = stay[next_to_write([_bytes_by_tier(one) for one in stay], self._free_shares())]
         return [chosen, *(one for one in stay if one is not chosen)]
 
     def _free_shares(self) -> dict[str, float]:
         fill = self._memory.fill()
         return {tier: free / max(1, used + free) for tier, (used, free) in fill.items()}
 
-    def take(
-        self, lease: Lease[Snapshot[T]], *, pinned: bool, on_full: OnFull = "wait"
-    ) -> bool:
+    def take(self, lease: Lease[Snapshot[T]], *, pinned: bool, on_full: OnFull = "wait") -> bool:
         try:
             taken = super().take(lease, pinned=pinned, on_full=on_full)
         except StateError:

@@ -18,7 +18,7 @@ from iobench.dist.saves.part_writer import PartWriter
 from iobench.tiers import memory_pool, memory_tier
 from iobench.units import MIB
 from tests.support.rank_pool import in_world
-from tests.support.rank_saves import _gate, _raised, _SECONDS
+from tests.support.rank_saves import _SECONDS, _gate, _raised
 from tests.support.rank_states import digest, full, state_of
 
 __all__ = ["damaged", "full_memory", "grown", "lowered", "many", "nothing_fits", "spilled"]
@@ -105,7 +105,11 @@ def full_memory(
     slots = 2 if world.rank == 1 else 5  # each has the bytes of 1 MiB and some more
     with _gate(directory) as gate:
         ckpt = _opened(
-            size, directory, [iobench.Memory(size * (slots * MIB + MIB // 2))], on_full=on_full, **options
+            size,
+            directory,
+            [iobench.Memory(size * (slots * MIB + MIB // 2))],
+            on_full=on_full,
+            **options,
         )
         made = []
         for step in steps:
@@ -207,7 +211,7 @@ def many(size: int, directory: str, seed: int, count: int, options: dict[str, An
     chance = random.Random(1000 * seed + world.rank)
     slots = random.Random(seed).choices(range(1, 5), k=size)[world.rank]
     keep = options.pop("keep", None)
-    tiers: list[Any] = [iobench.Memory(size * (slots << 14)), *options.pop("tiers", [])]
+    tiers: list[Any] = [iobench.Memory(size * (slots << 15)), *options.pop("tiers", [])]
     write = PartWriter.write
 
     def slow(self: PartWriter, *args: Any) -> Any:

@@ -108,9 +108,9 @@ class SharedReader:
             image = FileImage.of(path, [memory[path]])
             images[numbers[path]] = WatchedImage(image, check.watch(pieces))
             wanted += _ranges(numbers[path], pieces)
-        owners = self._owners and {
-            numbers[path]: rank for path, rank in self._owners.items() if path in numbers
-        }
+        owners = None
+        if self._owners is not None:
+            owners = {numbers[at]: rank for at, rank in self._owners.items() if at in numbers}
         try:
             done = self._reader.read(images, str(location), wanted, owners)
         except OtherRankError as error:

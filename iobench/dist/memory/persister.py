@@ -161,9 +161,8 @@ class RankMemoryPersister(RankPersister, MemoryPersister[RankContent]):
         """Wait until this rank has copied the snapshot that rank 0 announced."""
         while True:
             lease = self._waiting.get(number)
-            if lease is not None:
-                if lease.state is LeaseState.QUEUED or interpreter_end.begun():
-                    return lease
+            if lease is not None and (lease.state is LeaseState.QUEUED or interpreter_end.begun()):
+                return lease
             with self._arrived:
                 self._arrived.wait(_LOOK_AGAIN_S)
             self._control.check()

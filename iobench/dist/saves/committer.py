@@ -210,9 +210,7 @@ class RankCommitter:
         ]
         return RankError("; ".join(texts), ranks=ranks)
 
-    def _follow(
-        self, save: Save, content: RankContent, memory: Bytes | None
-    ) -> Committed | None:
+    def _follow(self, save: Save, content: RankContent, memory: Bytes | None) -> Committed | None:
         """Return None, and do nothing, if rank 0 chose another save."""
         order = self.announced()
         if order.number != content.number:

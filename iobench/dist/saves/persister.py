@@ -29,7 +29,7 @@ class RankPersister(Persister[RankContent]):
     def __init__(
         self,
         pool: SlotPool,
-        persist: Callable[[Snapshot[RankContent]], None],
+        persist: Callable[[Snapshot[RankContent]], object],
         *,
         control: Control,
         deadline_s: float,
