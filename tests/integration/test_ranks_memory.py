@@ -114,14 +114,18 @@ def test_a_damaged_snapshot(ranks: RankPool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"on_full": "wait"}, {"on_full": "skip", "lazy": True}, {"on_full": "supersede", "keep": 2}],
+    [
+        {"on_full": "wait", "remote": {"every_save": True}},
+        {"on_full": "skip", "lazy": True},
+        {"on_full": "supersede", "keep": 2, "remote": {}},
+    ],
     ids=["wait", "skip", "supersede"],
 )
 def test_ranks_at_different_speeds(
     ranks: RankPool, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """Random pauses and sizes of memory in each rank: the same saves have the same ends."""
-    found = ranks.first(3).call(rank_memory.many, str(tmp_path / "local"), 7, 40, options)
+    found = ranks.first(3).call(rank_memory.many, str(tmp_path / "local"), 7, 30, options)
     statuses, steps, newest = found[0]
     assert found == [found[0]] * 3
     assert set(statuses) <= {"committed", "superseded", "skipped"}

@@ -211,7 +211,10 @@ def many(size: int, directory: str, seed: int, count: int, options: dict[str, An
     chance = random.Random(1000 * seed + world.rank)
     slots = random.Random(seed).choices(range(1, 5), k=size)[world.rank]
     keep = options.pop("keep", None)
-    tiers: list[Any] = [iobench.Memory(size * (slots << 15)), *options.pop("tiers", [])]
+    tiers: list[Any] = [iobench.Memory(size * (slots << 15))]
+    remote = options.pop("remote", None)
+    if remote is not None:
+        tiers.append(iobench.Remote(f"{directory}.remote", **remote))
     write = PartWriter.write
 
     def slow(self: PartWriter, *args: Any) -> Any:
@@ -229,6 +232,8 @@ def many(size: int, directory: str, seed: int, count: int, options: dict[str, An
             if chance.random() < 0.1:
                 ckpt.before_optimizer_step()
         ckpt.wait()
+        if remote is not None:
+            ckpt.wait(until="remote")
         state = ckpt.load()
         found = [save.status for save in made], ckpt.steps(), float(state["w"][0, 0])
         ckpt.close()
