@@ -106,6 +106,15 @@ class RankedCheckpointer(RankedReads):
             raise
         self._failed = FailedRestarts(str(self._store) if leads else None, self._writer)
         hosts = [host for host, _ in places]
+        assembly = placing = None
+        if leads:
+            assembly = Assembly(
+                store=self._store, writer=self._writer, world=self._world, hosts=hosts
+            )
+            if self._placement is not None and self._tier is not None:
+                from iobench.dist.saves.placing import Placing  # here: it takes time to import
+
+                placing = Placing(self._tier, self._ledger, self._placement, assembly)
         self._planning = Planning(self._control, planner, deadline_s=self._deadline_s)
         committer = RankCommitter(
             control=self._background,
@@ -113,11 +122,8 @@ class RankedCheckpointer(RankedReads):
             parts=PartWriter(world=self._world, writer=self._writer, rate_bytes_per_s=limit),
             deadline_s=self._deadline_s,
             ledger=self._ledger if leads else None,
-            assembly=Assembly(
-                store=self._store, writer=self._writer, world=self._world, hosts=hosts
-            )
-            if leads
-            else None,
+            assembly=assembly,
+            placing=placing,
             replicator=self._replicator,
             committed=self._failed.progressed,
             pins=self._rank_pins(),

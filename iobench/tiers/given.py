@@ -64,10 +64,10 @@ class GivenTiers:
 
     def check(self, location: str | Path, options: Mapping[str, Any], *, ranked: bool) -> None:
         """Raise OptionError if a Checkpointer of `location` with `options` cannot use them."""
+        if ranked and options.get("placement") and options.get("replicate"):
+            raise OptionError("placement: not with replicate in a job of several ranks")
         if ranked and self.local_pace is not None:
             raise OptionError("tiers: Paced(Local(...)) is for one rank")
-        if ranked and options.get("placement") is not None:
-            raise OptionError("placement: not for jobs of several ranks; every save is local first")
         for name in ("slots", "budget"):
             if self.memories and name in options:
                 raise OptionError(f"{name}: the sizes of the Memory tiers decide; leave it out")

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import PinnedGeneration
@@ -34,46 +33,22 @@ from iobench.dist.replicas.recovery import Version
 from iobench.dist.replicas.replicator import Replicator
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
+from iobench.dist.saves.order import Committed, Ending, Order, Own, VoteError, shown
 from iobench.dist.saves.part_writer import PartWriter
-from iobench.errors import RankError, TransferError
-from iobench.writers.image import Bytes, FileImage
+from iobench.dist.saves.places import LocalPlace, Place
+from iobench.errors import IobenchError, RankError, TransferError
+from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
     from iobench.dist.drain.ranked_drain import RankedDrain
+    from iobench.dist.saves.placing import Placing
 
 __all__ = ["Pins", "RankCommitter"]
 
 
 _NEXT = "next checkpoint"
 _BEGIN = "the begin of a save"
-
-
-class Order(NamedTuple):
-    """What rank 0 announced: which save is written next, and where.
-
-    `failed` has the errors of ranks: the save has failed before it had a directory. `gone` are the
-    numbers of saves that are superseded.
-    """
-
-    number: int
-    step: int
-    directory: str = ""
-    serial: int = 0
-    failed: Mapping[str, str] = MappingProxyType({})
-    gone: Sequence[int] = ()
-
-    @property
-    def attempt(self) -> str:
-        """The random name of the hidden directory: no other save has it."""
-        return os.path.basename(self.directory.rstrip("/"))
-
-
-class Committed(NamedTuple):
-    """What this rank has written of a checkpoint: its file, which is in memory still."""
-
-    serial: int
-    file: FileImage
 
 
 class Pins(Protocol):
@@ -88,7 +63,10 @@ class Pins(Protocol):
 
 @dataclass(kw_only=True)
 class RankCommitter:
-    """Commits checkpoints of all ranks on `hosts`. `ledger` and `assembly` are those of rank 0."""
+    """Commits checkpoints of all ranks on `hosts`.
+
+    `ledger`, `assembly` and `placing` are those of rank 0.
+    """
 
     control: Control
     store: CheckpointStore
@@ -101,6 +79,7 @@ class RankCommitter:
     committed: Callable[[], None] = lambda: None
     drain: RankedDrain | None = None
     pins: Pins | None = None
+    placing: Placing | None = None
     gone: Callable[[], list[int]] = list
     """Returns the numbers of superseded saves that were not announced yet, in rank 0."""
     _order: Order | None = field(default=None, init=False)
@@ -143,64 +122,102 @@ class RankCommitter:
     def _lead(
         self, ledger: Ledger, save: Save, content: RankContent, memory: Bytes | None
     ) -> Committed:
-        order, announced = Order(content.number, save.step, gone=self.gone()), False
-        own: _Own | None = None
+        order = Order(content.number, save.step, gone=self.gone())
         try:
             if save.error is not None:
                 raise save.error
             serial = ledger.serial_of(save) if save.serial else ledger.new_serial()
-            replace = ledger.holds(save.step)
-            with self.store.staged(
-                save.step, serial=serial, replace=replace, shared=True
-            ) as staged:
-                order = order._replace(directory=os.fspath(staged.directory), serial=serial)
+            order = order._replace(serial=serial)
+            place: Place | None = self._place(ledger, save, content)
+        except BaseException as failure:
+            self._ended(save, None)
+            raise self._conclude(order, failure, announced=False) from failure
+        committed: Committed | None = None
+        while place is not None:
+            committed, place = self._attempt(place, save, content, memory, order)
+            order = order._replace(gone=())
+        assert committed is not None
+        return committed
+
+    def _place(self, ledger: Ledger, save: Save, content: RankContent) -> Place:
+        if self.placing is not None:
+            return self.placing.place(save, content.plan)
+        assert self.assembly is not None
+        return LocalPlace(store=self.store, ledger=ledger, assembly=self.assembly)
+
+    def _attempt(
+        self, place: Place, save: Save, content: RankContent, memory: Bytes | None, order: Order
+    ) -> tuple[Committed | None, Place | None]:
+        """Write the checkpoint at `place`. Return what this rank wrote, or the next place."""
+        announced, own, probe = False, None, 0
+        try:
+            with place.staged(save, order.serial) as staged:
+                order = order._replace(directory=os.fspath(staged.directory), remote=place.remote)
                 announced = True
-                self._announce(order)
+                self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
                 own = self._part(save, content, memory, order)
                 votes = self._votes(own, order)
-                assert self.assembly is not None
-                self.assembly.publish(save, content.plan, staged, votes, serial, order.attempt)
+                place.publish(save, content.plan, staged, votes, order)
                 save.status = "committed"
                 try:
-                    ledger.committed(save, serial)
+                    place.committed(save, order.serial)
                     self.committed()
                 finally:
                     self._ended(save, order)
+            probe = 0 if memory is None else place.probe_bytes(self.control.world.size)
         except RankError:  # of a call: every rank knows
             raise
         except BaseException as failure:
-            if save.status != "committed":
-                self._ended(save, None)
             # What was written is removed by now: the others see to what is left on their nodes.
             if save.status == "committed":
                 self._conclude(order, None)
                 raise
+            instead = place.instead(save, failure)
+            if instead is not None:
+                if announced:
+                    self._end(order, Ending(_failed(failure), again=True))
+                return None, instead
+            self._ended(save, None)
             raise self._conclude(order, failure, announced=announced) from failure
-        self._conclude(order, None)
-        assert own is not None
-        return Committed(order.serial, own.written())
+        self._end(order, Ending(probe=probe))
+        if probe:
+            self._probe(probe, memory, place)
+        return Committed(order.serial, own.written()), None
 
-    def _announce(self, order: Order) -> None:
-        told = {**order._asdict(), "failed": dict(order.failed), "gone": list(order.gone)}
-        self.control.broadcast(_NEXT, told, deadline_s=self.deadline_s)
+    def _end(self, order: Order, ending: Ending) -> None:
+        told = {**ending._asdict(), "failed": dict(ending.failed)}
+        self.control.broadcast(_commit_phase(order.step), told, deadline_s=self.deadline_s)
 
     def _conclude(
         self, order: Order, failure: BaseException | None, *, announced: bool = True
     ) -> BaseException:
         """Tell the others how the save ended. Return what this rank raises."""
-        failed: dict[str, str] = {}
-        if isinstance(failure, _VoteError):
-            failed = failure.failed
-        elif failure is not None:
-            failed = {"0": _shown(failure)}
+        failed = _failed(failure)
         if not announced:
-            self._announce(order._replace(failed=failed))
+            order = order._replace(failed=failed)
+            self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
             return self._error(_BEGIN, failed)
-        phase = _commit_phase(order.step)
-        self.control.broadcast(phase, {"failed": failed}, deadline_s=self.deadline_s)
+        self._end(order, Ending(failed))
         if isinstance(failure, Exception) or failure is None:
-            return self._error(phase, failed)
+            return self._error(_commit_phase(order.step), failed)
         return failure  # Ctrl-C
+
+    def _probe(self, share: int, memory: Bytes | None, place: Place | None) -> None:
+        """Measure the local tier: every rank writes a part of its snapshot there, and removes it.
+
+        The time is that of the slowest rank.
+        """
+        assert memory is not None  # of the same save in all ranks
+        began_s = time.monotonic()
+        part, failed = memory[:share], ""
+        try:
+            self.parts.probe(self.store, part)
+        except IobenchError as error:
+            failed = shown(error)
+        every = self.control.gather("probe", [len(part), failed], deadline_s=self.deadline_s)
+        if place is not None:
+            size, wrong = sum(one[0] for one in every), [one[1] for one in every if one[1]]
+            place.probed(size, time.monotonic() - began_s, ok=not wrong)
 
     def _error(self, phase: str, failed: Mapping[str, str]) -> RankError:
         """Return the error of a save that failed in these ranks."""
@@ -223,13 +240,19 @@ class RankCommitter:
         own = self._part(save, content, memory, order)
         self._cast(order, own.vote)
         phase = _commit_phase(order.step)
-        failed = self.control.broadcast(phase, deadline_s=self.deadline_s)["failed"]
-        if failed:
-            error = self._error(phase, failed)
-            self._ended(save, None)
+        ending = Ending(**self.control.broadcast(phase, deadline_s=self.deadline_s))
+        if ending.failed:
+            error = self._error(phase, ending.failed)
             self._discard(order, error)
+            if ending.again:
+                return self._follow(save, content, memory)
+            self._ended(save, None)
             raise error from own.failure
         self._ended(save, order)
+        if order.remote and self.drain is not None:
+            self.drain.sent_directly(order.step, order.serial)
+        if ending.probe:
+            self._probe(ending.probe, memory, None)
         return Committed(order.serial, own.written())
 
     def _ended(self, save: Save, order: Order | None) -> None:
@@ -237,25 +260,26 @@ class RankCommitter:
         if self.pins is not None:
             self.pins.ended(save, None if order is None else order.attempt)
 
-    def _votes(self, own: _Own, order: Order) -> list[str]:
+    def _votes(self, own: Own, order: Order) -> list[str]:
         """Collect the votes, that of rank 0 too. Return the checksums of all parts.
 
-        Raises _VoteError if a rank failed.
+        Raises VoteError if a rank failed.
         """
         votes = self._cast(order, own.vote)
         failed = {f"{rank}": vote["error"] for rank, vote in enumerate(votes) if "error" in vote}
+        of_place = all(vote["of_place"] for vote in votes if "error" in vote)
         if own.failure is not None and not isinstance(own.failure, Exception):
             raise own.failure
         if failed:
-            raise _VoteError(failed) from own.failure
+            raise VoteError(failed, of_place=of_place) from own.failure
         return [vote["checksum"] for vote in votes]
 
-    def _cast(self, order: Order, vote: dict[str, str]) -> list[dict[str, str]]:
+    def _cast(self, order: Order, vote: dict[str, Any]) -> list[dict[str, Any]]:
         """Vote. Return the votes of all ranks in rank 0."""
         phase = f"vote on step {order.step}"
         return self.control.gather(phase, vote, deadline_s=self.deadline_s)
 
-    def _part(self, save: Save, content: RankContent, memory: Bytes | None, order: Order) -> _Own:
+    def _part(self, save: Save, content: RankContent, memory: Bytes | None, order: Order) -> Own:
         """Write the part of this rank."""
         save.status = "writing"
         version = Version(order.serial, order.step, order.attempt)
@@ -268,11 +292,22 @@ class RankCommitter:
                 if offering.wanted and self.assembly is not None:
                     offering.table = self.assembly.table(content.plan)
                 pinned = None if self.pins is None else self.pins.durable(save)
-                written = self.parts.write(content, memory, order.directory, offering, pinned)
+                with self._writer_of(order) as parts:
+                    written = parts.write(content, memory, order.directory, offering, pinned)
                 save.transfer = written.transfer
         except BaseException as failure:  # noqa: BLE001 -- raised when the others know
-            return _Own({"error": _shown(failure)}, failure)
-        return _Own({"checksum": written.checksum}, None, written.file)
+            return Own.failed(failure, before=save.error is not None)
+        return Own({"checksum": written.checksum}, None, written.file)
+
+    @contextmanager
+    def _writer_of(self, order: Order) -> Iterator[PartWriter]:
+        if not order.remote or self.drain is None:
+            yield self.parts
+            return
+        remote = self.drain.remote
+        with remote.using() as writer:
+            limit = remote.options.rate_bytes_per_s
+            yield replace(self.parts, writer=writer, rate_bytes_per_s=limit)
 
     def _discard(self, order: Order, failure: BaseException) -> None:
         directory = order.directory if is_s3(order.directory) else Path(order.directory)
@@ -282,30 +317,12 @@ class RankCommitter:
             failure.add_note(f"{directory}: what was written could not be removed ({error})")
 
 
-class _Own(NamedTuple):
-    """The vote of this rank, why it failed, and the file that it has written otherwise."""
-
-    vote: dict[str, str]
-    failure: BaseException | None
-    file: FileImage | None = None
-
-    def written(self) -> FileImage:
-        """Return the file of a rank that voted for the checkpoint."""
-        assert self.file is not None
-        return self.file
-
-
-class _VoteError(Exception):
-    """Ranks voted against a commit; `failed` maps them to their errors."""
-
-    def __init__(self, failed: dict[str, str]) -> None:
-        super().__init__(failed)
-        self.failed = failed
+def _failed(failure: BaseException | None) -> dict[str, str]:
+    """Return the errors of the ranks that failed."""
+    if isinstance(failure, VoteError):
+        return failure.failed
+    return {} if failure is None else {"0": shown(failure)}
 
 
 def _commit_phase(step: int) -> str:
     return f"commit of step {step}"
-
-
-def _shown(failure: BaseException) -> str:
-    return f"{type(failure).__name__}: {failure}"
