@@ -91,6 +91,7 @@ def test_to_the_faster_tier(local: Path, remote: Path, iobench_inside: Command) 
         assert ckpt.loaded is not None
         assert ckpt.loaded.sources == {str(remote): "read"}
         shown = iobench_inside("tiers", local).stdout
+        assert shown.startswith(f"local   {local}\n")  # no line about memory tiers
         assert "what was trained after step 2" in shown
         assert re.search(r"^ +2  remote  remote takes .*, local ", shown, re.MULTILINE)
         ckpt.remove(2)

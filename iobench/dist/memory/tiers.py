@@ -61,7 +61,9 @@ class RankMemory:
         self._store: CheckpointStore = committer.store
         status = None
         if ledger is not None and isinstance(self._store, DirectoryStore):
-            status = MemoryStatusFile(self.pool, self._store.directory, self._rates)
+            status = MemoryStatusFile(
+                self.pool, self._store.directory, self._rates, ranks=self._world.size
+            )
         self._persister = RankMemoryPersister(
             self.pool,
             committer,
