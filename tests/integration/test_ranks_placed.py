@@ -57,7 +57,7 @@ def test_to_the_faster_tier(
     placed = events(local, "placed")
     assert [(one.step, one.where) for one in placed] == [(1, "local"), (2, "remote"), (3, "local")]
     direct = next(one for one in events(local, "durable") if one.step == 2)
-    assert direct.size_bytes == direct.sent_bytes > 5_000_000  # of all ranks
+    assert direct.size_bytes == direct.sent_bytes > 1_700_000  # of all ranks
     manifest = json.loads((local / "step-3" / "manifest.json").read_text())
     assert manifest["writer"]["placement"] == placed[2].why
     assert "remote takes" in iobench_inside("tiers", local).stdout
