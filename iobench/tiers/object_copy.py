@@ -73,7 +73,7 @@ class ObjectCopy:
 
     def publish(self, manifest: bytes) -> None:
         text = manifest.decode()
-        self._remove_others(Manifest.parse(text, str(self._staged.directory)))
+        self._remove_others(Manifest.parse(manifest, str(self._staged.directory)))
         self._staged.publish([text])
 
     def _remove_others(self, manifest: Manifest) -> None:
