@@ -33,9 +33,9 @@ from iobench.dist.replicas.recovery import Version
 from iobench.dist.replicas.replicator import Replicator
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
-from iobench.dist.saves.order import Committed, Ending, Order, Own, VoteError, shown
+from iobench.dist.saves.order import Committed, Ending, Order, OwnVote, VoteError, shown
 from iobench.dist.saves.part_writer import PartWriter
-from iobench.dist.saves.places import LocalPlace, Place
+from iobench.dist.saves.places import LocalPlace, SavePlace
 from iobench.errors import IobenchError, RankError, TransferError
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import is_s3
@@ -128,7 +128,7 @@ class RankCommitter:
                 raise save.error
             serial = ledger.serial_of(save) if save.serial else ledger.new_serial()
             order = order._replace(serial=serial)
-            place: Place | None = self._place(ledger, save, content)
+            place: SavePlace | None = self._place(ledger, save, content)
         except BaseException as failure:
             self._ended(save, None)
             raise self._conclude(order, failure, announced=False) from failure
@@ -139,15 +139,15 @@ class RankCommitter:
         assert committed is not None
         return committed
 
-    def _place(self, ledger: Ledger, save: Save, content: RankContent) -> Place:
+    def _place(self, ledger: Ledger, save: Save, content: RankContent) -> SavePlace:
         if self.placing is not None:
             return self.placing.place(save, content.plan)
         assert self.assembly is not None
         return LocalPlace(store=self.store, ledger=ledger, assembly=self.assembly)
 
     def _attempt(
-        self, place: Place, save: Save, content: RankContent, memory: Bytes | None, order: Order
-    ) -> tuple[Committed | None, Place | None]:
+        self, place: SavePlace, save: Save, content: RankContent, memory: Bytes | None, order: Order
+    ) -> tuple[Committed | None, SavePlace | None]:
         """Write the checkpoint at `place`. Return what this rank wrote, or the next place."""
         announced, own, probe = False, None, 0
         try:
@@ -202,7 +202,7 @@ class RankCommitter:
             return self._error(_commit_phase(order.step), failed)
         return failure  # Ctrl-C
 
-    def _probe(self, share: int, memory: Bytes | None, place: Place | None) -> None:
+    def _probe(self, share: int, memory: Bytes | None, place: SavePlace | None) -> None:
         """Measure the local tier: every rank writes a part of its snapshot there, and removes it.
 
         The time is that of the slowest rank.
@@ -260,7 +260,7 @@ class RankCommitter:
         if self.pins is not None:
             self.pins.ended(save, None if order is None else order.attempt)
 
-    def _votes(self, own: Own, order: Order) -> list[str]:
+    def _votes(self, own: OwnVote, order: Order) -> list[str]:
         """Collect the votes, that of rank 0 too. Return the checksums of all parts.
 
         Raises VoteError if a rank failed.
@@ -279,7 +279,9 @@ class RankCommitter:
         phase = f"vote on step {order.step}"
         return self.control.gather(phase, vote, deadline_s=self.deadline_s)
 
-    def _part(self, save: Save, content: RankContent, memory: Bytes | None, order: Order) -> Own:
+    def _part(
+        self, save: Save, content: RankContent, memory: Bytes | None, order: Order
+    ) -> OwnVote:
         """Write the part of this rank."""
         save.status = "writing"
         version = Version(order.serial, order.step, order.attempt)
@@ -296,8 +298,8 @@ class RankCommitter:
                     written = parts.write(content, memory, order.directory, offering, pinned)
                 save.transfer = written.transfer
         except BaseException as failure:  # noqa: BLE001 -- raised when the others know
-            return Own.failed(failure, before=save.error is not None)
-        return Own({"checksum": written.checksum}, None, written.file)
+            return OwnVote.failed(failure, before=save.error is not None)
+        return OwnVote({"checksum": written.checksum}, None, written.file)
 
     @contextmanager
     def _writer_of(self, order: Order) -> Iterator[PartWriter]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from iobench.errors import IobenchError
 from iobench.writers.image import FileImage
 
-__all__ = ["Committed", "Ending", "Order", "Own", "VoteError", "shown"]
+__all__ = ["Committed", "Ending", "Order", "OwnVote", "VoteError", "shown"]
 
 
 class Order(NamedTuple):
@@ -58,7 +58,7 @@ class Committed(NamedTuple):
     probe: int = 0
 
 
-class Own(NamedTuple):
+class OwnVote(NamedTuple):
     """The vote of this rank, why it failed, and the file that it has written otherwise."""
 
     vote: dict[str, Any]
@@ -66,7 +66,7 @@ class Own(NamedTuple):
     file: FileImage | None = None
 
     @classmethod
-    def failed(cls, failure: BaseException, *, before: bool) -> Own:
+    def failed(cls, failure: BaseException, *, before: bool) -> OwnVote:
         """Return the vote of a rank that cannot write; `before`: whatever the place is."""
         of_place = isinstance(failure, IobenchError) and not before
         return cls({"error": shown(failure), "of_place": of_place}, failure)

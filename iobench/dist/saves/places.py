@@ -1,4 +1,4 @@
-"""Place: where rank 0 lets all ranks write a checkpoint, and the one of every Checkpointer."""
+"""SavePlace: where rank 0 lets all ranks write a checkpoint, and the one of every Checkpointer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.order import Order
 from iobench.dist.saves.plan import RankPlan
 
-__all__ = ["LocalPlace", "Place"]
+__all__ = ["LocalPlace", "SavePlace"]
 
 
-class Place(Protocol):
+class SavePlace(Protocol):
     """A tier in which all ranks write one checkpoint. For rank 0."""
 
     remote: bool
@@ -35,7 +35,7 @@ class Place(Protocol):
     def committed(self, save: Save, serial: int) -> None:
         """Record it, then remove what retention drops."""
 
-    def instead(self, save: Save, failure: BaseException) -> Place | None:
+    def instead(self, save: Save, failure: BaseException) -> SavePlace | None:
         """Return where the save is written after this `failure`; None: nowhere."""
 
     def probe_bytes(self, ranks: int) -> int:

@@ -14,7 +14,7 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.order import Order, VoteError
-from iobench.dist.saves.places import LocalPlace, Place
+from iobench.dist.saves.places import LocalPlace, SavePlace
 from iobench.dist.saves.plan import RankPlan
 from iobench.errors import IobenchError
 from iobench.tiers.local_tier import LocalTier
@@ -101,7 +101,7 @@ class Placing:
         )
         self._measured: tuple[RankPlan, int] | None = None
 
-    def place(self, save: Save, plan: RankPlan) -> Place:
+    def place(self, save: Save, plan: RankPlan) -> SavePlace:
         """Return the place of `save`. Raises TransferError when the tiers cannot be looked at."""
         size, tier = self._size_of(plan), self._tier
         found = decided(tier, self._ledger, self._choice, save.step, size)
