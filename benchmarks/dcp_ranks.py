@@ -1,13 +1,18 @@
 """Saves of several ranks: iobench.Checkpointer against stock dcp.save and dcp.async_save.
 
-    python benchmarks/dcp_ranks.py /mnt/nvme --ranks 2 4 --size 512MiB --repeats 5
+    python benchmarks/dcp_ranks.py /mnt/nvme --ranks 2 4 --size 512MiB --repeats 10 --stalls 30
 
-The ranks are processes on this machine, with gloo. The state is either replicated on all ranks
-(DDP) or sharded over them (FSDP2). The ways to save are interleaved in random order. A time is that
-of the slowest rank. The stall is the time until the call of an asynchronous save returns. A plain
-copy copies the same bytes into memory that has its pages. Stock dcp.save syncs each file, but not
-the directory, and replaces its metadata in place; iobench's time includes the commit. Ratios are
-medians of the ratios of each round, whose ways follow one another.
+The ranks are processes on this machine, with gloo, each in a session of its own as under torchrun.
+The state is either replicated on all ranks (DDP) or sharded over them (FSDP2). The ways to save are
+interleaved in random order. A time is that of the slowest rank. CPU is that of all ranks, without
+the kernel's threads. Stock dcp.save syncs each file, but not the directory, and replaces its
+metadata in place; iobench's time includes the commit. Each time begins on an idle machine, or after
+30 s.
+
+The stall is the time until the call of an asynchronous save returns. It is measured in `--stalls`
+rounds of their own, each next to plain copies of the same bytes by all ranks, by `Tensor.copy_`
+into memory that has its pages: tensor by tensor, and as one tensor. Ratios are medians of the
+ratios of each round, with their 95% intervals.
 """
 
 from __future__ import annotations
@@ -25,11 +30,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from iobench.units import format_size, parse_size
+from idle import wait_until_idle
+
+from iobench.bench.judging.stats import median_interval
+from iobench.units import GIB, format_size, parse_size
 
 _LAYERS = 24
+_COPY, _ONE, _STALL = "plain copy", "plain copy, one tensor", "iobench save_async"
 
 
 def main() -> None:
@@ -38,10 +47,13 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--size", type=parse_size, default=parse_size("512MiB"))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=10, help="rounds of whole saves")
+    parser.add_argument("--stalls", type=int, default=30, help="rounds of stalls")
+    parser.add_argument("--writer", default="hybrid", help="of iobench")
+    parser.add_argument("--kinds", nargs="+", default=["replicated", "sharded"])
     given = parser.parse_args()
     if "RANK" in os.environ:
-        _rank(given.directory, given.size, given.repeats)
+        _rank(given)
         return
     for ranks in given.ranks:
         for line in _started(ranks):
@@ -66,38 +78,56 @@ def _started(ranks: int) -> list[str]:
             [sys.executable, *sys.argv],
             env=os.environ | common | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
             stdout=subprocess.PIPE if rank == 0 else None,
+            start_new_session=True,  # torchrun does so
             text=True,
         )
         for rank in range(ranks)
     ]
-    out, _ = processes[0].communicate()
-    if any(process.wait() for process in processes):
-        raise SystemExit("a rank failed")
+    try:
+        out, _ = processes[0].communicate()
+        if any(process.wait() for process in processes):
+            raise SystemExit("a rank failed")
+    finally:
+        for process in processes:
+            process.kill()
     return out.splitlines()
 
 
 def _print(found: dict[str, Any], size: int) -> None:
     print(f"\n{found['ranks']} ranks, {format_size(size)}, {found['kind']} state")
-    print(f"{'':24}{'seconds':>9}{'min':>9}{'max':>9}{'stall':>9}")
-    for name, times in found["times"].items():
-        stall = statistics.median(found["stalls"][name])
-        print(
-            f"{name:24}{statistics.median(times):9.3f}{min(times):9.3f}{max(times):9.3f}"
-            + (f"{stall:9.4f}" if stall else "")
-        )
     times, stalls = found["times"], found["stalls"]
+    if times:
+        print(f"{'':26}{'seconds':>9}{'min':>9}{'max':>9}{'GiB/s':>9}{'CPU s/GiB':>11}{'stall':>9}")
+    for name, series in times.items():
+        elapsed_s, stall_s = statistics.median(series), statistics.median(found["saving"][name])
+        cpu_s = statistics.median(found["cpu"][name]) * GIB / size
+        print(
+            f"{name:26}{elapsed_s:9.3f}{min(series):9.3f}{max(series):9.3f}"
+            f"{size / GIB / elapsed_s:9.2f}{cpu_s:11.2f}" + (f"{stall_s:9.4f}" if stall_s else "")
+        )
     for stock in ("dcp.save, 1 thread", "dcp.save, 4 threads"):
-        _print_ratio(f"{stock} / iobench save", times[stock], times["iobench save"])
-    for way in ("iobench save_async", "dcp.async_save"):
-        _print_ratio(f"stall of {way} / plain copy", stalls[way], times["plain copy"])
+        if times:
+            _print_ratio(f"{stock} / iobench save", times[stock], times["iobench save"])
+    for name, series in stalls.items():
+        cpu_ms = 1000 * statistics.median(found["thread"][name])
+        ms = 1000 * statistics.median(series)
+        print(f"{name:26}{ms:9.1f} ms, CPU of all trainers' threads {cpu_ms:.1f} ms")
+    for name in (_COPY, _ONE):
+        _print_ratio(f"stall of {_STALL} / {name}", stalls[_STALL], stalls[name])
+        cpu = found["thread"]
+        _print_ratio(f"its CPU time / {name}", cpu[_STALL], cpu[name])
 
 
 def _print_ratio(what: str, one: list[float], other: list[float]) -> None:
-    ratios = sorted(a / b for a, b in zip(one, other, strict=True))
-    print(f"  {what}: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    ratios = [a / b for a, b in zip(one, other, strict=True)]
+    if not ratios:
+        return
+    interval = median_interval(ratios)
+    bounds = f"{interval.low:.2f} to {interval.high:.2f}" if interval else "1 round"
+    print(f"  {what}: {statistics.median(ratios):.2f} ({bounds}; {len(ratios)} rounds)")
 
 
-def _rank(directory: Path, size: int, repeats: int) -> None:
+def _rank(given: argparse.Namespace) -> None:
     """Measure all ways to save in one rank; rank 0 prints a line of JSON for each kind of state."""
     import torch
     import torch.distributed as dist
@@ -106,10 +136,10 @@ def _rank(directory: Path, size: int, repeats: int) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for kind in ("replicated", "sharded"):
-        case = _Case(directory / f"dcp-ranks-{kind}", kind, size, mesh)
+    for kind in given.kinds:
+        case = _Case(given, kind, mesh)
         try:
-            found = case.measure(repeats)
+            found = case.measure(given.repeats, given.stalls)
         finally:
             case.close()
         if dist.get_rank() == 0:
@@ -117,18 +147,25 @@ def _rank(directory: Path, size: int, repeats: int) -> None:
     dist.destroy_process_group()
 
 
+class _Stall(NamedTuple):
+    """Seconds that the trainer waited, and CPU time of its thread in them."""
+
+    stall_s: float
+    thread_s: float
+
+
 class _Case:
     """One kind of state, and the ways to save it."""
 
-    def __init__(self, directory: Path, kind: str, size: int, mesh: Any) -> None:
+    def __init__(self, given: argparse.Namespace, kind: str, mesh: Any) -> None:
         import torch
         import torch.distributed as dist
         from torch.distributed.tensor import DTensor, Shard
 
         import iobench
 
-        self.kind, self.directory, self.rank = kind, directory, dist.get_rank()
-        self.ranks = dist.get_world_size()
+        self.kind, self.rank, self.ranks = kind, dist.get_rank(), dist.get_world_size()
+        self.directory, size = given.directory / f"dcp-ranks-{kind}", given.size
         rows = size // _LAYERS // 4 // 1024
         random_ = torch.Generator().manual_seed(self.rank if kind == "sharded" else 0)
         self.state: dict[str, Any] = {}
@@ -142,26 +179,50 @@ class _Case:
             self.state[f"layers.{layer}.bias"] = torch.randn(
                 1024, generator=torch.Generator().manual_seed(layer)
             )
-        directory.mkdir(parents=True, exist_ok=True)
-        self.checkpointer = iobench.Checkpointer(directory / "iobench", keep=iobench.KeepLast(1))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.checkpointer = iobench.Checkpointer(
+            self.directory / "iobench", writer=given.writer, keep=iobench.KeepLast(1)
+        )
         self.checkpointer.prepare(self.state, wait=True)
-        self.own = torch.randn(size // self.ranks // 4)
-        self.copy = torch.zeros_like(self.own)
+        self.own = [self._share(tensor) for tensor in self.state.values()]
+        self.copies = [torch.zeros_like(tensor) for tensor in self.own]
+        self.one = torch.randn(size // self.ranks // 4)
+        self.copy_of_one = torch.zeros_like(self.one)
         self.step = 0
 
-    def measure(self, repeats: int) -> dict[str, Any]:
-        """Return the times and stalls of all ways."""
-        times, stalls = defaultdict(list), defaultdict(list)
+    def measure(self, repeats: int, rounds: int) -> dict[str, Any]:
+        """Return the figures of whole saves, and of stalls in rounds of their own."""
+        saves = self._rounds(self._ways(), repeats)
+        stalls = self._rounds(
+            {
+                _COPY: lambda: self._copy(self.copies, self.own),
+                _ONE: lambda: self._copy([self.copy_of_one], [self.one]),
+                _STALL: self._save_async,
+            },
+            rounds,
+        )
+        return {
+            "ranks": self.ranks,
+            "kind": self.kind,
+            "times": saves["elapsed"],
+            "saving": saves["stall"],
+            "stalls": stalls["stall"],
+            "cpu": saves["cpu"],
+            "thread": stalls["thread"],
+        }
+
+    def _rounds(
+        self, ways: dict[str, Callable[[], _Stall]], rounds: int
+    ) -> dict[str, dict[str, list[float]]]:
+        """Measure all ways in each round, in random order. Return each figure of each way."""
+        found: dict[str, dict[str, list[float]]] = defaultdict(lambda: {name: [] for name in ways})
         order = random.Random(1)  # the same order in all ranks
-        names = list(self._ways())
-        for repeat in range(repeats + 1):
-            for name in order.sample(names, len(names)):
-                elapsed_s, stall_s = self._timed(self._ways()[name])
-                if repeat:  # the first round makes plans and pages
-                    times[name].append(elapsed_s)
-                    stalls[name].append(stall_s)
-        in_order = {name: times[name] for name in names}
-        return {"ranks": self.ranks, "kind": self.kind, "times": in_order, "stalls": stalls}
+        for number in range(rounds + 1 if rounds else 0):
+            for name in order.sample(list(ways), len(ways)):
+                for figure, value in self._timed(ways[name]).items():
+                    if number:  # the first round makes plans and pages
+                        found[figure][name].append(value)
+        return found if rounds else defaultdict(dict)
 
     def close(self) -> None:
         """Close the Checkpointer and remove everything."""
@@ -173,64 +234,82 @@ class _Case:
             shutil.rmtree(self.directory)
         dist.barrier()
 
-    def _ways(self) -> dict[str, Callable[[], float]]:
-        """Return what to measure; each returns its stall, 0 if it has none."""
+    def _ways(self) -> dict[str, Callable[[], _Stall]]:
+        """Return the ways to save."""
         return {
-            "iobench save": lambda: self._save(),
+            "iobench save": self._save,
             "dcp.save, 1 thread": lambda: self._dcp(1),
             "dcp.save, 4 threads": lambda: self._dcp(4),
-            "iobench save_async": lambda: self._save_async(),
-            "dcp.async_save": lambda: self._dcp_async(),
-            "plain copy": lambda: self._copy(),
+            "iobench save_async": self._save_async,
+            "dcp.async_save": self._dcp_async,
         }
 
-    def _timed(self, way: Callable[[], float]) -> tuple[float, float]:
-        """Return the seconds of the slowest rank, and the longest stall."""
+    def _timed(self, way: Callable[[], _Stall]) -> dict[str, float]:
+        """Return the times of the slowest rank, and the CPU times of all ranks together."""
         import torch
         import torch.distributed as dist
 
         self.step += 1
         os.sync()
+        if self.rank == 0:
+            wait_until_idle()
         dist.barrier()
-        began_s = time.perf_counter()
-        stall_s = way()
-        both = torch.tensor([time.perf_counter() - began_s, stall_s])
-        dist.all_reduce(both, dist.ReduceOp.MAX)
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        stall = way()
+        most = torch.tensor([time.perf_counter() - began_s, stall.stall_s])
+        total = torch.tensor([time.process_time() - cpu_s, stall.thread_s])
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        dist.all_reduce(total)
         if self.rank == 0:
             shutil.rmtree(self.directory / "dcp", ignore_errors=True)
-        return float(both[0]), float(both[1])
+        return dict(
+            zip(
+                ("elapsed", "stall", "cpu", "thread"),
+                [*most.tolist(), *total.tolist()],
+                strict=True,
+            )
+        )
 
-    def _save(self) -> float:
+    def _save(self) -> _Stall:
         self.checkpointer.save(self.state, self.step)
-        return 0.0
+        return _Stall(0.0, 0.0)
 
-    def _save_async(self) -> float:
+    def _save_async(self) -> _Stall:
+        cpu_s = time.thread_time()
         save = self.checkpointer.save_async(self.state, self.step)
+        cpu_s = time.thread_time() - cpu_s
         self.checkpointer.wait()
-        return save.stall_s
+        return _Stall(save.stall_s, cpu_s)
 
-    def _dcp(self, threads: int) -> float:
+    def _dcp(self, threads: int) -> _Stall:
         import torch.distributed.checkpoint as dcp
 
         writer = dcp.FileSystemWriter(self.directory / "dcp", thread_count=threads)
         dcp.save(self.state, storage_writer=writer)
-        return 0.0
+        return _Stall(0.0, 0.0)
 
-    def _dcp_async(self) -> float:
+    def _dcp_async(self) -> _Stall:
         import torch.distributed.checkpoint as dcp
 
-        began_s = time.perf_counter()
+        began_s, cpu_s = time.perf_counter(), time.thread_time()
         future = dcp.async_save(
             self.state, storage_writer=dcp.FileSystemWriter(self.directory / "dcp")
         )
-        stall_s = time.perf_counter() - began_s
+        stall = _Stall(time.perf_counter() - began_s, time.thread_time() - cpu_s)
         future.result()  # type: ignore[union-attr]  # a Future without a stager
-        return stall_s
+        return stall
 
-    def _copy(self) -> float:
-        began_s = time.perf_counter()
-        self.copy.copy_(self.own)
-        return time.perf_counter() - began_s
+    def _copy(self, copies: list[Any], tensors: list[Any]) -> _Stall:
+        began_s, cpu_s = time.perf_counter(), time.thread_time()
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor)
+        return _Stall(time.perf_counter() - began_s, time.thread_time() - cpu_s)
+
+    def _share(self, tensor: Any) -> Any:
+        """Return the part of a tensor that this rank writes, about."""
+        if self.kind == "sharded" and hasattr(tensor, "to_local"):
+            return tensor.to_local()
+        return tensor.view(-1).chunk(self.ranks)[self.rank]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What replicas in peers' memory cost a training loop, and how fast a restore from them is.
 
-    python benchmarks/replicas.py [--link 250MB] [--size 256MiB] [--rounds 5]   (as root)
+    python benchmarks/replicas.py [--link 250MB] [--size 256MiB] [--rounds 5] [--stalls 20]   (root)
 
 Two network namespaces are two nodes with one rank each; `tc tbf` limits each link to `--link` bytes
 per second in each direction. On the same connections, in turn within each round:
@@ -11,14 +11,16 @@ per second in each direction. On the same connections, in turn within each round
   data parallel training does. The CPU is idle meanwhile, as on a GPU node, or `--work busy` with
   matrix products in one thread per rank. Steps during a replication at the default pace are
   compared with steps without one
-- stall: `save_async` while the snapshot before is still being sent, against the same without
-  replicas; the storage is a file system in memory, and idle
+- stall: `save_async` while a snapshot is being sent, against the same without replicas, in
+  `--stalls` rounds with the median of several saves of each; the storage is a file system in
+  memory, and idle
 - CPU: seconds of the agents per GB that they send and receive
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -33,7 +35,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from idle import wait_until_idle
 
+from iobench.bench.judging.stats import median_interval
 from iobench.dist.control import shared_control
 from iobench.dist.replicas.recovery import RecoveryPlan, Version
 from iobench.dist.replicas.replicator import Replicator
@@ -45,6 +49,7 @@ from iobench.writers.image import Bytes, FileImage
 
 _LOCATION = "/runs/bench"
 _STEP_S = 0.04
+_SAVES = 6  # of each kind in a round of stalls: they must end before the replica is sent
 
 
 def main() -> None:
@@ -54,6 +59,7 @@ def main() -> None:
     parser.add_argument("--exchange", default="1MiB")
     parser.add_argument("--work", choices=("idle", "busy"), default="idle")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--stalls", type=int, default=20)
     parser.add_argument("--in-node", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.in_node:
@@ -92,12 +98,19 @@ def _memory_storage(at: Path) -> Iterator[Path]:
 
 
 def _show(asked: argparse.Namespace, found: dict[str, Any]) -> None:
+    print(f"link {asked.link}/s, {asked.size} per rank, medians (range)")
+    if found["plain_s"]:
+        _show_rounds(asked, found)
+    if found["stall_s"]:
+        _show_stalls(found)
+
+
+def _show_rounds(asked: argparse.Namespace, found: dict[str, Any]) -> None:
     size = parse_size(asked.size)
     plain, fetched = found["plain_s"], found["fetch_s"]
     ratios = [fetch / one for fetch, one in zip(fetched, plain, strict=True)]
     without, during = found["step_s"], found["replicated_step_s"]
     slower = [100 * (b / a - 1) for a, b in zip(without, during, strict=True)]
-    print(f"link {asked.link}/s, {asked.size} per rank, {asked.rounds} rounds, medians (range)")
     print(f"plain transfer       {_shown(plain)} s, {size / _median(plain) / 1e6:.0f} MB/s")
     print(f"restore from partner {_shown(fetched)} s, {size / _median(fetched) / 1e6:.0f} MB/s")
     print(f"ratio                {_shown(ratios)}")
@@ -106,14 +119,18 @@ def _show(asked: argparse.Namespace, found: dict[str, Any]) -> None:
     print(f"step without         {_shown([1000 * one for one in without])} ms ({asked.work})")
     print(f"step during          {_shown([1000 * one for one in during])} ms")
     print(f"slower by            {_shown(slower)} %")
-    print(f"stall without        {_shown([1000 * one for one in found['stall_s']])} ms")
-    print(f"stall during         {_shown([1000 * one for one in found['replicated_stall_s']])} ms")
-    pairs = zip(found["stall_s"], found["replicated_stall_s"], strict=True)
-    print(f"ratio                {_shown([b / a for a, b in pairs])}")
-    cpu = found["stall_s_cpu"], found["replicated_stall_s_cpu"]
-    print(f"CPU of a stall       {_shown([1000 * one for one in cpu[0]])} ms without")
-    print(f"                     {_shown([1000 * one for one in cpu[1]])} ms during")
     print(f"CPU of both agents   {found['agent_cpu_s_per_gb']:.2f} s per GB replicated, at nice 10")
+
+
+def _show_stalls(found: dict[str, Any]) -> None:
+    for what, figure in (("stall", "stall_s"), ("CPU of a stall", "stall_s_cpu")):
+        without, during = found[figure], found[f"replicated_{figure}"]
+        print(f"{what:20} {_shown([1000 * one for one in without])} ms without")
+        print(f"{'':20} {_shown([1000 * one for one in during])} ms during a replication")
+        ratios = [b / a for a, b in zip(without, during, strict=True)]
+        interval = median_interval(ratios)
+        bounds = f"{interval.low:.2f} to {interval.high:.2f}" if interval else "1 round"
+        print(f"{'ratio':20} {_median(ratios):.2f}, 95% interval {bounds}, {len(ratios)} rounds")
 
 
 def _shown(values: list[float]) -> str:
@@ -176,8 +193,8 @@ class _Rank:
             assert last.outcome == "complete", last
             found["push_s"].append(last.push_s)
             sent += self.world.size * self.size
-        fetched = self.asked.rounds * self.size
-        found["agent_cpu_s_per_gb"] = (self._agents_cpu_s() - cpu_s) / (sent + fetched) * 1e9
+        moved = sent + self.asked.rounds * self.size
+        found["agent_cpu_s_per_gb"] = (self._agents_cpu_s() - cpu_s) / max(moved, 1) * 1e9
         replicator.warn()
         replicator.close(finished=True)
         found |= self._stalls()
@@ -265,23 +282,43 @@ class _Rank:
         found: dict[str, list[float]] = {
             f"{name}{end}": [] for name in arms for end in ("", "_cpu")
         }
-        for number in range(self.asked.rounds):
-            for name, ckpt in arms.items():
-                ckpt.save_async(state, 2 * number)
-                ckpt.wait()
-                busy = len(ckpt.replicas) < 2 * number + 1
-                self.control.barrier("save", deadline_s=60)
-                before_s = time.process_time()
-                found[name].append(ckpt.save_async(state, 2 * number + 1).stall_s)
-                found[f"{name}_cpu"].append(time.process_time() - before_s)
-                ckpt.wait()
-                while name != "stall_s" and len(ckpt.replicas) < 2 * number + 2:
-                    time.sleep(0.01)
-                if name != "stall_s" and not busy:
-                    sys.stderr.write("the replica was sent before the save: use a larger --size\n")
+        steps = itertools.count()
+        for number in range(self.asked.stalls + 1):
+            for name in list(arms)[:: 1 if number % 2 else -1]:
+                stalls, cpu = self._stalls_of(arms[name], state, steps, name != "stall_s")
+                if number:  # the first round makes plans and pages
+                    found[name].append(stalls)
+                    found[f"{name}_cpu"].append(cpu)
         for ckpt in arms.values():
             ckpt.close()
         return found
+
+    def _stalls_of(
+        self, ckpt: Any, state: Any, steps: Iterator[int], replicates: bool
+    ) -> tuple[float, float]:
+        """Return the median stall of a few saves and its CPU time; during a replication, or not."""
+        sent = len(ckpt.replicas)
+        if self.world.rank == 0:
+            wait_until_idle()
+        if replicates:  # the saves after it are not replicated, because it is still being sent
+            ckpt.save_async(state, next(steps))
+            ckpt.wait()
+        stalls, cpu = [], []
+        for _ in range(_SAVES):
+            if not replicates and self.world.rank == 0:
+                wait_until_idle()
+            self.control.barrier("save", deadline_s=60)
+            before_s = time.process_time()
+            save = ckpt.save_async(state, next(steps))
+            cpu.append(time.process_time() - before_s)
+            ckpt.wait()
+            stalls.append(save.stall_s)
+        if replicates and len(ckpt.replicas) > sent:
+            sys.stderr.write("the replica was sent before the saves: use a larger --size\n")
+        while replicates and len(ckpt.replicas) < sent + _SAVES + 1:
+            time.sleep(0.01)
+        every = self.control.all_gather("stalls", [_median(stalls), _median(cpu)], deadline_s=60)
+        return max(one[0] for one in every), max(one[1] for one in every)
 
     def _compute(self) -> None:
         if self.asked.work == "idle":

@@ -23,7 +23,7 @@ _MOST_THREADS = 8
 class MemoryReader:
     """The read side of a Writer, for the images `files`. The target of a call has no effect."""
 
-    name = "memory"
+    name, direct = "memory", False
 
     def __init__(self, files: list[FileImage]) -> None:
         self._files = {image.path: image for image in files}

@@ -13,13 +13,16 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.errors import IobenchError, transfer_errors
+from iobench.tiers.direct_save import DirectCommitter
 from iobench.tiers.local_tier import LocalTier
 from iobench.tiers.observed import LOCAL, REMOTE
 from iobench.tiers.placement import Placement, PlacementDecision, TierRoom, choose
 from iobench.tiers.probe import probe_bytes, write_probe
 from iobench.writers.image import Bytes
 
-__all__ = ["PlacedCommitter", "decided"]
+__all__ = ["PlacedCommitter", "decided", "direct_limit_s"]
+
+_LEAST_LIMIT_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +70,12 @@ class PlacedCommitter(Committer):
                 tier.drain.saving(),
                 tier.remote.writing(save.serial or self.serials.new_serial()) as ledger,
             ):
-                remote = Committer(
+                remote = DirectCommitter(
                     store=tier.remote.store,
-                    writer=tier.remote.writer,
+                    writer=tier.remote.direct_writer,
                     ledger=ledger,
                     decision=decision.reason,
+                    limit_s=direct_limit_s(self.choice, decision, save.size_bytes),
                 )
                 limit = tier.remote.options.rate_bytes_per_s
                 manifest = remote.commit(save, serialized, memory, rate_bytes_per_s=limit)
@@ -119,3 +123,14 @@ def decided(
     )
     tier.rates.chosen(decision.tier)
     return decision
+
+
+def direct_limit_s(choice: Placement, decision: PlacementDecision, size_bytes: int) -> float | None:
+    """Return how long a direct save may take: as if it were saved to both tiers in turn.
+
+    So a server that does not answer costs at most the time of a good remote save.
+    """
+    remote, local = decision.figures.get(REMOTE), decision.figures.get(LOCAL)
+    if choice.goal != "durable" or remote is None or local is None:
+        return None
+    return max((remote.high + local.high) * size_bytes, _LEAST_LIMIT_S)

@@ -30,7 +30,7 @@ from iobench.errors import DataMismatchError, OptionError, StateMismatchError, U
 from iobench.offload import SGD, Adam, AdamW
 from iobench.offload.files import read_layout
 from iobench.offload.layout import BLOCK
-from iobench.offload.store import read_records
+from iobench.offload.record_areas import read_records
 from iobench.testing import LocalS3
 from iobench.tiers.status import tiers_status
 

@@ -96,6 +96,20 @@ def test_a_direct_save_that_fails_in_one_rank(
     assert not [key for key in keys if key.rsplit("/", 1)[-1].startswith("part-")]
 
 
+def test_a_bucket_that_does_not_answer_one_rank(
+    ranks: RankPool, moto: LocalS3, tmp_path: Path
+) -> None:
+    """Its part of a direct save has a limit; then all ranks write to the local tier."""
+    local, remote = tmp_path / "local", f"{moto.target}/late"
+    found = ranks.first(2).call(rank_placed.late, str(local), remote, dict(moto.environment))
+    for one in found:
+        assert (one["status"], one["copy"], one["steps"]) == ("committed", str(local), [1])
+    (message,) = found[0]["said"]
+    assert "rank 1" in message
+    assert "not written within 500 ms" in message
+    assert iobench.load_checkpoint(local)["epoch"] == 6
+
+
 def test_the_local_tier_is_measured_by_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
     """Each writes a part; nothing is left of it."""
     local, remote = tmp_path / "local", tmp_path / "remote"

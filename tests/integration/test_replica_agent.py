@@ -317,6 +317,17 @@ def test_memory_that_does_not_fit_the_budget(alone: Node) -> None:
     assert [one["version"] for one in status["segments"]] == [list(first)]
 
 
+def test_an_agent_yields_to_the_trainer(alone: Node) -> None:
+    """Its threads have a low priority, and so has its session: without that, their nice values do
+    not count against processes of other sessions."""
+    pid = alone.record.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 10
+    session = Path(f"/proc/{pid}/autogroup")
+    if not session.exists():
+        pytest.skip("this kernel has no groups of sessions (CONFIG_SCHED_AUTOGROUP)")
+    assert session.read_text().split()[1:] == ["nice", "10"]
+
+
 def test_stop_frees_everything(base: Path, alone: Node) -> None:
     """The process, its memory and its files are gone; a second stop finds nothing."""
     alone.copy(0, _version(), random_bytes(MIB))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 import warnings
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tests.support.rank_saves import _SECONDS, _raised
 from tests.support.rank_states import digest, full, state_of
 from tests.support.rank_tiers import _until_verified
 
-__all__ = ["fails", "measures", "placed", "refused"]
+__all__ = ["fails", "late", "measures", "placed", "refused"]
 
 
 @contextlib.contextmanager
@@ -132,6 +133,30 @@ def measures(size: int, local: str, remote: str) -> Any:
         if ckpt._tier is None:
             return None
         return [one.size_bytes for one in ckpt._tier.rates.history().of(LOCAL)]
+
+
+def late(size: int, local: str, remote: str, environ: dict[str, str]) -> dict[str, Any]:
+    """The bucket does not answer rank 1, until the direct save has failed."""
+    world = in_world(size)
+    own = dict(environ)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        if world.rank == 1:
+            own["AWS_ENDPOINT_URL_S3"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with _opened(size, local, remote, own) as ckpt:
+            if ckpt._tier is not None:
+                for _ in range(3):
+                    ckpt._tier.rates.add(REMOTE, 10**9, 0.1)
+                    ckpt._tier.rates.add(LOCAL, 10**9, 1.0)
+            save = ckpt.save_async(state_of(world.rank, size, "rows", seed=1), 1)
+            ckpt.wait()
+            silent.close()  # the copy must not wait for it
+            found = {"status": save.status, "copy": save.copies[0].tier, "steps": ckpt.steps()}
+    texts = [str(one.message) for one in said if one.category is RuntimeWarning]
+    return {**found, "said": [text for text in texts if "is written to" in text]}
 
 
 def refused(size: int, local: str, remote: str) -> str:

@@ -46,7 +46,7 @@ def _moved(what: str) -> Iterator[list[str]]:
     original = getattr(FileCopier, what)
 
     def move(self: FileCopier, *args: Any) -> Any:
-        names.extend(file.path for file in args[-1])
+        names.extend(file.path for file in args[3 if what == "send" else 1])
         return original(self, *args)
 
     with mock.patch.object(FileCopier, what, move):

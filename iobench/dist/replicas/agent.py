@@ -37,6 +37,7 @@ __all__ = ["Agent", "AgentSettings"]
 _NICE = 10
 _HANDSHAKE_S = 10.0
 _LOOK_S = 1.0
+_TRIES, _TRY_S = 5, 0.11
 _FIRST_OOM = "500"
 """When the node runs out of memory, the kernel kills the replicas before the training."""
 
@@ -200,6 +201,24 @@ def _log(text: str) -> None:
     sys.stderr.flush()
 
 
+def _yield_session() -> None:
+    """Lower the CPU priority of this session to that of its threads.
+
+    Between sessions the kernel divides the CPU without regard to the nice values of their threads
+    (sched(7), autogroup), and the trainer is in another session. The file is missing in kernels
+    without this feature; within a control group for the CPU it has no effect.
+    """
+    for _ in range(_TRIES):
+        try:
+            Path("/proc/self/autogroup").write_text(str(_NICE))
+        except BlockingIOError:  # without privilege, once in 100 ms on the whole machine
+            time.sleep(_TRY_S)
+        except OSError:
+            return
+        else:
+            return
+
+
 def main() -> NoReturn:
     """Start an agent with the settings on stdin. The caller returns when it listens."""
     settings = AgentSettings(**parse_json(sys.stdin.buffer.read()))
@@ -222,6 +241,7 @@ def main() -> NoReturn:
         Path("/proc/self/oom_score_adj").write_text(_FIRST_OOM)
     with contextlib.suppress(OSError):
         linux.yield_to_others(_NICE)
+    _yield_session()
     agent.serve()
     os._exit(0)
 

@@ -77,7 +77,7 @@ class Assembly:
         self.writer.write_many(images, staged.directory, sync_directory=False)
         staged.remove(map(part_file, numbers))
         records = [record_of(image, [("", image.size_bytes)]) for image in images]
-        files = (*(part.file for part in parts), *records)
+        files = (*(file for part in parts for file in part.files), *records)
         manifest = self._manifest(save, files, serial, attempt, decision)
         manifest = msgspec.structs.replace(manifest, offload=_pinned(parts))
         staged.publish([manifest.to_json()])
@@ -88,13 +88,15 @@ class Assembly:
         return self._indexer_of(plan).table
 
     def _part(self, directory: str | Path, rank: int, checksum: str) -> Part:
-        """Return the part of a rank, after a look at both of its files."""
+        """Return the part of a rank, after a look at all of its files."""
         where = f"{directory}/{part_file(rank)}"
+        sizes: list[tuple[FileRecord, int]] = []
         try:
             with closing(self.writer.open_source(where)) as source:
                 part = Part.parse(source.read(-1), checksum, where)
-            with closing(self.writer.open_source(f"{directory}/{part.file.path}")) as source:
-                size = source.seek(0, io.SEEK_END)
+            for file in part.files:
+                with closing(self.writer.open_source(f"{directory}/{file.path}")) as source:
+                    sizes.append((file, source.seek(0, io.SEEK_END)))
         except TransferError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise
@@ -103,11 +105,12 @@ class Assembly:
                 f"on host {self.world.host} does not see it; all ranks need the same directory: "
                 "choose one that all nodes share"
             ) from error
-        if size != part.file.size_bytes:
-            raise DataMismatchError(
-                f"{directory}/{part.file.path}: has {size} bytes, rank {rank} on host "
-                f"{self.hosts[rank]} wrote {part.file.size_bytes}"
-            )
+        for file, size in sizes:
+            if size != file.size_bytes:
+                raise DataMismatchError(
+                    f"{directory}/{file.path}: has {size} bytes, rank {rank} on host "
+                    f"{self.hosts[rank]} wrote {file.size_bytes}"
+                )
         return part
 
     def _indexer_of(self, plan: RankPlan) -> Indexer:

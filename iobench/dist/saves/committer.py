@@ -37,7 +37,8 @@ from iobench.dist.saves.order import Committed, Ending, Order, OwnVote, VoteErro
 from iobench.dist.saves.part_writer import PartWriter
 from iobench.dist.saves.places import LocalPlace, SavePlace
 from iobench.errors import IobenchError, RankError, TransferError
-from iobench.writers.image import Bytes
+from iobench.tiers.direct_save import within_limit
+from iobench.writers.image import Bytes, FileImage
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ _BEGIN = "the begin of a save"
 class Pins(Protocol):
     """The pins that the saves of a rank hold in its optimizer."""
 
-    def durable(self, save: Save) -> PinnedGeneration:
-        """Wait until the pin of `save` is durable."""
+    def durable(self, save: Save) -> tuple[PinnedGeneration, list[FileImage]]:
+        """Wait until the pin of `save` is durable. Return it, and small files to write with it."""
 
     def ended(self, save: Save, attempt: str | None) -> None:
         """The checkpoint of `save` exists and has this `attempt`, or None: it never will."""
@@ -152,7 +153,11 @@ class RankCommitter:
         announced, own, probe = False, None, 0
         try:
             with place.staged(save, order.serial) as staged:
-                order = order._replace(directory=os.fspath(staged.directory), remote=place.remote)
+                order = order._replace(
+                    directory=os.fspath(staged.directory),
+                    remote=place.remote,
+                    limit_s=place.limit_s,
+                )
                 announced = True
                 self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
                 own = self._part(save, content, memory, order)
@@ -293,9 +298,11 @@ class RankCommitter:
                     raise save.error
                 if offering.wanted and self.assembly is not None:
                     offering.table = self.assembly.table(content.plan)
-                pinned = None if self.pins is None else self.pins.durable(save)
+                pinned, described = (None, []) if self.pins is None else self.pins.durable(save)
                 with self._writer_of(order) as parts:
-                    written = parts.write(content, memory, order.directory, offering, pinned)
+                    written = parts.write(
+                        content, memory, order.directory, offering, pinned, described
+                    )
                 save.transfer = written.transfer
         except BaseException as failure:  # noqa: BLE001 -- raised when the others know
             return OwnVote.failed(failure, before=save.error is not None)
@@ -307,7 +314,7 @@ class RankCommitter:
             yield self.parts
             return
         remote = self.drain.remote
-        with remote.using() as writer:
+        with remote.using() as writer, within_limit(writer, order.limit_s, order.directory):
             limit = remote.options.rate_bytes_per_s
             yield replace(self.parts, writer=writer, rate_bytes_per_s=limit)
 

@@ -16,8 +16,9 @@ __all__ = ["Committed", "Ending", "Order", "OwnVote", "VoteError", "shown"]
 class Order(NamedTuple):
     """What rank 0 announced: which save is written next, and where.
 
-    `remote`: its directory is in the remote tier. `failed` has the errors of ranks: the save has
-    failed before it had a directory. `gone` are the numbers of saves that are superseded.
+    `remote`: its directory is in the remote tier, where each rank may write for `limit_s`. `failed`
+    has the errors of ranks: the save has failed before it had a directory. `gone` are the numbers
+    of saves that are superseded.
     """
 
     number: int
@@ -25,6 +26,7 @@ class Order(NamedTuple):
     directory: str = ""
     serial: int = 0
     remote: bool = False
+    limit_s: float | None = None
     failed: Mapping[str, str] = MappingProxyType({})
     gone: Sequence[int] = ()
 

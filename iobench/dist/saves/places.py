@@ -23,6 +23,8 @@ class SavePlace(Protocol):
     """A tier in which all ranks write one checkpoint. For rank 0."""
 
     remote: bool
+    limit_s: float | None
+    """How long each rank may write its part; None: no limit."""
 
     def staged(self, save: Save, serial: int) -> AbstractContextManager[Staged]:
         """Begin a checkpoint of all ranks."""
@@ -59,6 +61,7 @@ class LocalPlace:
     warning: str = ""
     noted: Callable[[Save], None] = lambda _: None
     remote: bool = field(default=False, init=False)
+    limit_s: float | None = field(default=None, init=False)
 
     def staged(self, save: Save, serial: int) -> AbstractContextManager[Staged]:
         replace = self.ledger.holds(save.step)

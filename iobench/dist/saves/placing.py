@@ -17,9 +17,10 @@ from iobench.dist.saves.order import Order, VoteError
 from iobench.dist.saves.places import LocalPlace, SavePlace
 from iobench.dist.saves.plan import RankPlan
 from iobench.errors import IobenchError
+from iobench.tiers.direct_save import within_limit
 from iobench.tiers.local_tier import LocalTier
 from iobench.tiers.observed import LOCAL, REMOTE
-from iobench.tiers.placed import decided
+from iobench.tiers.placed import decided, direct_limit_s
 from iobench.tiers.placement import Placement, PlacementDecision
 from iobench.tiers.probe import probe_bytes
 
@@ -36,6 +37,7 @@ class RemotePlace:
     choice: PlacementDecision
     local: LocalPlace
     size_bytes: int
+    limit_s: float | None
     remote: bool = field(default=True, init=False)
     _began_s: float = field(default_factory=time.monotonic, init=False)
     _manifest: Manifest | None = field(default=None, init=False)
@@ -44,7 +46,8 @@ class RemotePlace:
     def staged(self, save: Save, serial: int) -> Iterator[Staged]:
         tier = self.tier
         with tier.drain.saving(), tier.remote.writing(serial) as ledger:
-            self.assembly.store, self.assembly.writer = tier.remote.store, tier.remote.writer
+            self.assembly.store = tier.remote.store
+            self.assembly.writer = tier.remote.direct_writer
             replace = ledger.holds(save.step)
             with tier.remote.store.staged(
                 save.step, serial=serial, replace=replace, shared=True
@@ -54,9 +57,12 @@ class RemotePlace:
     def publish(
         self, save: Save, plan: RankPlan, staged: Staged, votes: Sequence[str], order: Order
     ) -> None:
-        self._manifest = self.assembly.publish(
-            save, plan, staged, votes, order.serial, order.attempt, decision=self.choice.reason
-        )
+        # All but the manifest, which another writer writes, counts in the limit.
+        left_s = self.limit_s and max(0.001, self._began_s + self.limit_s - time.monotonic())
+        with within_limit(self.assembly.writer, left_s, staged.directory):
+            self._manifest = self.assembly.publish(
+                save, plan, staged, votes, order.serial, order.attempt, decision=self.choice.reason
+            )
         self._elapsed_s = time.monotonic() - self._began_s
 
     def committed(self, save: Save, serial: int) -> None:
@@ -121,6 +127,7 @@ class Placing:
             choice=found,
             local=local,
             size_bytes=size,
+            limit_s=direct_limit_s(self._choice, found, size),
         )
 
     def _size_of(self, plan: RankPlan) -> int:
