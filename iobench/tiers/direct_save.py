@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Self
+from pathlib import Path
 
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.manifest import Manifest
@@ -13,11 +15,11 @@ from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.staged import Staged
 from iobench.errors import TransferError
 from iobench.units import format_seconds
+from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.time_limit import TimeLimit
 
-__all__ = ["DirectCommitter"]
+__all__ = ["DirectCommitter", "within_limit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,36 +41,40 @@ class DirectCommitter(Committer):
         *,
         rate_bytes_per_s: int | None = None,
     ) -> Manifest:
-        if self.limit_s is None or (limit := self._limit) is None:
+        limit_s, place = self.limit_s, f"{self.store}, step {save.step}"
+        if limit_s is None or not isinstance(self.store, ObjectStore):
             return super().commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
-        limited, passed = self._through_writer(), False
-        try:
-            with limit.within(self.limit_s):
-                try:
-                    return limited.commit(
-                        save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s
-                    )
-                finally:
-                    passed = limit.passed
-        except TransferError as error:
-            if not passed:
-                raise
-            raise TransferError(
-                f"{self.store}: step {save.step} is not there after "
-                f"{format_seconds(self.limit_s)}, the expected time and that of a local save"
-            ) from error
-
-    @property
-    def _limit(self) -> TimeLimit | None:
-        return self.writer.client.time_limit if isinstance(self.writer, S3Writer) else None
-
-    def _through_writer(self) -> Self:
-        """Return this Committer, all of whose requests are those of `writer`."""
-        assert isinstance(self.store, ObjectStore)
         assert isinstance(self.writer, S3Writer)
-        return replace(self, store=self.store.using(self.writer), limit_s=None)
+        limited = replace(self, store=self.store.using(self.writer), limit_s=None)
+        with within_limit(self.writer, limit_s, place):
+            return limited.commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
 
     def _publish(self, staged: Staged, manifest: str) -> None:
-        if self._limit is not None and not self._limit.lift():
+        if isinstance(self.writer, S3Writer) and not self.writer.client.time_limit.lift():
             raise TransferError(f"{staged.directory}: the time limit has passed")
         super()._publish(staged, manifest)
+
+
+@contextmanager
+def within_limit(writer: Writer, limit_s: float | None, place: str | Path) -> Iterator[None]:
+    """End all requests of `writer`, if it is that of a bucket, `limit_s` seconds after the begin.
+
+    Raises TransferError then. None: no limit.
+    """
+    if limit_s is None or not isinstance(writer, S3Writer):
+        yield
+        return
+    limit, passed = writer.client.time_limit, False
+    try:
+        with limit.within(limit_s):
+            try:
+                yield
+            finally:
+                passed = limit.passed
+    except TransferError as error:
+        if not passed:
+            raise
+        raise TransferError(
+            f"{place}: not written within {format_seconds(limit_s)}, the expected time and that of "
+            "a local save together"
+        ) from error
