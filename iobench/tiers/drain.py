@@ -134,21 +134,21 @@ class Drain(DrainWaits):
         self.queue.put(entry)
         self._note("verified", entry)
 
-    def sent_directly(self, save: Save, serial: int, elapsed_s: float) -> None:
+    def sent_directly(self, save: Save, serial: int, size_bytes: int, elapsed_s: float) -> None:
         """Record a save that is durable in the remote tier, and not in the local one."""
         entry = Queued(
             step=save.step,
             serial=serial,
             since_s=time.monotonic(),
             created_s=save.created_s,
-            size_bytes=save.size_bytes,
+            size_bytes=size_bytes,
             state="durable",
             durable_at_s=time.time(),
             local=False,
         )
         self.queue.put(entry)
-        self._note("durable", entry, sent_bytes=save.size_bytes, elapsed_s=elapsed_s)
-        self._rates.add(REMOTE, save.size_bytes, elapsed_s)
+        self._note("durable", entry, sent_bytes=size_bytes, elapsed_s=elapsed_s)
+        self._rates.add(REMOTE, size_bytes, elapsed_s)
 
     def tidy_later(self) -> None:
         """Look for something unfinished in the remote tier, when it answers."""

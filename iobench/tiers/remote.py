@@ -251,8 +251,8 @@ class RemoteTier:
         return there and readable_manifest(self.store, manifest.step) == manifest
 
     @contextmanager
-    def writing(self, local: Ledger, save: Save) -> Iterator[CommitLedger]:
-        """Yield the ledger for `save`, which is written here directly, inside the `with`.
+    def writing(self, serial: int) -> Iterator[CommitLedger]:
+        """Yield the ledger for a save that is written here directly, inside the `with`.
 
         Copies of other checkpoints go on; one that is complete is published afterwards. Raises
         TransferError when the tier is not open. What fails leaves its objects to `tidy`, so that
@@ -261,7 +261,16 @@ class RemoteTier:
         with self._lock, leaving_failed():
             if not self.is_open:
                 raise TransferError(f"{self}: it does not answer")
-            yield _DirectLedger(self, save.serial or local.new_serial())
+            yield _DirectLedger(self, serial)
+
+    @contextmanager
+    def using(self) -> Iterator[Writer]:
+        """Yield the writer for a part of a checkpoint that is written here directly; see `writing`.
+
+        It stays the writer inside the `with`. For every rank of a job.
+        """
+        with self._lock, leaving_failed():
+            yield self.direct_writer
 
     def published(self, manifest: Manifest, waiting: Collection[int]) -> None:
         """Record a new checkpoint, then remove what retention drops and what it replaced."""

@@ -174,8 +174,6 @@ def refused(size: int, local: str, remote: str) -> list[str]:
     world = in_world(size)
     one = iobench.Remote(remote)
     wrong: list[dict[str, Any]] = [
-        {"tiers": [iobench.Memory("1GiB"), one]},
-        {"tiers": [one], "placement": iobench.Placement()},
         {"tiers": [iobench.Paced(iobench.Local(), "1GiB"), one]},
         {"tiers": [iobench.Remote(local)]},
     ]

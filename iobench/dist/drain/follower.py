@@ -52,6 +52,7 @@ class DrainFollower:
         )
         self._saving, self._hurry_at_s = 0, math.inf
         self._serials: dict[int, int] = {}
+        self._direct: dict[int, tuple[int, float]] = {}
         self._states: dict[int, Queued] = {}
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="iobench-drain", daemon=True)
@@ -74,6 +75,11 @@ class DrainFollower:
     def _must_yield(self) -> bool:
         return self._saving > 0 and time.monotonic() < self._hurry_at_s
 
+    def sent_directly(self, step: int, serial: int) -> None:
+        """Record a save that is durable in the remote tier, and not in the local one."""
+        last = dict(list(self._direct.items())[-_REMEMBERED:])
+        self._direct = {**last, step: (serial, time.time())}
+
     def copies(self, save: Save) -> list[Copy]:
         """Return where the copies of `save` are, nearest first, as rank 0 said last."""
         if save.on_the_way:
@@ -81,6 +87,9 @@ class DrainFollower:
         if save.status != "committed":
             return []
         found, serial = self._states.get(save.step), self._serials.get(save.step)
+        direct, at_s = self._direct.get(save.step, (None, 0.0))
+        if direct is not None and direct == serial:
+            return [Copy(tier=str(self._remote), state="durable", durable_at_s=at_s)]
         told = found is not None and found.serial == serial
         there = found.copy_in(str(self._remote)) if found is not None and told else None
         waiting = Copy(tier=str(self._remote), state="waiting")

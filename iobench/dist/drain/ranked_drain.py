@@ -68,6 +68,11 @@ class RankedDrain:
         """Let the copies wait while this rank writes its part in the body. In rank 0, all of it."""
         return self._follower.saving(step, serial) if self._follower else nullcontext()
 
+    def sent_directly(self, step: int, serial: int) -> None:
+        """Record, in other ranks than 0, a save that is durable in the remote tier alone."""
+        if self._follower is not None:
+            self._follower.sent_directly(step, serial)
+
     def copies(self, save: Save) -> list[Copy]:
         """Return where the copies of `save` are, nearest first; in other ranks than 0 as told."""
         if self.tier is not None:

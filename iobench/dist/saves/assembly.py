@@ -54,9 +54,11 @@ class Assembly:
         checksums: Sequence[str],
         serial: int,
         attempt: str,
-    ) -> None:
+        decision: str = "",
+    ) -> Manifest:
         """Commit the parts in `staged`, whose part manifests have these checksums.
 
+        `decision` says why they are in this tier. Returns the manifest.
         Raises TargetError for a part that rank 0 cannot see, DataMismatchError for one that
         differs, and TransferError. Then there is no checkpoint.
         """
@@ -76,9 +78,10 @@ class Assembly:
         staged.remove(map(part_file, numbers))
         records = [record_of(image, [("", image.size_bytes)]) for image in images]
         files = (*(file for part in parts for file in part.files), *records)
-        manifest = self._manifest(save, files, serial, attempt)
+        manifest = self._manifest(save, files, serial, attempt, decision)
         manifest = msgspec.structs.replace(manifest, offload=_pinned(parts))
         staged.publish([manifest.to_json()])
+        return manifest
 
     def table(self, plan: RankPlan) -> str:
         """Return the part of the index that has the tensors of all ranks, as JSON."""
@@ -117,16 +120,22 @@ class Assembly:
         return self._indexer[1]
 
     def _manifest(
-        self, save: Save, files: tuple[FileRecord, ...], serial: int, attempt: str
+        self,
+        save: Save,
+        files: tuple[FileRecord, ...],
+        serial: int,
+        attempt: str,
+        decision: str,
     ) -> Manifest:
         from iobench._version import __version__
 
+        writer = {"name": self.writer.name, "options": self.writer.options.to_dict()}
         return Manifest(
             step=save.step,
             created_s=save.created_s,
             world_size=self.world.size,
             iobench=__version__,
-            writer={"name": self.writer.name, "options": self.writer.options.to_dict()},
+            writer={**writer, "placement": decision} if decision else writer,
             format=FORMAT,
             files=files,
             serial=serial,

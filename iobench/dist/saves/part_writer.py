@@ -17,6 +17,7 @@ from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
 from iobench.checkpoint.pacing import PacedImage
 from iobench.checkpoint.recorded import recorded
+from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.dist.replicas.offering import Offering
 from iobench.dist.saves.content import RankContent, data_file
 from iobench.dist.saves.part import Part, part_file
@@ -24,6 +25,7 @@ from iobench.dist.saves.plan import Box
 from iobench.dist.saves.stock_values import ValueFiles, own_skeletons, stock_values
 from iobench.dist.world import World
 from iobench.errors import TransferError
+from iobench.tiers.probe import write_probe
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Transfer
@@ -32,10 +34,11 @@ __all__ = ["PartWriter", "Written"]
 
 
 class Written(NamedTuple):
-    """A part on storage: its transfer, and the XXH3-64 of its part manifest."""
+    """A part on storage: its transfer, the XXH3-64 of its part manifest, and its file."""
 
     transfer: Transfer
     checksum: str
+    file: FileImage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +111,7 @@ class PartWriter:
             transfer = Transfer.total([transfer, self._checked(more, directory)])
         text = part(record).to_json()
         self.writer.write(FileImage.of(part_file(rank), [text]), directory, durable=False)
-        return Written(transfer, xxhash.xxh3_64_hexdigest(text))
+        return Written(transfer, xxhash.xxh3_64_hexdigest(text), image)
 
     def _write(self, image: FileImage, directory: str | Path) -> Transfer:
         limit = self.rate_bytes_per_s
@@ -124,6 +127,11 @@ class PartWriter:
                 "checkpoint is not committed"
             )
         return transfer
+
+    def probe(self, store: CheckpointStore, memory: Bytes) -> None:
+        """Write `memory` to the directory of `store`, durably, and remove it again."""
+        assert isinstance(store, DirectoryStore)
+        write_probe(self.writer, store.directory, memory, self.rate_bytes_per_s)
 
     def discard(self, directory: str | Path) -> None:
         """Remove what this rank wrote, where rank 0 has not done so.
