@@ -1,4 +1,4 @@
-"""Digests: checksums of a file image, one per piece, computed by a save."""
+"""PieceDigests: checksums of a file image, one per piece, computed by a save."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from iobench.formats.collector import collector_paused
 from iobench.units import MIB
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["Digests", "record_of"]
+__all__ = ["PieceDigests", "record_of"]
 
 _RUN = MIB  # of small pieces: few calls of Python, and other threads do not wait long for the GIL
 _EMPTY = np.empty(0, dtype=np.uint8)
@@ -22,12 +22,12 @@ _EMPTY = np.empty(0, dtype=np.uint8)
 
 def record_of(image: FileImage, pieces: Sequence[tuple[str, int]]) -> FileRecord:
     """Return the record of the file `image`, whose `pieces` are (name, bytes) each."""
-    digests = Digests(image, pieces)
+    digests = PieceDigests(image, pieces)
     digests.compute()
     return digests.record()
 
 
-class Digests:
+class PieceDigests:
     """XXH3-64 of each piece of `image`. Several threads may compute them."""
 
     def __init__(self, image: FileImage, pieces: Sequence[tuple[str, int]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from iobench.checkpoint.checksums import Digests
+from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.manifest import FileRecord
 from iobench.units import KIB
 from iobench.writers.blocks.channel import Channel, Lease
@@ -26,7 +26,7 @@ class Recording:
     """Write `image`; after that, `digests` has the checksums."""
 
     image: FileImage
-    digests: Digests
+    digests: PieceDigests
 
     @property
     def record(self) -> FileRecord:
@@ -46,7 +46,7 @@ def recorded(
     wait for it at every copy (docs/decisions/0062). If the writer takes the memory itself, because
     direct I/O is refused, the thread computes them all. Raises what the thread raised.
     """
-    digests = Digests(image, pieces)
+    digests = PieceDigests(image, pieces)
     by_block = by_block and not image.in_one_piece(0, image.size_bytes)
     above = _SMALL if by_block else -1
     channel: Channel[int] = Channel(
@@ -68,7 +68,7 @@ def recorded(
 class _RecordedImage(WrappedImage):
     """An image whose small pieces are hashed in the blocks to which a writer copies them."""
 
-    _digests: Digests
+    _digests: PieceDigests
     _compute: Callable[[], None]
 
     @contextmanager

@@ -16,7 +16,7 @@ from iobench.formats.file_memory import FileMemory
 from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.safetensors_layout import image_on_cpu
-from iobench.formats.safetensors_runs import Kind, Run, runs_of
+from iobench.formats.safetensors_runs import Kind, TensorRun, runs_of
 from iobench.formats.tensors import (
     Allocate,
     allocate_on,
@@ -126,7 +126,7 @@ def _prepare(
         return tensors, memory.image(path)
 
 
-def _tensors(file: str, run: Run, part: AnyMemory) -> Iterator[torch.Tensor]:
+def _tensors(file: str, run: TensorRun, part: AnyMemory) -> Iterator[torch.Tensor]:
     """Return the tensors of a run, whose memory is `part`. Raises DataMismatchError."""
     if run.kind is None:
         return _each_tensor(file, run.names, run.each, part)

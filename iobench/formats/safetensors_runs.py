@@ -18,7 +18,7 @@ from iobench.formats.safetensors_header import DTYPES, METADATA
 from iobench.formats.tensors import array_dtype, torch_dtype
 from iobench.text import parse_json
 
-__all__ = ["Kind", "Run", "runs_of"]
+__all__ = ["Kind", "TensorRun", "runs_of"]
 
 _CODES = {code: (name, item_bytes) for name, (code, item_bytes) in DTYPES.items()}
 _INTEGERS = frozenset((int,))
@@ -52,7 +52,7 @@ class Kind(NamedTuple):
         return cls(made, shape, made.itemsize, size_bytes, array_dtype(made, shape))
 
 
-class Run(NamedTuple):
+class TensorRun(NamedTuple):
     """Consecutive tensors of a file: their bytes in the data section are [begin, end).
 
     `kind` is that of all of them; if they differ it is None, and `each` has their offsets in the
@@ -67,7 +67,7 @@ class Run(NamedTuple):
     each: list[tuple[int, Kind]]
 
     @classmethod
-    def of(cls, places: list[_Place]) -> Run:
+    def of(cls, places: list[_Place]) -> TensorRun:
         begin, end, kind = places[0][0], places[-1][1], places[0][3]
         names = [name for _, _, name, _ in places]
         if all(other is kind for _, _, _, other in places):
@@ -76,7 +76,7 @@ class Run(NamedTuple):
         return cls(begin, end, kind.item_bytes, names, None, each)
 
 
-def runs_of(file: str, header: bytes, data_bytes: int, *, one_by_one: bool) -> list[Run]:
+def runs_of(file: str, header: bytes, data_bytes: int, *, one_by_one: bool) -> list[TensorRun]:
     """Return the tensors that the JSON `header` describes, in file order, in runs.
 
     With `one_by_one` each is a run, and also where one of them is unaligned. The runs of the last
@@ -94,7 +94,7 @@ def runs_of(file: str, header: bytes, data_bytes: int, *, one_by_one: bool) -> l
     return runs
 
 
-_last: tuple[tuple[bytes, int, bool], list[Run]] | None = None
+_last: tuple[tuple[bytes, int, bool], list[TensorRun]] | None = None
 
 
 class _Entry(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -191,7 +191,7 @@ def _places(file: str, entries: dict[str, _Entry]) -> Iterator[_Place]:
         yield begin, end, name, kind
 
 
-def _in_runs(places: list[_Place], data_start: int, *, one_by_one: bool) -> Iterator[Run]:
+def _in_runs(places: list[_Place], data_start: int, *, one_by_one: bool) -> Iterator[TensorRun]:
     """Yield consecutive tensors that get memory together, or each alone if one is unaligned."""
     ends = [end for _, end, _, _ in places]
     one_by_one = one_by_one or any(
@@ -201,7 +201,7 @@ def _in_runs(places: list[_Place], data_start: int, *, one_by_one: bool) -> Iter
     while first < len(places):
         limit = places[first][0] + RUN_BYTES
         last = first + 1 if one_by_one else max(first + 1, bisect.bisect_right(ends, limit, first))
-        yield Run.of(places[first:last])
+        yield TensorRun.of(places[first:last])
         first = last
 
 

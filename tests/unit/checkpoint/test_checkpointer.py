@@ -24,7 +24,7 @@ from support.liars import AdmitsIt
 
 import iobench
 from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
-from iobench.checkpoint.checksums import Digests
+from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import by_age
@@ -1048,7 +1048,7 @@ def test_ctrl_c_while_checksums_are_waited_for(
 ) -> None:
     """A save returns only after the checksum thread has released the tensors."""
     ckpt, go_on, ended = make(), threading.Event(), threading.Event()
-    compute = Digests.compute
+    compute = PieceDigests.compute
 
     def slow(*arguments: Any, **values: Any) -> None:
         if threading.current_thread().name == "iobench-checksums":
@@ -1056,7 +1056,7 @@ def test_ctrl_c_while_checksums_are_waited_for(
             ended.set()
         compute(*arguments, **values)
 
-    monkeypatch.setattr(Digests, "compute", slow)
+    monkeypatch.setattr(PieceDigests, "compute", slow)
     with impatience(go_on):
         ckpt.save(_state(1), 1)
     assert ended.is_set()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.checkpoint import recorded as module
-from iobench.checkpoint.checksums import Digests
+from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.recorded import recorded
 from iobench.formats.many_parts import PartsImage
 from iobench.units import KIB
@@ -68,14 +68,14 @@ def test_every_writer(name: str, tmp_path: Path) -> None:
     sizes = [rng.choice([0, 1, 700, 5_000, 70_000, 200_000]) for _ in range(150)] + [33]
     image, data, pieces, digests = _image(sizes)
     in_blocks: list[int] = []
-    compute_in = Digests.compute_in
+    compute_in = PieceDigests.compute_in
 
-    def counted(self: Digests, start: int, stop: int, block: np.ndarray) -> None:
+    def counted(self: PieceDigests, start: int, stop: int, block: np.ndarray) -> None:
         compute_in(self, start, stop, block)
         in_blocks.append(stop - start)
 
     with (
-        mock.patch.object(Digests, "compute_in", counted),
+        mock.patch.object(PieceDigests, "compute_in", counted),
         recorded(image, pieces, by_block=writer.direct) as recording,
     ):
         writer.write(recording.image, tmp_path)
@@ -87,14 +87,14 @@ def test_every_writer(name: str, tmp_path: Path) -> None:
 def test_a_writer_that_takes_the_memory_itself(tmp_path: Path) -> None:
     """A thread computes the checksums while it writes, as if no copies had been expected."""
     image, _, pieces, digests = _image([5_000] * 40)
-    compute, threads = Digests.compute, []
+    compute, threads = PieceDigests.compute, []
 
-    def noted(self: Digests, *, above: int = -1) -> None:
+    def noted(self: PieceDigests, *, above: int = -1) -> None:
         threads.append((threading.current_thread().name, above))
         compute(self, above=above)
 
     with (
-        mock.patch.object(Digests, "compute", noted),
+        mock.patch.object(PieceDigests, "compute", noted),
         recorded(image, pieces, by_block=True) as recording,
     ):
         make("buffered").write(recording.image, tmp_path)
