@@ -40,7 +40,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from iobench import Checkpointer, KeepLast, linux
 from iobench.bench.targets.cold import make_cold
 from iobench.bench.targets.scratch import scratch_directory
-from iobench.bench.targets.settle import settle
+from iobench.bench.targets.settle import Patience, settled
 from iobench.environment import DeviceMonitor
 from iobench.formats import safetensors as our_safetensors
 from iobench.formats import torch_file
@@ -271,10 +271,12 @@ def one_count(
     facts = {"tensors": count, "bytes": sum(tensor.nbytes for tensor in state.values())}
     arms = Arms(directory, state, asked.writer)
     chosen, wanted = needed(arms, asked.only)
+    patience = Patience()
 
     def sample(name: str) -> dict[str, float]:
         if monitor is not None:
-            settle(directory, monitor)
+            with settled(directory, monitor, patience):
+                pass  # a busy device is waited for less and less
         return {**measured(arms, name, chosen[name]), **facts}
 
     several = set(wanted)
