@@ -12,7 +12,7 @@ save with new tensor names; "prepared" is a first stall after `Checkpointer.prep
 
 Each arm ran once on a small state, and once on the state before the first round. If that second run
 took more than `--once-above` seconds, it is the only measurement of the arm, and the table says so:
-1 round. A whole run takes about ten minutes.
+1 round.
 """
 
 from __future__ import annotations
