@@ -6,13 +6,13 @@ The ranks are processes on this machine, with gloo, each in a session of its own
 The state is either replicated on all ranks (DDP) or sharded over them (FSDP2). The ways to save are
 interleaved in random order. A time is that of the slowest rank. CPU is that of all ranks, without
 the kernel's threads. Stock dcp.save syncs each file, but not the directory, and replaces its
-metadata in place; iobench's time includes the commit. Each time begins on an idle machine, or after
-30 s.
+metadata in place; iobench's time includes the commit. With root, other programs get the CPUs only
+when no rank needs them.
 
 The stall is the time until the call of an asynchronous save returns. It is measured in `--stalls`
-rounds of their own, each next to plain copies of the same bytes by all ranks, by `Tensor.copy_`
-into memory that has its pages: tensor by tensor, and as one tensor. Ratios are medians of the
-ratios of each round, with their 95% intervals.
+rounds of their own, each next to a plain copy of the same bytes by all ranks: each tensor by
+`Tensor.copy_` into memory that has its pages. Ratios are medians of the ratios of each round, with
+their 95% intervals.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from idle import wait_until_idle
+from idle import first_of_all, wait_until_idle
 
 from iobench.bench.judging.stats import median_interval
 from iobench.units import GIB, format_size, parse_size
 
 _LAYERS = 24
-_COPY, _ONE, _STALL = "plain copy", "plain copy, one tensor", "iobench save_async"
+_COPY, _STALL = "plain copy", "iobench save_async"
 
 
 def main() -> None:
@@ -112,10 +112,8 @@ def _print(found: dict[str, Any], size: int) -> None:
         cpu_ms = 1000 * statistics.median(found["thread"][name])
         ms = 1000 * statistics.median(series)
         print(f"{name:26}{ms:9.1f} ms, CPU of all trainers' threads {cpu_ms:.1f} ms")
-    for name in (_COPY, _ONE):
-        _print_ratio(f"stall of {_STALL} / {name}", stalls[_STALL], stalls[name])
-        cpu = found["thread"]
-        _print_ratio(f"its CPU time / {name}", cpu[_STALL], cpu[name])
+    for what, figure in (("stall", stalls), ("CPU time of the stall", found["thread"])):
+        _print_ratio(f"{what} of {_STALL} / {_COPY}", figure[_STALL], figure[_COPY])
 
 
 def _print_ratio(what: str, one: list[float], other: list[float]) -> None:
@@ -133,6 +131,7 @@ def _rank(given: argparse.Namespace) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
+    first_of_all()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -186,21 +185,12 @@ class _Case:
         self.checkpointer.prepare(self.state, wait=True)
         self.own = [self._share(tensor) for tensor in self.state.values()]
         self.copies = [torch.zeros_like(tensor) for tensor in self.own]
-        self.one = torch.randn(size // self.ranks // 4)
-        self.copy_of_one = torch.zeros_like(self.one)
         self.step = 0
 
     def measure(self, repeats: int, rounds: int) -> dict[str, Any]:
         """Return the figures of whole saves, and of stalls in rounds of their own."""
         saves = self._rounds(self._ways(), repeats)
-        stalls = self._rounds(
-            {
-                _COPY: lambda: self._copy(self.copies, self.own),
-                _ONE: lambda: self._copy([self.copy_of_one], [self.one]),
-                _STALL: self._save_async,
-            },
-            rounds,
-        )
+        stalls = self._rounds({_COPY: self._copy, _STALL: self._save_async}, rounds)
         return {
             "ranks": self.ranks,
             "kind": self.kind,
@@ -299,9 +289,9 @@ class _Case:
         future.result()  # type: ignore[union-attr]  # a Future without a stager
         return stall
 
-    def _copy(self, copies: list[Any], tensors: list[Any]) -> _Stall:
+    def _copy(self) -> _Stall:
         began_s, cpu_s = time.perf_counter(), time.thread_time()
-        for copy, tensor in zip(copies, tensors, strict=True):
+        for copy, tensor in zip(self.copies, self.own, strict=True):
             copy.copy_(tensor)
         return _Stall(time.perf_counter() - began_s, time.thread_time() - cpu_s)
 

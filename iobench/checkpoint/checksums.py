@@ -56,7 +56,7 @@ class Digests:
         last = bisect.bisect_right(self._ends, stop, lo=first)
         if first >= last:
             return
-        memory, digest = memoryview(block), xxhash.xxh3_64_hexdigest
+        memory, digest = block.data, xxhash.xxh3_64_hexdigest
         begins, ends, found = self._begins, self._ends, self._found
         found[first:last] = [
             old or digest(memory[begin - start : end - start])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from iobench.checkpoint.checksums import record_of
@@ -14,12 +13,12 @@ from iobench.checkpoint.persister import Snapshot
 from iobench.checkpoint.recorded import recorded
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
+from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import TransferError
 from iobench.formats.collector import collector_paused
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.transfer import Transfer
 
 __all__ = ["Committer"]
 
@@ -75,7 +74,9 @@ class Committer:
                 sent = recording.image
                 if rate_bytes_per_s:
                     sent = PacedImage.over(sent, rate_bytes_per_s)
-                save.transfer = self._write([sent, *small], staged.directory)
+                save.transfer = self.writer.write_many(
+                    [sent, *small], staged.directory, sync_directory=False
+                )
             if not save.transfer.durable:
                 raise TransferError(
                     f"step {save.step}: writer {self.writer.name!r} did not make its files "
@@ -86,7 +87,7 @@ class Committer:
                 manifest = self._manifest(save, (recording.record, *others), serial)
                 listed = serialized.structure.pieces_json(recording.digests.found)
                 text = manifest.to_json({image.path: listed})
-            staged.publish([text])
+            self._publish(staged, text)
             ended_s = time.perf_counter()
             save.persist_s, save.durable_s = ended_s - began_s, ended_s - save.called_s
             save.status = "committed"
@@ -99,8 +100,8 @@ class Committer:
             snapshot.save, snapshot.content, snapshot.memory, rate_bytes_per_s=rate_bytes_per_s
         )
 
-    def _write(self, images: list[FileImage], directory: str | Path) -> Transfer:
-        return self.writer.write_many(images, directory, sync_directory=False)
+    def _publish(self, staged: Staged, manifest: str) -> None:
+        staged.publish([manifest])
 
     def _more_files(self, save: Save) -> list[FileImage]:
         """Return small files that belong to the checkpoint too."""

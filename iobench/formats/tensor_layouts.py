@@ -77,9 +77,10 @@ class TensorLayouts:
                 equal[key] = layout
             self.each.append(layout)
         self.reaches = numbers(layout.reach_bytes for layout in self.each)
-        self._dtypes, self._shapes, self._strides, self._devices = (
-            [layout[at] for layout in self.each] for at in range(4)
-        )
+        self._dtypes = [layout.dtype for layout in self.each]
+        self._shapes = [layout.shape for layout in self.each]
+        self._strides = [layout.stride for layout in self.each]
+        self._devices = [layout.device for layout in self.each]
         self._on_cpu = all(map(_is_cpu, tensors))
         self._complex = [at for at, dtype in enumerate(self._dtypes) if dtype.is_complex]
 

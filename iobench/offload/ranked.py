@@ -75,9 +75,9 @@ class ShardedAdamW(Optimizer):
         **options: Any,
     ) -> None:
         """`pins`: pinned steps that all ranks keep; each reserves the space of one more. `options`
-        are `memory`, `engine`, `max_lag`, `chunk_elements`, `iodepth` and `block_size` of AdamW.
-        `group` has the ranks of `world`; by default all. `deadline_s` bounds how long they wait for
-        each other."""
+        are `memory`, `engine`, `max_lag`, `chunk_elements`, `iodepth`, `block_size` and
+        `clone_pins` of AdamW. `group` has the ranks of `world`; by default all. `deadline_s` bounds
+        how long they wait for each other."""
         values = {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize}
         values["weight_decay"] = weight_decay
         self._prepare(params, values, world, group, deadline_s)
@@ -119,8 +119,9 @@ class ShardedAdamW(Optimizer):
         """Continue from the newest step, or the pin, that all ranks have.
 
         A state of another number of ranks is read from `directory`, which all ranks must see then,
-        and written anew for this number; the old files are removed when that is durable. Raises
-        what AdamW.resume raises.
+        and written anew for this number; the old files are removed when that is durable. A
+        RuntimeWarning says when ranks have newer states of different histories, which are
+        abandoned. Raises what AdamW.resume raises.
         """
         optimizer = cls.__new__(cls)
         values = {"lr": 0.0, "betas": (0.9, 0.999), "eps": 1e-8, "maximize": False}

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.object_store import ObjectStore
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.serialized import Serialized
+from iobench.checkpoint.staged import Staged
 from iobench.errors import TransferError
 from iobench.units import format_seconds
 from iobench.writers.base import Writer
-from iobench.writers.image import FileImage
+from iobench.writers.image import Bytes
 from iobench.writers.s3 import S3Writer
-from iobench.writers.transfer import Transfer
 
 __all__ = ["DirectCommitter", "within_limit"]
 
@@ -24,19 +28,35 @@ class DirectCommitter(Committer):
 
     A bucket that does not have all files after `limit_s` seconds has failed; None: no limit but
     the timeouts of the writer. `writer` must not be in use elsewhere: the limit ends all of its
-    requests. The manifest is written by another one, that of `store`, which has no limit: whether
-    it is visible must be known in the end.
+    requests. It does not end the write of the manifest: whether that is visible must be known.
     """
 
     limit_s: float | None = None
 
-    def _write(self, images: list[FileImage], directory: str | Path) -> Transfer:
-        with within_limit(self.writer, self.limit_s, directory):
-            return super()._write(images, directory)
+    def commit(
+        self,
+        save: Save,
+        serialized: Serialized,
+        memory: Bytes | None = None,
+        *,
+        rate_bytes_per_s: int | None = None,
+    ) -> Manifest:
+        limit_s, place = self.limit_s, f"{self.store}, step {save.step}"
+        if limit_s is None or not isinstance(self.store, ObjectStore):
+            return super().commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
+        assert isinstance(self.writer, S3Writer)
+        limited = replace(self, store=self.store.using(self.writer), limit_s=None)
+        with within_limit(self.writer, limit_s, place):
+            return limited.commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
+
+    def _publish(self, staged: Staged, manifest: str) -> None:
+        if isinstance(self.writer, S3Writer) and not self.writer.client.time_limit.lift():
+            raise TransferError(f"{staged.directory}: the time limit has passed")
+        super()._publish(staged, manifest)
 
 
 @contextmanager
-def within_limit(writer: Writer, limit_s: float | None, directory: str | Path) -> Iterator[None]:
+def within_limit(writer: Writer, limit_s: float | None, place: str | Path) -> Iterator[None]:
     """End all requests of `writer`, if it is that of a bucket, `limit_s` seconds after the begin.
 
     Raises TransferError then. None: no limit.
@@ -55,6 +75,6 @@ def within_limit(writer: Writer, limit_s: float | None, directory: str | Path) -
         if not passed:
             raise
         raise TransferError(
-            f"{directory}: not written within {format_seconds(limit_s)}, the expected time and "
-            "that of a local save together"
+            f"{place}: not written within {format_seconds(limit_s)}, the expected time and that of "
+            "a local save together"
         ) from error

@@ -85,8 +85,13 @@ def test_what_ends_in_time(server) -> None:
     with limit.within(3600):
         writer.write(image, _TARGET)
     assert THREAD not in [one.name for one in threading.enumerate()]
+    with limit.within(0.01):
+        assert limit.lift()
+        assert not limit.wait(0.1, None)
+        writer.write(image, _TARGET)
     with limit.within(0):
         assert limit.wait(60, None)
+        assert not limit.lift()
         with pytest.raises(TransferError, match="the time limit has passed"):
             writer.write(image, _TARGET)
     writer.client.close()

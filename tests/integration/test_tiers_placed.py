@@ -198,8 +198,9 @@ def test_a_dead_bucket_is_left_without_a_clean_up(
     assert load_checkpoint(target, writer="s3")["step"] == 1
 
 
+@pytest.mark.parametrize("operation", ["list", "put"])
 @pytest.mark.usefixtures("server")  # its credentials
-def test_a_server_that_does_not_answer(local: Path) -> None:
+def test_a_server_that_does_not_answer(local: Path, operation: str) -> None:
     """A direct save does not wait for the timeouts of its writer, which are an hour here: after
     the expected time and that of a local save the checkpoint is written to the local tier."""
     with scripted_s3() as silent:
@@ -210,7 +211,7 @@ def test_a_server_that_does_not_answer(local: Path) -> None:
         with Checkpointer(local, tiers=[tier], placement=_options()) as ckpt:
             _open(ckpt)
             _measured(ckpt, REMOTE, size=10**9)
-            silent.fail("put", silence, times=1000)
+            silent.fail(operation, silence, times=1000)
             with pytest.warns(RuntimeWarning, match="not written within .* the expected time"):
                 save = ckpt.save(state(1, _SMALL), 1)
             assert save.copies[0] == Copy(tier=str(local), state="durable")

@@ -32,7 +32,7 @@ class TimeLimit:
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._stops: weakref.WeakSet[threading.Event] = weakref.WeakSet()
         self._passed = threading.Event()
-        self._until_s = math.inf
+        self._until_s, self._lifted = math.inf, False
 
     @property
     def passed(self) -> bool:
@@ -48,7 +48,7 @@ class TimeLimit:
         """
         timer = threading.Timer(limit_s, self._end)
         timer.name, timer.daemon = THREAD, True
-        self._until_s = time.monotonic() + limit_s
+        self._until_s, self._lifted = time.monotonic() + limit_s, False
         try:
             timer.start()
         except RuntimeError:
@@ -62,6 +62,13 @@ class TimeLimit:
             timer.join()
             self._until_s = math.inf
             self._passed.clear()
+
+    def lift(self) -> bool:
+        """Go on without a limit in the `within` that is entered. Return False if it has passed."""
+        with self._lock:
+            if not self.passed:
+                self._until_s, self._lifted = math.inf, True
+            return self._lifted
 
     def wait(self, seconds: float, stop: threading.Event | None) -> bool:
         """Wait between two attempts; return True as soon as `stop` is set or the limit passed.
@@ -99,6 +106,8 @@ class TimeLimit:
 
     def _end(self) -> None:
         with self._lock:
+            if self._lifted:
+                return
             self._passed.set()
             for sock in self._sockets:
                 _shut_down(sock)

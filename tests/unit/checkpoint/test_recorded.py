@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from pathlib import Path
 from unittest import mock
 
@@ -81,6 +82,24 @@ def test_every_writer(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == data
     assert recording.digests.found == digests
     assert bool(in_blocks) == writer.direct
+
+
+def test_a_writer_that_takes_the_memory_itself(tmp_path: Path) -> None:
+    """A thread computes the checksums while it writes, as if no copies had been expected."""
+    image, _, pieces, digests = _image([5_000] * 40)
+    compute, threads = Digests.compute, []
+
+    def noted(self: Digests, *, above: int = -1) -> None:
+        threads.append((threading.current_thread().name, above))
+        compute(self, above=above)
+
+    with (
+        mock.patch.object(Digests, "compute", noted),
+        recorded(image, pieces, by_block=True) as recording,
+    ):
+        make("buffered").write(recording.image, tmp_path)
+    assert recording.digests.found == digests
+    assert ("iobench-checksums", -1) in threads
 
 
 def test_the_checksum_is_of_what_is_written() -> None:
