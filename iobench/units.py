@@ -95,8 +95,14 @@ def count_of(number: int, noun: str) -> str:
 
 
 def format_rate(rate_bytes_per_s: float) -> str:
-    """Return the rate as `2.31 GiB/s (2.48 GB/s)`."""
-    return f"{rate_bytes_per_s / GIB:.2f} GiB/s ({rate_bytes_per_s / 1e9:.2f} GB/s)"
+    """Return the rate as `2.31 GiB/s (2.48 GB/s)`; a low one as `5.00 MiB/s (5.24 MB/s)`."""
+    units = (("GiB", GIB, "GB", 1e9), ("MiB", MIB, "MB", 1e6), ("KiB", KIB, "kB", 1e3))
+    found = next((one for one in units if abs(rate_bytes_per_s) >= one[1] / 10), units[-1])
+    binary, factor, decimal, thousands = found if rate_bytes_per_s else units[0]
+    return (
+        f"{rate_bytes_per_s / factor:.2f} {binary}/s "
+        f"({rate_bytes_per_s / thousands:.2f} {decimal}/s)"
+    )
 
 
 def format_seconds(seconds: float) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,16 +10,17 @@ from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.pacing import PacedImage
 from iobench.checkpoint.persister import Snapshot
+from iobench.checkpoint.recorded import recorded
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
+from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import TransferError
 from iobench.formats.collector import collector_paused
 from iobench.writers.base import Writer
-from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["Committer", "recorded"]
+__all__ = ["Committer"]
 
 
 class CommitLedger(Protocol):
@@ -68,10 +67,13 @@ class Committer:
         image = serialized.image() if memory is None else serialized.image_in(memory)
         small, serial = [serialized.skeleton_image()], self.ledger.serial_of(save)
         small += self._more_files(save)
-        sent = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
-        replace = self.ledger.holds(save.step)
+        replace, pieces = self.ledger.holds(save.step), serialized.structure.pieces
+        by_block = self.writer.direct and not rate_bytes_per_s
         with self.store.staged(save.step, serial=serial, replace=replace) as staged:
-            with recorded(image, serialized.structure.pieces) as records:
+            with recorded(image, pieces, by_block=by_block) as recording:
+                sent = recording.image
+                if rate_bytes_per_s:
+                    sent = PacedImage.over(sent, rate_bytes_per_s)
                 save.transfer = self.writer.write_many(
                     [sent, *small], staged.directory, sync_directory=False
                 )
@@ -80,11 +82,12 @@ class Committer:
                     f"step {save.step}: writer {self.writer.name!r} did not make its files "
                     "durable; the checkpoint is not committed"
                 )
-            files = (*records, *(record_of(one, [("", one.size_bytes)]) for one in small))
+            others = [record_of(one, [("", one.size_bytes)]) for one in small]
             with collector_paused():
-                manifest = self._manifest(save, files, serial)
-                text = manifest.to_json()
-            staged.publish([text])
+                manifest = self._manifest(save, (recording.record, *others), serial)
+                listed = serialized.structure.pieces_json(recording.digests.found)
+                text = manifest.to_json({image.path: listed})
+            self._publish(staged, text)
             ended_s = time.perf_counter()
             save.persist_s, save.durable_s = ended_s - began_s, ended_s - save.called_s
             save.status = "committed"
@@ -96,6 +99,9 @@ class Committer:
         return self.commit(
             snapshot.save, snapshot.content, snapshot.memory, rate_bytes_per_s=rate_bytes_per_s
         )
+
+    def _publish(self, staged: Staged, manifest: str) -> None:
+        staged.publish([manifest])
 
     def _more_files(self, save: Save) -> list[FileImage]:
         """Return small files that belong to the checkpoint too."""
@@ -119,23 +125,3 @@ class Committer:
             files=files,
             serial=serial,
         )
-
-
-@contextmanager
-def recorded(image: FileImage, pieces: list[tuple[str, int]]) -> Iterator[list[FileRecord]]:
-    """Compute the record of `image` in a thread, while the body waits for storage.
-
-    The list contains it after the body. The thread reads the image's memory: it has ended then,
-    also after Ctrl-C. Raises what the thread raised.
-    """
-    records: list[FileRecord] = []
-    channel: Channel[FileImage] = Channel(
-        lambda: channel.serve(lambda image: records.append(record_of(image, pieces))),
-        name="iobench-checksums",
-    )
-    try:
-        channel.submit(Lease(image))
-        yield records
-        channel.drain()
-    finally:
-        channel.close()

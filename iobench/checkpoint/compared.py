@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,12 +24,11 @@ def compared(image: FileImage, record: FileRecord, where: object) -> Iterator[Co
 
     Raises DataMismatchError with the names of the pieces that differ after the body.
     """
-    size = sum(piece.size_bytes for piece in record.pieces)
-    if not size == image.size_bytes == record.size_bytes:
+    comparison = _Comparison(image, record)
+    if not comparison.size_bytes == image.size_bytes == record.size_bytes:
         raise DataMismatchError(
             f"{where}: has {image.size_bytes} bytes, its manifest says {record.size_bytes}"
         )
-    comparison = _Comparison(image, record)
     yield ComparedImage(path=image.path, segments=image.segments, comparison=comparison)
     comparison.finish()
     wrong = comparison.wrong
@@ -69,14 +70,20 @@ class _Comparison:
 
     def __init__(self, image: FileImage, record: FileRecord) -> None:
         self._image, self._pieces = image, record.pieces
+        self._ends = list(itertools.accumulate(piece.size_bytes for piece in record.pieces))
+        self._expected = [piece.xxh3_64 for piece in record.pieces]
         self._lock = threading.Lock()
         self._ahead: dict[int, int] = {}  # ranges that arrived before the bytes in front of them
         self._position = 0
         self._number = 0  # of the piece at `_position`
         self._part: xxhash.xxh3_64 | None = None  # of its bytes before `_position`
-        self._left = 0
         self._failure: Exception | None = None
         self._wrong: set[int] = set()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all pieces."""
+        return self._ends[-1] if self._ends else 0
 
     @property
     def wrong(self) -> list[str]:
@@ -98,10 +105,7 @@ class _Comparison:
                 (self._wrong.discard if right else self._wrong.add)(number)
 
     def _ranges(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        begin = 0
-        for number, piece in enumerate(self._pieces):
-            yield number, (begin, begin + piece.size_bytes)
-            begin += piece.size_bytes
+        return enumerate(itertools.pairwise([0, *self._ends]))
 
     def arrived(self, start: int, stop: int) -> None:
         """Compare what is complete. Raises nothing: a writer's completion callback calls it."""
@@ -123,25 +127,32 @@ class _Comparison:
     def _compare_until(self, stop: int) -> None:
         for view in self._image.views(self._position, stop):
             self._take(view.data)
-        self._position = stop
 
     def _take(self, data: memoryview) -> None:
         """Compare all pieces that end in `data`, which begins at `_position`."""
-        position, size = 0, len(data)
-        while self._number < len(self._pieces):
-            piece, part = self._pieces[self._number], self._part
-            end = position + (piece.size_bytes if part is None else self._left)
-            if end > size:
-                self._part = part = part or xxhash.xxh3_64()
-                part.update(data[position:])
-                self._left = end - size
-                return
-            if part is None:
-                digest = xxhash.xxh3_64_hexdigest(data[position:end])
-            else:
-                part.update(data[position:end])
-                digest, self._part = part.hexdigest(), None
-            if digest != piece.xxh3_64:
-                self._wrong.add(self._number)
-            position = end
-            self._number += 1
+        start, first, part = self._position, self._number, self._part
+        self._position = stop = start + len(data)
+        self._number = last = bisect.bisect_right(self._ends, stop, lo=first)
+        ends = [end - start for end in self._ends[first:last]]
+        digests = []
+        if ends:
+            if part is not None:
+                part.update(data[: ends[0]])
+                digests = [part.hexdigest()]
+            done, digest = len(digests), xxhash.xxh3_64_hexdigest
+            begins = [0, *ends]
+            digests += [
+                digest(data[a:b]) for a, b in zip(begins[done:-1], ends[done:], strict=True)
+            ]
+            part = None
+        rest = data[ends[-1] if ends else 0 :]
+        if len(rest):
+            part = part or xxhash.xxh3_64()
+            part.update(rest)
+        self._part = part
+        if digests != self._expected[first:last]:
+            self._wrong.update(
+                number
+                for number, digest in enumerate(digests, first)
+                if digest != self._expected[number]
+            )

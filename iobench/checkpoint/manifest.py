@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Annotated, Any
@@ -16,11 +16,11 @@ from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.text import parse_json
 
-__all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece", "PinnedGeneration"]
+__all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece", "PiecesText", "PinnedGeneration"]
 
 SCHEMA = "iobench.checkpoint/1"
 
-_PIECE = '{"name":%s,"size_bytes":%d,"xxh3_64":%s}'
+_PIECE = '{"name":%s,"size_bytes":%d,"xxh3_64":"'
 _CHECKSUM = ',"xxh3_64":"'
 _FILES, _AFTER_FILES = b'"files":[', b'],"format":'
 
@@ -41,12 +41,34 @@ class Piece(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     xxh3_64: str
 
 
+class PiecesText:
+    """The JSON of a file's pieces without the checksums: it stays when only the bytes change."""
+
+    def __init__(self, pieces: Sequence[tuple[str, int]]) -> None:
+        """`pieces` are (name, bytes)."""
+        begins = [_PIECE % (_quoted(name), size) for name, size in pieces]
+        self._texts = [f'"}},{begin}' for begin in begins] + ['"}]' if begins else "[]"]
+        if begins:
+            self._texts[0] = f"[{begins[0]}"
+
+    def with_checksums(self, checksums: Sequence[str]) -> str:
+        """Return the JSON of the pieces with their `checksums`, in order."""
+        parts = [""] * (2 * len(checksums) + 1)
+        parts[::2], parts[1::2] = self._texts, checksums
+        return "".join(parts)
+
+
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of the checkpoint. `path` is relative to the checkpoint; pieces have no gaps."""
 
     path: str
     size_bytes: _Count
     pieces: tuple[Piece, ...]
+
+    def pieces_json(self) -> str:
+        """Return the pieces as JSON."""
+        text = PiecesText([(piece.name, piece.size_bytes) for piece in self.pieces])
+        return text.with_checksums([_quoted(piece.xxh3_64)[1:-1] for piece in self.pieces])
 
 
 class PinnedGeneration(
@@ -116,11 +138,12 @@ class Manifest(
                 return file
         raise DataMismatchError(f"the manifest names no file {path!r}")
 
-    def to_json(self) -> str:
+    def to_json(self, pieces: Mapping[str, str] | None = None) -> str:
         """Return the JSON document, with a checksum of itself.
 
         It is the text that the checksum covers, with the checksum as its last key: a reader can
-        compare it without a parse. The pieces are formatted here: there may be 100,000.
+        compare it without a parse. The pieces are formatted apart: there may be 100,000. `pieces`
+        has the `pieces_json` of files, by path, where it was made already.
         """
         marks = [secrets.token_hex(16) for _ in self.files]
         document: dict[str, Any] = {
@@ -137,13 +160,11 @@ class Manifest(
             del document["offload"]
         else:
             document["offload"] = msgspec.to_builtins(self.offload)
-        text = _canonical(document)
+        made, parts, rest = pieces or {}, list[str](), _canonical(document)
         for mark, file in zip(marks, self.files, strict=True):
-            pieces = [
-                _PIECE % (_quoted(piece.name), piece.size_bytes, _quoted(piece.xxh3_64))
-                for piece in file.pieces
-            ]
-            text = text.replace(f'"{mark}"', f"[{','.join(pieces)}]")
+            before, _, rest = rest.partition(f'"{mark}"')
+            parts += [before, made.get(file.path) or file.pieces_json()]
+        text = "".join([*parts, rest])
         return f'{text[:-1]}{_CHECKSUM}{xxhash.xxh3_64_hexdigest(text.encode())}"}}'
 
     @classmethod

@@ -6,6 +6,7 @@ The empty object `step-2/serial-7` says the serial number of its manifest in a l
 
 from __future__ import annotations
 
+import copy
 import re
 import secrets
 import sys
@@ -49,6 +50,12 @@ class ObjectStore:
 
     def __str__(self) -> str:
         return str(self._place)
+
+    def using(self, writer: S3Writer) -> ObjectStore:
+        """Return the same checkpoints through another writer, for the next save."""
+        other = copy.copy(self)
+        other._writer = writer
+        return other
 
     def acquire(self) -> None:
         """Do nothing: object stores have no locks."""

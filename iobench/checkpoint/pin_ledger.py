@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 
 from iobench.checkpoint.manifest import Manifest, PinnedGeneration
 from iobench.checkpoint.order import outlines, readable_manifest
-from iobench.checkpoint.pinned_state import FoundPin, PinnedState
+from iobench.checkpoint.pinned_state import FoundPin, PinnedState, described_pin
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import DataMismatchError, UsageError, transfer_errors
+from iobench.errors import UsageError, transfer_errors
+from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import sync_directory
 
 __all__ = ["PinLedger"]
@@ -26,8 +27,9 @@ class PinLedger:
     `start`. Only `durable` and `ended` are called by another thread than the trainer's.
     """
 
-    def __init__(self, state: PinnedState, store: DirectoryStore) -> None:
-        self._state, self._store = state, store
+    def __init__(self, state: PinnedState, store: DirectoryStore, *, exports: bool = False) -> None:
+        """With `exports` a remote tier gets the state too."""
+        self._state, self._store, self.exports = state, store, exports
         self._lock = threading.Lock()
         self._named: dict[int, str] = {}
         self._pending: dict[str, Save] = {}
@@ -72,17 +74,21 @@ class PinLedger:
         """The name by which pins say whose they are."""
         return str(self._store.directory)
 
-    def make_room(self, *ways: Callable[[], None]) -> None:
+    def find_room(self, *ways: Callable[[], None]) -> bool:
         """Release what is free. While no pin is left, try the `ways` to free one.
 
-        Raises UsageError when all pins belong to checkpoints.
+        Return whether a pin is left.
         """
         self.sweep()
         for way in ways:
             if self.full:
                 way()
                 self.sweep()
-        if self.full:
+        return not self.full
+
+    def make_room(self, *ways: Callable[[], None]) -> None:
+        """Like `find_room`. Raises UsageError when all pins belong to checkpoints."""
+        if not self.find_room(*ways):
             raise UsageError(
                 f"all pins={self._state.most} of the offloaded optimizer belong to checkpoints; "
                 "construct it with more pins, or keep fewer checkpoints"
@@ -100,9 +106,12 @@ class PinLedger:
             self._own.add(name)
             self._pending[name] = save
 
-    def durable(self, save: Save) -> PinnedGeneration:
-        """Wait until the pin of `save` is durable. Raises TransferError when it never will be."""
-        return self._state.durable(self._name(save))
+    def durable(self, save: Save) -> tuple[PinnedGeneration, list[FileImage]]:
+        """Wait until the pin of `save` is durable. Return it with what a remote tier needs of it.
+
+        Raises TransferError when it never will be.
+        """
+        return described_pin(self._state, self._name(save), exports=self.exports)
 
     def ended(self, save: Save) -> None:
         """The commit of `save` has ended. If its checkpoint exists, the pin belongs to it."""
@@ -173,14 +182,3 @@ class PinLedger:
         """Make removals durable: a power cut must not bring back a checkpoint without its pin."""
         with transfer_errors("removing", self._store.directory):
             sync_directory(self._store.directory)
-
-    def restore(self, manifest: Manifest) -> None:
-        """Let the optimizer go on from the generation of a checkpoint.
-
-        Raises DataMismatchError when it is damaged or gone, or when the checkpoint has none.
-        """
-        if not manifest.pinned:
-            raise DataMismatchError(
-                f"{self._store}: step {manifest.step} was saved without an offloaded optimizer"
-            )
-        self._state.restore(manifest.pinned)

@@ -10,7 +10,7 @@ from iobench.checkpoint.manifest import FileRecord, Manifest, PinnedGeneration
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 
-__all__ = ["FoundPin", "PinnedGeneration", "PinnedState"]
+__all__ = ["FoundPin", "PinnedGeneration", "PinnedState", "described_pin"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +59,6 @@ class PinnedState(Protocol):
         Raises DataMismatchError when it is damaged or gone.
         """
 
-    @property
-    def exports(self) -> bool:
-        """Whether the next three work: whether a remote tier can have the state."""
-
     def export(self, pinned: PinnedGeneration) -> tuple[PinnedGeneration, FileImage]:
         """Return `pinned` with its files for a remote tier, and a small file that describes them.
 
@@ -75,8 +71,23 @@ class PinnedState(Protocol):
     def restore_files(self, manifest: Manifest, location: Any, writer: Writer) -> None:
         """Go on from the files of a checkpoint at `location`, as a new generation of this state.
 
-        It is durable on return. Raises DataMismatchError, StateMismatchError, TransferError.
+        Call of all ranks. It is durable on return. Raises DataMismatchError, StateMismatchError,
+        TransferError.
         """
 
     def remove_others(self, unused: Callable[[FoundPin], bool]) -> None:
         """Remove what another number of ranks has left, if all its pins are `unused`."""
+
+
+def described_pin(
+    state: PinnedState, name: str, *, exports: bool
+) -> tuple[PinnedGeneration, list[FileImage]]:
+    """Wait until the pin is durable. Return it, and with `exports` what a remote tier needs of it.
+
+    Those are its `files`, and small files of the checkpoint. Raises TransferError.
+    """
+    pinned = state.durable(name)
+    if not exports:
+        return pinned, []
+    pinned, described = state.export(pinned)
+    return pinned, [described]

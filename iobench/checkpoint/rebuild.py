@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,10 @@ class _Unflattener:
         if tag.startswith("$"):
             return _DECODERS[tag](self, value)
         leaves, decode = self._tensors, self.decode
+        if set(map(type, value.values())) == {dict} and set(map(len, value.values())) == {1}:
+            with suppress(KeyError):  # another tag, or no such leaf: said below
+                names = map(_name_of, value.values())
+                return dict(zip(value, map(leaves.__getitem__, names), strict=True))
         return {
             key: leaves[item["$tensor"]]  # most values: no call for each of them
             if type(item) is dict and len(item) == 1 and "$tensor" in item
@@ -81,6 +87,7 @@ class _Unflattener:
         return array.reshape(value["shape"])
 
 
+_name_of = itemgetter("$tensor")
 _DECODERS: dict[str, Callable[[_Unflattener, dict[str, Any]], Any]] = {
     "$tensor": _Unflattener.tensor,
     "$array": _Unflattener.array,

@@ -6,9 +6,11 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 
@@ -212,13 +214,20 @@ def read_plain(
     text = image.views(0, image.size_bytes)[0].tobytes()
     tensors, image = safetensors.prepare(TENSORS, location, writer)
     with collector_paused():
-        state = select(unflatten(json.loads(text), tensors, rank=rank, ranks=ranks))
+        state = select(unflatten(_parsed(text), tensors, rank=rank, ranks=ranks))
     if like is not None:
         _compare(f"{store}: step {step}", like, state)
     record = manifest.file(TENSORS)
     with compared(image, record, os.path.join(location, TENSORS)) as incoming:
         transfer = writer.read(incoming, location)
     return state, transfer
+
+
+def _parsed(text: bytes) -> Any:
+    """Return the skeleton in `text`."""
+    with suppress(ValueError, RecursionError):  # such as half of a surrogate pair
+        return msgspec.json.decode(text)  # in half of the time of `json`
+    return json.loads(text)
 
 
 def _compare(where: str, like: Any, state: Any) -> None:

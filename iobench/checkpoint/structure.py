@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import ALIGNMENT, Leaf
+from iobench.checkpoint.manifest import PiecesText
 from iobench.checkpoint.state_tree import FlatState, plain_text
 from iobench.checkpoint.tree_spec import Collected
 from iobench.errors import StateError
@@ -74,6 +75,7 @@ class Structure:
         self.pieces += [(name, end - begin) for name, (begin, end) in places.items()]
         self.size_bytes = sum(size for _, size in self.pieces)
         self.on_cpu = all(tensor.is_cpu for tensor in tensors)
+        self._pieces_text: PiecesText | None = None
         self._spec = flat.spec
         self._texts, self._order = flat.template() if flat.spec else ([], [])
         self._parts = _parts(flat)
@@ -145,6 +147,12 @@ class Structure:
         parts[::2] = self._texts
         parts[1::2] = [texts[number] for number in self._order]
         return "".join(parts)
+
+    def pieces_json(self, checksums: Sequence[str]) -> str:
+        """Return the JSON of `pieces` with their checksums, for a manifest."""
+        if self._pieces_text is None:
+            self._pieces_text = PiecesText(self.pieces)
+        return self._pieces_text.with_checksums(checksums)
 
     def has_aliases_of(self, located: Located) -> bool:
         """Whether the tensors share memory like those of the first state, and no other ones do.

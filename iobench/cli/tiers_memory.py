@@ -13,13 +13,11 @@ if TYPE_CHECKING:
     from iobench.tiers.memory_status import MemoryStatus
 
 
-def print_memory(found: MemoryStatus | None) -> None:
-    """Print the memory tiers of a run; None: no process has any."""
-    if found is None:
-        print("memory  no process of this user here holds memory of this run")
-        return
+def print_memory(found: MemoryStatus) -> None:
+    """Print the memory tiers of a run."""
     now_s = time.time()
-    print(f"memory  of process {found.pid}")
+    ranks = f", rank 0 of {found.ranks}: its share of the memory" if found.ranks > 1 else ""
+    print(f"memory  of process {found.pid}{ranks}")
     for one in found.tiers:
         rate = "" if one.rate_bytes_per_s is None else f", {format_rate(one.rate_bytes_per_s)}"
         used = f"{format_size(one.used_bytes)} of {format_size(one.size_bytes)} used"

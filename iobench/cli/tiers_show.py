@@ -42,9 +42,11 @@ def show(
         document = {"schema": "iobench.tiers/1"} if found is None else _document(found)
         write_json({**document, "memory": memory_document(memory)}, sys.stdout)
         return
-    print_memory(memory)
+    if memory is not None:
+        print_memory(memory)
     if found is not None:
-        print()
+        if memory is not None:
+            print()
         _print_status(found)
 
 
@@ -62,10 +64,12 @@ def _print_status(found: TiersStatus) -> None:
     print()
     print(f"{'step':>10}  {'size':>10}  {'age':>12}  local    remote")
     for one in found.checkpoints:
-        size = "" if one.size_bytes is None else format_size(one.size_bytes)
+        size = "" if one.size_bytes is None else format_size(one.size_bytes + one.optimizer_bytes)
         local = "damaged" if one.serial is None else "durable"
         age = format_seconds(one.age_s)
         print(f"{one.step:>10}  {size:>10}  {age:>12}  {local:<7}  {one.remote}")
+    if any(one.optimizer_bytes for one in found.checkpoints):
+        print("sizes include the optimizer state, which is in the directory of the optimizer")
     if found.decisions:
         print("\nplacement of the last saves")
     for placed in found.decisions:
@@ -143,6 +147,7 @@ def _document(found: TiersStatus) -> dict[str, Any]:
             {
                 "step": one.step,
                 "size_bytes": one.size_bytes,
+                "optimizer_bytes": one.optimizer_bytes,
                 "age_s": one.age_s,
                 "local": "damaged" if one.serial is None else "durable",
                 "remote": one.remote,

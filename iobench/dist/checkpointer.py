@@ -28,6 +28,7 @@ from iobench.writers.base import Writer
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
+    from iobench.dist.remote_copies import RemoteCopies
     from iobench.tiers.given import AnyTier, GivenTiers
     from iobench.tiers.local_tier import LocalTier
     from iobench.tiers.nearest import Nearest
@@ -349,7 +350,7 @@ class Checkpointer(LocalCheckpointer):
         self._ledger.resumed_from(loaded.step)
         return state, loaded
 
-    def _restore_offload(self, nearest: Nearest | None) -> Callable[[Manifest], None] | None:
+    def _restore_offload(self, nearest: RemoteCopies | None) -> Callable[[Manifest], None] | None:
         """Return what lets an optimizer go on from a checkpoint; a call of all ranks."""
 
     def load(

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.pin_ledger import PinLedger
-from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
-from iobench.checkpoint.retention import KeepLast
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.store import DirectoryStore
-from iobench.dist.checkpointer import Checkpointer
-from iobench.errors import DataMismatchError, OptionError, UsageError
+from iobench.dist.pinned_saves import PinnedSaves, pinned_state, then
+from iobench.errors import OptionError
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.image import Bytes, FileImage
 
-if TYPE_CHECKING:
-    from iobench.tiers.nearest import Nearest
-
-__all__ = ["OffloadCheckpointer", "pinned_state", "then"]
+__all__ = ["OffloadCheckpointer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +29,6 @@ class _PinningCommitter(Committer):
     """Publishes a manifest only when the generation that it names is durable."""
 
     pins: PinLedger
-    exports: PinnedState | None
-    """The state, if a remote tier gets its bytes too."""
 
     def commit(
         self,
@@ -54,23 +44,21 @@ class _PinningCommitter(Committer):
             self.pins.ended(save)
 
     def _more_files(self, save: Save) -> list[FileImage]:
-        if self.exports is None:
-            return []
-        return [self.exports.export(self.pins.durable(save))[1]]
+        return self.pins.durable(save)[1] if self.pins.exports else []
 
     def _manifest(self, save: Save, files: tuple[FileRecord, ...], serial: int) -> Manifest:
-        pinned = self.pins.durable(save)
-        if self.exports is not None:
-            pinned, _ = self.exports.export(pinned)
+        pinned, _ = self.pins.durable(save)
         return msgspec.structs.replace(super()._manifest(save, files, serial), offload=pinned)
 
 
-class OffloadCheckpointer(Checkpointer):
+class OffloadCheckpointer(PinnedSaves):
     """The Checkpointer of one process with `offload=optimizer`.
 
     Each save pins the optimizer's state, which copies nothing, and its manifest names the pin. The
     pins of checkpoints that retention removes are released by the next call.
     """
+
+    _pins: PinLedger
 
     def __init__(self, location: str | Path, *, offload: Any, **options: Any) -> None:
         self._offloaded = pinned_state(offload, options, ranks=1)
@@ -86,7 +74,8 @@ class OffloadCheckpointer(Checkpointer):
         if not isinstance(self._store, DirectoryStore):
             self._store.release()
             raise OptionError(f"offload: {self._store} must be a directory")
-        self._pins = PinLedger(self._offloaded, self._store)
+        exports = self._tier is not None
+        self._pins = PinLedger(self._offloaded, self._store, exports=exports)
         if self._tier is not None:
             self._tier.drain.offload = self._offloaded
         return _PinningCommitter(
@@ -94,7 +83,6 @@ class OffloadCheckpointer(Checkpointer):
             writer=self._writer,
             ledger=self._ledger,
             pins=self._pins,
-            exports=None if self._tier is None else self._offloaded,
         )
 
     def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
@@ -114,43 +102,10 @@ class OffloadCheckpointer(Checkpointer):
             self._ledger.tidy()
             self._pins.sweep()
 
-    def _finish_saves(self) -> None:
-        self._pins.settle()
-        self._finish_copy()
-        self._persister.wait()
-
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed."""
-        self._check_usable()
-        with then(lambda: super(OffloadCheckpointer, self).wait(until)):
-            self._pins.settle()
+        super().wait(until)
         self._pins.sweep()
-
-    def load(self, step: int | Literal["latest"] = "latest", **options: Any) -> Any:
-        """Return the state of a checkpoint; model and optimizer go on from its generation.
-
-        Only the parameters are read, in addition to the checkpoint's files. See Checkpointer.load.
-        When nothing can be restored, the optimizer is closed.
-        """
-        self._check_usable()
-        if options.get("warm"):
-            raise UsageError("load(warm=True): not with offload; the state is read into its files")
-        self._pins.settle()
-        return super().load(step, **options)
-
-    def _restore_offload(self, nearest: Nearest | None) -> Callable[[Manifest], None]:
-        def go_on(manifest: Manifest) -> None:
-            try:
-                self._pins.restore(manifest)
-            except DataMismatchError as error:
-                found = nearest.remote_copy(manifest) if nearest and manifest.pinned else None
-                if found is None or not manifest.pinned[0].files:
-                    raise
-                told = f"step {manifest.step}: the optimizer is read from {found[0]}: {error}"
-                warnings.warn(told, RuntimeWarning, stacklevel=2)
-                self._offloaded.restore_files(manifest, *found)
-
-        return go_on
 
     def _restore_stored(
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
@@ -165,7 +120,7 @@ class OffloadCheckpointer(Checkpointer):
             like=like,
             known=self._ledger.serials() if step == "latest" else None,
             read=self._read,
-            offload=self._pins.restore,
+            offload=self._restore_offload(None),
         )
         self._ledger.resumed_from(loaded.step)
         return state, loaded
@@ -187,51 +142,3 @@ class OffloadCheckpointer(Checkpointer):
         with then(super().close):
             self._finish_saves()
             self._pins.sweep()
-
-    def _at_end(self) -> None:
-        with then(super()._at_end):
-            if self._unclosed.alive:
-                self._pins.settle()
-
-
-def pinned_state(offload: Any, options: Mapping[str, Any], *, ranks: int) -> PinnedState:
-    """Return the state of `offload=` that a Checkpointer with `options` pins, in a job of `ranks`.
-
-    Raises OptionError when they do not go together.
-    """
-    if not callable(getattr(offload, "checkpoint_pins", None)):
-        raise OptionError(f"offload={offload!r:.80}: takes an optimizer of iobench.offload")
-    state: PinnedState = offload.checkpoint_pins()
-    if state.ranks != ranks:
-        raise OptionError(
-            f"offload: the optimizer has the state of {state.ranks} rank(s), the job has {ranks}; "
-            "with several ranks, give a ShardedAdamW of all of them"
-        )
-    if options.get("tiers") and not state.exports:
-        raise OptionError("offload: a ShardedAdamW is not copied to tiers yet; leave `tiers` out")
-    if any(type(one).__name__ != "Remote" for one in options.get("tiers") or ()):
-        raise OptionError("offload: takes tiers=[Remote(...)]; a snapshot has no optimizer state")
-    if options.get("placement") is not None:
-        raise OptionError("offload: not with placement; a generation is in local storage first")
-    keep = options.get("keep")
-    if keep is None or (isinstance(keep, KeepLast) and keep.count >= state.most):
-        kept = "keeps all checkpoints" if keep is None else f"keeps {keep.count}"
-        raise OptionError(
-            f"offload: the optimizer has pins={state.most} and the Checkpointer {kept}; it "
-            "needs one pin more than keep=KeepLast(n) keeps"
-        )
-    return state
-
-
-@contextmanager
-def then(finish: Callable[[], None]) -> Iterator[None]:
-    """Call `finish` after the block, also when that fails: its error is the one that is raised."""
-    try:
-        yield
-    except BaseException as error:
-        try:
-            finish()
-        except Exception as other:  # noqa: BLE001 -- the saves failed because the engine did
-            error.add_note(f"a save failed too: {other!r}")
-        raise
-    finish()

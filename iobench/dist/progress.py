@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from iobench.writers.image import AnyMemory, FileImage, Segment
+from iobench.writers.image import FileImage
+from iobench.writers.wrapped_image import WrappedImage
 
 __all__ = ["Progress", "WatchedImage"]
 
@@ -54,35 +54,14 @@ def _covers(ranges: Mapping[int, int], start: int, stop: int) -> bool:
     return start >= stop
 
 
-class WatchedImage(FileImage):
+class WatchedImage(WrappedImage):
     """The image `image`; `noted` is called with each range that a writer has filled."""
 
     def __init__(self, image: FileImage, noted: Callable[[int, int], None]) -> None:
-        values = {name: getattr(image, name) for name in ("path", "size_bytes", "on_device")}
-        for name, value in {**values, "_image": image, "_noted": noted}.items():
-            object.__setattr__(self, name, value)  # a FileImage is frozen
+        super().__init__(image, _noted=noted)
 
-    _image: FileImage
     _noted: Callable[[int, int], None]
 
-    @functools.cached_property
-    def segments(self) -> tuple[Segment, ...]:
-        return self._image.segments
-
-    @functools.cached_property
-    def _starts(self) -> Sequence[int]:
-        return self._image._starts
-
-    @property
-    def writable(self) -> bool:
-        return self._image.writable
-
-    def parts(self) -> Iterator[tuple[int, AnyMemory]]:
-        return self._image.parts()
-
-    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
-        return self._image.pieces(start, stop)
-
     def filled(self, start: int, stop: int) -> None:
-        self._image.filled(start, stop)
+        super().filled(start, stop)
         self._noted(start, stop)

@@ -9,10 +9,11 @@ from typing import Any
 from iobench.checkpoint.manifest import PinnedGeneration
 from iobench.checkpoint.order import outlines
 from iobench.checkpoint.pin_ledger import PinLedger
-from iobench.checkpoint.pinned_state import PinnedState
+from iobench.checkpoint.pinned_state import PinnedState, described_pin
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import TransferError, UsageError
+from iobench.writers.image import FileImage
 
 __all__ = ["FollowingPins", "LeadingPins"]
 
@@ -23,8 +24,8 @@ class LeadingPins(PinLedger):
     A checkpoint is known by its `attempt`, the random name of its save.
     """
 
-    def __init__(self, state: PinnedState, store: DirectoryStore) -> None:
-        super().__init__(state, store)
+    def __init__(self, state: PinnedState, store: DirectoryStore, *, exports: bool) -> None:
+        super().__init__(state, store, exports=exports)
         self._attempts: dict[str, str] = {}
         self._untold: list[str] = []
 
@@ -78,8 +79,9 @@ class FollowingPins:
     Only `durable` and `ended` are called by another thread than the trainer's.
     """
 
-    def __init__(self, state: PinnedState) -> None:
-        self._state = state
+    def __init__(self, state: PinnedState, *, exports: bool) -> None:
+        """With `exports` a remote tier gets the state too."""
+        self._state, self._exports = state, exports
         self._lock = threading.Lock()
         self._owner = ""
         self._pending: dict[str, Save] = {}
@@ -94,9 +96,11 @@ class FollowingPins:
     def begin(self, own: dict[str, Any]) -> None:
         """Take the list of rank 0; release the pins that no checkpoint names."""
         self._owner = own["owner"]
-        self._named = dict(own["named"])
+        found = self._state.found()
+        here = {pin.name for pin in found}  # the optimizer's directory may be a new one
+        self._named = {at: pin for at, pin in own["named"].items() if pin in here}
         named, unread = set(self._named.values()), set(own["unread"])
-        for pin in self._state.found():
+        for pin in found:
             if pin.name in named:
                 continue
             if pin.owner == self._owner and pin.step not in unread:
@@ -149,13 +153,13 @@ class FollowingPins:
         with self._lock:
             self._pending[name] = save
 
-    def durable(self, save: Save) -> PinnedGeneration:
-        """Wait until the pin of `save` is durable. Raises TransferError when it never will be."""
+    def durable(self, save: Save) -> tuple[PinnedGeneration, list[FileImage]]:
+        """See PinLedger."""
         with self._lock:
             name = next((name for name, one in self._pending.items() if one is save), None)
         if name is None:
             raise TransferError(f"step {save.step}: its state is not pinned")
-        return self._state.durable(name)
+        return described_pin(self._state, name, exports=self._exports)
 
     def ended(self, save: Save, attempt: str | None) -> None:
         """Rank 0 has said whether the checkpoint of `save` exists, and its name."""

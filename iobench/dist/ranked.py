@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch.distributed.checkpoint.planner import SavePlanner
 
@@ -37,6 +37,10 @@ from iobench.dist.world import World
 from iobench.dist.writers_per_node import WritersPerNode, measure_writers
 from iobench.errors import RankError, UsageError
 from iobench.writers.blocks.channel import Lease
+
+if TYPE_CHECKING:
+    from iobench.tiers.given import GivenTiers
+    from iobench.tiers.snapshot_memory import TierUse
 
 __all__ = ["RankedCheckpointer"]
 
@@ -84,8 +88,11 @@ class RankedCheckpointer(RankedReads):
         self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
     ) -> None:
         leads = self._world.rank == 0
-        keep = self._kept((self._given.keep if self._given is not None else None) or keep)
+        users = (self._given.keep if self._given is not None else None) or keep
+        keep = self._kept(users)
         try:
+            if self._given is not None and self._given.memories:
+                self._agreed("memory tiers", partial(self._open_memory, self._given))
             self._agreed(f"opening {location}", lambda: self._lead(location, keep))
             self._agreed(f"looking at {location}", lambda: self._writer.require(location))
             places = self._agreed("hosts", lambda: [self._world.host, self._world.node])
@@ -93,10 +100,21 @@ class RankedCheckpointer(RankedReads):
             if self._replicate is not None:
                 self._replicator = Replicator(self._replicate, self._control, str(self._store))
         except BaseException:
+            if self._memory_tiers is not None:
+                self._memory_tiers.pool.close()
             self._store.release()
             raise
         self._failed = FailedRestarts(str(self._store) if leads else None, self._writer)
         hosts = [host for host, _ in places]
+        assembly = placing = None
+        if leads:
+            assembly = Assembly(
+                store=self._store, writer=self._writer, world=self._world, hosts=hosts
+            )
+            if self._placement is not None and self._tier is not None:
+                from iobench.dist.saves.placing import Placing  # here: it takes time to import
+
+                placing = Placing(self._tier, self._ledger, self._placement, assembly)
         self._planning = Planning(self._control, planner, deadline_s=self._deadline_s)
         committer = RankCommitter(
             control=self._background,
@@ -104,11 +122,8 @@ class RankedCheckpointer(RankedReads):
             parts=PartWriter(world=self._world, writer=self._writer, rate_bytes_per_s=limit),
             deadline_s=self._deadline_s,
             ledger=self._ledger if leads else None,
-            assembly=Assembly(
-                store=self._store, writer=self._writer, world=self._world, hosts=hosts
-            )
-            if leads
-            else None,
+            assembly=assembly,
+            placing=placing,
             replicator=self._replicator,
             committed=self._failed.progressed,
             pins=self._rank_pins(),
@@ -116,12 +131,35 @@ class RankedCheckpointer(RankedReads):
             drain=self._drain,
         )
         self._committer = committer  # type: ignore[assignment]  # of several ranks
-        self._persister = RankPersister(
-            pool,
-            committer.persist,
+        self._persister = self._new_persister(pool, committer, users)
+
+    def _open_memory(self, given: GivenTiers) -> None:
+        from iobench.dist.memory.tiers import RankMemory  # here: it takes time to import
+
+        shares = given.memory_tiers(self._world.local_size)
+        self._memory_tiers = RankMemory(shares, self._world)
+
+    def _new_persister(
+        self, pool: SlotPool, committer: RankCommitter, keep: Retention
+    ) -> RankPersister:
+        """Return what writes snapshots in the background. `keep` is the user's."""
+        if self._memory_tiers is None:
+            return RankPersister(
+                pool,
+                committer.persist,
+                control=self._control,
+                deadline_s=self._deadline_s,
+                in_order=self._in_order,
+            )
+        return self._memory_tiers.open(
+            committer,
             control=self._control,
             deadline_s=self._deadline_s,
-            in_order=self._in_order,
+            in_order=self._in_order or self._replicator is not None,
+            keep=keep,
+            ledger=self._ledger if self._world.rank == 0 else None,
+            local=self._tier,
+            stored=None if self._drain is None else self._drain.copies,
         )
 
     def _lead(self, location: str | Path, keep: Retention) -> None:
@@ -167,7 +205,7 @@ class RankedCheckpointer(RankedReads):
         """
         asked = self._ask(state, step)
         ahead = None
-        if self._on_full == "wait" and not self._lazy:
+        if self._on_full == "wait" and not self._lazy and self._memory_tiers is None:
             ahead = self._planning.content_ahead(asked.local)
         if ahead is None:
             return self._settled(asked), asked.save
@@ -182,6 +220,8 @@ class RankedCheckpointer(RankedReads):
         if self._drain is not None:
             save.tiers = self._drain.copies
             save.lag_wait_s = self._drain.wait_for_lag(self._agreed, step)
+        if self._memory_tiers is not None:
+            save.tiers = self._memory_tiers.copies
         found: list[LocalState] = []
 
         def look() -> dict[str, Any]:
@@ -194,6 +234,8 @@ class RankedCheckpointer(RankedReads):
             if self._world.rank == 0:
                 self._settle_opening()
                 self._ledger.claim(save)
+                if self._memory_tiers is not None:  # it may be written after later ones
+                    save.serial = self._ledger.claim_serial()
             return {**found[0].told(), **told}
 
         phase = f"save of step {step}"
@@ -292,6 +334,11 @@ class RankedCheckpointer(RankedReads):
         """Outcomes of the last 1,000 replications, oldest first; empty without `replicate`."""
         return () if self._replicator is None else tuple(self._replicator.replicas)
 
+    @property
+    def memory(self) -> tuple[TierUse, ...]:
+        """The use of this rank's share of each memory tier now, fastest first."""
+        return () if self._memory_tiers is None else self._memory_tiers.use()
+
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed.
 
@@ -307,6 +354,8 @@ class RankedCheckpointer(RankedReads):
         self._persister.wait()
 
         def remove() -> None:
+            if self._memory_tiers is not None:
+                self._memory_tiers.forget(step)
             if self._world.rank == 0:
                 self._remove(step)
 

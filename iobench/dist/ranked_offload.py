@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.store import DirectoryStore
 from iobench.dist.agreed import scattered
-from iobench.dist.offloaded import pinned_state, then
+from iobench.dist.pinned_saves import PinnedSaves, pinned_state, then
 from iobench.dist.rank_pins import FollowingPins, LeadingPins
 from iobench.dist.ranked import Asked, RankedCheckpointer
+from iobench.dist.remote_copies import RemoteCopies
 from iobench.dist.saves.content import RankContent
 from iobench.dist.world import World
 from iobench.errors import DataMismatchError, OptionError
+from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
 
 __all__ = ["RankedOffloadCheckpointer"]
 
 
-class RankedOffloadCheckpointer(RankedCheckpointer):
+class RankedOffloadCheckpointer(PinnedSaves, RankedCheckpointer):
     """The Checkpointer of several ranks with `offload=ShardedAdamW(...)`.
 
     Each save pins the part of each rank, and its manifest names all of them. A rank votes for a
     checkpoint only when its part is durable. Rank 0 tells the others which pins are free.
     """
 
+    _pins: LeadingPins | FollowingPins
+
     def __init__(self, location: str | Path, *, offload: Any, **options: Any) -> None:
         size = (options.get("world") or World.detect()).size
-        self._offloaded: PinnedState = pinned_state(offload, options, ranks=size)
+        self._offloaded = pinned_state(offload, options, ranks=size)
         if options.get("replicate") is not None:
             raise OptionError("offload: not with replicate; replicas have no optimizer state")
-        self._pins: LeadingPins | FollowingPins
         super().__init__(location, **options)
         interpreter_end.at_end(self, RankedOffloadCheckpointer._at_end)
         try:
@@ -50,22 +52,22 @@ class RankedOffloadCheckpointer(RankedCheckpointer):
     def _rank_pins(self) -> LeadingPins | FollowingPins:
         if not isinstance(self._store, DirectoryStore):
             raise OptionError(f"offload: {self._store} must be a directory")
-        leads = self._world.rank == 0
-        self._pins = (
-            LeadingPins(self._offloaded, self._store) if leads else FollowingPins(self._offloaded)
-        )
+        drain, state = self._drain, self._offloaded
+        if drain is not None:
+            drain.copy_pinned(state)
+        if self._world.rank == 0:
+            self._pins = LeadingPins(state, self._store, exports=drain is not None)
+        else:
+            self._pins = FollowingPins(state, exports=drain is not None)
         return self._pins
 
     # Saves.
 
-    def _told(self) -> dict[str, Any]:
-        if isinstance(self._pins, LeadingPins):
-            self._pins.make_room(self._finish_saves, self._ledger.tidy)
-        else:
-            self._pins.make_room(self._finish_saves)
-        return {**super()._told(), "gone": self._pins.gone()}
-
     def _ask(self, state: Any, step: int) -> Asked:
+        self._check_usable()
+        # Copies take long: a wait for one may last longer than the ranks wait for each other.
+        while self._drain is not None and not self._agreed("room for a pin", self._has_room)[0]:
+            pass
         asked = super()._ask(state, step)
 
         def answer() -> list[Any]:
@@ -75,6 +77,25 @@ class RankedOffloadCheckpointer(RankedCheckpointer):
 
         return asked._replace(answer=answer)
 
+    def _has_room(self) -> bool:
+        """Return whether rank 0 has a pin left, or will not get one; see Drain.settle_one."""
+        pins = self._pins
+        if not isinstance(pins, LeadingPins):
+            self._finish_copy()
+            return True
+        if pins.find_room(self._finish_saves, self._ledger.tidy):
+            return True
+        assert self._tier is not None
+        settled = self._tier.drain.settle_one(self._deadline_s / 2)
+        return settled is False or pins.find_room(self._ledger.tidy)
+
+    def _told(self) -> dict[str, Any]:
+        if isinstance(self._pins, LeadingPins):
+            self._pins.make_room(self._finish_saves, self._ledger.tidy)
+        else:
+            self._pins.make_room(self._finish_saves)
+        return {**super()._told(), "gone": self._pins.gone()}
+
     def _settled(self, asked: Asked) -> RankContent:
         content = super()._settled(asked)
         try:
@@ -83,40 +104,24 @@ class RankedOffloadCheckpointer(RankedCheckpointer):
             asked.save.fail(error)
         return content
 
-    def _finish_saves(self) -> None:
-        self._pins.settle()
-        self._finish_copy()
-        self._persister.wait()
-
-    def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
-        """Wait until every save is committed, superseded or failed. Raise what failed."""
-        self._check_usable()
-        with then(lambda: super(RankedOffloadCheckpointer, self).wait(until)):
-            self._pins.settle()
-
     # Restore and removal.
 
-    def load(self, step: int | Literal["latest"] = "latest", **options: Any) -> Any:
-        """Return the state of a checkpoint; model and optimizer go on from its generation.
+    def _copy_of(
+        self, manifest: Manifest, nearest: RemoteCopies | None
+    ) -> tuple[str | Path, Writer] | None:
+        found: list[tuple[str | Path, Writer] | None] = []
 
-        Only the parameters are read, in addition to the checkpoint's files, unless another number
-        of ranks has saved it. See Checkpointer.load. When nothing can be restored, the optimizer is
-        closed.
-        """
-        self._check_usable()
-        self._pins.settle()
-        return super().load(step, **options)
+        def look() -> bool:
+            with suppress(DataMismatchError):  # there is no copy then, for all ranks
+                found.append(super(RankedOffloadCheckpointer, self)._copy_of(manifest, nearest))
+            return bool(found) and found[0] is not None
 
-    def _restore_offload(self, nearest: object) -> Callable[[Manifest], None]:
-        del nearest
-        return self._restore_pinned
+        phase = f"remote copy of step {manifest.step}"
+        return found[0] if all(self._agreed(phase, look)) else None
 
-    def _restore_pinned(self, manifest: Manifest) -> None:
-        if not manifest.pinned:
-            raise DataMismatchError(
-                f"{self._store}: step {manifest.step} was saved without an offloaded optimizer"
-            )
-        self._offloaded.restore(manifest.pinned)
+    def _tell(self, message: str) -> None:
+        if self._world.rank == 0:
+            super()._tell(message)
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint `step`, in all ranks together, and release its pins."""
@@ -142,8 +147,3 @@ class RankedOffloadCheckpointer(RankedCheckpointer):
                 return self._pins.gone()
 
             self._pins.told(self._agreed("end of saves", finish)[0])
-
-    def _at_end(self) -> None:
-        with then(super()._at_end):
-            if self._unclosed.alive:
-                self._pins.settle()

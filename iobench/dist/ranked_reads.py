@@ -14,16 +14,20 @@ from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.agreed import agreed
 from iobench.dist.checkpointer import Checkpointer
 from iobench.dist.control import Control
-from iobench.dist.load.restored import restore_together
+from iobench.dist.load.restored import FromMemory, restore_together
 from iobench.dist.replicas.replicator import Replicator
 from iobench.dist.replicas.restoring import Restoring
 from iobench.dist.restarts import FailedRestarts
 from iobench.dist.world import World
 from iobench.errors import DataMismatchError, RankError, TargetError, TransferError
+from iobench.writers.base import Writer
 
 if TYPE_CHECKING:
     from iobench.dist.drain.ranked_drain import RankedDrain
     from iobench.dist.load.both_stores import BothStores
+    from iobench.dist.memory.reader import MemoryFirst
+    from iobench.dist.memory.tiers import RankMemory
+    from iobench.dist.replicas.recovery import Version
     from iobench.tiers.remote import Remote
 
 __all__ = ["RankedReads"]
@@ -37,6 +41,7 @@ class RankedReads(Checkpointer):
     _failed: FailedRestarts
     _replicator: Replicator | None = None
     _drain: RankedDrain | None = None
+    _memory_tiers: RankMemory | None = None
 
     def _agreed(self, phase: str, work: Callable[[], Any]) -> list[Any]:
         return agreed(self._control, phase, work, deadline_s=self._deadline_s)
@@ -70,6 +75,7 @@ class RankedReads(Checkpointer):
             most_failed=self._failed_restarts,
         )
         restoring.look(step, self._failed.counts)
+        memory: list[MemoryFirst] = []
         state, loaded, version = restore_together(
             restoring,
             self._control,
@@ -78,7 +84,8 @@ class RankedReads(Checkpointer):
             like=like,
             restore_mode=self._restore_mode,
             deadline_s=self._deadline_s,
-            offload=self._restore_offload(None),
+            offload=self._restore_offload(both),
+            from_memory=self._from_memory(memory) if self._memory_tiers else None,
             **({"next_tier": both.next_tier} if both else {}),
         )
 
@@ -91,7 +98,36 @@ class RankedReads(Checkpointer):
         self._agreed(f"resume from step {loaded.step}", note)
         if self._replicator is not None:
             self._replicator.resumed(version)
-        return state, replace(loaded, sources=both.sources(loaded.step)) if both else loaded
+        return state, replace(loaded, sources=self._sources(loaded, both, memory))
+
+    def _from_memory(self, found: list[MemoryFirst]) -> FromMemory:
+        """Return what finds a version in the memory tiers, and adds its reader to `found`."""
+
+        def from_memory(
+            version: Version, store: CheckpointStore, writer: Writer
+        ) -> MemoryFirst | None:
+            assert self._memory_tiers is not None
+            where = store.locate(version.step)
+            reader = self._memory_tiers.reader(
+                self._agreed, version.step, version.serial, where, writer
+            )
+            found[:] = [reader] if reader is not None else []
+            return reader
+
+        return from_memory
+
+    def _sources(
+        self, loaded: Loaded, both: BothStores | None, memory: list[MemoryFirst]
+    ) -> dict[str, str]:
+        """Return where this rank has read the checkpoint; empty without tiers."""
+
+        def stored() -> dict[str, str]:
+            if both is not None:
+                return both.sources(loaded.step)
+            return {str(self._store): "read"} if self._memory_tiers is not None else {}
+
+        read = memory[0] if memory and memory[0].step == loaded.step else None
+        return stored() if read is None else read.sources(stored, str(self._store))
 
     def _both_stores(self) -> BothStores | None:
         """Return the checkpoints of both tiers, as rank 0 sees them; None without tiers."""

@@ -17,6 +17,7 @@ from iobench.dist.restore_plan import (
     check_restore_mode,
     head,
     merged,
+    owner_plan,
     plan,
     shared,
 )
@@ -74,14 +75,19 @@ class Reader:
         """What "auto" has measured: bytes that every rank got, per second of the slowest rank."""
 
     def read(
-        self, images: Mapping[int, FileImage], location: str, wanted: Iterable[Range]
+        self,
+        images: Mapping[int, FileImage],
+        location: str,
+        wanted: Iterable[Range],
+        owners: Mapping[int, int] | None = None,
     ) -> Transfer:
         """Fill the ranges `wanted` of the memory of `images` from the files at `location`.
 
         `images` has an image in host memory for each file in which this rank wants a range;
         `Range.item` is the number of the file, which is the same in all ranks. `image.filled` is
         called for each range that storage or another rank has filled: the caller compares all bytes
-        with their checksums there, whatever way they came.
+        with their checksums there, whatever way they came. With `owners`, the ranks that read
+        each file, there is no choice of a mode.
 
         The Transfer counts the bytes of this rank: `paths` has those that it read, and `network`
         those that it received. Raises what the writer raises for an error of this rank, and
@@ -93,12 +99,18 @@ class Reader:
         parts = self._parts(own)
         distinct = sum(part.size_bytes for part in parts)
         reason = "asked"
-        if self.mode is None:
+        if self.mode is None and owners is None:
             parts = self._measure(parts, images, location, meter)
             reason = "fastest of a measurement" if self.measured else "too few bytes to measure"
         mode: ReadMode = self.mode or "all"
-        self._run(plan(parts, mode, self._nodes, piece_bytes=_PIECE), images, location, meter)
-        meter.decided(mode, reason)
+        made = (
+            plan(parts, mode, self._nodes, piece_bytes=_PIECE)
+            if owners is None
+            else owner_plan(parts, owners, self._nodes, piece_bytes=_PIECE)
+        )
+        self._run(made, images, location, meter)
+        if owners is None:
+            meter.decided(mode, reason)
         from_storage = sum(count.bytes for path, count in meter.paths.items() if path != "network")
         every = self._control.all_gather("read", from_storage, deadline_s=self._deadline_s)
         self.distinct_bytes += distinct

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from iobench.dist.slices import Range, fitting_align, slices
@@ -31,6 +31,7 @@ __all__ = [
     "check_restore_mode",
     "head",
     "merged",
+    "owner_plan",
     "plan",
     "shared",
 ]
@@ -170,6 +171,31 @@ def plan(
                 file, begin = members[number].file, members[number].start
                 reads[rank].append(Range(file, begin + start, begin + stop))
                 pieces += _pieces(reads[rank][-1], rank, ring, piece_bytes)
+    return ReadPlan([merged(ranges) for ranges in reads], pieces)
+
+
+def owner_plan(
+    parts: Sequence[Shared],
+    owners: Mapping[int, int],
+    nodes: Sequence[int],
+    *,
+    piece_bytes: int,
+) -> ReadPlan:
+    """Return a plan in which each file is read by its owner, and passed on to those that need it.
+
+    `owners` maps numbers of files to ranks. A rank reads the bytes itself if the owner does not
+    need them.
+    """
+    reads: list[list[Range]] = [[] for _ in nodes]
+    pieces: list[RingPiece] = []
+    for part in parts:
+        found, owner = Range(part.file, part.start, part.stop), owners.get(part.file, -1)
+        if owner not in part.ring or len(part.ring) == 1:
+            for rank in part.ring:
+                reads[rank].append(found)
+            continue
+        reads[owner].append(found)
+        pieces += _pieces(found, owner, part.ring, piece_bytes)
     return ReadPlan([merged(ranges) for ranges in reads], pieces)
 
 

@@ -6,8 +6,7 @@ FileLayout: a header and the parts after it, filled with addresses for each save
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -78,6 +77,12 @@ class TensorLayouts:
                 equal[key] = layout
             self.each.append(layout)
         self.reaches = numbers(layout.reach_bytes for layout in self.each)
+        self._dtypes = [layout.dtype for layout in self.each]
+        self._shapes = [layout.shape for layout in self.each]
+        self._strides = [layout.stride for layout in self.each]
+        self._devices = [layout.device for layout in self.each]
+        self._on_cpu = all(map(_is_cpu, tensors))
+        self._complex = [at for at, dtype in enumerate(self._dtypes) if dtype.is_complex]
 
     def locate(self, tensors: list[torch.Tensor]) -> Located | None:
         """Return where `tensors` of these layouts are; None if one of them differs.
@@ -88,24 +93,35 @@ class TensorLayouts:
         # Tensors without strides or without a shape raise errors when they are asked for them.
         if len(tensors) != len(self.each) or not are_strided(tensors):
             return None
-        for number in _lazy(tensors):
+        for number in self._lazy(tensors):
             tensors[number] = resolved(tensors[number])
-        for tensor, (dtype, shape, stride, device, _, _) in zip(tensors, self.each, strict=True):
-            if (
-                tensor.dtype is not dtype
-                or tensor.shape != shape
-                or tensor.stride() != stride
-                or tensor.device != device
-            ):
-                return None
-        return self.locate_same(tensors)
+        # One call of Python for all tensors and one question, also below: a third less time.
+        same = (
+            list(map(_dtype_of, tensors)) == self._dtypes
+            and list(map(_shape_of, tensors)) == self._shapes
+            and list(map(torch.Tensor.stride, tensors)) == self._strides
+            and self._same_devices(tensors)
+        )
+        return self.locate_same(tensors) if same else None
+
+    def _same_devices(self, tensors: Sequence[torch.Tensor]) -> bool:
+        if self._on_cpu:
+            return all(map(_is_cpu, tensors))
+        return list(map(_device_of, tensors)) == self._devices
+
+    def _lazy(self, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
+        """Yield the numbers of the tensors with lazy conjugation or negation.
+
+        Of the tensors that are complex in another place, `locate` finds another dtype.
+        """
+        yield from itertools.compress(itertools.count(), map(torch.Tensor.is_neg, tensors))
+        yield from (number for number in self._complex if tensors[number].is_conj())
 
     def locate_same(self, tensors: Sequence[torch.Tensor]) -> Located | None:
         """Return where `tensors` are whose layouts are known to be these.
 
         None when a storage does not hold its tensor.
         """
-        # One call of Python for all tensors and one question: a third of the time of a loop.
         owners = list(map(_storage, tensors))
         addresses, storages = numbers(map(_address, tensors)), numbers(map(_begin, owners))
         ends = storages + numbers(map(_nbytes, owners)) - self.reaches
@@ -117,18 +133,13 @@ class TensorLayouts:
 
 _storage, _address = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
 _begin, _nbytes = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes
-_layout_of, _is_nested = attrgetter("layout"), attrgetter("is_nested")
+_layout_of, _is_nested, _is_cpu = map(attrgetter, ("layout", "is_nested", "is_cpu"))
+_dtype_of, _shape_of, _device_of = map(attrgetter, ("dtype", "shape", "device"))
 
 
 def are_strided(tensors: Collection[torch.Tensor]) -> bool:
     """Whether all tensors have a shape and strides: none is sparse or nested."""
     return set(map(_layout_of, tensors)) <= {torch.strided} and not any(map(_is_nested, tensors))
-
-
-def _lazy(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return the numbers of the tensors with lazy conjugation or negation."""
-    lazy = map(operator.or_, map(torch.Tensor.is_neg, tensors), map(torch.Tensor.is_conj, tensors))
-    return list(itertools.compress(itertools.count(), lazy))
 
 
 class FileLayout:

@@ -123,6 +123,8 @@ class _Child:
             self._engine.pin(message["step"], extra, message["groups"], held=message["held"])
         elif what == "unpin":
             self._engine.unpin(message["extras"])
+        elif what == "history":
+            self._engine.begin_history(message["name"])
         elif what == "wait":
             self._engine.wait()
 
@@ -130,7 +132,9 @@ class _Child:
 def _engine(message: Message, layout: StateLayout, lock: int) -> ThreadEngine:
     store = GenerationStore(Path(message["directory"]), _InheritedLock(lock), layout)
     store.continue_from_generation(message["generation"])
-    return ThreadEngine(store, EngineOptions(**message["options"]))
+    engine = ThreadEngine(store, EngineOptions(**message["options"]))
+    engine.begin_history(message["history"])
+    return engine
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -116,6 +117,11 @@ class Engine(Protocol):
     def unpin(self, extras: Sequence[str]) -> None:
         """Release the held pins with these XXH3 of `extra`; waits for nothing."""
 
+    def begin_history(self, name: str) -> None:
+        """Give the next generations this name; see StateName. Without it, each engine has its own.
+
+        The ranks of a job call it alike before anything is written."""
+
     def wait(self) -> None:
         """Wait until all steps and pins are durable."""
 
@@ -138,6 +144,7 @@ class ThreadEngine:
     def __init__(self, store: GenerationStore, options: EngineOptions) -> None:
         self.store, self.options, self.layout = store, options, store.layout
         self._released = False
+        self._history = secrets.token_hex(8)
         try:
             layout, base = store.layout, store.base
             buffers = min(layout.buffers(options.memory_bytes), max(2, layout.chunks))
@@ -210,8 +217,12 @@ class ThreadEngine:
         pace: ChunkPace | None = None,
         early: Collection[int] = (),
         then: Sequence[int] | None = None,
+        tentative: bool = False,
     ) -> None:
-        """Make the next generation by `update`, and wait as `max_lag` asks."""
+        """Make the next generation by `update`, and wait as `max_lag` asks.
+
+        `tentative`: see GenerationRecord.
+        """
         generation, began_s = self._generation + 1, self._began_s or time.monotonic()
         self._began_s = 0.0
         with torch.no_grad():
@@ -225,6 +236,8 @@ class ThreadEngine:
                 counts=counts,
                 groups=groups,
                 began_s=began_s,
+                history=self._history,
+                tentative=tentative,
             )
         )
         self._generation, self._counts, self._updates = generation, counts, updates
@@ -244,6 +257,10 @@ class ThreadEngine:
     def unpin(self, extras: Sequence[str]) -> None:
         """See Engine."""
         self._stream.unpin(extras)
+
+    def begin_history(self, name: str) -> None:
+        """See Engine."""
+        self._history = name
 
     def wait(self) -> None:
         """See Engine."""

@@ -15,16 +15,19 @@ import torch
 import xxhash
 
 from iobench import linux
-from iobench.checkpoint.manifest import FileRecord, Manifest
+from iobench.checkpoint.manifest import FileRecord, Manifest, Piece
 from iobench.checkpoint.pinned_state import FoundPin, PinnedGeneration
 from iobench.errors import DataMismatchError, TransferError, UsageError, transfer_errors
-from iobench.offload.exported import ExportedState, SlotsFile, described, state_record
+from iobench.offload.exported import ExportedFiles, ExportedState, SlotsFile
+from iobench.offload.files import read_layout
 from iobench.offload.groups import kept_values, kind_of, specs_of
-from iobench.offload.old_state import replace_state
+from iobench.offload.layout import ParameterSpec, StateLayout
+from iobench.offload.old_state import Own, replace_state
 from iobench.offload.ranges import ParameterRange
 from iobench.offload.record import GenerationRecord, Pin
+from iobench.offload.record_areas import read_records
 from iobench.offload.restore import HeldPin
-from iobench.offload.store import GenerationStore, read_records
+from iobench.offload.store import GenerationStore
 from iobench.tiers.source_file import LocalDamageError
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from iobench.offload.engine import Engine
     from iobench.offload.optimizer import OffloadedOptimizer
 
-__all__ = ["HeldPins", "check_free", "found_pins"]
+__all__ = ["HeldPins", "check_free", "found_pins", "open_slots"]
 
 _LOOK_AGAIN_S = 0.005
 _RECORDS = "records"
@@ -48,8 +51,9 @@ class HeldPins:
 
     ranks = 1
 
-    def __init__(self, optimizer: OffloadedOptimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: OffloadedOptimizer, files: ExportedFiles | None = None) -> None:
+        """`files` are the names of this part in a remote tier."""
+        self._optimizer, self._files = optimizer, files or ExportedFiles()
         self.directory, *_ = optimizer._attached
         self._layout = optimizer._running().layout
 
@@ -63,7 +67,9 @@ class HeldPins:
         optimizer = self._optimizer
         if self.closed:
             directory, options, kind, overlap = optimizer._attached
-            optimizer._attach(GenerationStore.open(directory), options, kind, overlap)
+            store = GenerationStore.open(directory)
+            store.withdraw()
+            optimizer._attach(store, options, kind, overlap)
 
     @property
     def most(self) -> int:
@@ -141,11 +147,7 @@ class HeldPins:
             time.sleep(_LOOK_AGAIN_S)
 
     def _look(self, name: str) -> GenerationRecord | None:
-        records = read_records(self.directory, self._layout)
-        for pin in records[0].pins if records else ():
-            if pin.extra == name:
-                return next(r for r in records if r.generation == pin.generation)
-        return None
+        return _pinned_record(read_records(self.directory, self._layout), name)
 
     def restore(self, pinned: Sequence[PinnedGeneration]) -> None:
         """Let the training go on from this generation; fill the parameters.
@@ -182,49 +184,63 @@ class HeldPins:
             if base is not None and base is not engine.store.newest:
                 engine.store.adopt(base)
 
-    @property
-    def exports(self) -> bool:
-        """The state can be in a remote tier."""
-        return True
+    def confirm(self) -> None:
+        """Let a tentative generation count, because all ranks have it; durable on return."""
+        with self._optimizer._running().local() as engine:
+            newest = engine.store.newest
+            if newest is not None and newest.tentative:
+                engine.store.adopt(newest)
 
     def export(self, pinned: PinnedGeneration) -> tuple[PinnedGeneration, FileImage]:
         """Return `pinned` with its files for a remote tier, and the file that describes them."""
         record = self._look(pinned.pin)
         if record is None:
             raise TransferError(f"{self.directory}: that generation is not pinned any more")
-        files = (state_record(self._layout, record),)
-        return msgspec.structs.replace(pinned, files=files), described(self._layout, record)
+        files = (self._files.record(self._layout, record),)
+        described = self._files.described(self._layout, record)
+        return msgspec.structs.replace(pinned, files=files), described
 
     def open_file(self, pinned: PinnedGeneration, record: FileRecord) -> SlotsFile:
         """Open the file of a pinned generation that a remote tier gets. Raises LocalDamageError."""
-        try:
-            found = self._look(pinned.pin)
-        except TransferError as error:
-            raise LocalDamageError(str(error)) from error
-        if found is None or found.damaged or state_record(self._layout, found) != record:
-            raise LocalDamageError(
-                f"{self.directory}: the generation of pin {pinned.pin} is gone, or damaged"
-            )
-        return SlotsFile(self.directory, self._layout, found)
+        return open_slots(self.directory, pinned, record)
 
     def restore_files(self, manifest: Manifest, location: str | Path, writer: Writer) -> None:
-        """Go on from the files of a checkpoint at `location`; fill the parameters.
+        """Go on from the files of a checkpoint at `location`, of any number of ranks; fill the
+        parameters.
 
         They become the newest generation here, durable on return. Reads and compares all of the
         state. Raises DataMismatchError for damage, StateMismatchError for another model, UsageError
         for another optimizer, TransferError. The optimizer is closed then.
         """
-        optimizer = self._optimizer
-        old = ExportedState.of(manifest, location, writer)
-        specs = specs_of(optimizer.param_groups)
-        old.layout.check_same(specs, old.where)
-        if (kind := kind_of(old.groups[0])) != optimizer._kind:
-            raise UsageError(f"{old.where} has the state of {kind}, not of {optimizer._kind}")
-        self.reopen()
-        parameters = optimizer._parameters()
+        parts = ExportedState.parts(manifest, location, writer)
+        specs = specs_of(self._optimizer.param_groups)
+        if len(parts) == 1:
+            parts[0].check_same(specs)
+        parameters = self._optimizer._parameters()
         own = [(ParameterRange(i, 0, p.numel()), p) for i, p in enumerate(parameters)]
+        self.replace(parts, specs, own)
+
+    def replace(
+        self,
+        parts: Sequence[ExportedState],
+        specs: Sequence[ParameterSpec],
+        own: Own,
+        history: str = "",
+    ) -> None:
+        """Write the state of `parts` as the next generation, and to the parameters; see
+        `replace_state`. With a `history` it is that of all ranks, and tentative.
+
+        Raises what `restore_files` raises. The optimizer is closed then.
+        """
+        optimizer = self._optimizer
+        if (kind := kind_of(parts[0].groups[0])) != optimizer._kind:
+            raise UsageError(f"{parts[0].where} has the state of {kind}, not of {optimizer._kind}")
+        self.reopen()
         try:
-            replace_state(optimizer, [old], specs, own)
+            if history:
+                optimizer._begin_history(history)
+            optimizer.restored = None  # another state is here
+            replace_state(optimizer, parts, specs, own, tentative=bool(history))
         except BaseException:
             self.close_failed()
             raise
@@ -237,6 +253,35 @@ def check_free(held: Collection[str], engine: Engine) -> None:
     """Raise UsageError when no pin is left for one that is not held."""
     if max(len(held), engine.progress().held) >= engine.layout.pins:
         raise UsageError(f"all pins={engine.layout.pins} belong to checkpoints of a Checkpointer")
+
+
+def open_slots(directory: Path, pinned: PinnedGeneration, record: FileRecord) -> SlotsFile:
+    """Open the file `record` of a generation that is pinned in `directory`, for a remote tier.
+
+    For any thread. Raises LocalDamageError when the generation is gone or damaged.
+    """
+    try:
+        layout = read_layout(directory)
+        found = _pinned_record(read_records(directory, layout), pinned.pin)
+    except (TransferError, DataMismatchError, UsageError) as error:
+        raise LocalDamageError(str(error)) from error
+    same = found and not found.damaged and _pieces(layout, found) == record.pieces
+    if found is None or not same:
+        raise LocalDamageError(
+            f"{directory}: the generation of pin {pinned.pin} is gone, or damaged"
+        )
+    return SlotsFile(directory, layout, found, record.path)
+
+
+def _pieces(layout: StateLayout, record: GenerationRecord) -> tuple[Piece, ...]:
+    return ExportedFiles().record(layout, record).pieces
+
+
+def _pinned_record(records: Sequence[GenerationRecord], name: str) -> GenerationRecord | None:
+    for pin in records[0].pins if records else ():
+        if pin.extra == name:
+            return next((r for r in records if r.generation == pin.generation), None)
+    return None
 
 
 def found_pins(directory: Path, records: Sequence[GenerationRecord]) -> list[FoundPin]:

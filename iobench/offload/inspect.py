@@ -8,7 +8,7 @@ from pathlib import Path
 from iobench.offload.clones import clones_bytes
 from iobench.offload.files import file_sizes, read_layout
 from iobench.offload.layout import StateLayout
-from iobench.offload.store import read_records
+from iobench.offload.record_areas import read_records
 
 __all__ = ["FoundGeneration", "FoundState", "inspect"]
 

@@ -18,7 +18,7 @@ from iobench.offload.files import StateFile, file_sizes
 from iobench.offload.groups import kept_values, put_values
 from iobench.offload.layout import BLOCK, ParameterSpec, StateLayout
 from iobench.offload.model import flat_view, place
-from iobench.offload.ranges import ParameterRange, ranges_of
+from iobench.offload.ranges import ParameterRange, ranges_of, whole_name
 from iobench.offload.record import GenerationRecord
 from iobench.offload.slots import check_slot_of, digest_of
 from iobench.writers.image import Bytes
@@ -26,7 +26,7 @@ from iobench.writers.image import Bytes
 if TYPE_CHECKING:
     from iobench.offload.optimizer import OffloadedOptimizer
 
-__all__ = ["OldPart", "OldSlots", "OldState", "replace_state"]
+__all__ = ["OldPart", "OldSlots", "OldState", "Own", "replace_state"]
 
 
 class OldPart(Protocol):
@@ -118,11 +118,13 @@ def replace_state(
     parts: Sequence[OldPart],
     specs: Sequence[ParameterSpec],
     own: Own,
+    *,
+    tentative: bool = False,
 ) -> None:
     """Write the state of `parts` as the next generation of `optimizer`, and to its parameters.
 
-    `specs` are those of all parameters. It is durable on return. Raises DataMismatchError for
-    damage, StateMismatchError for another model or other tensors.
+    `specs` are those of all parameters. It is durable on return; `tentative`: see GenerationRecord.
+    Raises DataMismatchError for damage, StateMismatchError for another model or other tensors.
     """
     first = parts[0]
     engine = optimizer._running()
@@ -132,6 +134,11 @@ def replace_state(
             first.where, missing=[], unexpected=[], misshaped={"tensors": (wanted, found)}
         )
     old = OldState(parts, specs, own[0][0])
+    groups = len(optimizer.param_groups), len(first.groups)
+    if groups[0] != groups[1]:
+        wanted, found = (f"{count} of them" for count in groups)
+        misshaped = {"parameter groups": (wanted, found)}
+        raise StateMismatchError(first.where, missing=[], unexpected=[], misshaped=misshaped)
     put_values(optimizer.param_groups, first.groups)
     with engine.local() as here:
         here.write_generation(
@@ -139,6 +146,7 @@ def replace_state(
             kept_values(optimizer.param_groups),
             old.counts([one.parameter for one, _ in own]),
             first.updates,
+            tentative=tentative,
         )
         here.wait()
     optimizer._note_versions()
@@ -167,7 +175,8 @@ class OldState:
         for source, own in zip(self._sources, self._ranges, strict=True):
             for one, count in zip(own, source.counts, strict=True):
                 known[one.parameter] = int(count)
-        return np.array([known[one] for one in parameters], dtype=np.uint64)
+        # Those without elements are in no part.
+        return np.array([known.get(one, 0) for one in parameters], dtype=np.uint64)
 
     def take(self, wanted: ParameterRange) -> Iterator[tuple[ParameterRange, list[torch.Tensor]]]:
         """Yield the tensors of `wanted`, in pieces; calls follow the order of the parameters."""
@@ -214,15 +223,30 @@ class OldState:
 def _check_same(
     source: OldPart, own: Sequence[ParameterRange], specs: Sequence[ParameterSpec]
 ) -> None:
-    expected = [(specs[one.parameter].dtype, one.end - one.begin) for one in own]
-    found = [(one.dtype, one.elements) for one in source.layout.parameters]
-    if expected != found:
-        raise StateMismatchError(
-            source.where,
-            missing=[],
-            unexpected=[],
-            misshaped={"the range of this rank": (str(expected[:3]), str(found[:3]))},
+    """Compare types and sizes, and names where both sides have names."""
+    stored = source.layout.parameters
+    wanted = [
+        (specs[one.parameter].dtype, one.end - one.begin, specs[one.parameter].group) for one in own
+    ]
+    found = [(one.dtype, one.elements, one.group) for one in stored]
+    names = [specs[one.parameter].name for one in own]
+    bases = [whole_name(one.name) for one in stored]
+    unnamed = [str(one.parameter) for one in own]
+    if wanted == found and (names == bases or unnamed in (names, bases)):
+        return
+    shown = [
+        ", ".join(
+            f"{name} {dtype} [{size}] in group {group}"
+            for name, (dtype, size, group) in zip(one[:3], each[:3], strict=True)
         )
+        for one, each in ((names, wanted), (bases, found))
+    ]
+    raise StateMismatchError(
+        source.where,
+        missing=[],
+        unexpected=[],
+        misshaped={"the range of this rank": (shown[0], shown[1])},
+    )
 
 
 class _Filling:

@@ -262,6 +262,10 @@ class OffloadedOptimizer(Optimizer):
         """Return the pins that a `Checkpointer(..., offload=optimizer)` holds."""
         return HeldPins(self)
 
+    def _begin_history(self, name: str) -> None:
+        """Name the states after this call; for the ranks of a job. See StateName."""
+        self._settled().begin_history(name)
+
     def wait(self, step: int | None = None) -> None:
         """Wait until all steps and pins so far are durable.
 
@@ -306,7 +310,7 @@ class OffloadedOptimizer(Optimizer):
             self._after_load(group)
             check_values(group)
         groups = kept_values(self.param_groups)
-        updates = self.updates
+        updates, self.restored = self.updates, None  # another state is here
         with engine.local() as here:
             here.write_generation(replacement, groups, replacement.counts, updates)
             here.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -47,6 +48,7 @@ class ProcessEngine:
         self._fresh = base is None
         self._base = None if base is None else base.generation
         """The generation to go on from; None: the newest one."""
+        self._history = secrets.token_hex(8)
         self._failure: BaseException | None = None
         self._lock = store.hand_over()
         self._memory = -1
@@ -77,6 +79,7 @@ class ProcessEngine:
             {
                 "directory": str(self._directory),
                 "generation": self._base,
+                "history": self._history,
                 "options": asdict(self.options),
                 "threads": torch.get_num_threads(),
             }
@@ -149,6 +152,11 @@ class ProcessEngine:
         """See Engine."""
         self._ask({"do": "unpin", "extras": list(extras)})
 
+    def begin_history(self, name: str) -> None:
+        """See Engine."""
+        self._ask({"do": "history", "name": name})
+        self._history = name
+
     def wait(self) -> None:
         """See Engine."""
         self._ask({"do": "wait"})
@@ -166,6 +174,7 @@ class ProcessEngine:
         store = GenerationStore(self._directory, _Borrowed(), self.layout)
         store.continue_from_generation(self._base)
         engine = ThreadEngine(store, self.options)
+        engine.begin_history(self._history)
         try:
             yield engine
             engine.wait()

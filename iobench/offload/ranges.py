@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from iobench.offload.layout import ALIGN
 
-__all__ = ["ParameterRange", "ranges_of"]
+__all__ = ["ParameterRange", "range_name", "ranges_of", "whole_name"]
+
+_RANGE = re.compile(r"\[\d+:\d+\]$")
 
 
 class ParameterRange(NamedTuple):
@@ -38,3 +41,13 @@ def ranges_of(elements: Sequence[int], ranks: int) -> list[list[ParameterRange]]
             start += count
         found.append(own)
     return found
+
+
+def range_name(name: str, one: ParameterRange) -> str:
+    """Return the name of a range of the parameter `name`."""
+    return f"{name}[{one.begin}:{one.end}]"
+
+
+def whole_name(name: str) -> str:
+    """Return the name of the parameter of a range, or `name` if it is that of a whole one."""
+    return _RANGE.sub("", name)

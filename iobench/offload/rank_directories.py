@@ -11,12 +11,12 @@ import msgspec
 from iobench.errors import DataMismatchError, TargetError, transfer_errors
 from iobench.offload.files import LAYOUT, read_layout
 from iobench.offload.record import GenerationRecord
-from iobench.offload.store import read_records
+from iobench.offload.record_areas import read_records
 from iobench.writers.local.new_file import sync_directory, write_bytes
 
 __all__ = [
-    *("NotedSize", "complete_sizes", "directories", "forget_size", "note_size", "noted_size"),
-    *("rank_directory", "records_in"),
+    *("NotedSize", "complete_sizes", "directories", "forget_size", "is_rank_directory"),
+    *("note_size", "noted_size", "rank_directory", "records_in"),
 ]
 
 _NAME = re.compile(r"rank-(\d+)-of-(\d+)")
@@ -37,6 +37,11 @@ class NotedSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def rank_directory(rank: int, size: int) -> str:
     """Return the name of the directory of one rank."""
     return f"rank-{rank}-of-{size}"
+
+
+def is_rank_directory(name: str) -> bool:
+    """Return whether `name` is that of the directory of a rank."""
+    return bool(_NAME.fullmatch(name))
 
 
 def directories(base: Path) -> dict[int, set[int]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,11 +18,11 @@ from iobench.dist.agreed import agreed
 from iobench.dist.control import shared_control
 from iobench.dist.world import World
 from iobench.errors import OptionError, TargetError, UsageError
-from iobench.offload.agreement import GenerationOffer, chosen
+from iobench.offload.agreement import Common, GenerationOffer, chosen, passed_over
 from iobench.offload.algorithms import AdamW
 from iobench.offload.groups import adam_defaults, kept_values, put_values, specs_of
 from iobench.offload.model import flat_view
-from iobench.offload.ranges import ParameterRange, ranges_of
+from iobench.offload.ranges import ParameterRange, range_name, ranges_of
 from iobench.offload.rank_directories import (
     complete_sizes,
     noted_size,
@@ -28,8 +30,9 @@ from iobench.offload.rank_directories import (
     records_in,
 )
 from iobench.offload.resharding import reshard
-from iobench.offload.restore import AtUpdates
+from iobench.offload.restore import AtState
 from iobench.offload.sharded_pins import ShardedPins
+from iobench.offload.store import check_no_state
 from iobench.units import MIB
 
 __all__ = ["ShardedAdamW"]
@@ -72,9 +75,9 @@ class ShardedAdamW(Optimizer):
         **options: Any,
     ) -> None:
         """`pins`: pinned steps that all ranks keep; each reserves the space of one more. `options`
-        are `memory`, `engine`, `max_lag`, `chunk_elements`, `iodepth` and `block_size` of AdamW.
-        `group` has the ranks of `world`; by default all. `deadline_s` bounds how long they wait for
-        each other."""
+        are `memory`, `engine`, `max_lag`, `chunk_elements`, `iodepth`, `block_size` and
+        `clone_pins` of AdamW. `group` has the ranks of `world`; by default all. `deadline_s` bounds
+        how long they wait for each other."""
         values = {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize}
         values["weight_decay"] = weight_decay
         self._prepare(params, values, world, group, deadline_s)
@@ -82,14 +85,22 @@ class ShardedAdamW(Optimizer):
         if options.get("overlap"):
             raise OptionError("overlap: not with ranks; they exchange parameters after the update")
 
-        def make() -> None:
+        def begin() -> str:
+            """Look in all ranks before any rank makes files."""
             sizes = complete_sizes(Path(directory))
             if others := [size for size in sizes if size != self._world.size]:
                 raise TargetError(
                     f"{directory}: holds the state of a job of {others[0]} ranks; continue it with "
                     "ShardedAdamW.resume(parameters, directory), or choose another directory"
                 )
+            check_no_state(own)
+            return secrets.token_hex(8)
+
+        history = self._agreed("begin", begin)[0]
+
+        def make() -> None:
             self._local = AdamW(self._shards(), own, pins=pins + 1, **values, **options)  # type: ignore[arg-type]  # by name
+            self._local._begin_history(history)
 
         self._agreed("construction", make, close=True)
 
@@ -108,8 +119,9 @@ class ShardedAdamW(Optimizer):
         """Continue from the newest step, or the pin, that all ranks have.
 
         A state of another number of ranks is read from `directory`, which all ranks must see then,
-        and written anew for this number; the old files are removed when that is durable. Raises
-        what AdamW.resume raises.
+        and written anew for this number; the old files are removed when that is durable. A
+        RuntimeWarning says when ranks have newer states of different histories, which are
+        abandoned. Raises what AdamW.resume raises.
         """
         optimizer = cls.__new__(cls)
         values = {"lr": 0.0, "betas": (0.9, 0.999), "eps": 1e-8, "maximize": False}
@@ -159,7 +171,7 @@ class ShardedAdamW(Optimizer):
                 if one.parameter in indices
             ]
             self._own += own
-            named = [(f"{names[one.parameter]}[{one.begin}:{one.end}]", p) for one, p in own]
+            named = [(range_name(names[one.parameter], one), p) for one, p in own]
             (values,) = kept_values([group])
             groups.append({**values, "betas": tuple(values["betas"]), "params": named})
         return groups
@@ -312,23 +324,33 @@ class ShardedAdamW(Optimizer):
         offers = [GenerationOffer.from_json(one) for one, _ in answers]
         elsewhere = answers[0][1]
         if elsewhere is None:  # others are there: of an older version, or of a killed conversion
-            elsewhere = not all(one.updates for one in offers)
-        if any(one.updates for one in offers) and not elsewhere:
+            elsewhere = not all(one.states for one in offers)
+        found = None
+        if any(one.states for one in offers) and not elsewhere:
             found = chosen(offers, wanted, str(directory))
-            assert found is not None
-            updates, step = found
-
-            def go_on() -> None:
-                self._local = AdamW.resume(
-                    self._shards(), own, step=AtUpdates(updates, step), **options
-                )
-
-            self._agreed("resume", go_on, close=True)
-        else:
+        if found is None:
             self._local = reshard(self, directory, wanted, options)
+        else:
+            self._go_on(own, found, options)
+            if leads and (told := passed_over(offers, found[0])):
+                warnings.warn(f"{directory}: {told}", RuntimeWarning, stacklevel=4)
         local = self._running()
         put_values(self.param_groups, kept_values(local.param_groups))
         self._exchange()
+
+    def _go_on(self, own: Path, found: Common, options: dict[str, Any]) -> None:
+        history = self._new_history()
+
+        def go_on() -> None:
+            self._local = AdamW.resume(self._shards(), own, step=AtState(*found), **options)
+            self._local._begin_history(history)
+
+        self._agreed("resume", go_on, close=True)
+
+    def _new_history(self) -> str:
+        """Return the name of the states that follow; the same in all ranks. See StateName."""
+        found: str = self._agreed("history", lambda: secrets.token_hex(8))[0]
+        return found
 
     def _is_elsewhere(self, directory: Path) -> bool | None:
         """Return whether the state is in the directories of another number of ranks.

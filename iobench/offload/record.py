@@ -17,7 +17,10 @@ from iobench.offload.layout import BLOCK, StateLayout
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["NOWHERE", "ROW", "GenerationRecord", "Pin", "area_bytes", "empty_rows", "with_pin"]
+__all__ = [
+    *("NOWHERE", "ROW", "GenerationRecord", "Pin", "StateName"),
+    *("area_bytes", "empty_rows", "with_pin"),
+]
 
 ROW = np.dtype(
     [("slot", "<i4"), ("_", "<i4"), ("written", "<u8"), ("state", "<u8"), ("parameters", "<u8")]
@@ -48,6 +51,16 @@ class Pin(NamedTuple):
     """Whether it stays until it is released: a Checkpointer's manifest names it."""
 
 
+class StateName(NamedTuple):
+    """What names one state: equal names in the ranks of a job are parts of the same state."""
+
+    history: str
+    """The random name of a start of the training, which all of its ranks agree on: each resume and
+    each load begins a new one. "" in records of older versions."""
+    updates: int
+    """Calls of `step`, which only grow in one history."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GenerationRecord:
     """One commit. The valid record with the highest sequence number is the newest.
@@ -71,6 +84,15 @@ class GenerationRecord:
     """Seconds since the epoch at the commit."""
     elapsed_s: float = 0.0
     """Seconds from the first chunk of the generation until its chunks were durable."""
+    history: str = ""
+    """See StateName."""
+    tentative: bool = False
+    """Whether it counts only if all ranks have it, and the generation before is still needed."""
+
+    @property
+    def name(self) -> StateName:
+        """What all ranks call this state."""
+        return StateName(self.history, self.updates)
 
     def encode(self, capacity_bytes: int) -> bytes:
         """Return the bytes of the record, padded to whole blocks.
@@ -87,6 +109,8 @@ class GenerationRecord:
                 "damaged": self.damaged,
                 "time_s": self.time_s,
                 "elapsed_s": self.elapsed_s,
+                "history": self.history,
+                "tentative": self.tentative,
             }
         ).encode()
         body = text + self.rows.tobytes() + self.counts.astype(_COUNT).tobytes()
@@ -125,6 +149,8 @@ class GenerationRecord:
             damaged=found["damaged"],
             time_s=found["time_s"],
             elapsed_s=found["elapsed_s"],
+            history=found.get("history", ""),
+            tentative=found.get("tentative", False),
         )
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from iobench.dist.agreed import agreed
 from iobench.errors import DataMismatchError, TargetError
-from iobench.offload.agreement import GenerationOffer, chosen, kept_records
+from iobench.offload.agreement import GenerationOffer, chosen, offered_records
 from iobench.offload.algorithms import AdamW
 from iobench.offload.files import read_layout
 from iobench.offload.groups import put_values, specs_of
 from iobench.offload.held_pins import found_pins
+from iobench.offload.layout import StateLayout
 from iobench.offload.old_state import OldSlots, OldState, replace_state
 from iobench.offload.rank_directories import (
     complete_sizes,
@@ -24,7 +25,8 @@ from iobench.offload.rank_directories import (
     rank_directory,
     records_in,
 )
-from iobench.offload.store import read_records
+from iobench.offload.record import StateName
+from iobench.offload.record_areas import read_records
 
 if TYPE_CHECKING:
     from iobench.offload.ranked import ShardedAdamW
@@ -50,7 +52,8 @@ def reshard(
         )
 
     size, leads = optimizer._world.size, optimizer._world.rank == 0
-    old_size, updates, pins = together("old state", lambda: _choice(directory, size, wanted))[0]
+    old_size, name, pins = together("old state", lambda: _choice(directory, size, wanted))[0]
+    history = optimizer._new_history()
     own = optimizer._own_directory(directory)
     made: list[AdamW] = []
 
@@ -59,14 +62,14 @@ def reshard(
             note_size(directory, old_size, pins)
 
     def fill() -> None:
-        sources = sources_of_pins(directory, pins) if pins else _at(directory, old_size, updates)
+        sources = sources_of_pins(directory, pins) if pins else _at(directory, old_size, name)
         put_values(optimizer.param_groups, sources[0].record.groups)
 
         def make() -> AdamW:
-            made.append(_opened(optimizer, own, sources[0].layout.pins, options))
+            made.append(_opened(optimizer, own, sources[0].layout, options))
             return made[0]
 
-        convert(optimizer, sources, make)
+        convert(optimizer, sources, make, history)
 
     def end() -> None:
         if leads:
@@ -84,23 +87,30 @@ def reshard(
     return made[0]
 
 
-def _opened(optimizer: ShardedAdamW, own: Path, pins: int, options: dict[str, Any]) -> AdamW:
-    """Return an AdamW on the directory `own`, whose held pins stay."""
+def _opened(
+    optimizer: ShardedAdamW, own: Path, like: StateLayout, options: dict[str, Any]
+) -> AdamW:
+    """Return an AdamW on the directory `own`, whose held pins stay; a new one has pins `like`."""
     if found_pins(own, records_in(own)):
         return AdamW.resume(optimizer._shards(), own, **options)
     shutil.rmtree(own, ignore_errors=True)  # of a conversion that did not end, or older
-    return AdamW(optimizer._shards(), own, pins=pins, **options)
+    pins: dict[str, Any] = {"pins": like.pins, "clone_pins": like.clones}
+    return AdamW(optimizer._shards(), own, **pins, **options)
 
 
 def convert(
-    optimizer: ShardedAdamW, sources: Sequence[OldSlots], local: Callable[[], AdamW]
+    optimizer: ShardedAdamW,
+    sources: Sequence[OldSlots],
+    local: Callable[[], AdamW],
+    history: str,
 ) -> None:
     """Write the state of `sources` as the next generation of `local`, and to the parameters.
 
-    It is durable on return. Raises DataMismatchError for damage, StateMismatchError for another
-    model.
+    It begins `history`, and is durable on return. Raises DataMismatchError for damage,
+    StateMismatchError for another model.
     """
     made = local()
+    made._begin_history(history)
     replace_state(made, sources, specs_of(optimizer.param_groups), optimizer._own)
 
 
@@ -130,12 +140,12 @@ def remove_size(directory: Path, size: int) -> None:
 
 def _choice(
     directory: Path, size: int, wanted: int | Literal["latest", "pinned"]
-) -> tuple[int, int, tuple[str, ...]]:
-    """Return the old number of ranks, the updates and the held pins of the state to convert."""
+) -> tuple[int, StateName, tuple[str, ...]]:
+    """Return the old number of ranks, the name and the held pins of the state to convert."""
     noted = noted_size(directory)
     if noted is not None and noted.pins and wanted == "latest":
-        return noted.size, 0, noted.pins
-    best: list[tuple[int, int]] = []
+        return noted.size, StateName("", 0), noted.pins
+    best: list[tuple[int, int, StateName]] = []
     for count in complete_sizes(directory):
         if count != (noted.size if noted else count) or count == size:
             continue
@@ -143,22 +153,22 @@ def _choice(
         offers = [GenerationOffer.of(read_records(path, read_layout(path))) for path in paths]
         found = chosen(offers, wanted, str(directory))
         if found is not None:
-            best.append((found[0], count))
+            best.append((found[0].updates, count, found[0]))
     if not best:
         raise TargetError(
             f"{directory}: holds no state that all ranks of a job have; make one with "
             "ShardedAdamW(parameters, directory)"
         )
-    updates, count = max(best)
-    return count, updates, ()
+    _, count, name = max(best)
+    return count, name, ()
 
 
-def _at(directory: Path, count: int, updates: int) -> list[OldSlots]:
+def _at(directory: Path, count: int, name: Sequence[Any]) -> list[OldSlots]:
     found = []
     for rank in range(count):
         path = directory / rank_directory(rank, count)
-        records = kept_records(records_in(path))
-        record = next(r for r in records if r.updates == updates)
+        records = offered_records(records_in(path))
+        record = next(r for r in records if r.name == tuple(name))
         found.append(OldSlots(path, read_layout(path), record))
     return found
 

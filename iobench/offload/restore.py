@@ -12,18 +12,18 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from iobench.errors import DataMismatchError, StateError, UsageError
-from iobench.offload.agreement import kept_records
+from iobench.offload.agreement import offered_records
 from iobench.offload.buffers import parameter_view
 from iobench.offload.groups import kind_of, put_values, specs_of
 from iobench.offload.layout import StateLayout
 from iobench.offload.model import flat_view
 from iobench.offload.reading import read_parameters, read_state
-from iobench.offload.record import GenerationRecord, Pin
+from iobench.offload.record import GenerationRecord, Pin, StateName
 from iobench.offload.store import GenerationStore
 from iobench.writers.image import Bytes
 
 __all__ = [
-    *("AtUpdates", "HeldPin", "Restored", "Wanted"),
+    *("AtState", "HeldPin", "Restored", "Wanted"),
     *("candidates", "fill_parameters", "open_state", "restore", "saved_extra"),
 ]
 
@@ -36,14 +36,14 @@ class HeldPin:
 
 
 @dataclass(frozen=True)
-class AtUpdates:
-    """The state after this many updates, and the step of its pin if it has one in all ranks."""
+class AtState:
+    """The state that all ranks call so, and the step of its pin if it has one in all ranks."""
 
-    updates: int
+    name: StateName
     step: int | None
 
 
-Wanted = int | HeldPin | AtUpdates | Literal["latest", "pinned"]
+Wanted = int | HeldPin | AtState | Literal["latest", "pinned"]
 """The step of a pin, one pin, the newest generation, or the newest pin."""
 
 
@@ -81,9 +81,9 @@ def candidates(store: GenerationStore, wanted: Wanted) -> Iterator[_Candidate]:
             if pin.extra == wanted.extra:
                 yield _Candidate(store.record_of(pin), pin, True)
         return
-    if isinstance(wanted, AtUpdates):
-        for record in kept_records(records):
-            if record.updates == wanted.updates:
+    if isinstance(wanted, AtState):
+        for record in offered_records(records):
+            if record.name == wanted.name:
                 own = [pin for pin in store.pins if pin.generation == record.generation]
                 named = next((pin for pin in own if pin.step == wanted.step), None)
                 yield _Candidate(record, named, bool(own) or record is records[0])
@@ -183,7 +183,7 @@ def restore(
                 break
             warnings.warn(f"{passed[-1]}; an older one is tried", RuntimeWarning, stacklevel=4)
             continue
-        if isinstance(wanted, AtUpdates) and record is not store.newest:
+        if isinstance(wanted, AtState) and (record is not store.newest or record.tentative):
             store.adopt(record)  # the ranks must not find what one of them alone has
         else:
             store.continue_from(record)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.pinned_state import FoundPin, PinnedGeneration
 from iobench.errors import DataMismatchError
-from iobench.offload.groups import kept_values, put_values
-from iobench.offload.held_pins import HeldPins, found_pins
+from iobench.offload.exported import ExportedFiles, ExportedState, SlotsFile
+from iobench.offload.groups import kept_values, put_values, specs_of
+from iobench.offload.held_pins import HeldPins, found_pins, open_slots
 from iobench.offload.rank_directories import (
     directories,
     forget_size,
+    is_rank_directory,
     note_size,
+    noted_size,
     rank_directory,
     records_in,
 )
 from iobench.offload.resharding import convert, remove_size, sources_of_pins, verify
+from iobench.tiers.source_file import LocalDamageError
 from iobench.writers.base import Writer
+from iobench.writers.image import FileImage
 
 if TYPE_CHECKING:
     from iobench.offload.algorithms import AdamW
@@ -33,7 +39,8 @@ class ShardedPins:
     def __init__(self, optimizer: ShardedAdamW) -> None:
         self._optimizer = optimizer
         self._local = optimizer._running()
-        self._pins = HeldPins(self._local)
+        world = optimizer._world
+        self._pins = HeldPins(self._local, ExportedFiles(world.rank if world.size > 1 else None))
 
     @property
     def ranks(self) -> int:
@@ -79,9 +86,7 @@ class ShardedPins:
         see, and written anew. Raises DataMismatchError in all ranks when a part is damaged or not
         there; the optimizer is closed then.
         """
-        optimizer = self._optimizer
-        local = self._local
-        optimizer._local = local  # a failed restore has closed it
+        self._optimizer._local = self._local  # a failed restore has closed it
         same = len(pinned) == self.ranks
         try:
             damage = self._restore_same(pinned) if same else self._restore_other(pinned)
@@ -91,19 +96,18 @@ class ShardedPins:
         if damage:
             self._pins.close_failed()
             raise DataMismatchError(damage)
-        put_values(optimizer.param_groups, kept_values(local.param_groups))
-        optimizer._unsettled = False
-        optimizer._exchange()
+        self._go_on()
 
     def _restore_same(self, pinned: Sequence[PinnedGeneration]) -> str:
         """Return the damage that any rank found, or ""."""
-        rank = self._optimizer._world.rank
+        rank, history = self._optimizer._world.rank, self._optimizer._new_history()
 
         def restore() -> str:
             try:
                 self._pins.restore_part(pinned[rank])
             except DataMismatchError as error:
                 return str(error)
+            self._local._begin_history(history)
             return ""
 
         damage = _first(self._optimizer._agreed("restore", restore))
@@ -132,14 +136,14 @@ class ShardedPins:
                 note_size(directory, len(pinned), names)
 
         optimizer._agreed("begin of conversion", begin)
-        found: list[str] = [""]
+        history = optimizer._new_history()
 
         def fill() -> str:
             try:
-                convert(optimizer, sources_of_pins(directory, names), self._reopened)
+                convert(optimizer, sources_of_pins(directory, names), self._reopened, history)
             except DataMismatchError as error:
-                found[0] = str(error)
-            return found[0]
+                return str(error)
+            return ""
 
         damage = _first(optimizer._agreed("conversion", fill))
 
@@ -150,22 +154,59 @@ class ShardedPins:
         optimizer._agreed("end of conversion", end)
         return damage
 
-    @property
-    def exports(self) -> bool:
-        """Not yet: its parts would be files of several ranks."""
-        return False
+    def export(self, pinned: PinnedGeneration) -> tuple[PinnedGeneration, FileImage]:
+        """See HeldPins. The files of this rank have its number in their names."""
+        return self._pins.export(pinned)
 
-    def export(self, pinned: PinnedGeneration) -> NoReturn:
-        """Not supported; see `exports`."""
-        raise NotImplementedError
+    def open_file(self, pinned: PinnedGeneration, record: FileRecord) -> SlotsFile:
+        """Open the file of any rank, whose directory this one must see. Raises LocalDamageError."""
+        name = Path(pinned.directory).name
+        if not is_rank_directory(name):
+            raise LocalDamageError(f"{pinned.directory}: not the directory of a rank")
+        return open_slots(self._pins.directory.parent / name, pinned, record)
 
-    def open_file(self, pinned: PinnedGeneration, record: FileRecord) -> NoReturn:
-        """Not supported; see `exports`."""
-        raise NotImplementedError
+    def restore_files(self, manifest: Manifest, location: Any, writer: Writer) -> None:
+        """Go on from the files of a checkpoint at `location`, saved by any number of ranks.
 
-    def restore_files(self, manifest: Manifest, location: Any, writer: Writer) -> NoReturn:
-        """Not supported; see `exports`."""
-        raise NotImplementedError
+        A call of all ranks. On return the state is durable in all of them. A kill before leaves
+        the state that was there. Raises what HeldPins.restore_files raises, and DataMismatchError
+        in all ranks; the optimizer is closed then.
+        """
+        optimizer = self._optimizer
+        optimizer._local = self._local  # a failed restore has closed it
+        history = optimizer._new_history()
+
+        def fill() -> str:
+            try:
+                parts = ExportedState.parts(manifest, location, writer)
+                self._pins.replace(parts, specs_of(optimizer.param_groups), optimizer._own, history)
+            except DataMismatchError as error:
+                return str(error)
+            return ""
+
+        try:
+            damage = _first(optimizer._agreed("read of the copy", fill))
+            if damage:
+                raise DataMismatchError(damage)
+            optimizer._agreed("the copy counts", self._pins.confirm)
+            optimizer._agreed("end of the load", self._note_size)
+        except BaseException:
+            self._pins.close_failed()
+            raise
+        self._go_on()
+
+    def _note_size(self) -> None:
+        """Say that the state is in the directories of this number of ranks, if there are others."""
+        directory = self._pins.directory.parent
+        alone = set(directories(directory)) == {self.ranks} and noted_size(directory) is None
+        if self._optimizer._world.rank == 0 and not alone:
+            note_size(directory, self.ranks)
+
+    def _go_on(self) -> None:
+        optimizer = self._optimizer
+        put_values(optimizer.param_groups, kept_values(self._local.param_groups))
+        optimizer._unsettled = False
+        optimizer._exchange()
 
     def _reopened(self) -> AdamW:
         self._pins.reopen()

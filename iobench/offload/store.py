@@ -24,26 +24,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from iobench.checkpoint.lock import DirectoryLock, lock_directory
-from iobench.errors import DataMismatchError, TargetError, UsageError, transfer_errors
+from iobench.errors import DataMismatchError, TargetError, UsageError
 from iobench.offload.clones import PinClones, can_clone
 from iobench.offload.files import (
     LAYOUT,
     StateFile,
-    areas_of,
     file_sizes,
     make_files,
     read_layout,
 )
 from iobench.offload.layout import BLOCK, DataFile, StateLayout
 from iobench.offload.pin_extras import PinExtras
-from iobench.offload.record import NOWHERE, GenerationRecord, Pin, area_bytes, empty_rows, with_pin
+from iobench.offload.record import NOWHERE, GenerationRecord, Pin, empty_rows, with_pin
+from iobench.offload.record_areas import RecordAreas, read_records
 from iobench.offload.slots import check_slot_of
 from iobench.writers.local.new_file import sync_directory
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["GenerationStore", "read_records"]
+__all__ = ["GenerationStore", "check_no_state"]
 
 
 class Lock(Protocol):
@@ -68,9 +68,8 @@ class GenerationStore:
         try:
             for name, size in file_sizes(layout).items():
                 self._files.append(StateFile(directory / name, size))
-            self.state, self.parameters, self._records = self._files
-            self._area_bytes = area_bytes(layout)
-            self._areas = _read_areas(self._records, layout)
+            self.state, self.parameters, records = self._files
+            self._records = RecordAreas(records, layout)
         except BaseException:
             self.close()
             raise
@@ -104,13 +103,9 @@ class GenerationStore:
                     stacklevel=4,
                 )
                 layout = replace(layout, clones=False)
-            if (directory / LAYOUT).exists():
-                if read_records(directory, read_layout(directory)):
-                    raise TargetError(
-                        f"{directory}: already holds the state of a training; continue it with "
-                        "AdamW.resume(parameters, directory), or choose another directory"
-                    )
-                (directory / LAYOUT).unlink()  # its training ended before its first commit
+            check_no_state(directory)
+            if (directory / LAYOUT).exists():  # its training ended before its first commit
+                (directory / LAYOUT).unlink()
                 sync_directory(directory)
             make_files(directory, layout)
             return cls(directory, lock, layout)
@@ -160,9 +155,7 @@ class GenerationStore:
 
         The slots of all but the newest may have been overwritten, and those of pinned ones not.
         """
-        with self._lock:
-            found = [one for one in self._areas if one is not None]
-        found.sort(key=lambda one: one.sequence, reverse=True)
+        found = self._records.found()
         if not self.layout.clones:
             return found
         pinned = {pin.generation for pin in self.pins}
@@ -223,8 +216,10 @@ class GenerationStore:
 
     def _kept(self) -> list[GenerationRecord]:
         kept = [self.record_of(pin) for pin in self.pins]
+        before = self._before_tentative()
         with self._lock:
-            return kept + [one for one in (self._newest, self._base) if one is not None]
+            more = (self._newest, self._base, before)
+        return kept + [one for one in more if one is not None]
 
     def _remove_unpinned(self) -> None:
         """Remove what belongs to pins that were given up."""
@@ -244,10 +239,12 @@ class GenerationStore:
         counts: npt.NDArray[np.uint64],
         groups: Sequence[Mapping[str, Any]],
         began_s: float,
+        history: str = "",
+        tentative: bool = False,
     ) -> GenerationRecord:
         """Make a generation durable: all chunks in `rows` are written, and no write is in flight.
 
-        It was begun at `began_s` of time.monotonic.
+        It was begun at `began_s` of time.monotonic. `history`, `tentative`: see GenerationRecord.
         Raises TransferError: the generation may exist or not, and the one before is intact.
         """
         self.state.sync()
@@ -262,6 +259,8 @@ class GenerationStore:
             pins=self.pins,
             time_s=time.time(),
             elapsed_s=time.monotonic() - began_s,
+            history=history,
+            tentative=tentative,
         )
         self._write(record)
         self.last_generation = max(self.last_generation, generation)
@@ -295,8 +294,25 @@ class GenerationStore:
         return pin
 
     def adopt(self, record: GenerationRecord) -> None:
-        """Let the next generation follow `record` and abandon newer ones; durable on return."""
-        self._write(replace(record, sequence=self._sequence + 1, pins=self.pins))
+        """Let the next generation follow `record` and abandon newer ones; durable on return.
+
+        A tentative generation counts from now on.
+        """
+        sequence = self._sequence + 1
+        self._write(replace(record, sequence=sequence, pins=self.pins, tentative=False))
+
+    def withdraw(self) -> None:
+        """Abandon a tentative generation, if the newest one is; durable on return."""
+        before = self._before_tentative()
+        if before is not None:
+            self.adopt(before)
+
+    def _before_tentative(self) -> GenerationRecord | None:
+        """The newest generation that counts, if a tentative one is newer."""
+        newest = self.newest
+        if newest is None or not newest.tentative:
+            return None
+        return next((one for one in self.records() if not (one.damaged or one.tentative)), None)
 
     def unpin(self, extras: Collection[str]) -> None:
         """Give up the held pins whose `extra` is one of `extras`; durable on return."""
@@ -312,41 +328,18 @@ class GenerationStore:
         self._remove_unpinned()
 
     def _write(self, record: GenerationRecord) -> None:
-        data = record.encode(self._area_bytes)
-        area = self._free_area()
-        self._records.write(data, area * self._area_bytes)
-        self._records.sync()
+        self._records.write(record, {one.sequence for one in self._kept()})
         with self._lock:
-            self._areas[area] = self._newest = record
+            self._newest = record
             self._base = None
             self._sequence = record.sequence
-
-    def _free_area(self) -> int:
-        kept = {one.sequence for one in self._kept()}
-        with self._lock:
-            free = [
-                n for n, one in enumerate(self._areas) if one is None or one.sequence not in kept
-            ]
-            sequences = {n: one.sequence for n, one in enumerate(self._areas) if one is not None}
-        return min(free, key=lambda area: sequences.get(area, 0))
 
     def mark_damaged(self, record: GenerationRecord) -> None:
         """Note durably that bytes of this generation differ from their checksums.
 
         `resume` passes it over from now on. Its bytes stay where they are.
         """
-        with self._lock:
-            same = [
-                (n, one)
-                for n, one in enumerate(self._areas)
-                if one is not None and one.generation == record.generation
-            ]
-        for area, one in same:
-            marked = replace(one, damaged=True)
-            self._records.write(marked.encode(self._area_bytes), area * self._area_bytes)
-            with self._lock:
-                self._areas[area] = marked
-        self._records.sync()
+        self._records.mark_damaged(record.generation)
         self.pins = tuple(pin for pin in self.pins if pin.generation != record.generation)
         with self._lock:
             self._base = None
@@ -370,29 +363,15 @@ class GenerationStore:
         return empty_rows(self.layout) if base is None else base.rows.copy()
 
 
-def _read_areas(file: StateFile, layout: StateLayout) -> list[GenerationRecord | None]:
-    size = area_bytes(layout)
-    return [
-        GenerationRecord.decode(file.read(size, area * size).tobytes(), layout)
-        for area in range(areas_of(layout))
-    ]
+def check_no_state(directory: Path) -> None:
+    """Raise TargetError when `directory` has the state of a training.
 
-
-def read_records(directory: Path, layout: StateLayout) -> list[GenerationRecord]:
-    """Return the valid records in `directory`, the newest first, without the lock.
-
-    A record that a trainer is just writing counts as missing. Rows of pinned generations are those
-    of their clones: a trainer may write the slots of all others.
+    One that ended before its first commit, or in the middle of its first load, has none.
     """
-    size = area_bytes(layout)
-    path = directory / "records"
-    with transfer_errors("reading", path):
-        data = path.read_bytes()
-    areas = range(areas_of(layout))
-    read = [GenerationRecord.decode(data[n * size : (n + 1) * size], layout) for n in areas]
-    found = sorted((r for r in read if r is not None), key=lambda r: r.sequence, reverse=True)
-    if not layout.clones or not found:
-        return found
-    pinned = {pin.generation for pin in found[0].pins}
-    clones = PinClones(directory, layout)
-    return [clones.in_clone(one) if one.generation in pinned else one for one in found]
+    if not (directory / LAYOUT).exists():
+        return
+    if any(not one.tentative for one in read_records(directory, read_layout(directory))):
+        raise TargetError(
+            f"{directory}: already holds the state of a training; continue it with "
+            "AdamW.resume(parameters, directory), or choose another directory"
+        )

@@ -32,6 +32,8 @@ class Commit:
     groups: Sequence[Mapping[str, Any]]
     began_s: float
     """When its first chunk was asked for, by time.monotonic."""
+    history: str
+    tentative: bool
 
 
 class ChunkWriter:
@@ -97,6 +99,8 @@ class ChunkWriter:
             counts=commit.counts,
             groups=commit.groups,
             began_s=commit.began_s,
+            history=commit.history,
+            tentative=commit.tentative,
         )
 
     def __enter__(self) -> Self:

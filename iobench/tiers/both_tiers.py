@@ -72,6 +72,10 @@ class BothTiers(Writer):
         self.local_problem = self.remote_problem = ""
         """What was wrong with a tier or with its pieces."""
 
+    @property
+    def direct(self) -> bool:
+        return self._local.direct
+
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:

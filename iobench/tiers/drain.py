@@ -33,10 +33,11 @@ from iobench.writers.blocks import interpreter_end
 __all__ = ["Drain", "NewCopier"]
 
 NewCopier = Callable[..., FileCopier]
-"""Makes a FileCopier from `local`, `remote` and `pace`."""
+"""Makes a FileCopier from `local`, `remote`, `pace` and `offload`."""
 
 _NICE = 10
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 300.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.5, 300.0, 1.5
+"""Of the attempts after a failure: an outage is noticed to be over after half of its time more."""
 _JOIN_S = 10.0
 
 
@@ -63,14 +64,10 @@ class Drain(DrainWaits):
         self._half_limit = self._limit.half()
         self.journal = DrainJournal(local.directory)
         self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
-        self._copier = new_copier(local=local, remote=remote, pace=self._pace)
-        self._step = DrainStep(
-            local=local,
-            remote=remote,
-            queue=self.queue,
-            copier=self._copier,
-            offload=lambda: self.offload,
+        self._copier = new_copier(
+            local=local, remote=remote, pace=self._pace, offload=lambda: self.offload
         )
+        self._step = DrainStep(local=local, remote=remote, queue=self.queue, copier=self._copier)
         self._saving = self._failed_in_a_row = 0
         self._rates = rates
         self._untidy = False
@@ -137,21 +134,21 @@ class Drain(DrainWaits):
         self.queue.put(entry)
         self._note("verified", entry)
 
-    def sent_directly(self, save: Save, serial: int, elapsed_s: float) -> None:
+    def sent_directly(self, save: Save, serial: int, size_bytes: int, elapsed_s: float) -> None:
         """Record a save that is durable in the remote tier, and not in the local one."""
         entry = Queued(
             step=save.step,
             serial=serial,
             since_s=time.monotonic(),
             created_s=save.created_s,
-            size_bytes=save.size_bytes,
+            size_bytes=size_bytes,
             state="durable",
             durable_at_s=time.time(),
             local=False,
         )
         self.queue.put(entry)
-        self._note("durable", entry, sent_bytes=save.size_bytes, elapsed_s=elapsed_s)
-        self._rates.add(REMOTE, save.size_bytes, elapsed_s)
+        self._note("durable", entry, sent_bytes=size_bytes, elapsed_s=elapsed_s)
+        self._rates.add(REMOTE, size_bytes, elapsed_s)
 
     def tidy_later(self) -> None:
         """Look for something unfinished in the remote tier, when it answers."""
@@ -326,16 +323,20 @@ class Drain(DrainWaits):
             self.remote.tidy([one.step for one in self.queue.not_durable()])
             self._untidy = False
 
-    def settle_one(self) -> bool:
+    def settle_one(self, within_s: float = math.inf) -> bool | None:
         """Wait until one checkpoint more is read back; False if that will not happen.
 
-        A remote tier that fails: the oldest copy is given up, unless every save must be copied.
+        None if it has not happened after `within_s`. A remote tier that fails: the oldest copy is
+        given up, unless every save must be copied.
         """
+        until_s = time.monotonic() + within_s
         with self.queue.changed:
             before = {one.serial for one in self.queue.pending()}
             while self.failure is None and self._thread.is_alive():
                 if not before or before - {one.serial for one in self.queue.pending()}:
                     return bool(before)
+                if time.monotonic() > until_s:
+                    return None
                 self.queue.changed.wait(LOOK_AGAIN_S)
             left = self.queue.pending()[1:]
             if self.failure is None or not left or self.remote.options.every_save:
@@ -359,7 +360,8 @@ class Drain(DrainWaits):
         if self._failed_in_a_row == 1:
             self._tell(f"copies to {self.remote} wait, and are tried again: {error}")
         self._set_failure(error)
-        pause_s = min(_FIRST_PAUSE_S * 2 ** min(self._failed_in_a_row - 1, 20), _LONGEST_PAUSE_S)
+        growth = _PAUSE_GROWTH ** min(self._failed_in_a_row - 1, 40)
+        pause_s = min(_FIRST_PAUSE_S * growth, _LONGEST_PAUSE_S)
         self._pace.stop.wait(pause_s * random.uniform(0.5, 1.0))
         with contextlib.suppress(IobenchError):
             self.remote.renew()

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from iobench.checkpoint.manifest import FileRecord, Manifest
-from iobench.checkpoint.pinned_state import PinnedState
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError
 from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.queue import DrainQueue, Queued
-from iobench.tiers.read_back import compare_file, read_back
 from iobench.tiers.remote import RemoteTier
-from iobench.tiers.source_file import LocalDamageError, SourceFile
-from iobench.writers.image import Bytes
-from iobench.writers.source import LocalSource
+from iobench.tiers.source_file import LocalDamageError
 
 __all__ = ["DrainStep"]
 
@@ -28,7 +22,6 @@ class DrainStep:
 
     local: DirectoryStore
     remote: RemoteTier
-    offload: Callable[[], PinnedState | None]
     queue: DrainQueue
     copier: FileCopier
 
@@ -48,12 +41,10 @@ class DrainStep:
         sent = 0
         if not (again and self.remote.has(manifest)):
             place = self.remote.place(entry.step)
-            sent = self.copier.send(entry.step, entry.serial, place, manifest.files)
-            copy = self.remote.copy(place, entry.serial, self.copier.pace)
-            for _, source in self._pinned(manifest):
-                with source:
-                    sent += copy.send(source)
-            copy.publish(text)
+            sent = self.copier.send(
+                entry.step, entry.serial, place, manifest.files, manifest.pinned
+            )
+            self.remote.copy(place, entry.serial, self.copier.pace).publish(text)
         self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
         if not self.queue.move(entry, "durable"):
             self.remote.remove(entry.step)
@@ -103,25 +94,7 @@ class DrainStep:
 
     def _check_local(self, entry: Queued, manifest: Manifest, error: DataMismatchError) -> None:
         """Raise LocalDamageError if the local files are the reason for `error`."""
-        where = str(self.local.locate(entry.step))
         try:
-            read_back(manifest.files, where, LocalSource, self.copier.pace.wait)
-            for record, source in self._pinned(manifest):
-                with source:
-                    compare_file(record, self._paced(source), os.path.join(where, record.path))
+            self.copier.compare_local(entry.step, manifest.files, manifest.pinned)
         except (DataMismatchError, OSError) as damage:
             raise LocalDamageError(str(damage)) from error
-
-    def _pinned(self, manifest: Manifest) -> Iterator[tuple[FileRecord, SourceFile]]:
-        """Open the files of the pinned generation of a checkpoint."""
-        state = self.offload()
-        for pinned in manifest.pinned:
-            for record in pinned.files:
-                if state is None:
-                    raise LocalDamageError(f"step {manifest.step}: its optimizer is not open")
-                yield record, state.open_file(pinned, record)
-
-    def _paced(self, source: SourceFile) -> Iterator[Bytes]:
-        for block in source.blocks():
-            self.copier.pace.wait(len(block))
-            yield block

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from iobench.checkpoint.manifest import FileRecord
+from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
+from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.store import DirectoryStore
 from iobench.tiers.pace import DrainPace
 from iobench.tiers.queue import Queued
-from iobench.tiers.read_back import read_back
+from iobench.tiers.read_back import compare_file, read_back
 from iobench.tiers.remote import RemoteTier
-from iobench.tiers.source_file import SourceFile
+from iobench.tiers.source_file import LocalDamageError, SourceFile
+from iobench.writers.image import Bytes
+from iobench.writers.source import LocalSource
 
 __all__ = ["FileCopier"]
 
@@ -27,19 +32,56 @@ class FileCopier:
     local: DirectoryStore
     remote: RemoteTier
     pace: DrainPace
+    offload: Callable[[], PinnedState | None]
+    """Returns the state that has the pinned generations of checkpoints."""
 
-    def send(self, step: int, serial: int, place: str | Path, files: Sequence[FileRecord]) -> int:
+    def send(
+        self,
+        step: int,
+        serial: int,
+        place: str | Path,
+        files: Sequence[FileRecord],
+        pinned: Sequence[PinnedGeneration] = (),
+    ) -> int:
         """Send files of a checkpoint to `place`, of RemoteTier.place; return the bytes sent.
 
-        What was there already is not sent. The files are durable on return. Raises
-        LocalDamageError, TransferError, DrainStoppedError.
+        Also those of its `pinned` generations. What was there already is not sent. The files are
+        durable on return. Raises LocalDamageError, TransferError, DrainStoppedError.
         """
         copy, sent = self.remote.copy(place, serial, self.pace), 0
         directory = self.local.locate(step)
         for file in files:
             with SourceFile(directory, file.path, file.size_bytes) as source:
                 sent += copy.send(source)
+        for one in pinned:
+            for file in one.files:
+                with self._opened(one, file) as source:
+                    sent += copy.send(source)
         return sent
+
+    def compare_local(
+        self, step: int, files: Sequence[FileRecord], pinned: Sequence[PinnedGeneration] = ()
+    ) -> None:
+        """Compare the local files, and those of `pinned`. Raises DataMismatchError, OSError."""
+        where = str(self.local.locate(step))
+        read_back(files, where, LocalSource, self.pace.wait)
+        for one in pinned:
+            for file in one.files:
+                with self._opened(one, file) as source:
+                    compare_file(file, self._paced(source), os.path.join(one.directory, file.path))
+
+    @contextmanager
+    def _opened(self, pinned: PinnedGeneration, file: FileRecord) -> Iterator[SourceFile]:
+        state = self.offload()
+        if state is None:
+            raise LocalDamageError(f"{pinned.directory}: the optimizer is not open")
+        with state.open_file(pinned, file) as source:
+            yield source
+
+    def _paced(self, source: SourceFile) -> Iterator[Bytes]:
+        for block in source.blocks():
+            self.pace.wait(len(block))
+            yield block
 
     def read_back(self, where: str | Path, files: Sequence[FileRecord]) -> None:
         """Compare `files` at `where` in the remote tier. Raises what `read_back` raises."""

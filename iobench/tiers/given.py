@@ -64,12 +64,10 @@ class GivenTiers:
 
     def check(self, location: str | Path, options: Mapping[str, Any], *, ranked: bool) -> None:
         """Raise OptionError if a Checkpointer of `location` with `options` cannot use them."""
-        if ranked and self.memories:
-            raise OptionError("tiers: no Memory(...) for jobs of several ranks yet; use slots")
+        if ranked and options.get("placement") and options.get("replicate"):
+            raise OptionError("placement: not with replicate in a job of several ranks")
         if ranked and self.local_pace is not None:
             raise OptionError("tiers: Paced(Local(...)) is for one rank")
-        if ranked and options.get("placement") is not None:
-            raise OptionError("placement: not for jobs of several ranks; every save is local first")
         for name in ("slots", "budget"):
             if self.memories and name in options:
                 raise OptionError(f"{name}: the sizes of the Memory tiers decide; leave it out")
@@ -99,11 +97,20 @@ class GivenTiers:
             pace=self.local_pace,
         )
 
-    def memory_tiers(self) -> list[MemoryTier]:
-        """Open the memory tiers. Raises OptionError for memory that does not exist here."""
+    def memory_tiers(self, sharers: int = 1) -> list[MemoryTier]:
+        """Open the memory tiers, of which this process has a share.
+
+        `sharers` processes of this node use them. Raises OptionError for memory that does not exist
+        here.
+        """
         return [
-            MemoryTier(one)
+            MemoryTier(one, sharers=sharers)
             if pace is None
-            else MemoryTier(one, rate_bytes_per_s=pace.rate_bytes_per_s, latency_s=pace.latency_s)
+            else MemoryTier(
+                one,
+                rate_bytes_per_s=pace.rate_bytes_per_s,
+                latency_s=pace.latency_s,
+                sharers=sharers,
+            )
             for one, pace in self.memories
         ]

@@ -20,7 +20,8 @@ class Memory:
     - `path`: a directory on tmpfs or hugetlbfs, or a DAX device such as `/dev/dax0.0`
 
     It is taken when snapshots need it, and freed with the Checkpointer or with the process, also
-    after a kill: no file of it has a name. Raises OptionError for values out of range.
+    after a kill: no file of it has a name. In a job of several ranks `size` is that of a node: each
+    of its ranks has an equal share. Raises OptionError for values out of range.
     """
 
     size: int | str

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.serialized import Serialized
 from iobench.errors import StateError, TransferError
 from iobench.tiers.memory_pool import MemoryPool
 from iobench.tiers.memory_slot import Kept, MemorySlot
@@ -18,22 +17,27 @@ from iobench.writers.blocks.channel import Lease, OnFull
 
 __all__ = ["MemoryPersister"]
 
-_Lease = Lease[Snapshot[Serialized]]
+T = TypeVar("T")
+
 _Wanted = Callable[[Mapping[int, tuple[int, float]]], set[int]]
 """Gets serial numbers and times by step; returns the steps that retention would keep."""
 
 
-class MemoryPersister(Persister[Serialized]):
+class MemoryPersister(Persister[T]):
     """Every snapshot waits in memory until it is written, or until retention would not keep it.
 
     Next is the newest snapshot of those that occupy the scarcest memory, see `spill`. A snapshot
     that retention would remove at once, as newer ones wait or are durable, is superseded.
+    `persist` returns what the slot has of the checkpoint; None: nothing was written.
     """
+
+    _waits_for_room = True
+    """Whether a snapshot that finds no memory waits until all others are written."""
 
     def __init__(
         self,
         pool: MemoryPool,
-        persist: Callable[[Snapshot[Serialized]], Manifest],
+        persist: Callable[[Snapshot[T]], Kept | None],
         wanted: _Wanted,
         serial_of: Callable[[Save], int],
         *,
@@ -45,12 +49,12 @@ class MemoryPersister(Persister[Serialized]):
         self._memory, self._commit = pool, persist
         self._wanted, self._serial_of = wanted, serial_of
 
-    def _keeping(self, snapshot: Snapshot[Serialized]) -> None:
-        manifest = self._commit(snapshot)
-        assert isinstance(snapshot.slot, MemorySlot)
-        snapshot.slot.kept = Kept(manifest=manifest, content=snapshot.content)
+    def _keeping(self, snapshot: Snapshot[T]) -> None:
+        kept = self._commit(snapshot)
+        if isinstance(snapshot.slot, MemorySlot):
+            snapshot.slot.kept = kept
 
-    def _choose(self, waiting: list[_Lease]) -> list[_Lease]:
+    def _choose(self, waiting: list[Lease[Snapshot[T]]]) -> list[Lease[Snapshot[T]]]:
         saves = [lease.item.save for lease in waiting]
         try:
             wanted = self._wanted(
@@ -60,20 +64,18 @@ class MemoryPersister(Persister[Serialized]):
             return [waiting[-1], *waiting[:-1]]
         wanted.add(saves[-1].step)
         stay = [lease for lease in waiting if lease.item.save.step in wanted]
-        chosen = stay[
-            next_to_write([_slot(one).bytes_by_tier() for one in stay], self._free_shares())
-        ]
+        chosen = stay[next_to_write([_bytes_by_tier(one) for one in stay], self._free_shares())]
         return [chosen, *(one for one in stay if one is not chosen)]
 
     def _free_shares(self) -> dict[str, float]:
         fill = self._memory.fill()
         return {tier: free / max(1, used + free) for tier, (used, free) in fill.items()}
 
-    def take(self, lease: _Lease, *, pinned: bool, on_full: OnFull = "wait") -> bool:
+    def take(self, lease: Lease[Snapshot[T]], *, pinned: bool, on_full: OnFull = "wait") -> bool:
         try:
             taken = super().take(lease, pinned=pinned, on_full=on_full)
         except StateError:
-            if not any(slot.busy for slot in self._memory.slots()):
+            if not self._waits_for_room or not any(slot.busy for slot in self._memory.slots()):
                 raise
             # It has a permit, but the memory of one smaller snapshot is not enough, or the system
             # gives less than was counted: wait for all snapshots, and use their memory.
@@ -93,14 +95,14 @@ class MemoryPersister(Persister[Serialized]):
         if self._status is not None:
             self._status.close()
 
-    def submit(self, lease: _Lease) -> None:
+    def submit(self, lease: Lease[Snapshot[T]]) -> None:
         early_s = _slot(lease).not_before_s - time.monotonic()
         if early_s > 0:  # a paced tier: the copy takes longer than it did
             time.sleep(early_s)
         super().submit(lease)
         self._changed()
 
-    def _release(self, snapshot: Snapshot[Serialized]) -> None:
+    def _release(self, snapshot: Snapshot[T]) -> None:
         super()._release(snapshot)
         self._changed()
 
@@ -112,7 +114,7 @@ class MemoryPersister(Persister[Serialized]):
         """Return the slot with the bytes of this committed checkpoint, if memory still has it."""
         for slot in self._memory.slots():
             kept = slot.kept
-            if kept and (kept.manifest.step, kept.manifest.serial) == (step, serial):
+            if kept and (kept.step, kept.serial) == (step, serial):
                 return slot
         return None
 
@@ -124,7 +126,13 @@ class MemoryPersister(Persister[Serialized]):
         return None
 
 
-def _slot(lease: _Lease) -> MemorySlot:
+def _slot(lease: Lease[Snapshot[T]]) -> MemorySlot:
     slot = lease.item.slot
     assert isinstance(slot, MemorySlot)
     return slot
+
+
+def _bytes_by_tier(lease: Lease[Snapshot[T]]) -> dict[str, int]:
+    """Return the bytes of a snapshot in each tier; a save that failed in this rank has none."""
+    slot = lease.item.slot
+    return slot.bytes_by_tier() if isinstance(slot, MemorySlot) else {}

@@ -31,13 +31,17 @@ class MemoryPool(SlotPool):
     bytes of control groups, the system, tmpfs, huge pages and the node are counted. A tier without
     room is left out, so a limit that is lowered means fewer new slots. `count` is how many there
     are and could be now, 512 at most. No lock, for the reasons of SlotPool: what is taken is
-    counted in the slots that exist.
+    counted in the slots that exist. Of `sharers` processes of this node each takes an equal share
+    of the available memory at most.
     """
 
-    def __init__(self, tiers: Sequence[MemoryTier]) -> None:
+    counts_alone = True
+    """Whether `grow` counts the slots; otherwise `count` stays until `recount`."""
+
+    def __init__(self, tiers: Sequence[MemoryTier], *, sharers: int = 1) -> None:
         super().__init__(1)
         self._free.clear()
-        self.tiers = list(tiers)
+        self.tiers, self._sharers = list(tiers), sharers
         self._unit = alignment(self.tiers)
         self._spare = min((available_bytes() or 0) // _SPARE_PART, _MOST_SPARE)
         self._numbers = itertools.count()
@@ -58,17 +62,27 @@ class MemoryPool(SlotPool):
 
         Raises StateError when there is no room for a single one.
         """
-        size = -(-max(size_bytes, 1) // self._unit) * self._unit
-        if size <= self._size and self._free:
+        if size_bytes <= self._size and (self._free or not self.counts_alone):
             return  # one is free: how many there could be does not matter
-        if size > self._size:
-            self._size = size
+        self.recount(size_bytes)
+
+    def recount(self, size_bytes: int) -> int:
+        """Like `grow`, also if a slot is free. Return how many slots there are or could be."""
+        if max(size_bytes, 1) > self._size:
+            self._size = -(-max(size_bytes, 1) // self._unit) * self._unit
             self.free()  # they are too small
         self.count = min(_MOST_SLOTS, len(self.slots()) + sum(self._rooms()) // self._size)
         if not self.count:
-            raise StateError(self._too_large())
+            raise StateError(self.too_large())
+        return self.count
 
-    def _too_large(self) -> str:
+    @property
+    def slot_bytes(self) -> int:
+        """The size of a slot; 0 before the first `grow`."""
+        return self._size
+
+    def too_large(self) -> str:
+        """Return the sizes of a snapshot and of the tiers, for an error."""
         tiers = ", ".join(
             f"{format_size(tier.size_bytes)} of {tier.name} ({format_size(room)} available)"
             for tier, room in zip(self.tiers, self._rooms(), strict=True)
@@ -87,7 +101,7 @@ class MemoryPool(SlotPool):
                 missing[part.tier] = missing.get(part.tier, 0) + part.missing_bytes
         left = available_bytes()
         if left is not None:
-            left -= self._spare
+            left = (left - self._spare) // self._sharers
             left -= sum(missing.get(one.name, 0) for one in self.tiers if one.backing.shared)
         rooms = []
         for tier in self.tiers:
@@ -134,7 +148,7 @@ class MemoryPool(SlotPool):
         """
         slot = self._fastest() or self._new(self._rooms())
         if slot is None:
-            raise StateError(self._too_large())
+            raise StateError(self.too_large())
         slot.busy, slot.save, slot.kept = True, None, None
         try:
             slot.hold(self._size, pinned=pinned)

@@ -23,7 +23,7 @@ _MOST_THREADS = 8
 class MemoryReader:
     """The read side of a Writer, for the images `files`. The target of a call has no effect."""
 
-    name = "memory"
+    name, direct = "memory", False
 
     def __init__(self, files: list[FileImage]) -> None:
         self._files = {image.path: image for image in files}
@@ -32,8 +32,13 @@ class MemoryReader:
         """Open a file to inspect it."""
         return ImageSource(self._files[os.path.basename(target)])
 
-    def read(self, image: FileImage, target: str | Path) -> Transfer:
-        """Copy the file to the memory of `image`. Raises DataMismatchError for another size."""
+    def read(
+        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
+    ) -> Transfer:
+        """Copy bytes [start, stop) of the file to the memory of `image`.
+
+        Raises DataMismatchError for another size.
+        """
         source, meter = self._files[image.path], Meter()
         if source.size_bytes != image.size_bytes:
             raise DataMismatchError(
@@ -51,6 +56,7 @@ class MemoryReader:
                     position += image.scatter(position, position + len(view), view)
                 image.filled(start, stop)
 
+        stop = image.size_bytes if stop is None else stop
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
-        run_workers(threads, Blocks(0, image.size_bytes, _BLOCK), work, meter)
-        return meter.transfer(self.name, "read", image.size_bytes, durable=False)
+        run_workers(threads, Blocks(start, stop, _BLOCK), work, meter)
+        return meter.transfer(self.name, "read", stop - start, durable=False)

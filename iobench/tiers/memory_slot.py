@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from iobench import linux
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.slots import Slot
 from iobench.tiers.address_range import AddressRange
+from iobench.writers.image import Bytes, FileImage
 
 __all__ = ["Kept", "MemorySlot", "SlotPart"]
 
@@ -34,10 +35,16 @@ class SlotPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A committed checkpoint whose bytes are in a slot, until another snapshot takes it."""
+    """A committed checkpoint whose bytes are in a slot, until another snapshot takes it.
 
-    manifest: Manifest
-    content: Serialized
+    `files` gets the memory of the slot, and returns what it has of the checkpoint. `manifest` is
+    that of a checkpoint of one process.
+    """
+
+    step: int
+    serial: int
+    files: Callable[[Bytes], list[FileImage]]
+    manifest: Manifest | None = None
 
 
 class MemorySlot(Slot):

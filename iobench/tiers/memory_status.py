@@ -55,12 +55,16 @@ class HeldSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryStatus:
-    """The memory tiers of process `pid`, at `at_s` seconds since the epoch, its last change."""
+    """The memory tiers of process `pid`, at `at_s` seconds since the epoch, its last change.
+
+    It is rank 0 of `ranks`: the others have memory of their own, which is not shown.
+    """
 
     pid: int
     at_s: float
     tiers: tuple[HeldTier, ...]
     snapshots: tuple[HeldSnapshot, ...]
+    ranks: int = 1
 
     def lag_s(self, now_s: float) -> float:
         """Return the age of the oldest snapshot that is not written yet; 0 without one."""
@@ -75,9 +79,15 @@ class MemoryStatusFile:
     """
 
     def __init__(
-        self, pool: MemoryPool, directory: Path, rates: Mapping[str, float | None]
+        self,
+        pool: MemoryPool,
+        directory: Path,
+        rates: Mapping[str, float | None],
+        *,
+        ranks: int = 1,
     ) -> None:
         self._pool, self._rates, self._directory = pool, rates, _identity(directory)
+        self._ranks = ranks
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         self.close = weakref.finalize(self, os.close, self._fd)
@@ -121,6 +131,7 @@ class MemoryStatusFile:
             "directory": self._directory,
             "pid": self._pid,
             "at_s": time.time(),
+            "ranks": self._ranks,
             "tiers": [vars(one) for one in tiers],
             "snapshots": [vars(one) for one in snapshots],
         }
@@ -139,6 +150,7 @@ def memory_status(directory: Path) -> MemoryStatus | None:
                 return MemoryStatus(
                     pid=found["pid"],
                     at_s=found["at_s"],
+                    ranks=found.get("ranks", 1),
                     tiers=tuple(HeldTier(**one) for one in found["tiers"]),
                     snapshots=tuple(HeldSnapshot(**one) for one in found["snapshots"]),
                 )

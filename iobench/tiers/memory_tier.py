@@ -26,18 +26,27 @@ _PROBE, _PROBED_PART = 64 * MIB, 16
 class MemoryTier:
     """The memory that `options` describe. Raises OptionError when it does not exist here.
 
-    `rate_bytes_per_s` and `latency_s` make copies into it slower, for tests and simulation.
+    `rate_bytes_per_s` and `latency_s` make copies into it slower, for tests and simulation. Of
+    `sharers` processes of this node that use it, each has an equal share of its size and of what
+    is free.
     """
 
     def __init__(
-        self, options: Memory, *, rate_bytes_per_s: float | None = None, latency_s: float = 0.0
+        self,
+        options: Memory,
+        *,
+        rate_bytes_per_s: float | None = None,
+        latency_s: float = 0.0,
+        sharers: int = 1,
     ) -> None:
-        self.name = str(options)
+        self.name, self._sharers = str(options), sharers
         self.backing = backing_of(options)
         self.unit = self.backing.unit
-        self.size_bytes = options.size_bytes - options.size_bytes % self.unit
+        share = options.size_bytes // sharers
+        self.size_bytes = share - share % self.unit
         if not self.size_bytes:
-            raise OptionError(f"{self.name}: size must be at least {self.unit} bytes there")
+            least = self.unit * sharers
+            raise OptionError(f"{self.name}: size must be at least {least} bytes there")
         self.is_special = options.node is not None or options.path is not None
         """Whether it may be refused, and has another speed than other memory of the process."""
         self._rate, self._latency_s = rate_bytes_per_s, latency_s
@@ -50,7 +59,7 @@ class MemoryTier:
         left = self.size_bytes - taken_bytes
         free = self.backing.free_bytes()
         if free is not None:
-            left = min(left, free - missing_bytes)
+            left = min(left, free // self._sharers - missing_bytes)
         return max(0, left)
 
     def map_part(self, room: AddressRange, offset: int, length: int) -> SlotPart | None:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 from typing import Any
 
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.staged_objects import StagedObjects
 from iobench.errors import TransferError
 from iobench.tiers.pace import DrainPace
@@ -13,6 +14,7 @@ from iobench.tiers.source_file import SourceFile
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.checksum import Checksum
+from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.parts import SentPart, etag_of, part_size_for
 from iobench.writers.s3_store.resumed_upload import KEPT_PART, ResumedUpload
 from iobench.writers.s3_store.target import S3Target
@@ -70,7 +72,17 @@ class ObjectCopy:
         """Do nothing: a bucket is one place, and the store has answered with the checksum."""
 
     def publish(self, manifest: bytes) -> None:
-        self._staged.publish([manifest.decode()])
+        text = manifest.decode()
+        self._remove_others(Manifest.parse(manifest, str(self._staged.directory)))
+        self._staged.publish([text])
+
+    def _remove_others(self, manifest: Manifest) -> None:
+        """Delete objects of other names: a direct save that failed may have left them."""
+        wanted = {self._prefix.below(file.path).key for file in manifest.remote_files}
+        objects = S3Objects(self._writer.client, self._prefix)
+        found = objects.keys()
+        if others := [key for key in found if key not in wanted]:
+            objects.delete(others)
 
     def _has(self, place: S3Target, source: SourceFile, part_size: int) -> bool:
         """Return whether the store has the file already: by checksum, or else by ETag."""

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import time
 import warnings
 from dataclasses import dataclass
 
-from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.commit import CommitLedger, Committer
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.pacing import PacedImage
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.errors import IobenchError, transfer_errors
+from iobench.tiers.direct_save import DirectCommitter
 from iobench.tiers.local_tier import LocalTier
 from iobench.tiers.observed import LOCAL, REMOTE
 from iobench.tiers.placement import Placement, PlacementDecision, TierRoom, choose
-from iobench.units import MIB
-from iobench.writers.image import Bytes, FileImage
-from iobench.writers.local.new_file import PART_SUFFIX
+from iobench.tiers.probe import probe_bytes, write_probe
+from iobench.writers.image import Bytes
 
-__all__ = ["PlacedCommitter"]
+__all__ = ["PlacedCommitter", "decided", "direct_limit_s"]
 
-_PROBE_PART, _LEAST_PROBE, _LARGEST_PROBE = 64, 4 * MIB, 64 * MIB
-"""A smaller probe would measure the fixed time of a write."""
+_LEAST_LIMIT_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +44,8 @@ class PlacedCommitter(Committer):
         *,
         rate_bytes_per_s: int | None = None,
     ) -> Manifest:
-        decision, where = self._decide(save), REMOTE
+        decision = decided(self.tier, self.ledger, self.choice, save.step, save.size_bytes)
+        where = REMOTE
         manifest = None
         if decision.tier == REMOTE:
             manifest = self._direct(save, serialized, memory, decision)
@@ -63,37 +60,22 @@ class PlacedCommitter(Committer):
             self._probe(memory[: save.size_bytes], rate_bytes_per_s)
         return manifest
 
-    def _decide(self, save: Save) -> PlacementDecision:
-        tier = self.tier
-        if self.ledger.holds(save.step):
-            return PlacementDecision(tier=LOCAL, reason="it replaces a local checkpoint")
-        with transfer_errors("measuring", tier.directory):
-            found = os.statvfs(tier.directory)
-        rooms = [TierRoom(name=LOCAL, free_bytes=found.f_bavail * found.f_frsize)]
-        if tier.remote.is_open:
-            rooms.append(TierRoom(name=REMOTE))
-        decision = choose(
-            tier.rates.history(),
-            rooms,
-            self.choice,
-            size_bytes=save.size_bytes,
-            now_s=time.monotonic(),
-        )
-        tier.rates.chosen(decision.tier)
-        return decision
-
     def _direct(
         self, save: Save, serialized: Serialized, memory: Bytes | None, decision: PlacementDecision
     ) -> Manifest | None:
         """Write the checkpoint to the remote tier; None if it is not durable there."""
         tier, began_s = self.tier, time.monotonic()
         try:
-            with tier.drain.saving(), tier.remote.writing(self.serials, save) as ledger:
-                remote = Committer(
+            with (
+                tier.drain.saving(),
+                tier.remote.writing(save.serial or self.serials.new_serial()) as ledger,
+            ):
+                remote = DirectCommitter(
                     store=tier.remote.store,
-                    writer=tier.remote.writer,
+                    writer=tier.remote.direct_writer,
                     ledger=ledger,
                     decision=decision.reason,
+                    limit_s=direct_limit_s(self.choice, decision, save.size_bytes),
                 )
                 limit = tier.remote.options.rate_bytes_per_s
                 manifest = remote.commit(save, serialized, memory, rate_bytes_per_s=limit)
@@ -109,22 +91,46 @@ class PlacedCommitter(Committer):
                 stacklevel=2,
             )
             return None
-        tier.drain.sent_directly(save, serial, time.monotonic() - began_s)
+        tier.drain.sent_directly(save, serial, save.size_bytes, time.monotonic() - began_s)
         return manifest
 
     def _probe(self, memory: Bytes, rate_bytes_per_s: int | None) -> None:
-        """Measure the local tier with 1/64 of a checkpoint, 4 to 64 MiB; it is removed again."""
-        size = min(len(memory), max(_LEAST_PROBE, min(len(memory) // _PROBE_PART, _LARGEST_PROBE)))
-        name = f".probe.{secrets.token_hex(4)}{PART_SUFFIX}"
-        path = self.tier.directory / name
-        began_s = time.monotonic()
+        """Measure the local tier with a part of a checkpoint."""
+        size, began_s, ok = probe_bytes(len(memory)), time.monotonic(), True
         try:
-            image = FileImage.of(name, [memory[:size]])
-            paced = PacedImage.over(image, rate_bytes_per_s) if rate_bytes_per_s else image
-            self.writer.write(paced, self.tier.directory, sync_directory=False)
-            self.tier.rates.add(LOCAL, size, time.monotonic() - began_s)
+            write_probe(self.writer, self.tier.directory, memory[:size], rate_bytes_per_s)
         except IobenchError:
-            self.tier.rates.add(LOCAL, size, time.monotonic() - began_s, ok=False)
-        finally:
-            with contextlib.suppress(FileNotFoundError), transfer_errors("removing", path):
-                path.unlink()
+            ok = False
+        self.tier.rates.add(LOCAL, size, time.monotonic() - began_s, ok=ok)
+
+
+def decided(
+    tier: LocalTier, ledger: CommitLedger, choice: Placement, step: int, size_bytes: int
+) -> PlacementDecision:
+    """Return where the save of `step` goes; the tier is the current one from now on.
+
+    Raises TransferError when the local tier cannot be looked at.
+    """
+    if ledger.holds(step):
+        return PlacementDecision(tier=LOCAL, reason="it replaces a local checkpoint")
+    with transfer_errors("measuring", tier.directory):
+        found = os.statvfs(tier.directory)
+    rooms = [TierRoom(name=LOCAL, free_bytes=found.f_bavail * found.f_frsize)]
+    if tier.remote.is_open:
+        rooms.append(TierRoom(name=REMOTE))
+    decision = choose(
+        tier.rates.history(), rooms, choice, size_bytes=size_bytes, now_s=time.monotonic()
+    )
+    tier.rates.chosen(decision.tier)
+    return decision
+
+
+def direct_limit_s(choice: Placement, decision: PlacementDecision, size_bytes: int) -> float | None:
+    """Return how long a direct save may take: as if it were saved to both tiers in turn.
+
+    So a server that does not answer costs at most the time of a good remote save.
+    """
+    remote, local = decision.figures.get(REMOTE), decision.figures.get(LOCAL)
+    if choice.goal != "durable" or remote is None or local is None:
+        return None
+    return max((remote.high + local.high) * size_bytes, _LEAST_LIMIT_S)

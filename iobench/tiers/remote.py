@@ -150,6 +150,8 @@ class RemoteTier:
         self.options = options
         self.writer = options.new_writer()
         self.store: CheckpointStore = store_at(options.location, self.writer)
+        self.direct_writer = _another(self.writer)
+        """For saves that go here directly: in a bucket with connections of its own."""
         self._ledger: Ledger | None = None
         self._lock = threading.RLock()
 
@@ -194,6 +196,7 @@ class RemoteTier:
             if isinstance(self.options.writer, str):
                 self.writer = self.options.new_writer()
                 self.store = store_at(self.options.location, self.writer)
+                self.direct_writer = _another(self.writer)
 
     @property
     def is_open(self) -> bool:
@@ -248,8 +251,8 @@ class RemoteTier:
         return there and readable_manifest(self.store, manifest.step) == manifest
 
     @contextmanager
-    def writing(self, local: Ledger, save: Save) -> Iterator[CommitLedger]:
-        """Yield the ledger for `save`, which is written here directly, inside the `with`.
+    def writing(self, serial: int) -> Iterator[CommitLedger]:
+        """Yield the ledger for a save that is written here directly, inside the `with`.
 
         Copies of other checkpoints go on; one that is complete is published afterwards. Raises
         TransferError when the tier is not open. What fails leaves its objects to `tidy`, so that
@@ -258,7 +261,16 @@ class RemoteTier:
         with self._lock, leaving_failed():
             if not self.is_open:
                 raise TransferError(f"{self}: it does not answer")
-            yield _DirectLedger(self, save.serial or local.new_serial())
+            yield _DirectLedger(self, serial)
+
+    @contextmanager
+    def using(self) -> Iterator[Writer]:
+        """Yield the writer for a part of a checkpoint that is written here directly; see `writing`.
+
+        It stays the writer inside the `with`. For every rank of a job.
+        """
+        with self._lock, leaving_failed():
+            yield self.direct_writer
 
     def published(self, manifest: Manifest, waiting: Collection[int]) -> None:
         """Record a new checkpoint, then remove what retention drops and what it replaced."""
@@ -286,8 +298,15 @@ class RemoteTier:
         """Release the lock of a directory, close the connections to a bucket."""
         self._ledger = None
         self.store.release()
+        if isinstance(self.direct_writer, S3Writer):
+            self.direct_writer.client.close()
         if isinstance(self.writer, S3Writer) and isinstance(self.options.writer, str):
             self.writer.client.close()
+
+
+def _another(writer: Writer) -> Writer:
+    """Return a writer to a bucket with the same options, or `writer` itself for a directory."""
+    return S3Writer(writer.options) if isinstance(writer, S3Writer) else writer
 
 
 def _begins(steps: Collection[int]) -> tuple[str, ...]:

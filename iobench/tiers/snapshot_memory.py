@@ -22,12 +22,13 @@ from iobench.tiers.local_tier import LocalTier
 from iobench.tiers.memory_persister import MemoryPersister
 from iobench.tiers.memory_pool import MemoryPool
 from iobench.tiers.memory_reader import MemoryReader
-from iobench.tiers.memory_slot import MemorySlot
+from iobench.tiers.memory_slot import Kept, MemorySlot
 from iobench.tiers.memory_status import MemoryStatusFile
 from iobench.tiers.memory_tier import MemoryTier
 from iobench.writers.base import Writer
+from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["SnapshotMemory", "TierUse"]
+__all__ = ["SnapshotMemory", "TierUse", "uses"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,28 @@ class TierUse:
     rate_bytes_per_s: float | None
 
 
+def uses(pool: MemoryPool, rates: Mapping[str, float | None]) -> tuple[TierUse, ...]:
+    """Return the use of each tier of `pool` now, fastest first. `rates` were measured before."""
+    fill = pool.fill()
+    return tuple(
+        TierUse(
+            tier=one.name,
+            size_bytes=one.size_bytes,
+            used_bytes=fill[one.name][0],
+            free_bytes=fill[one.name][1],
+            rate_bytes_per_s=rates[one.name],
+        )
+        for one in pool.tiers
+    )
+
+
+def _kept(manifest: Manifest, content: Serialized) -> Kept:
+    def files(memory: Bytes) -> list[FileImage]:
+        return [content.image_in(memory), content.skeleton_image()]
+
+    return Kept(step=manifest.step, serial=manifest.serial, manifest=manifest, files=files)
+
+
 class SnapshotMemory:
     """Wires memory tiers to a Checkpointer. `open` comes first.
 
@@ -53,7 +76,7 @@ class SnapshotMemory:
     """
 
     def __init__(self, tiers: Sequence[MemoryTier]) -> None:
-        self._rates = {one.name: one.probe() if one.is_special else None for one in tiers}
+        self.rates = {one.name: one.probe() if one.is_special else None for one in tiers}
         self.pool = MemoryPool(tiers)
         self._damaged = ""
 
@@ -66,15 +89,19 @@ class SnapshotMemory:
         store: CheckpointStore,
         local: LocalTier | None,
         in_order: bool,
-    ) -> MemoryPersister:
+    ) -> MemoryPersister[Serialized]:
         """Return the persister. `keep` is the user's; `local` is the store if it drains."""
         self._ledger, self._keep, self._store, self._local = ledger, keep, store, local
         status = None
         if isinstance(store, DirectoryStore):
-            status = MemoryStatusFile(self.pool, store.directory, self._rates)
+            status = MemoryStatusFile(self.pool, store.directory, self.rates)
+
+        def kept(snapshot: Snapshot[Serialized]) -> Kept:
+            return _kept(persist(snapshot), snapshot.content)
+
         self._persister = MemoryPersister(
             self.pool,
-            persist,
+            kept,
             self._wanted,
             ledger.serial_of,
             in_order=in_order,
@@ -106,17 +133,7 @@ class SnapshotMemory:
 
     def use(self) -> tuple[TierUse, ...]:
         """Return the use of each tier now, fastest first."""
-        fill = self.pool.fill()
-        return tuple(
-            TierUse(
-                tier=one.name,
-                size_bytes=one.size_bytes,
-                used_bytes=fill[one.name][0],
-                free_bytes=fill[one.name][1],
-                rate_bytes_per_s=self._rates[one.name],
-            )
-            for one in self.pool.tiers
-        )
+        return uses(self.pool, self.rates)
 
     def restore(
         self, step: int | Literal["latest"], read: Read, like: Any
@@ -129,10 +146,10 @@ class SnapshotMemory:
         """
         self._damaged = ""
         slot = self._slot(step)
-        if slot is None or slot.kept is None:
+        if slot is None or slot.kept is None or slot.kept.manifest is None:
             return None
-        manifest, content = slot.kept.manifest, slot.kept.content
-        reader = MemoryReader([content.image_in(slot.memory), content.skeleton_image()])
+        manifest = slot.kept.manifest
+        reader = MemoryReader(slot.kept.files(slot.memory))
         try:
             state, transfer = read(
                 self._store, cast("Writer", reader), manifest.step, manifest, like
@@ -175,5 +192,5 @@ class SnapshotMemory:
     def forget(self, step: int) -> None:
         """Drop the bytes of a checkpoint that was removed."""
         for slot in self.pool.slots():
-            if slot.kept is not None and slot.kept.manifest.step == step:
+            if slot.kept is not None and slot.kept.step == step:
                 slot.kept = None

@@ -25,8 +25,9 @@ _THERE = ("durable", "verified")
 class CheckpointCopies:
     """A checkpoint of the local tier. `remote` is the last state in the journal.
 
-    It is waiting, durable, verified, superseded, skipped or failed. `size_bytes` is None for a
-    damaged one.
+    It is waiting, durable, verified, superseded, skipped or failed. `size_bytes`, of its files
+    here, is None for a damaged one. `optimizer_bytes` are those of a pinned generation, which is in
+    the directory of the optimizer, and in the remote tier too.
     """
 
     step: int
@@ -34,6 +35,7 @@ class CheckpointCopies:
     size_bytes: int | None
     age_s: float
     remote: str
+    optimizer_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +159,7 @@ def _copies(
         step=step,
         serial=manifest.serial,
         size_bytes=manifest.size_bytes,
+        optimizer_bytes=sum(file.size_bytes for one in manifest.pinned for file in one.files),
         age_s=max(0.0, now_s - manifest.created_s),
         remote=last.get((step, manifest.serial), "waiting"),
     )

@@ -48,6 +48,11 @@ class Writer(ABC):
             raise UsageError(f"{type(options).__name__} are not options of writer {self.name!r}")
         self.options = options or self.Options.from_mapping(values)
 
+    @property
+    def direct(self) -> bool:
+        """Whether large files go past the page cache; small parts of them are copied to blocks."""
+        return False
+
     @abstractmethod
     def write(
         self,

@@ -123,6 +123,10 @@ class HybridWriter(PosixWriter):
         self._small_size = min(self.options.small_size, self.options.block_size)
         self._small_files = self._policy()
 
+    @property
+    def direct(self) -> bool:
+        return IoPath.DIRECT in _PATHS[self.options.paths]
+
     def available(self, target: str | Path = ".") -> Availability:
         """Whether files can be made in `target`; the reason names the paths that do not work."""
         answer = try_directory(target)
@@ -322,7 +326,7 @@ class HybridWriter(PosixWriter):
 
     def _admits_ring(self, meter: Meter) -> bool:
         """Whether rings are wanted and available; a refused ring is recorded as a fallback."""
-        if not self.options.uring or IoPath.DIRECT not in _PATHS[self.options.paths]:
+        if not self.options.uring or not self.direct:
             return False
         if self._ring_refusal:
             meter.fell_back("io_uring", "threads", self._ring_refusal)

@@ -10,12 +10,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.scripted_s3 import scripted_s3
+from support.scripted_s3 import scripted_s3, silence
 
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.upload import leaving_failed
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 
@@ -182,3 +183,19 @@ def test_a_handshake_that_breaks(authority, monkeypatch) -> None:
         thread.join(20)
         writer.client.close()
     assert len(met) == 3
+
+
+def test_a_time_limit(authority, monkeypatch) -> None:
+    """Threads that encrypt what they send are woken by it too."""
+    monkeypatch.setenv("AWS_CA_BUNDLE", authority.file)
+    data = content(12 << 20)
+    with scripted_s3(_context(authority.issue("good"))) as server:
+        writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", threads=2)
+        server.fail("part", silence, times=100)
+        limit = writer.client.time_limit
+        with pytest.raises(TransferError), limit.within(0.2), leaving_failed():
+            writer.write(FileImage.of("model", [data]), _TARGET)
+        server.forget_faults()
+        writer.write(FileImage.of("model", [data]), _TARGET)
+        writer.client.close()
+        assert server.objects["run/model"] == data.tobytes()

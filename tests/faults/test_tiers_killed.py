@@ -56,8 +56,8 @@ _BOTH = (
     "iobench.tiers.source_file.SourceFile.read:after:2",
     "iobench.tiers.remote.RemoteTier.published:before",
     "iobench.tiers.remote.RemoteTier.published:after",
-    "iobench.tiers.drain_step.read_back:before",
-    "iobench.tiers.drain_step.read_back:after",
+    "iobench.tiers.file_copier.read_back:before",
+    "iobench.tiers.file_copier.read_back:after",
     "iobench.tiers.drain.Drain._note:after:2",
     "iobench.tiers.drain.Drain._note:after:3",
 )

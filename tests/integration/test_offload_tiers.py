@@ -30,8 +30,9 @@ from iobench.errors import DataMismatchError, OptionError, StateMismatchError, U
 from iobench.offload import SGD, Adam, AdamW
 from iobench.offload.files import read_layout
 from iobench.offload.layout import BLOCK
-from iobench.offload.store import read_records
+from iobench.offload.record_areas import read_records
 from iobench.testing import LocalS3
+from iobench.tiers.status import tiers_status
 
 pytestmark = pytest.mark.filterwarnings("ignore:step .. the optimizer is read:RuntimeWarning")
 
@@ -130,6 +131,7 @@ def test_the_files_of_the_optimizer_are_lost(tmp_path: Path, expected: list) -> 
     (file,) = manifest.pinned[0].files
     assert (tmp_path / "remote" / "step-3" / _STATE).stat().st_size == file.size_bytes
     assert not (tmp_path / "runs" / "step-3" / _STATE).exists()
+    assert tiers_status(tmp_path / "runs").checkpoints[-1].optimizer_bytes == file.size_bytes
     with pytest.raises(UsageError, match="has its optimizer in"):
         iobench.load_checkpoint(tmp_path / "remote", 3)
     with _opened(tmp_path, remote) as (optimizer, ckpt):

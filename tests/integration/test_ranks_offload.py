@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.offload_training import stock_snapshots
 
+from iobench.offload.rank_directories import rank_directory, records_in
 from tests.support import rank_offload
 from tests.support.rank_pool import FirstRanks, PoolError, RankPool
 
@@ -52,9 +53,15 @@ def test_ranks_have_the_bits_of_one_process(
 
 
 def test_engines_in_processes(pool: FirstRanks, tmp_path: Path, expected: list) -> None:
-    """Each rank has an engine process."""
+    """Each rank has an engine process, and they name the history alike."""
     found = pool.call(rank_offload.train, str(tmp_path / "state"), 2, [2], None, "process")
     _check(found, 2, expected)
+    names = [
+        [one.name for one in records_in(tmp_path / "state" / rank_directory(rank, 2))]
+        for rank in (0, 1)
+    ]
+    assert names[0] == names[1]
+    assert names[0][0].history
 
 
 def test_a_rank_that_is_one_step_behind(pool: FirstRanks, tmp_path: Path, expected: list) -> None:

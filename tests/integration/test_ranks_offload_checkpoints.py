@@ -107,10 +107,3 @@ def test_a_save_that_fails_in_one_rank(
         assert one["state"] == {"step": 2}
         assert one["bits"] == expected[1]
     assert job.held(tmp_path, 2) == job.named(tmp_path, 2)
-
-
-def test_tiers_are_refused(pool: FirstRanks, tmp_path: Path) -> None:
-    """One clear error in every rank, and nothing is made."""
-    found = pool.call(job.refuses_tiers, str(tmp_path))
-    assert all("is not copied to tiers yet" in one for one in found)
-    assert not (tmp_path / "runs").exists()

@@ -56,6 +56,24 @@ def test_a_killed_rank(
     assert job.held(tmp_path, 2) == job.named(tmp_path, 2)
 
 
+def test_killed_between_two_histories(ranks: RankPool, tmp_path: Path, expected: list) -> None:
+    """Rank 0 has gone back to a checkpoint, rank 1 has not: both have another one with as many
+    updates. A resume without a Checkpointer takes one history, and never a part of each."""
+    directory = str(tmp_path)
+    job_of_two = RankPool(2)
+    try:
+        with pytest.raises(PoolError, match="the rank ended"):
+            job_of_two.call(job.two_histories, directory, [1, f"{_PINS}.abandon_later:before:1"])
+    finally:
+        job_of_two.kill()
+    found = ranks.first(2).call(job.resumed, directory)
+    assert [one["updates"] for one in found] == [2, 2]
+    assert [one["bits"] for one in found] == [expected[1]] * 2
+    assert [one["next"] for one in found] == [expected[2]] * 2
+    assert "the newest state that all of them have" in found[0]["said"][0]
+    assert found[1]["said"] == []
+
+
 def test_killed_while_another_number_of_ranks_loads(
     ranks: RankPool, tmp_path: Path, expected: list
 ) -> None:

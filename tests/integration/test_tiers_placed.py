@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.s3_servers import s3_server
+from support.scripted_s3 import scripted_s3, silence
 from support.tiers import events, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Placement, Remote, load_checkpoint
@@ -62,12 +63,12 @@ def _open(ckpt: Checkpointer) -> None:
     until(lambda: tier.remote.is_open)
 
 
-def _measured(ckpt: Checkpointer, faster: str) -> None:
-    """Add transfers that show which tier is faster."""
+def _measured(ckpt: Checkpointer, faster: str, size: int = 10**6) -> None:
+    """Add transfers of `size` bytes that show which tier is faster."""
     assert ckpt._tier is not None
     for _ in range(3):
-        ckpt._tier.rates.add(LOCAL, 10**6, 1.0 if faster == LOCAL else 9.0)
-        ckpt._tier.rates.add(REMOTE, 10**6, 1.0 if faster == REMOTE else 9.0)
+        ckpt._tier.rates.add(LOCAL, size, 1.0 if faster == LOCAL else 9.0)
+        ckpt._tier.rates.add(REMOTE, size, 1.0 if faster == REMOTE else 9.0)
 
 
 def _options(**more: object) -> Placement:
@@ -91,6 +92,7 @@ def test_to_the_faster_tier(local: Path, remote: Path, iobench_inside: Command) 
         assert ckpt.loaded is not None
         assert ckpt.loaded.sources == {str(remote): "read"}
         shown = iobench_inside("tiers", local).stdout
+        assert shown.startswith(f"local   {local}\n")  # no line about memory tiers
         assert "what was trained after step 2" in shown
         assert re.search(r"^ +2  remote  remote takes .*, local ", shown, re.MULTILINE)
         ckpt.remove(2)
@@ -194,6 +196,29 @@ def test_a_dead_bucket_is_left_without_a_clean_up(
     assert S3Objects(writer.client, S3Target.parse(target)).uploads() == []
     writer.client.close()
     assert load_checkpoint(target, writer="s3")["step"] == 1
+
+
+@pytest.mark.parametrize("operation", ["list", "put"])
+@pytest.mark.usefixtures("server")  # its credentials
+def test_a_server_that_does_not_answer(local: Path, operation: str) -> None:
+    """A direct save does not wait for the timeouts of its writer, which are an hour here: after
+    the expected time and that of a local save the checkpoint is written to the local tier."""
+    with scripted_s3() as silent:
+        writer = S3Writer(
+            endpoint_url=silent.endpoint_url, addressing_style="path", read_timeout_s=3600
+        )
+        tier = Remote("s3://bucket/run", writer=writer)
+        with Checkpointer(local, tiers=[tier], placement=_options()) as ckpt:
+            _open(ckpt)
+            _measured(ckpt, REMOTE, size=10**9)
+            silent.fail(operation, silence, times=1000)
+            with pytest.warns(RuntimeWarning, match="not written within .* the expected time"):
+                save = ckpt.save(state(1, _SMALL), 1)
+            assert save.copies[0] == Copy(tier=str(local), state="durable")
+            silent.forget_faults()
+            silent.released.set()
+            until(lambda: settled(ckpt))
+            assert load_checkpoint("s3://bucket/run", writer=writer)["step"] == 1
 
 
 def test_a_direct_save_whose_manifest_is_in_doubt_is_taken_back(

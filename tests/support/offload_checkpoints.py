@@ -12,7 +12,7 @@ from iobench.errors import TargetError
 from iobench.offload import AdamW
 from iobench.offload.files import read_layout
 from iobench.offload.record import Pin
-from iobench.offload.store import read_records
+from iobench.offload.record_areas import read_records
 from support.offload_kills import OffloadKills
 from support.offload_training import (
     OPTIONS,

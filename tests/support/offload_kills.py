@@ -18,7 +18,7 @@ from iobench.checkpoint.lock import DirectoryLock
 from iobench.errors import TargetError
 from iobench.offload import AdamW
 from iobench.offload.files import read_layout
-from iobench.offload.store import read_records
+from iobench.offload.record_areas import read_records
 from support.offload_training import (
     Snapshot,
     assert_equal,

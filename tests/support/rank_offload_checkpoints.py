@@ -10,7 +10,7 @@ import torch
 
 import iobench
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import DataMismatchError, OptionError
+from iobench.errors import DataMismatchError
 from iobench.offload.rank_directories import complete_sizes, rank_directory, records_in
 from iobench.offload.ranked import ShardedAdamW
 from support.kill_points import arm
@@ -18,36 +18,42 @@ from tests.support.offload_training import OPTIONS, VALUES, give_gradients, make
 from tests.support.rank_offload import bits
 from tests.support.rank_pool import in_world, mesh_of
 
-__all__ = ["KEPT", "PINS", "held", "named", "refuses_tiers", "save_fails", "train"]
+__all__ = ["KEPT", "PINS", "held", "named", "resumed", "save_fails", "train", "two_histories"]
 
 PINS = 3
 KEPT = 2
 
 
-def _opened(size: int, directory: str) -> tuple[list[torch.Tensor], ShardedAdamW, dict[str, Any]]:
+def _opened(
+    size: int, directory: str, *, engine: str = "thread", **own: Any
+) -> tuple[list[torch.Tensor], ShardedAdamW, dict[str, Any]]:
+    """`own` are options of a new optimizer."""
     torch.set_num_threads(1)
     world = in_world(size)
     common: dict[str, Any] = {
         "world": world,
         "group": mesh_of(size).get_group() if size > 1 else None,
         "deadline_s": 60,
+        "engine": engine,
     }
     base = Path(directory) / "state"
     # Only the directories say whether there was a training; all ranks look before one makes any.
     from iobench.dist.control import shared_control
 
     control = shared_control(world).sub("test")
-    begun = bool(complete_sizes(base)) and any(
-        records_in(base / rank_directory(rank, n))
+    begun = any(
+        not one.tentative  # of a load that was killed
         for n in complete_sizes(base)
         for rank in range(n)
+        for one in records_in(base / rank_directory(rank, n))
     )
     assert len(set(control.all_gather("begun", begun, deadline_s=60))) == 1
     parameters = make_parameters(9 if begun else 0)
     if begun:
         optimizer = ShardedAdamW.resume(parameters, base, memory=OPTIONS["memory"], **common)
     else:
-        optimizer = ShardedAdamW(parameters, base, **VALUES, **OPTIONS, pins=PINS, **common)
+        new: dict[str, Any] = {**VALUES, **OPTIONS, "pins": PINS, **own}
+        optimizer = ShardedAdamW(parameters, base, **new, **common)
     return parameters, optimizer, {"world": world, "keep": iobench.KeepLast(KEPT)}
 
 
@@ -127,18 +133,40 @@ def save_fails(size: int, directory: str, kill: tuple[int, str]) -> dict[str, An
     return {"errors": errors, "steps": steps, "state": state, "bits": bits(parameters)}
 
 
-def refuses_tiers(size: int, directory: str) -> str:
-    """Return the error of a Checkpointer with a remote tier."""
-    _, optimizer, options = _opened(size, directory)
-    tiers = [iobench.Remote(Path(directory) / "remote")]
-    with optimizer:
-        try:
-            iobench.Checkpointer(
-                Path(directory) / "runs", offload=optimizer, tiers=tiers, **options
-            )
-        except OptionError as error:
-            return str(error)
-    return ""
+def two_histories(size: int, directory: str, kill: tuple[int, str] | None) -> None:
+    """Make two checkpoints after two updates each, of two histories; then go back to the first.
+
+    `kill` is in that load.
+    """
+    parameters, optimizer, options = _opened(size, directory, pins=4)
+    options["keep"] = iobench.KeepLast(3)
+    with (
+        optimizer,
+        iobench.Checkpointer(Path(directory) / "runs", offload=optimizer, **options) as ckpt,
+    ):
+        for update in (0, 1):
+            give_gradients(parameters, update)
+            optimizer.step()
+            ckpt.save({"step": update + 1}, update + 1)
+        ckpt.load(1)
+        give_gradients(parameters, 50)  # another batch than in the first history
+        optimizer.step()
+        ckpt.save({"step": 12}, 12)
+        if kill is not None and kill[0] == options["world"].rank:
+            arm(kill[1])
+        ckpt.load(2)
+
+
+def resumed(size: int, directory: str) -> dict[str, Any]:
+    """Resume without a Checkpointer: the parameters, and what was told."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        parameters, optimizer, _ = _opened(size, directory)
+        with optimizer:
+            found = {"bits": bits(parameters), "updates": optimizer.updates}
+            give_gradients(parameters, 2)
+            optimizer.step()
+    return {**found, "next": bits(parameters), "said": [str(one.message) for one in said]}
 
 
 def held(directory: Path, size: int) -> list[set[str]]:

@@ -46,7 +46,7 @@ def _moved(what: str) -> Iterator[list[str]]:
     original = getattr(FileCopier, what)
 
     def move(self: FileCopier, *args: Any) -> Any:
-        names.extend(file.path for file in args[-1])
+        names.extend(file.path for file in args[3 if what == "send" else 1])
         return original(self, *args)
 
     with mock.patch.object(FileCopier, what, move):
@@ -174,8 +174,6 @@ def refused(size: int, local: str, remote: str) -> list[str]:
     world = in_world(size)
     one = iobench.Remote(remote)
     wrong: list[dict[str, Any]] = [
-        {"tiers": [iobench.Memory("1GiB"), one]},
-        {"tiers": [one], "placement": iobench.Placement()},
         {"tiers": [iobench.Paced(iobench.Local(), "1GiB"), one]},
         {"tiers": [iobench.Remote(local)]},
     ]

@@ -87,6 +87,15 @@ def test_sizes_are_shown(size: int, text: str) -> None:
 def test_rates_are_shown_in_both_units() -> None:
     """GiB/s come first, GB/s in brackets."""
     assert format_rate(2.31 * 2**30) == "2.31 GiB/s (2.48 GB/s)"
+    assert format_rate(2**30 / 10) == "0.10 GiB/s (0.11 GB/s)"
+    assert format_rate(0) == "0.00 GiB/s (0.00 GB/s)"
+
+
+def test_low_rates_are_shown_in_smaller_units() -> None:
+    """Never as 0.00 of a unit that is too large."""
+    assert format_rate(20 * 2**20) == "20.00 MiB/s (20.97 MB/s)"
+    assert format_rate(2**20 / 10) == "0.10 MiB/s (0.10 MB/s)"
+    assert format_rate(3000) == "2.93 KiB/s (3.00 kB/s)"
 
 
 @pytest.mark.parametrize(

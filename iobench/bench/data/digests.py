@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from iobench.formats.tensors import tensor_bytes
 from iobench.results.records import Verified
 from iobench.units import MIB
 from iobench.writers.base import Writer
+from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import Bytes
 
 __all__ = ["Digests"]
 
+_PART = 32 * MIB  # of small tensors, in one thread
 _STEP = 16 * MIB  # so that a long tensor is never resident as a whole
 
 
@@ -34,8 +37,7 @@ class Digests:
 
     def remember(self) -> None:
         """Keep the digests of the tensors' present bytes; restores must return the same bytes."""
-        numbers = range(self._placement.count)
-        self._expected = array("Q", (self._digest([self._memory(n)]) for n in numbers))
+        self._expected = self._in_memory(range(self._placement.count))
 
     def to_text(self) -> str:
         """Return the digests for another process, which restores these tensors."""
@@ -72,8 +74,8 @@ class Digests:
             start, stop, lap = placement.window(number)
             return start == stop or (lap == last_lap and stop - start <= pool_bytes)
 
-        for number in (n for file in everywhere for n in wanted.numbers(file) if is_here(n)):
-            wrong += self._digest([self._memory(number)]) != self._expected[number]
+        here = array("Q", (n for file in everywhere for n in wanted.numbers(file) if is_here(n)))
+        wrong += sum(map(ne, self._in_memory(here), (self._expected[n] for n in here)))
         with self._pool.trimmed():
             for file in everywhere:
                 gone = [number for number in wanted.numbers(file) if not is_here(number)]
@@ -105,6 +107,28 @@ class Digests:
                 )
                 wrong += not same
         return Verified(tensors=tensors, bytes=size, mismatches=wrong)
+
+    def _in_memory(self, numbers: Sequence[int]) -> array[int]:
+        """Return the digests of the present bytes of these tensors, computed in two threads."""
+
+        def digests(part: Sequence[int]) -> array[int]:
+            return array("Q", (self._digest([self._memory(number)]) for number in part))
+
+        found = array("Q")
+        for part in map_in_workers(2, digests, list(self._parts(numbers)), caller_waits=True):
+            found += part
+        return found
+
+    def _parts(self, numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Yield consecutive `numbers` of `_PART` bytes or a little more."""
+        first = size = 0
+        for at, number in enumerate(numbers):
+            size += self._placement.size(number)
+            if size >= _PART:
+                yield numbers[first : at + 1]
+                first, size = at + 1, 0
+        if first < len(numbers):
+            yield numbers[first:]
 
     def _memory(self, number: int) -> Bytes:
         start, stop, _ = self._placement.window(number)

@@ -26,6 +26,7 @@ from iobench.writers.transfer import Meter
 __all__ = ["RandomPool", "Window", "Windows"]
 
 _CHUNK = 4 * MIB
+_SCRUBBED = 64 * MIB  # one call
 _ALIGNMENT = 64  # of torch's CPU allocator; memory aligned to 512 would spare direct I/O its copy
 _FINEST = 16  # the largest element of a torch dtype, complex128
 _DIRECT = 512
@@ -115,14 +116,21 @@ class RandomPool:
                 uninterrupted(trimmer.join)
             self.trim()
 
-    def scrub(self) -> None:
+    def scrub(self, threads: int = 2) -> None:
         """Change every byte: the memory cannot hold the right bytes before a restore.
 
-        The XOR works in place. No byte of the key is zero, so no byte stays the same.
+        The XOR works in place, without the GIL. No byte of the key is zero, so no byte stays the
+        same.
         """
         key = int.from_bytes(self._keys.integers(1, 256, 8, np.uint8).tobytes(), "little")
-        words = self.memory[: self.size_bytes].view(np.uint64)
-        np.bitwise_xor(words, np.uint64(key), out=words)
+
+        def change(parts: Blocks, _: Meter) -> None:
+            for start, end in parts:
+                words = self.memory[start:end].view(np.uint64)
+                np.bitwise_xor(words, np.uint64(key), out=words)
+
+        parts = Blocks(0, self.size_bytes, _SCRUBBED)
+        run_workers(threads, parts, change, Meter(), caller_waits=True)
 
 
 class Window(NamedTuple):

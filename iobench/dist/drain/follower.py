@@ -15,7 +15,8 @@ import msgspec
 
 from iobench import linux
 from iobench.checkpoint.copies import Copy
-from iobench.checkpoint.manifest import FileRecord
+from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
+from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.dist.control import Control
@@ -41,12 +42,17 @@ class DrainFollower:
     error is an answer, and is raised there. The thread ends with the drain, or when a rank is lost.
     """
 
+    offload: PinnedState | None = None  # this rank's part of the optimizer, copied too
+
     def __init__(self, control: Control, local: DirectoryStore, remote: RemoteTier) -> None:
         self._control, self._local, self._remote = control, local, remote
         self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
-        self._copier = FileCopier(local=local, remote=remote, pace=self._pace)
+        self._copier = FileCopier(
+            local=local, remote=remote, pace=self._pace, offload=lambda: self.offload
+        )
         self._saving, self._hurry_at_s = 0, math.inf
         self._serials: dict[int, int] = {}
+        self._direct: dict[int, tuple[int, float]] = {}
         self._states: dict[int, Queued] = {}
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="iobench-drain", daemon=True)
@@ -69,6 +75,11 @@ class DrainFollower:
     def _must_yield(self) -> bool:
         return self._saving > 0 and time.monotonic() < self._hurry_at_s
 
+    def sent_directly(self, step: int, serial: int) -> None:
+        """Record a save that is durable in the remote tier, and not in the local one."""
+        last = dict(list(self._direct.items())[-_REMEMBERED:])
+        self._direct = {**last, step: (serial, time.time())}
+
     def copies(self, save: Save) -> list[Copy]:
         """Return where the copies of `save` are, nearest first, as rank 0 said last."""
         if save.on_the_way:
@@ -76,6 +87,9 @@ class DrainFollower:
         if save.status != "committed":
             return []
         found, serial = self._states.get(save.step), self._serials.get(save.step)
+        direct, at_s = self._direct.get(save.step, (None, 0.0))
+        if direct is not None and direct == serial:
+            return [Copy(tier=str(self._remote), state="durable", durable_at_s=at_s)]
         told = found is not None and found.serial == serial
         there = found.copy_in(str(self._remote)) if found is not None and told else None
         waiting = Copy(tier=str(self._remote), state="waiting")
@@ -109,15 +123,19 @@ class DrainFollower:
 
     def _done(self, order: dict[str, Any]) -> dict[str, Any]:
         files = msgspec.convert(order["files"], list[FileRecord])
+        pinned = msgspec.convert(order["pinned"], list[PinnedGeneration])
         self._hurry_at_s = time.monotonic() + order["hurry_after_s"]
         self._pace.begin()
         try:
             if order["do"] == "read back":
                 self._copier.read_back(order["place"], files)
                 return {"sent": 0}
+            if order["do"] == "compare":
+                self._copier.compare_local(order["step"], files, pinned)
+                return {"sent": 0}
             step, serial = order["step"], order["serial"]
             self._states = {**self._states, **states_of([[step, serial, "draining", None]])}
-            return {"sent": self._copier.send(step, serial, order["place"], files)}
+            return {"sent": self._copier.send(step, serial, order["place"], files, pinned)}
         except Exception as error:  # noqa: BLE001 -- rank 0 raises it
             with contextlib.suppress(IobenchError):
                 self._remote.renew()

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from iobench.checkpoint.manifest import FileRecord
+from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
 from iobench.dist.control import Control
 from iobench.dist.drain.messages import (
     NEXT,
@@ -39,19 +39,44 @@ class RankCopier(FileCopier):
     control: Control
     _told: list[Queued] = field(default_factory=list)
 
-    def send(self, step: int, serial: int, place: str | Path, files: Sequence[FileRecord]) -> int:
+    def send(
+        self,
+        step: int,
+        serial: int,
+        place: str | Path,
+        files: Sequence[FileRecord],
+        pinned: Sequence[PinnedGeneration] = (),
+    ) -> int:
         copy = self.remote.copy(place, serial, self.pace)
-        parts = shares(files, self.control.world.size)
+        parts, states = self._parts(files, pinned)
 
         def own() -> int:
-            return FileCopier.send(self, step, serial, place, parts[0])
+            return FileCopier.send(self, step, serial, place, parts[0], states[0])
 
         order = {"do": "send", "step": step, "serial": serial, "place": str(place)}
-        sent = self._together(order, parts, own)
-        for part in parts[1:]:
-            for file in part:
+        sent = self._together(order, parts, own, states)
+        for part, generations in zip(parts[1:], states[1:], strict=True):
+            for file in (*part, *(file for one in generations for file in one.files)):
                 copy.check(file.path, file.size_bytes)
         return sent
+
+    def compare_local(
+        self, step: int, files: Sequence[FileRecord], pinned: Sequence[PinnedGeneration] = ()
+    ) -> None:
+        parts, states = self._parts(files, pinned)
+
+        def own() -> int:
+            FileCopier.compare_local(self, step, parts[0], states[0])
+            return 0
+
+        self._together({"do": "compare", "step": step}, parts, own, states)
+
+    def _parts(
+        self, files: Sequence[FileRecord], pinned: Sequence[PinnedGeneration]
+    ) -> tuple[list[list[FileRecord]], list[list[PinnedGeneration]]]:
+        """Share out files, and parts of the optimizer: each rank may be alone in having its own."""
+        size = self.control.world.size
+        return shares(files, size), [list(pinned[rank::size]) for rank in range(size)]
 
     def read_back(self, where: str | Path, files: Sequence[FileRecord]) -> None:
         parts = shares(files, self.control.world.size)
@@ -72,16 +97,25 @@ class RankCopier(FileCopier):
         self._scatter([{"do": "end"}] * self.control.world.size)
 
     def _together(
-        self, order: dict[str, Any], parts: list[list[FileRecord]], own: Callable[[], int]
+        self,
+        order: dict[str, Any],
+        parts: list[list[FileRecord]],
+        own: Callable[[], int],
+        states: list[list[PinnedGeneration]] | None = None,
     ) -> int:
         """Let all ranks move their parts. Return the bytes sent; raise when all have ended."""
-        pieces = order["do"] == "read back"  # 100,000 of them are sent only where they are needed
+        pieces = order["do"] != "send"  # 100,000 of them are sent only where they are needed
         files = [
             [file if pieces else msgspec.structs.replace(file, pieces=()) for file in part]
             for part in parts
         ]
         order["hurry_after_s"] = self._hurry_after_s()
-        self._scatter([{**order, "files": msgspec.to_builtins(part)} for part in files])
+        self._scatter(
+            [
+                {**order, "files": msgspec.to_builtins(part), "pinned": msgspec.to_builtins(state)}
+                for part, state in zip(files, states or [[] for _ in files], strict=True)
+            ]
+        )
         try:
             answer: dict[str, Any] = {"sent": own()}
         except Exception as error:  # noqa: BLE001 -- raised below, when the others have ended

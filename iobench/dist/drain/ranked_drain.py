@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iobench.checkpoint.copies import Copy
+from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.dist.control import Control
@@ -49,6 +50,13 @@ class RankedDrain:
             self.remote.check(self.store.directory)
             self._follower = DrainFollower(control, self.store, self.remote)
 
+    def copy_pinned(self, state: PinnedState) -> None:
+        """Copy the generations of `state` that checkpoints name, too: this rank's part of each."""
+        if self.tier is not None:
+            self.tier.drain.offload = state
+        elif self._follower is not None:
+            self._follower.offload = state
+
     def start(self, ages: Callable[[], dict[int, tuple[int, float]]]) -> None:
         """Start the thread. `ages` has those of the ledger of rank 0."""
         if self.tier is not None:
@@ -59,6 +67,11 @@ class RankedDrain:
     def saving(self, step: int, serial: int) -> AbstractContextManager[None]:
         """Let the copies wait while this rank writes its part in the body. In rank 0, all of it."""
         return self._follower.saving(step, serial) if self._follower else nullcontext()
+
+    def sent_directly(self, step: int, serial: int) -> None:
+        """Record, in other ranks than 0, a save that is durable in the remote tier alone."""
+        if self._follower is not None:
+            self._follower.sent_directly(step, serial)
 
     def copies(self, save: Save) -> list[Copy]:
         """Return where the copies of `save` are, nearest first; in other ranks than 0 as told."""

@@ -136,6 +136,14 @@ class BothStores:
         found = self._found(step)
         return bool(found.remote) and self._remote_manifest(step) == self._manifests[step]
 
+    def remote_copy(self, manifest: Manifest) -> tuple[str, Writer] | None:
+        """See RemoteCopies."""
+        found = self._listed.get(manifest.step)
+        if found is None or not found.remote:
+            return None
+        same = self._remote_manifest(manifest.step) == manifest
+        return (found.remote, self._remote_writer) if same else None
+
     def remote_place(self, step: int) -> str:
         """Return where the remote copy is."""
         return self._found(step).remote

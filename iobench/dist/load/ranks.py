@@ -25,7 +25,9 @@ Agreed = Callable[[str, Callable[[], Any]], list[Any]]
 """Calls a function in all ranks and returns all results; it fails in all ranks or in none."""
 
 NextTier = Callable[[int, str], bool]
-"""Gets a step and its damage. Makes another place that of the step; False: there is no other."""
+"""Gets a step and its damage. Makes another place that of the step; False: there is no other.
+
+It is asked again when the step is damaged there too."""
 
 
 def load_together(
@@ -61,7 +63,7 @@ def load_together(
     passed_over: dict[int, str] = {}
     for at, candidate in enumerate(steps):
         restored, damage = _one(agreed, world, store, writer, candidate, read, reader(), offload)
-        if damage and next_tier is not None and next_tier(candidate, damage):
+        while damage and next_tier is not None and next_tier(candidate, damage):
             restored, damage = _one(
                 agreed, world, store, writer, candidate, read, reader(), offload
             )

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.restore import Loaded, OnCorrupt
+from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.control import Control
 from iobench.dist.load.ranks import NextTier, load_together
 from iobench.dist.load.shared_reader import shared_reader
+from iobench.dist.memory.reader import MemoryFirst
 from iobench.dist.replicas.recovery import Version
 from iobench.dist.replicas.restoring import Chosen, Restoring
 from iobench.dist.restore_plan import RestoreMode
+from iobench.dist.saves.content import data_file
 from iobench.errors import DataMismatchError
+from iobench.writers.base import Writer
 
-__all__ = ["restore_together"]
+__all__ = ["FromMemory", "restore_together"]
+
+FromMemory = Callable[[Version, CheckpointStore, Writer], MemoryFirst | None]
+"""Returns what reads a version from the memory tiers of the ranks; a call of all ranks."""
 
 
 def restore_together(
@@ -30,6 +37,7 @@ def restore_together(
     deadline_s: float,
     next_tier: NextTier | None = None,
     offload: Callable[[Manifest], None] | None = None,
+    from_memory: FromMemory | None = None,
 ) -> tuple[Any, Loaded, Version]:
     """Return the state of `step`, after `restoring.look`. See `load_together` and `Restoring`.
 
@@ -49,6 +57,7 @@ def restore_together(
                 deadline_s=deadline_s,
                 next_tier=next_tier,
                 offload=offload,
+                from_memory=from_memory,
             )
             return state, loaded, restoring.version_of(loaded.step, chosen)
         except DataMismatchError as error:
@@ -69,16 +78,27 @@ def _load(
     deadline_s: float,
     next_tier: NextTier | None,
     offload: Callable[[Manifest], None] | None,
+    from_memory: FromMemory | None,
 ) -> tuple[Any, Loaded]:
     """Load what was chosen; without a choice, let the load say what is wrong."""
+    store = chosen.store if chosen else restoring.store
     writer = chosen.writer if chosen else restoring.writer
-    serials = restoring.serials
+    serials, memory = restoring.serials, None
+    if from_memory is not None and chosen is not None:
+        memory = from_memory(chosen.plan.version, store, writer)
+    owners = None
+    if memory is not None and chosen is not None:
+        writer = cast(Writer, memory)
+        owners = {data_file(rank): rank for rank in range(restoring.world.size)}
+        next_tier = _memory_first(memory, chosen.plan.version.step, next_tier)
     try:
-        with shared_reader(control, writer, restore_mode, deadline_s=deadline_s) as reader:
+        with shared_reader(
+            control, writer, restore_mode, deadline_s=deadline_s, owners=owners
+        ) as reader:
             return load_together(
                 restoring.agreed,
                 restoring.world,
-                chosen.store if chosen else restoring.store,
+                store,
                 writer,
                 chosen.plan.version.step if chosen else step,
                 on_corrupt=on_corrupt,
@@ -91,3 +111,14 @@ def _load(
     finally:
         for note in chosen.close() if chosen else ():
             warnings.warn(f"a replica was replaced: {note}", RuntimeWarning, stacklevel=6)
+
+
+def _memory_first(memory: MemoryFirst, step: int, after: NextTier | None) -> NextTier:
+    """Return what leaves memory for storage first, and then storage for `after`."""
+
+    def next_tier(damaged: int, problem: str) -> bool:
+        if damaged == step and memory.leave(problem):
+            return True
+        return after is not None and after(damaged, problem)
+
+    return next_tier

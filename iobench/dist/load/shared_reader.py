@@ -43,9 +43,16 @@ class SharedReader:
     """
 
     def __init__(
-        self, reader: Reader, writer: Writer, control: Control, *, deadline_s: float
+        self,
+        reader: Reader,
+        writer: Writer,
+        control: Control,
+        *,
+        deadline_s: float,
+        owners: Mapping[str, int] | None = None,
     ) -> None:
-        self._writer = writer
+        """`owners`: the rank that reads each file, in place of a choice by the restore mode."""
+        self._writer, self._owners = writer, owners
         self._reader, self._control, self._deadline_s = reader, control, deadline_s
         self._begun = False
 
@@ -101,8 +108,11 @@ class SharedReader:
             image = FileImage.of(path, [memory[path]])
             images[numbers[path]] = WatchedImage(image, check.watch(pieces))
             wanted += _ranges(numbers[path], pieces)
+        owners = None
+        if self._owners is not None:
+            owners = {numbers[at]: rank for at, rank in self._owners.items() if at in numbers}
         try:
-            done = self._reader.read(images, str(location), wanted)
+            done = self._reader.read(images, str(location), wanted, owners)
         except OtherRankError as error:
             raise DataMismatchError(str(error)) from error
         finally:
@@ -132,19 +142,25 @@ class SharedReader:
 
 @contextmanager
 def shared_reader(
-    control: Control, writer: Writer, mode: RestoreMode, *, deadline_s: float
+    control: Control,
+    writer: Writer,
+    mode: RestoreMode,
+    *,
+    deadline_s: float,
+    owners: Mapping[str, int] | None = None,
 ) -> Iterator[Callable[[], SharedReader | None]]:
     """Provide what makes the reader of one checkpoint, None if each rank reads what it needs.
 
-    The connections to the other ranks end with the block.
+    With `owners` the mode does not count: each file is read by its owner. The connections to the
+    other ranks end with the block.
     """
-    if mode == "all":
+    if mode == "all" and owners is None:
         yield lambda: None
         return
     with Transport(control) as transport:
         modes = Reader(writer, transport, mode, deadline_s=deadline_s)
         own = control.sub("load")
-        yield lambda: SharedReader(modes, writer, own, deadline_s=deadline_s)
+        yield lambda: SharedReader(modes, writer, own, deadline_s=deadline_s, owners=owners)
 
 
 class _Check:

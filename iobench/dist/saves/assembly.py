@@ -54,9 +54,11 @@ class Assembly:
         checksums: Sequence[str],
         serial: int,
         attempt: str,
-    ) -> None:
+        decision: str = "",
+    ) -> Manifest:
         """Commit the parts in `staged`, whose part manifests have these checksums.
 
+        `decision` says why they are in this tier. Returns the manifest.
         Raises TargetError for a part that rank 0 cannot see, DataMismatchError for one that
         differs, and TransferError. Then there is no checkpoint.
         """
@@ -75,23 +77,26 @@ class Assembly:
         self.writer.write_many(images, staged.directory, sync_directory=False)
         staged.remove(map(part_file, numbers))
         records = [record_of(image, [("", image.size_bytes)]) for image in images]
-        files = (*(part.file for part in parts), *records)
-        manifest = self._manifest(save, files, serial, attempt)
+        files = (*(file for part in parts for file in part.files), *records)
+        manifest = self._manifest(save, files, serial, attempt, decision)
         manifest = msgspec.structs.replace(manifest, offload=_pinned(parts))
         staged.publish([manifest.to_json()])
+        return manifest
 
     def table(self, plan: RankPlan) -> str:
         """Return the part of the index that has the tensors of all ranks, as JSON."""
         return self._indexer_of(plan).table
 
     def _part(self, directory: str | Path, rank: int, checksum: str) -> Part:
-        """Return the part of a rank, after a look at both of its files."""
+        """Return the part of a rank, after a look at all of its files."""
         where = f"{directory}/{part_file(rank)}"
+        sizes: list[tuple[FileRecord, int]] = []
         try:
             with closing(self.writer.open_source(where)) as source:
                 part = Part.parse(source.read(-1), checksum, where)
-            with closing(self.writer.open_source(f"{directory}/{part.file.path}")) as source:
-                size = source.seek(0, io.SEEK_END)
+            for file in part.files:
+                with closing(self.writer.open_source(f"{directory}/{file.path}")) as source:
+                    sizes.append((file, source.seek(0, io.SEEK_END)))
         except TransferError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise
@@ -100,11 +105,12 @@ class Assembly:
                 f"on host {self.world.host} does not see it; all ranks need the same directory: "
                 "choose one that all nodes share"
             ) from error
-        if size != part.file.size_bytes:
-            raise DataMismatchError(
-                f"{directory}/{part.file.path}: has {size} bytes, rank {rank} on host "
-                f"{self.hosts[rank]} wrote {part.file.size_bytes}"
-            )
+        for file, size in sizes:
+            if size != file.size_bytes:
+                raise DataMismatchError(
+                    f"{directory}/{file.path}: has {size} bytes, rank {rank} on host "
+                    f"{self.hosts[rank]} wrote {file.size_bytes}"
+                )
         return part
 
     def _indexer_of(self, plan: RankPlan) -> Indexer:
@@ -114,16 +120,22 @@ class Assembly:
         return self._indexer[1]
 
     def _manifest(
-        self, save: Save, files: tuple[FileRecord, ...], serial: int, attempt: str
+        self,
+        save: Save,
+        files: tuple[FileRecord, ...],
+        serial: int,
+        attempt: str,
+        decision: str,
     ) -> Manifest:
         from iobench._version import __version__
 
+        writer = {"name": self.writer.name, "options": self.writer.options.to_dict()}
         return Manifest(
             step=save.step,
             created_s=save.created_s,
             world_size=self.world.size,
             iobench=__version__,
-            writer={"name": self.writer.name, "options": self.writer.options.to_dict()},
+            writer={**writer, "placement": decision} if decision else writer,
             format=FORMAT,
             files=files,
             serial=serial,

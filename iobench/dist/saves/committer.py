@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import PinnedGeneration
@@ -33,34 +33,30 @@ from iobench.dist.replicas.recovery import Version
 from iobench.dist.replicas.replicator import Replicator
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
+from iobench.dist.saves.order import Committed, Ending, Order, OwnVote, VoteError, shown
 from iobench.dist.saves.part_writer import PartWriter
-from iobench.errors import RankError, TransferError
-from iobench.writers.image import Bytes
+from iobench.dist.saves.places import LocalPlace, SavePlace
+from iobench.errors import IobenchError, RankError, TransferError
+from iobench.tiers.direct_save import within_limit
+from iobench.writers.image import Bytes, FileImage
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
     from iobench.dist.drain.ranked_drain import RankedDrain
+    from iobench.dist.saves.placing import Placing
 
 __all__ = ["Pins", "RankCommitter"]
 
 
 _NEXT = "next checkpoint"
-
-
-class Order(NamedTuple):
-    """What rank 0 announced: which save is written next, and where."""
-
-    number: int
-    step: int
-    directory: str
-    serial: int
+_BEGIN = "the begin of a save"
 
 
 class Pins(Protocol):
     """The pins that the saves of a rank hold in its optimizer."""
 
-    def durable(self, save: Save) -> PinnedGeneration:
-        """Wait until the pin of `save` is durable."""
+    def durable(self, save: Save) -> tuple[PinnedGeneration, list[FileImage]]:
+        """Wait until the pin of `save` is durable. Return it, and small files to write with it."""
 
     def ended(self, save: Save, attempt: str | None) -> None:
         """The checkpoint of `save` exists and has this `attempt`, or None: it never will."""
@@ -68,7 +64,10 @@ class Pins(Protocol):
 
 @dataclass(kw_only=True)
 class RankCommitter:
-    """Commits checkpoints of all ranks on `hosts`. `ledger` and `assembly` are those of rank 0."""
+    """Commits checkpoints of all ranks on `hosts`.
+
+    `ledger`, `assembly` and `placing` are those of rank 0.
+    """
 
     control: Control
     store: CheckpointStore
@@ -81,76 +80,149 @@ class RankCommitter:
     committed: Callable[[], None] = lambda: None
     drain: RankedDrain | None = None
     pins: Pins | None = None
+    placing: Placing | None = None
+    gone: Callable[[], list[int]] = list
+    """Returns the numbers of superseded saves that were not announced yet, in rank 0."""
     _order: Order | None = field(default=None, init=False)
 
-    def commit(self, save: Save, content: RankContent, memory: Bytes | None = None) -> None:
+    def commit(
+        self, save: Save, content: RankContent, memory: Bytes | None = None
+    ) -> Committed | None:
         """Write the checkpoint with the other ranks. On return it is durable and visible.
 
         Every rank calls it. A save that has failed in this rank, see its `error`, takes part in
         order to tell the others. Raises RankError, with the name of the rank that failed; then
-        no part of the checkpoint is visible. A save that rank 0 did not choose is `superseded`.
+        no part of the checkpoint is visible. A save that rank 0 did not choose is `superseded`:
+        None is returned.
         """
         began_s = time.perf_counter()
         if self.ledger is not None:
-            self._lead(self.ledger, save, content, memory)
-        elif not self._follow(save, content, memory):
-            save.status = "superseded"
-            return
+            committed = self._lead(self.ledger, save, content, memory)
+        else:
+            found = self._follow(save, content, memory)
+            if found is None:
+                save.status = "superseded"
+                return None
+            committed = found
         save.persist_s = time.perf_counter() - began_s
         save.status = "committed"
+        return committed
 
-    def persist(self, snapshot: Snapshot[RankContent]) -> None:
+    def persist(self, snapshot: Snapshot[RankContent]) -> Committed | None:
         """Commit a snapshot; the callback of the persister."""
         memory = None if snapshot.slot is None else snapshot.memory
-        self.commit(snapshot.save, snapshot.content, memory)
+        return self.commit(snapshot.save, snapshot.content, memory)
 
-    def _lead(self, ledger: Ledger, save: Save, content: RankContent, memory: Bytes | None) -> None:
-        order: Order | None = None
+    def announced(self) -> Order:
+        """Wait until rank 0 has announced its next save. For the other ranks; it begins nothing."""
+        if self._order is None:
+            found = self.control.broadcast(_NEXT, deadline_s=self.deadline_s)
+            self._order = Order(**found)
+        return self._order
+
+    def _lead(
+        self, ledger: Ledger, save: Save, content: RankContent, memory: Bytes | None
+    ) -> Committed:
+        order = Order(content.number, save.step, gone=self.gone())
         try:
             if save.error is not None:
                 raise save.error
-            serial, replace = ledger.new_serial(), ledger.holds(save.step)
-            with self.store.staged(
-                save.step, serial=serial, replace=replace, shared=True
-            ) as staged:
-                order = Order(content.number, save.step, os.fspath(staged.directory), serial)
-                self.control.broadcast(_NEXT, order._asdict(), deadline_s=self.deadline_s)
-                votes = self._vote(save, content, memory, order)
-                assert self.assembly is not None
-                self.assembly.publish(save, content.plan, staged, votes, serial, _attempt_of(order))
+            serial = ledger.serial_of(save) if save.serial else ledger.new_serial()
+            order = order._replace(serial=serial)
+            place: SavePlace | None = self._place(ledger, save, content)
+        except BaseException as failure:
+            self._ended(save, None)
+            raise self._conclude(order, failure, announced=False) from failure
+        committed: Committed | None = None
+        while place is not None:
+            committed, place = self._attempt(place, save, content, memory, order)
+            order = order._replace(gone=())
+        assert committed is not None
+        return committed
+
+    def _place(self, ledger: Ledger, save: Save, content: RankContent) -> SavePlace:
+        if self.placing is not None:
+            return self.placing.place(save, content.plan)
+        assert self.assembly is not None
+        return LocalPlace(store=self.store, ledger=ledger, assembly=self.assembly)
+
+    def _attempt(
+        self, place: SavePlace, save: Save, content: RankContent, memory: Bytes | None, order: Order
+    ) -> tuple[Committed | None, SavePlace | None]:
+        """Write the checkpoint at `place`. Return what this rank wrote, or the next place."""
+        announced, own, probe = False, None, 0
+        try:
+            with place.staged(save, order.serial) as staged:
+                order = order._replace(
+                    directory=os.fspath(staged.directory),
+                    remote=place.remote,
+                    limit_s=place.limit_s,
+                )
+                announced = True
+                self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
+                own = self._part(save, content, memory, order)
+                votes = self._votes(own, order)
+                place.publish(save, content.plan, staged, votes, order)
                 save.status = "committed"
                 try:
-                    ledger.committed(save, serial)
+                    place.committed(save, order.serial)
                     self.committed()
                 finally:
                     self._ended(save, order)
+            probe = 0 if memory is None else place.probe_bytes(self.control.world.size)
         except RankError:  # of a call: every rank knows
             raise
         except BaseException as failure:
-            if save.status != "committed":
-                self._ended(save, None)
             # What was written is removed by now: the others see to what is left on their nodes.
             if save.status == "committed":
                 self._conclude(order, None)
                 raise
-            raise self._conclude(order, failure) from failure
-        self._conclude(order, None)
+            instead = place.instead(save, failure)
+            if instead is not None:
+                if announced:
+                    self._end(order, Ending(_failed(failure), again=True))
+                return None, instead
+            self._ended(save, None)
+            raise self._conclude(order, failure, announced=announced) from failure
+        self._end(order, Ending(probe=probe))
+        if probe:
+            self._probe(probe, memory, place)
+        return Committed(order.serial, own.written()), None
 
-    def _conclude(self, order: Order | None, failure: BaseException | None) -> BaseException:
+    def _end(self, order: Order, ending: Ending) -> None:
+        told = {**ending._asdict(), "failed": dict(ending.failed)}
+        self.control.broadcast(_commit_phase(order.step), told, deadline_s=self.deadline_s)
+
+    def _conclude(
+        self, order: Order, failure: BaseException | None, *, announced: bool = True
+    ) -> BaseException:
         """Tell the others how the save ended. Return what this rank raises."""
-        failed: dict[str, str] = {}
-        if isinstance(failure, _VoteError):
-            failed = failure.failed
-        elif failure is not None:
-            failed = {"0": _shown(failure)}
-        if order is None:  # nothing was announced
-            self.control.broadcast(_NEXT, {"failed": failed}, deadline_s=self.deadline_s)
-            return self._error("the begin of a save", failed)
-        phase = _commit_phase(order.step)
-        self.control.broadcast(phase, {"failed": failed}, deadline_s=self.deadline_s)
+        failed = _failed(failure)
+        if not announced:
+            order = order._replace(failed=failed)
+            self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
+            return self._error(_BEGIN, failed)
+        self._end(order, Ending(failed))
         if isinstance(failure, Exception) or failure is None:
-            return self._error(phase, failed)
+            return self._error(_commit_phase(order.step), failed)
         return failure  # Ctrl-C
+
+    def _probe(self, share: int, memory: Bytes | None, place: SavePlace | None) -> None:
+        """Measure the local tier: every rank writes a part of its snapshot there, and removes it.
+
+        The time is that of the slowest rank.
+        """
+        assert memory is not None  # of the same save in all ranks
+        began_s = time.monotonic()
+        part, failed = memory[:share], ""
+        try:
+            self.parts.probe(self.store, part)
+        except IobenchError as error:
+            failed = shown(error)
+        every = self.control.gather("probe", [len(part), failed], deadline_s=self.deadline_s)
+        if place is not None:
+            size, wrong = sum(one[0] for one in every), [one[1] for one in every if one[1]]
+            place.probed(size, time.monotonic() - began_s, ok=not wrong)
 
     def _error(self, phase: str, failed: Mapping[str, str]) -> RankError:
         """Return the error of a save that failed in these ranks."""
@@ -160,61 +232,64 @@ class RankCommitter:
         ]
         return RankError("; ".join(texts), ranks=ranks)
 
-    def _follow(self, save: Save, content: RankContent, memory: Bytes | None) -> bool:
-        """Return False, and do nothing, if rank 0 chose a later save."""
-        order = self._order
-        if order is None:
-            found = self.control.broadcast(_NEXT, deadline_s=self.deadline_s)
-            if "failed" in found:
-                self._ended(save, None)
-                raise self._error("the begin of a save", found["failed"])
-            order = Order(**found)
-        self._order = order if order.number > content.number else None
-        if self._order is not None:
+    def _follow(self, save: Save, content: RankContent, memory: Bytes | None) -> Committed | None:
+        """Return None, and do nothing, if rank 0 chose another save."""
+        order = self.announced()
+        if order.number != content.number:
             self._ended(save, None)
-            return False
+            return None
+        self._order = None
+        if order.failed:
+            self._ended(save, None)
+            raise self._error(_BEGIN, order.failed)
         own = self._part(save, content, memory, order)
         self._cast(order, own.vote)
         phase = _commit_phase(order.step)
-        failed = self.control.broadcast(phase, deadline_s=self.deadline_s)["failed"]
-        if failed:
-            error = self._error(phase, failed)
-            self._ended(save, None)
+        ending = Ending(**self.control.broadcast(phase, deadline_s=self.deadline_s))
+        if ending.failed:
+            error = self._error(phase, ending.failed)
             self._discard(order, error)
+            if ending.again:
+                return self._follow(save, content, memory)
+            self._ended(save, None)
             raise error from own.failure
         self._ended(save, order)
-        return True
+        if order.remote and self.drain is not None:
+            self.drain.sent_directly(order.step, order.serial)
+        if ending.probe:
+            self._probe(ending.probe, memory, None)
+        return Committed(order.serial, own.written())
 
     def _ended(self, save: Save, order: Order | None) -> None:
         """All ranks know whether the checkpoint exists. Not called when a rank is lost before."""
         if self.pins is not None:
-            self.pins.ended(save, None if order is None else _attempt_of(order))
+            self.pins.ended(save, None if order is None else order.attempt)
 
-    def _vote(
-        self, save: Save, content: RankContent, memory: Bytes | None, order: Order
-    ) -> list[str]:
-        """Write the part of rank 0 and collect the votes. Return the checksums of all parts.
+    def _votes(self, own: OwnVote, order: Order) -> list[str]:
+        """Collect the votes, that of rank 0 too. Return the checksums of all parts.
 
-        Raises _VoteError if a rank failed.
+        Raises VoteError if a rank failed.
         """
-        own = self._part(save, content, memory, order)
         votes = self._cast(order, own.vote)
         failed = {f"{rank}": vote["error"] for rank, vote in enumerate(votes) if "error" in vote}
+        of_place = all(vote["of_place"] for vote in votes if "error" in vote)
         if own.failure is not None and not isinstance(own.failure, Exception):
             raise own.failure
         if failed:
-            raise _VoteError(failed) from own.failure
+            raise VoteError(failed, of_place=of_place) from own.failure
         return [vote["checksum"] for vote in votes]
 
-    def _cast(self, order: Order, vote: dict[str, str]) -> list[dict[str, str]]:
+    def _cast(self, order: Order, vote: dict[str, Any]) -> list[dict[str, Any]]:
         """Vote. Return the votes of all ranks in rank 0."""
         phase = f"vote on step {order.step}"
         return self.control.gather(phase, vote, deadline_s=self.deadline_s)
 
-    def _part(self, save: Save, content: RankContent, memory: Bytes | None, order: Order) -> _Own:
+    def _part(
+        self, save: Save, content: RankContent, memory: Bytes | None, order: Order
+    ) -> OwnVote:
         """Write the part of this rank."""
         save.status = "writing"
-        version = Version(order.serial, order.step, _attempt_of(order))
+        version = Version(order.serial, order.step, order.attempt)
         drain = self.drain
         waits = drain.saving(order.step, order.serial) if drain is not None else nullcontext()
         try:
@@ -223,13 +298,25 @@ class RankCommitter:
                     raise save.error
                 if offering.wanted and self.assembly is not None:
                     offering.table = self.assembly.table(content.plan)
-                pinned = None if self.pins is None else self.pins.durable(save)
-                save.transfer, checksum = self.parts.write(
-                    content, memory, order.directory, offering, pinned
-                )
+                pinned, described = (None, []) if self.pins is None else self.pins.durable(save)
+                with self._writer_of(order) as parts:
+                    written = parts.write(
+                        content, memory, order.directory, offering, pinned, described
+                    )
+                save.transfer = written.transfer
         except BaseException as failure:  # noqa: BLE001 -- raised when the others know
-            return _Own({"error": _shown(failure)}, failure)
-        return _Own({"checksum": checksum}, None)
+            return OwnVote.failed(failure, before=save.error is not None)
+        return OwnVote({"checksum": written.checksum}, None, written.file)
+
+    @contextmanager
+    def _writer_of(self, order: Order) -> Iterator[PartWriter]:
+        if not order.remote or self.drain is None:
+            yield self.parts
+            return
+        remote = self.drain.remote
+        with remote.using() as writer, within_limit(writer, order.limit_s, order.directory):
+            limit = remote.options.rate_bytes_per_s
+            yield replace(self.parts, writer=writer, rate_bytes_per_s=limit)
 
     def _discard(self, order: Order, failure: BaseException) -> None:
         directory = order.directory if is_s3(order.directory) else Path(order.directory)
@@ -239,29 +326,12 @@ class RankCommitter:
             failure.add_note(f"{directory}: what was written could not be removed ({error})")
 
 
-class _Own(NamedTuple):
-    """The vote of this rank, and why it failed."""
-
-    vote: dict[str, str]
-    failure: BaseException | None
-
-
-class _VoteError(Exception):
-    """Ranks voted against a commit; `failed` maps them to their errors."""
-
-    def __init__(self, failed: dict[str, str]) -> None:
-        super().__init__(failed)
-        self.failed = failed
-
-
-def _attempt_of(order: Order) -> str:
-    """Return the random name of the hidden directory: no other save has it."""
-    return os.path.basename(order.directory.rstrip("/"))
+def _failed(failure: BaseException | None) -> dict[str, str]:
+    """Return the errors of the ranks that failed."""
+    if isinstance(failure, VoteError):
+        return failure.failed
+    return {} if failure is None else {"0": shown(failure)}
 
 
 def _commit_phase(step: int) -> str:
     return f"commit of step {step}"
-
-
-def _shown(failure: BaseException) -> str:
-    return f"{type(failure).__name__}: {failure}"

@@ -23,7 +23,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Those are the paths of plain values in the state. `skeleton` is that of this rank; None if it is
     that of rank 0, except for `own`, this rank's values of each PerRank. `offload` is this rank's
-    part of the optimizer.
+    part of the optimizer, and `described` are files about it.
     """
 
     rank: int
@@ -33,6 +33,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     skeleton: Any
     own: list[Any]
     offload: PinnedGeneration | None = None
+    described: tuple[FileRecord, ...] = ()
+
+    @property
+    def files(self) -> tuple[FileRecord, ...]:
+        """All files of this rank."""
+        return (self.file, *self.described)
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)

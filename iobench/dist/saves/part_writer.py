@@ -6,7 +6,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,9 +14,10 @@ from typing import NamedTuple
 import xxhash
 
 from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.commit import recorded
 from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
 from iobench.checkpoint.pacing import PacedImage
+from iobench.checkpoint.recorded import recorded
+from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.dist.replicas.offering import Offering
 from iobench.dist.saves.content import RankContent, data_file
 from iobench.dist.saves.part import Part, part_file
@@ -24,6 +25,7 @@ from iobench.dist.saves.plan import Box
 from iobench.dist.saves.stock_values import ValueFiles, own_skeletons, stock_values
 from iobench.dist.world import World
 from iobench.errors import TransferError
+from iobench.tiers.probe import write_probe
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Transfer
@@ -32,10 +34,11 @@ __all__ = ["PartWriter", "Written"]
 
 
 class Written(NamedTuple):
-    """A part on storage: its transfer, and the XXH3-64 of its part manifest."""
+    """A part on storage: its transfer, the XXH3-64 of its part manifest, and its file."""
 
     transfer: Transfer
     checksum: str
+    file: FileImage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,8 @@ class PartWriter:
     writer: Writer
     rate_bytes_per_s: int | None
     _values: ValueFiles = field(default_factory=ValueFiles)
+    _described: set[str] = field(default_factory=set)
+    """Names of the small files of all saves."""
 
     def write(
         self,
@@ -54,14 +59,15 @@ class PartWriter:
         directory: str | Path,
         offering: Offering,
         pinned: PinnedGeneration | None = None,
+        described: Sequence[FileImage] = (),
     ) -> Written:
-        """Write this rank's file, and then its part manifest. On return the file is durable.
+        """Write this rank's files, and then its part manifest. On return the files are durable.
 
         The part manifest is only for rank 0, which compares it with the vote and removes it.
 
         The tensors are in `memory`, or else in the trainer's own. `offering` gets what is in
-        `memory` before it is written. `pinned` is this rank's part of the optimizer. Raises
-        TransferError.
+        `memory` before it is written. `pinned` is this rank's part of the optimizer, `described`
+        are small files about it. Raises TransferError.
         """
         rank = self.world.rank
         skeleton = json.loads(content.skeleton)
@@ -87,6 +93,7 @@ class PartWriter:
                 skeleton=skeleton if rank == 0 or not content.alike else None,
                 own=[own[0] for own in own_skeletons(skeleton)],
                 offload=pinned,
+                described=tuple(record_of(one, [("", one.size_bytes)]) for one in described),
             )
 
         if offering.wanted and memory is not None:
@@ -94,25 +101,37 @@ class PartWriter:
             offering.make(image, part(record))
             transfer = self._write(image, directory)
         else:
-            with recorded(image, pieces) as records:
-                transfer = self._write(image, directory)
-            (record,) = records
+            by_block = self.writer.direct and not self.rate_bytes_per_s
+            with recorded(image, pieces, by_block=by_block) as recording:
+                transfer = self._write(recording.image, directory)
+            record = recording.record
+        self._described.update(one.path for one in described)
+        if described:
+            more = self.writer.write_many(described, directory)
+            transfer = Transfer.total([transfer, self._checked(more, directory)])
         text = part(record).to_json()
         self.writer.write(FileImage.of(part_file(rank), [text]), directory, durable=False)
-        return Written(transfer, xxhash.xxh3_64_hexdigest(text))
+        return Written(transfer, xxhash.xxh3_64_hexdigest(text), image)
 
     def _write(self, image: FileImage, directory: str | Path) -> Transfer:
         limit = self.rate_bytes_per_s
         sent = PacedImage.over(image, limit) if limit else image
         # Each rank syncs the directory too: on a file system of several nodes, the sync of rank 0
         # need not make the names durable that others made.
-        transfer = self.writer.write(sent, directory)
+        return self._checked(self.writer.write(sent, directory), directory)
+
+    def _checked(self, transfer: Transfer, directory: str | Path) -> Transfer:
         if not transfer.durable:
             raise TransferError(
                 f"{directory}: writer {self.writer.name!r} did not make its file durable; the "
                 "checkpoint is not committed"
             )
         return transfer
+
+    def probe(self, store: CheckpointStore, memory: Bytes) -> None:
+        """Write `memory` to the directory of `store`, durably, and remove it again."""
+        assert isinstance(store, DirectoryStore)
+        write_probe(self.writer, store.directory, memory, self.rate_bytes_per_s)
 
     def discard(self, directory: str | Path) -> None:
         """Remove what this rank wrote, where rank 0 has not done so.
@@ -122,7 +141,8 @@ class PartWriter:
         """
         if not isinstance(directory, Path):
             return  # rank 0 removes all objects of the prefix
-        for name in (data_file(self.world.rank), part_file(self.world.rank)):
+        own = data_file(self.world.rank), part_file(self.world.rank)
+        for name in (*own, *self._described):
             with contextlib.suppress(OSError):
                 os.unlink(directory / name)
         try:

@@ -29,13 +29,16 @@ class RankPersister(Persister[RankContent]):
     def __init__(
         self,
         pool: SlotPool,
-        persist: Callable[[Snapshot[RankContent]], None],
+        persist: Callable[[Snapshot[RankContent]], object],
         *,
         control: Control,
         deadline_s: float,
         in_order: bool = False,
     ) -> None:
         super().__init__(pool, persist, in_order=in_order or control.world.rank > 0)
+        self._follow_in(control, deadline_s)
+
+    def _follow_in(self, control: Control, deadline_s: float) -> None:
         self._control, self._deadline_s = control, deadline_s
         self._waiting: dict[int, _Lease] = {}
         self.failed = list[int]()
@@ -54,8 +57,7 @@ class RankPersister(Persister[RankContent]):
                 taken = super().take(lease, pinned=pinned, on_full=on_full)
             except Exception as failure:  # noqa: BLE001 -- raised below, after the others know
                 error = failure
-            gone = [number for number, one in self._waiting.items() if _dropped(one)]
-            self._decide({"taken": taken, "gone": gone})
+            self._decide({"taken": taken, "gone": self._gone_numbers()})
             if error is not None:
                 raise error
         else:
@@ -64,6 +66,10 @@ class RankPersister(Persister[RankContent]):
                 self._drop(number)
             taken = bool(decided["taken"]) and super().take(lease, pinned=pinned)
         return taken
+
+    def _gone_numbers(self) -> list[int]:
+        """Return the numbers of the snapshots that were dropped, and of others that have ended."""
+        return [number for number, one in list(self._waiting.items()) if _dropped(one)]
 
     def _decide(self, decision: object) -> dict[str, Any]:
         found: dict[str, Any] = self._control.broadcast(
@@ -98,8 +104,8 @@ class RankPersister(Persister[RankContent]):
         super().give(lease)
 
     def _remember(self, lease: _Lease) -> None:
-        self._waiting = {n: one for n, one in self._waiting.items() if not _dropped(one)}
-        self._waiting[lease.item.content.number] = lease
+        left = {n: one for n, one in list(self._waiting.items()) if not _dropped(one)}
+        self._waiting = {**left, lease.item.content.number: lease}
 
     def _write(self, snapshot: Snapshot[RankContent]) -> None:
         before = len(self._failures)

@@ -1,4 +1,7 @@
-"""faulted_ahead: makes the pages of new memory while a read fills the memory before them."""
+"""faulted_ahead: makes the pages of new memory while a read fills the memory before them.
+
+faulted_meanwhile: before the read begins, during other work.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,16 @@ from iobench import linux
 from iobench.units import MIB
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 from iobench.writers.blocks.pages import HUGE_PAGE
-from iobench.writers.image import FileImage
+from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["LEAD_BYTES", "faulted_ahead"]
+__all__ = ["LEAD_BYTES", "faulted_ahead", "faulted_meanwhile"]
 
 LEAD_BYTES = 64 * MIB
 """The distance between the read and the pages made: more than a writer has in flight."""
 
 _STRETCH = 8 * MIB
+_LONG_STRETCH = 64 * MIB
+"""While Python works in another thread, which lets this one wait 5 ms after every call."""
 _RETRY = 64 * MIB  # of small pages between two trials of a huge page
 
 
@@ -36,7 +41,23 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
     if stop - start <= LEAD_BYTES:
         yield
         return
-    ahead = _Ahead(image, start, stop)
+    with _running(_Ahead(image, start, stop, lead=LEAD_BYTES, stretch=_STRETCH)):
+        yield
+
+
+@contextmanager
+def faulted_meanwhile(memory: Bytes) -> Iterator[None]:
+    """Make the pages of new memory, from its beginning on, while the body does not touch them.
+
+    When the body ends, some of them may be missing. See `faulted_ahead`, which makes the others.
+    """
+    image = FileImage.of("memory", [memory])
+    with _running(_Ahead(image, 0, len(memory), lead=0, stretch=_LONG_STRETCH)):
+        yield
+
+
+@contextmanager
+def _running(ahead: _Ahead) -> Iterator[None]:
     thread = Worker(target=ahead.run, name="iobench-fault-ahead", daemon=True)
     with suppress(RuntimeError):  # no thread can be started; the read works without one
         thread.start()
@@ -52,14 +73,15 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
 class _Ahead:
     """Makes the whole huge pages in the host memory of a range of an image, in file order."""
 
-    def __init__(self, image: FileImage, start: int, stop: int) -> None:
+    def __init__(self, image: FileImage, start: int, stop: int, *, lead: int, stretch: int) -> None:
         self._image, self._start, self._stop = image, start, stop
+        self._lead, self._stretch = lead, stretch
         self._pages = _Pages()
         self._advised: list[tuple[int, int]] = []
         self.stopped = False
 
     def run(self) -> None:
-        due = self._start + LEAD_BYTES
+        due = self._start + self._lead
         for offset, address, length in self._stretches():
             if self.stopped:
                 return
@@ -67,7 +89,7 @@ class _Ahead:
                 continue
             try:
                 if linux.has_page(address + length - 1):
-                    due = offset + LEAD_BYTES
+                    due = offset + self._lead
                 else:
                     self._advised.append((address, length))
                     self._pages.make(address, length)
@@ -89,8 +111,8 @@ class _Ahead:
             base = memory.ctypes.data
             first = base + begin + -(base + begin) % HUGE_PAGE
             last = (base + end) // HUGE_PAGE * HUGE_PAGE
-            for address in range(first, last, _STRETCH):
-                yield offset + address - base, address, min(_STRETCH, last - address)
+            for address in range(first, last, self._stretch):
+                yield offset + address - base, address, min(self._stretch, last - address)
 
 
 class _Pages:

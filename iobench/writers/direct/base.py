@@ -53,6 +53,10 @@ class DirectWriter(PosixWriter):
         self._pool = BlockPool(self._block_size, self._most_blocks)
 
     @property
+    def direct(self) -> bool:
+        return bool(self._flags & os.O_DIRECT)
+
+    @property
     @abstractmethod
     def _workers(self) -> int:
         """The most workers that share a file."""
@@ -82,7 +86,7 @@ class DirectWriter(PosixWriter):
         except UnavailableError as error:
             return Availability(ok=False, reason=error.reason, remedy=error.remedy)
         except OSError as error:
-            how = "direct write" if self._flags & os.O_DIRECT else "write"
+            how = "direct write" if self.direct else "write"
             reason = f"a {how} in {target} failed ({error.strerror or error})."
             remedy = remedy_of(error) or NO_DIRECT_REMEDY
             return Availability(ok=False, reason=reason, remedy=remedy)
@@ -109,8 +113,8 @@ class DirectWriter(PosixWriter):
                     engine.read(direct, part, part.filled)
                 engine.drain()
 
-        prefault = self._flags & os.O_DIRECT  # the page cache would need the same free memory
-        with faulted_ahead(image, start, stop) if prefault else contextlib.nullcontext():
+        # Not for a read through the page cache, which needs the same free memory.
+        with faulted_ahead(image, start, stop) if self.direct else contextlib.nullcontext():
             self._run(start - start % direct.alignment.offset, stop, work, meter)
 
     def _run(
@@ -150,8 +154,7 @@ class DirectWriter(PosixWriter):
             raise self._refused(error, os.path.dirname(path)) from error
 
     def _refused(self, error: OSError, where: str) -> Exception:
-        direct = self._flags & os.O_DIRECT
-        if not direct or error.errno not in REFUSED or isinstance(error, TransferError):
+        if not self.direct or error.errno not in REFUSED or isinstance(error, TransferError):
             return error
         return UnavailableError(
             self.name, f"the file system of {where or '.'} refuses O_DIRECT.", NO_DIRECT_REMEDY
@@ -159,6 +162,6 @@ class DirectWriter(PosixWriter):
 
     def _alignment(self, fd: int) -> linux.DioAlignment:
         """Return the alignment that the open file needs of addresses, offsets and lengths."""
-        if not self._flags & os.O_DIRECT:
+        if not self.direct:
             return _NONE
         return direct_alignment(self.name, fd, self._block_size)

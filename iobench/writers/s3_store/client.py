@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import re
 import threading
@@ -9,10 +10,11 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iobench.errors import UnavailableError
+from iobench.errors import TransferError, UnavailableError
 from iobench.writers.s3_store.errors import CorruptedError, explain, judge, without_login
 from iobench.writers.s3_store.rate_floor import set_rate_floor
 from iobench.writers.s3_store.retry import RetryPolicy
+from iobench.writers.s3_store.time_limit import TimeLimit
 from iobench.writers.transfer import Meter
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class S3Client:
         self._options = options
         self._lock = threading.RLock()
         self._made: list[Any] = []
+        self.time_limit = TimeLimit()
 
     @property
     def boto3(self) -> Any:
@@ -74,14 +77,20 @@ class S3Client:
     ) -> _T:
         """Return `request(boto3_client)`, and retry it according to the options.
 
-        Setting `stop` ends the wait between attempts. Raises our own errors; their messages contain
-        `doing` and `where`.
+        Setting `stop` ends the wait between attempts, and so does the time limit. Raises our own
+        errors; their messages contain `doing` and `where`.
         """
+        if self.time_limit.passed:
+            raise TransferError(errno.ETIMEDOUT, f"{doing}: the time limit has passed", str(where))
         policy = RetryPolicy(max_attempts=attempts or self._options.max_attempts)
         try:
             client = self.boto3
-            wait = None if stop is None else stop.wait
-            return policy.run(lambda: _read(request, client), judge, meter, wait)
+            return policy.run(
+                lambda: _read(request, client),
+                judge,
+                meter,
+                lambda seconds: self.time_limit.wait(seconds, stop),
+            )
         except Exception as error:
             better = explain(error, doing, where)
             if better is error:
@@ -142,6 +151,7 @@ class S3Client:
                 f"boto3 makes no client ({text}).",
                 "Check the AWS_* variables and the writer's options.",
             ) from None
+        self.time_limit.apply_to(made)
         set_rate_floor(made, options.read_timeout_s)
         if _RAW_LOGIN.search(str(made.meta.endpoint_url)):
             made.close()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench import linux
+from iobench.bench.data import pool as module
 from iobench.bench.data.pool import RandomPool, Windows
 from iobench.units import KIB, MIB
 
@@ -174,8 +175,10 @@ def test_impatience_while_it_is_trimmed(
     assert "iobench-trimmer" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_scrub_changes_every_byte() -> None:
-    """No byte keeps its value, also in a second call."""
+@pytest.mark.parametrize("part", [8 * KIB, 40 * KIB, MIB])
+def test_scrub_changes_every_byte(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No byte keeps its value, also in a second call, in one part or several."""
+    monkeypatch.setattr(module, "_SCRUBBED", part)
     pool = RandomPool(64 * KIB, 0, seed=1)
     pool.refill()
     for _ in range(3):

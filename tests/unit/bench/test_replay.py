@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from iobench.bench.data import digests
 from iobench.bench.data.pool import RandomPool
 from iobench.bench.data.replay import Replay
 from iobench.errors import DataMismatchError
@@ -25,6 +26,12 @@ SMALL_POOL = 64 * KIB
 SIZES = (300, 5, 0, 16_000, 30_000, 1, 100_000, 0, 16_000, 9_000)
 """Elements of float32: five laps of the small pool, one tensor longer than it, two of no bytes."""
 NON_EMPTY = [index for index, elements in enumerate(SIZES) if elements]
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests of these small files come from several threads too."""
+    monkeypatch.setattr(digests, "_PART", 40_000)
 
 
 def spec(file_format: str, sizes: Iterable[int] = SIZES) -> FileSpec:

@@ -129,7 +129,7 @@ def test_the_block_runs_during_the_sync(
 
 
 def test_patience_shrinks_with_waits_that_are_too_short(tmp_path: Path, clock: Clock) -> None:
-    """A wait that was too short halves the next one, down to 3/8 s; a note says so from then on.
+    """After a wait that was too short the next is a quarter of it, at least 3/8 s, with a note.
 
     A wait that finds the device idle doubles the time again, and has no note.
     """
@@ -140,7 +140,7 @@ def test_patience_shrinks_with_waits_that_are_too_short(tmp_path: Path, clock: C
             pass
         waits.append(round(clock.now - began, 3))
         notes.append(patience.notes)
-    assert waits == [3.0, 1.5, 0.75, 0.375, 0.375, 0.375, 0.1, 0.1, 0.1, 0.1, 3.0, 0.1]
+    assert waits == [3.0, 0.75, 0.375, 0.375, 0.375, 0.375, 0.1, 0.1, 0.1, 0.1, 3.0, 0.1]
     said = [bool(note) for note in notes]
     assert said == [False, True, True, True, True, True, *(False,) * 6]
     assert len({*notes}) == 2

@@ -24,6 +24,7 @@ from support.liars import AdmitsIt
 
 import iobench
 from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
+from iobench.checkpoint.checksums import Digests
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import by_age
@@ -1047,15 +1048,15 @@ def test_ctrl_c_while_checksums_are_waited_for(
 ) -> None:
     """A save returns only after the checksum thread has released the tensors."""
     ckpt, go_on, ended = make(), threading.Event(), threading.Event()
-    record_of = iobench.checkpoint.commit.record_of
+    compute = Digests.compute
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments: Any, **values: Any) -> None:
         if threading.current_thread().name == "iobench-checksums":
             assert go_on.wait(60)
             ended.set()
-        return record_of(*arguments)
+        compute(*arguments, **values)
 
-    monkeypatch.setattr(iobench.checkpoint.commit, "record_of", slow)
+    monkeypatch.setattr(Digests, "compute", slow)
     with impatience(go_on):
         ckpt.save(_state(1), 1)
     assert ended.is_set()

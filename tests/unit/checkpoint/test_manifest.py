@@ -15,7 +15,15 @@ from msgspec.structs import asdict, replace
 
 from iobench.checkpoint import checksums
 from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.manifest import SCHEMA, FileRecord, Manifest, Piece, _canonical, _checksum
+from iobench.checkpoint.manifest import (
+    SCHEMA,
+    FileRecord,
+    Manifest,
+    Piece,
+    PiecesText,
+    _canonical,
+    _checksum,
+)
 from iobench.errors import DataMismatchError
 from iobench.writers.image import FileImage
 
@@ -164,7 +172,15 @@ def test_pieces_of_every_size(sizes: list[int], data: st.DataObject) -> None:
     ]
 
 
-def test_threads_change_nothing() -> None:
-    """Checksums do not depend on how many threads computed them."""
-    pieces = [(piece.name, piece.size_bytes) for piece in _RECORD.pieces]
-    assert record_of(_IMAGE, pieces, threads=3) == _RECORD
+@given(st.lists(st.tuples(st.text(), st.integers(0, 2**40))))
+def test_the_text_of_pieces(pieces: list[tuple[str, int]]) -> None:
+    """Made once and filled with other checksums, it is what json makes."""
+    text = PiecesText(pieces)
+    for seed in range(2):
+        digests = [xxhash.xxh3_64_hexdigest(bytes([seed, at % 256])) for at in range(len(pieces))]
+        listed = tuple(Piece(*piece, digest) for piece, digest in zip(pieces, digests, strict=True))
+        record = FileRecord(path="a", size_bytes=1, pieces=listed)
+        manifest = replace(_MANIFEST, files=(_RECORD, record))
+        assert text.with_checksums(digests) == record.pieces_json()
+        assert json.loads(record.pieces_json()) == list(map(asdict, listed))
+        assert manifest.to_json({"a": record.pieces_json()}) == manifest.to_json()

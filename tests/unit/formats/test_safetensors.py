@@ -14,9 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iobench.errors import UsageError
+from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import safetensors as ours
+from iobench.formats import safetensors_runs
 from iobench.formats.safetensors_header import DTYPES
+from iobench.formats.tensors import allocate
 from iobench.writers import registry
 
 _NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(
@@ -99,20 +101,45 @@ def test_packed_floats(writer, tmp_path: Path) -> None:
 
 def test_many_of_few_kinds(random_tensor, same, buffered, tmp_path: Path, monkeypatch) -> None:
     """Tensors that are made together are those of the library, each with its own storage."""
-    monkeypatch.setattr(ours, "RUN_BYTES", 100)
+    monkeypatch.setattr(safetensors_runs, "RUN_BYTES", 100)
     shapes = [(), (3,), (5, 2), (0, 3), (60,)]
     state = {
-        f"{number}.{shape}.{dtype}": random_tensor(dtype, *shape, seed=number)
+        name: random_tensor(dtype, *shape, seed=number)
         for dtype in (torch.bfloat16, torch.float32, torch.float8_e5m2, torch.int64, torch.bool)
         for shape in shapes
         for number in range(7)
+        for name in (f"{number}.{shape}.{dtype}", f"{shape}.{number}.{dtype}")  # alternating or not
     }
     safetensors.torch.save_file(state, tmp_path / "file")
     found, _ = ours.load("file", tmp_path, buffered)
-    assert list(found) == list(safetensors.torch.load_file(tmp_path / "file"))
+    stock = safetensors.torch.load_file(tmp_path / "file")
+    assert _filled(found) == _filled(stock)  # the library gives empty ones in any order
     for name, tensor in state.items():
         assert same(found[name], tensor)
         assert found[name].untyped_storage().nbytes() == tensor.nbytes
+
+
+def _filled(tensors: dict[str, torch.Tensor]) -> list[str]:
+    return [name for name, tensor in tensors.items() if tensor.numel()]
+
+
+def test_headers_of_other_files(random_tensor, same, buffered, tmp_path: Path) -> None:
+    """The layout of the last file serves no file with another header, size or memory."""
+    states = [
+        {"a": random_tensor(torch.float32, 3, 5), "b": random_tensor(torch.int8, 7)},
+        {"a": random_tensor(torch.float32, 5, 3), "b": random_tensor(torch.int8, 7)},
+        {"a": random_tensor(torch.int32, 3, 5), "c": random_tensor(torch.int8, 7)},
+    ]
+    for number in (0, 0, 1, 2, 0):
+        ours.save(states[number], "file", tmp_path, buffered)
+        for memory in (None, allocate):
+            found, _ = ours.load("file", tmp_path, buffered, allocate=memory)
+            assert list(found) == list(states[number])
+            assert all(same(found[name], tensor) for name, tensor in states[number].items())
+    with (tmp_path / "file").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(DataMismatchError, match="has 71 bytes of data"):
+        ours.load("file", tmp_path, buffered)
 
 
 def test_a_dtype_that_this_torch_lacks(buffered, tmp_path: Path, monkeypatch) -> None:

@@ -125,6 +125,13 @@ def test_what_resume_took_is_not_read_again(
         ckpt.load()
         assert len(opened) == 1
         assert_equal(snapshot(optimizer), before)
+    monkeypatch.undo()
+    with _opened(tmp_path) as (optimizer, ckpt):  # another state after as many updates
+        other = optimizer.state_dict()
+        other["state"][0]["exp_avg"].zero_()
+        optimizer.load_state_dict(other)
+        ckpt.load()
+        assert_equal(snapshot(optimizer), before)
 
 
 def test_pins_of_saves_that_came_to_nothing_are_released(tmp_path: Path) -> None:

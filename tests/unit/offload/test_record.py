@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+import xxhash
 
 from iobench.offload.layout import BLOCK, UNIT, ParameterSpec, StateLayout
-from iobench.offload.record import GenerationRecord, Pin, area_bytes, empty_rows
+from iobench.offload.record import _HEAD, GenerationRecord, Pin, area_bytes, empty_rows
 
 _LAYOUT = StateLayout(
     parameters=(ParameterSpec(name="a", shape=(5000,), dtype="bfloat16", group=0),),
@@ -28,6 +31,8 @@ def _record() -> GenerationRecord:
         groups=[{"lr": 0.1 + 0.2, "betas": [0.9, 0.999]}],
         pins=(Pin(3, 50, None), Pin(6, 100, "0" * 16)),
         time_s=1.5,
+        history="0123456789abcdef",
+        tentative=True,
     )
 
 
@@ -40,8 +45,24 @@ def test_written_and_read() -> None:
     assert found is not None
     assert (found.rows == record.rows).all()
     assert found.counts.tolist() == [4]
-    for name in ("sequence", "generation", "updates", "groups", "pins", "damaged", "time_s"):
+    names = ("sequence", "generation", "updates", "groups", "pins", "damaged", "time_s", "name")
+    for name in (*names, "tentative"):
         assert getattr(found, name) == getattr(record, name)
+
+
+def test_a_record_of_an_older_version() -> None:
+    """It has no history, and counts."""
+    data = _record().encode(area_bytes(_LAYOUT))
+    magic, version, text_bytes, body_bytes, _ = _HEAD.unpack_from(data)
+    body = data[_HEAD.size : _HEAD.size + body_bytes]
+    text = json.loads(body[:text_bytes])
+    del text["history"], text["tentative"]
+    old = json.dumps(text).encode()
+    body = old + body[text_bytes:]
+    head = _HEAD.pack(magic, version, len(old), len(body), xxhash.xxh3_64_intdigest(body))
+    found = GenerationRecord.decode(head + body, _LAYOUT)
+    assert found is not None
+    assert (found.name, found.tentative) == (("", 5), False)
 
 
 def test_any_damage_is_found() -> None:

@@ -36,8 +36,8 @@ def test_a_sample_has_a_line_for_each_way_of_counting(example: ResultFile) -> No
     sample = example.samples[0]
     assert lines[0] == f"{sample.writer} {sample.operation} {sample.repetition}: 260 ms"
     # The last interval lasts 0.06 s: as many bytes there are a higher rate.
-    assert lines[1].startswith("  completed ██· 100 ms each, up to 0.01 GiB/s")
-    assert lines[2].startswith("  device    ·▅█ 100 ms each, up to 0.02 GiB/s")
+    assert lines[1].startswith("  completed ██· 100 ms each, up to 10.00 MiB/s")
+    assert lines[2].startswith("  device    ·▅█ 100 ms each, up to 16.67 MiB/s")
 
 
 def test_a_contender_that_does_not_count_itself_has_the_device(example: ResultFile) -> None:

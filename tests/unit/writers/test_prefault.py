@@ -21,7 +21,7 @@ from iobench.formats import safetensors, torch_file
 from iobench.units import MIB
 from iobench.writers.blocks import prefault
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
-from iobench.writers.blocks.prefault import faulted_ahead
+from iobench.writers.blocks.prefault import faulted_ahead, faulted_meanwhile
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.registry import make
 
@@ -65,6 +65,25 @@ def test_pages_appear_beyond_the_lead(lead: int) -> None:
         wait_for(memory, lead // HUGE_PAGE)
     assert pages(memory) == [False] * 4 + [True] * 12
     assert not memory.any()
+
+
+def test_pages_appear_meanwhile() -> None:
+    """From the first byte on, and a read after it makes the rest; all bytes are zero."""
+    memory = fresh_pages(16 * HUGE_PAGE + 99, huge=False)
+    with faulted_meanwhile(memory):
+        wait_for(memory, 0)
+    assert not memory.any()
+
+
+def test_work_that_ends_early_ends_it() -> None:
+    """No page is made after the body, and its exception is raised."""
+    memory = fresh_pages(512 * MIB, huge=False)
+    with pytest.raises(RuntimeError, match="the work"), faulted_meanwhile(memory):
+        raise RuntimeError("the work")
+    made = sum(pages(memory))
+    assert made < 256
+    time.sleep(0.01)
+    assert sum(pages(memory)) == made
 
 
 def test_a_small_file_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

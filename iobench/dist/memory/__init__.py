@@ -1,0 +1,1 @@
+"""Memory tiers of a job of several ranks: each rank has the snapshots of its own file."""

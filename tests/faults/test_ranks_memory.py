@@ -1,0 +1,107 @@
+"""Ranks with snapshots in memory tiers end, or are killed: nothing that was durable is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support.preloaded import run_preloaded
+
+from iobench import Checkpointer, load_checkpoint
+from tests.support.ranks import start_ranks
+
+pytestmark = pytest.mark.skipif(
+    not Path("/dev/shm").is_dir(), reason="there is no tmpfs at /dev/shm"
+)
+
+_TRAINER = """
+import atexit, sys, warnings
+sys.path.insert(0, "tests")
+import torch
+from support import kill_points
+from iobench import Checkpointer, Memory
+from iobench.dist import control
+from iobench.dist.world import World
+from iobench.errors import RankError
+
+local, victim, point = {arguments!r}
+world = World.detect()
+control._shared = control.Control.connect(world, deadline_s=30, lost_after_s=2)
+tiers = [Memory("5MiB"), Memory("24MiB", path="/dev/shm")]
+if world.rank == victim:
+    kill_points.arm(point)
+try:
+    ckpt = Checkpointer(local, tiers=tiers, deadline_s=30)
+
+    def save(step):
+        ckpt.save_async({{"w": torch.full((1 << 18,), float(step))}}, step)
+
+    if victim is None:  # it is never closed
+        warnings.simplefilter("ignore", ResourceWarning)
+        atexit.register(save, 100)
+        for step in range(1, 31):
+            save(step)
+    else:
+        with ckpt:
+            for step in range(1, 31):
+                save(step)
+            ckpt.wait()
+            while True:
+                ckpt.latest()
+except RankError as error:
+    print("lost", list(error.ranks), flush=True)
+    raise SystemExit(3)
+"""
+
+_PERSISTER = "iobench.dist.memory.persister.RankMemoryPersister"
+_POINTS = [
+    (1, "iobench.dist.saves.part_writer.PartWriter.write:before:4"),
+    (1, "iobench.dist.saves.part_writer.PartWriter.write:after:4"),
+    (1, f"{_PERSISTER}._agree:before:9"),
+    (1, f"{_PERSISTER}._following:before:3"),
+    (0, "iobench.dist.saves.assembly.Assembly.publish:before:4"),
+    (0, f"{_PERSISTER}._newly_gone:after:5"),
+    (0, f"{_PERSISTER}._agree:after:9"),
+]
+"""The rank that is lost, and where."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importing() -> None:
+    """Start the process that has imported everything, before anything is counted."""
+    run_preloaded(["-c", "pass"])
+
+
+@pytest.mark.parametrize(("victim", "point"), _POINTS)
+def test_a_rank_is_killed(victim: int, point: str, tmp_path: Path) -> None:
+    """The other one ends with its number; what is visible is complete, and a start goes on."""
+    local = tmp_path / "local"
+    named = set(os.listdir("/dev/shm"))
+    code = _TRAINER.format(arguments=(str(local), victim, point))
+    with start_ranks(code, 2) as ranks:
+        assert ranks.processes[victim].wait(60) == -signal.SIGKILL, ranks.end(victim)
+        ended, out, said = ranks.end(1 - victim)
+        assert (ended, out) == (3, f"lost [{victim}]\n"), said
+    assert set(os.listdir("/dev/shm")) - named == set()
+    steps = [int(path.name.removeprefix("step-")) for path in local.glob("step-*")]
+    for step in steps:
+        assert load_checkpoint(local, step)["w"].unique().tolist() == [step]
+    with Checkpointer(local) as ckpt:
+        assert ckpt.steps() == sorted(steps)
+        if steps:
+            assert ckpt.load()["w"].unique().tolist() == [max(steps)]
+    assert [path for path in local.iterdir() if path.name.startswith(".step-")] == []
+
+
+def test_ranks_that_end_without_close(tmp_path: Path) -> None:
+    """Every snapshot is written, also one of an atexit function."""
+    local = tmp_path / "local"
+    with start_ranks(_TRAINER.format(arguments=(str(local), None, "")), 2) as ranks:
+        for ended, _, said in ranks.ends():
+            assert ended == 0, said
+    assert {path.name for path in local.glob("step-*")} == {
+        f"step-{step}" for step in [*range(1, 31), 100]
+    }
+    assert load_checkpoint(local)["w"].unique().tolist() == [100]
