@@ -8,11 +8,11 @@ from pathlib import Path
 
 __all__ = ["first_of_all", "wait_until_idle"]
 
-_IDLE, _LOOK_S, _PATIENCE_S = 0.9, 0.1, 3.0
+_IDLE, _LOOK_S, _PATIENCE_S = 0.9, 0.1, 1.0
 
 
 def wait_until_idle() -> None:
-    """Return when the CPUs are idle, or after 3 s."""
+    """Return when the CPUs are idle, or after 1 s."""
     until_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until_s:
         before = _idle_and_total()
