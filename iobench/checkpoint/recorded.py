@@ -49,20 +49,24 @@ def recorded(
     digests = Digests(image, pieces)
     by_block = by_block and not image.in_one_piece(0, image.size_bytes)
     above = _SMALL if by_block else -1
-    channel: Channel[int] = Channel(
-        lambda: channel.serve(lambda least: digests.compute(above=least)),
-        name="iobench-checksums",
-        limit=2,
+    # A channel is a reference cycle with its function, so that must not hold the image's memory.
+    channel: Channel[tuple[Digests, int]] = Channel(
+        lambda: channel.serve(_compute), name="iobench-checksums", limit=2
     )
-    all_of_them = functools.cache(lambda: channel.submit(Lease(-1)))
+    all_of_them = functools.cache(lambda: channel.submit(Lease((digests, -1))))
     sent = _RecordedImage(image, _digests=digests, _compute=all_of_them) if by_block else image
     try:
-        channel.submit(Lease(above))
+        channel.submit(Lease((digests, above)))
         yield Recording(image=sent, digests=digests)
         channel.drain()
         digests.compute()  # pieces in two blocks
     finally:
         channel.close()
+
+
+def _compute(wanted: tuple[Digests, int]) -> None:
+    digests, above = wanted
+    digests.compute(above=above)
 
 
 class _RecordedImage(WrappedImage):

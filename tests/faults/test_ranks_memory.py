@@ -57,13 +57,15 @@ except RankError as error:
 
 _PERSISTER = "iobench.dist.memory.persister.RankMemoryPersister"
 _POINTS = [
+    (1, f"{_PERSISTER}._following:before:3"),
+    (0, f"{_PERSISTER}._agree:after:9"),
+    (0, "iobench.dist.saves.assembly.Assembly.publish:before:4"),
+]
+_MORE = [
     (1, "iobench.dist.saves.part_writer.PartWriter.write:before:4"),
     (1, "iobench.dist.saves.part_writer.PartWriter.write:after:4"),
     (1, f"{_PERSISTER}._agree:before:9"),
-    (1, f"{_PERSISTER}._following:before:3"),
-    (0, "iobench.dist.saves.assembly.Assembly.publish:before:4"),
     (0, f"{_PERSISTER}._newly_gone:after:5"),
-    (0, f"{_PERSISTER}._agree:after:9"),
 ]
 """The rank that is lost, and where."""
 
@@ -74,7 +76,10 @@ def _importing() -> None:
     run_preloaded(["-c", "pass"])
 
 
-@pytest.mark.parametrize(("victim", "point"), _POINTS)
+@pytest.mark.parametrize(
+    ("victim", "point"),
+    [*_POINTS, *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in _MORE)],
+)
 def test_a_rank_is_killed(victim: int, point: str, tmp_path: Path) -> None:
     """The other one ends with its number; what is visible is complete, and a start goes on."""
     local = tmp_path / "local"

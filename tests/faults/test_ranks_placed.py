@@ -58,12 +58,10 @@ except RankError as error:
 _PART = "iobench.dist.saves.part_writer.PartWriter.write"
 _STORE = "iobench.checkpoint.staged_objects.StagedObjects.publish"
 _POINTS = [
-    (1, f"{_PART}:before", 1),
-    (1, f"{_PART}:after", 1),
     (1, "iobench.writers.s3_store.upload.S3Upload.send:after:1", 1),
     (0, f"{_STORE}:before", 1),
-    (0, f"{_STORE}:after", 2),
 ]
+_MORE = [(1, f"{_PART}:before", 1), (1, f"{_PART}:after", 1), (0, f"{_STORE}:after", 2)]
 """The rank that is lost, where, and the newest step after that."""
 
 
@@ -80,7 +78,10 @@ def server() -> Iterator[LocalS3]:
         yield running
 
 
-@pytest.mark.parametrize(("victim", "point", "newest"), _POINTS)
+@pytest.mark.parametrize(
+    ("victim", "point", "newest"),
+    [*_POINTS, *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in _MORE)],
+)
 def test_a_bucket(victim: int, point: str, newest: int, server: LocalS3, tmp_path: Path) -> None:
     """No part of the checkpoint is visible, nothing is written locally, and nothing is left."""
     local, remote = tmp_path / "local", f"{server.target}/run-{secrets.token_hex(4)}"

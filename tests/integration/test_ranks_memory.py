@@ -125,7 +125,7 @@ def test_ranks_at_different_speeds(
     ranks: RankPool, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """Random pauses and sizes of memory in each rank: the same saves have the same ends."""
-    found = ranks.first(3).call(rank_memory.many, str(tmp_path / "local"), 7, 30, options)
+    found = ranks.first(3).call(rank_memory.many, str(tmp_path / "local"), 7, 20, options)
     statuses, steps, newest = found[0]
     assert found == [found[0]] * 3
     assert set(statuses) <= {"committed", "superseded", "skipped"}

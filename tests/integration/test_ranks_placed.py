@@ -66,7 +66,10 @@ def test_to_the_faster_tier(
     assert state["epoch"] == 8
 
 
-@pytest.mark.parametrize(("victim", "before"), [(0, True), (1, True), (1, False)])
+@pytest.mark.parametrize(
+    ("victim", "before"),
+    [(1, False), *(pytest.param(one, True, marks=pytest.mark.exhaustive) for one in (0, 1))],
+)
 def test_a_direct_save_that_fails_in_one_rank(
     ranks: RankPool, moto: LocalS3, tmp_path: Path, victim: int, before: bool
 ) -> None:

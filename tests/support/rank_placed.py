@@ -16,6 +16,7 @@ from iobench.dist.saves.part_writer import PartWriter
 from iobench.errors import TransferError
 from iobench.tiers.observed import LOCAL, REMOTE
 from iobench.units import MIB
+from iobench.writers.s3 import S3Writer
 from tests.support.rank_pool import in_world
 from tests.support.rank_saves import _SECONDS, _raised
 from tests.support.rank_states import digest, full, state_of
@@ -29,8 +30,9 @@ def _opened(
     size: int, local: str, remote: str, environ: dict[str, str], *memory: Any, **options: Any
 ) -> Iterator[iobench.Checkpointer]:
     """Open a Checkpointer, and wait until rank 0 may write to the remote tier."""
+    writer = options.pop("writer", "")
     placement = iobench.Placement(dwell=0, **options)
-    tiers = [*memory, iobench.Remote(remote)]
+    tiers = [*memory, iobench.Remote(remote, writer=writer)]
     with (
         mock.patch.dict(os.environ, environ),
         iobench.Checkpointer(
@@ -146,7 +148,7 @@ def late(size: int, local: str, remote: str, environ: dict[str, str]) -> dict[st
         warnings.simplefilter("always")
         if world.rank == 1:
             own["AWS_ENDPOINT_URL_S3"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with _opened(size, local, remote, own) as ckpt:
+        with _opened(size, local, remote, own, writer=S3Writer(max_attempts=1)) as ckpt:
             if ckpt._tier is not None:
                 for _ in range(3):
                     ckpt._tier.rates.add(REMOTE, 10**9, 0.1)
