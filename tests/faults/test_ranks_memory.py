@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,10 +28,10 @@ from iobench.dist import control
 from iobench.dist.world import World
 from iobench.errors import RankError
 
-local, victim, point = {arguments!r}
+local, shared, victim, point = {arguments!r}
 world = World.detect()
 control._shared = control.Control.connect(world, deadline_s=30, lost_after_s=2)
-tiers = [Memory("5MiB"), Memory("24MiB", path="/dev/shm")]
+tiers = [Memory("5MiB"), Memory("24MiB", path=shared)]
 if world.rank == victim:
     kill_points.arm(point)
 try:
@@ -70,6 +72,13 @@ _MORE = [
 """The rank that is lost, and where."""
 
 
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory on tmpfs."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _importing() -> None:
     """Start the process that has imported everything, before anything is counted."""
@@ -80,16 +89,15 @@ def _importing() -> None:
     ("victim", "point"),
     [*_POINTS, *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in _MORE)],
 )
-def test_a_rank_is_killed(victim: int, point: str, tmp_path: Path) -> None:
+def test_a_rank_is_killed(victim: int, point: str, tmp_path: Path, shared: Path) -> None:
     """The other one ends with its number; what is visible is complete, and a start goes on."""
     local = tmp_path / "local"
-    named = set(os.listdir("/dev/shm"))
-    code = _TRAINER.format(arguments=(str(local), victim, point))
+    code = _TRAINER.format(arguments=(str(local), str(shared), victim, point))
     with start_ranks(code, 2) as ranks:
         assert ranks.processes[victim].wait(60) == -signal.SIGKILL, ranks.end(victim)
         ended, out, said = ranks.end(1 - victim)
         assert (ended, out) == (3, f"lost [{victim}]\n"), said
-    assert set(os.listdir("/dev/shm")) - named == set()
+    assert os.listdir(shared) == []
     steps = [int(path.name.removeprefix("step-")) for path in local.glob("step-*")]
     for step in steps:
         assert load_checkpoint(local, step)["w"].unique().tolist() == [step]
@@ -100,10 +108,10 @@ def test_a_rank_is_killed(victim: int, point: str, tmp_path: Path) -> None:
     assert [path for path in local.iterdir() if path.name.startswith(".step-")] == []
 
 
-def test_ranks_that_end_without_close(tmp_path: Path) -> None:
+def test_ranks_that_end_without_close(tmp_path: Path, shared: Path) -> None:
     """Every snapshot is written, also one of an atexit function."""
     local = tmp_path / "local"
-    with start_ranks(_TRAINER.format(arguments=(str(local), None, "")), 2) as ranks:
+    with start_ranks(_TRAINER.format(arguments=(str(local), str(shared), None, "")), 2) as ranks:
         for ended, _, said in ranks.ends():
             assert ended == 0, said
     assert {path.name for path in local.glob("step-*")} == {
