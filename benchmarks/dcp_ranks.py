@@ -112,7 +112,9 @@ def _print(found: dict[str, Any], size: int) -> None:
         cpu_ms = 1000 * statistics.median(found["thread"][name])
         ms = 1000 * statistics.median(series)
         print(f"{name:26}{ms:9.1f} ms, CPU of all trainers' threads {cpu_ms:.1f} ms")
-    for what, figure in (("stall", stalls), ("CPU time of the stall", found["thread"])):
+    for what, figure in (
+        (("stall", stalls), ("CPU time of the stall", found["thread"])) if stalls else ()
+    ):
         _print_ratio(f"{what} of {_STALL} / {_COPY}", figure[_STALL], figure[_COPY])
 
 

@@ -23,7 +23,7 @@ from iobench.checkpoint.snapshot import copy_into
 from iobench.dist.agreed import begin_agreed
 from iobench.dist.control import Control, shared_control
 from iobench.dist.ranked_reads import RankedReads
-from iobench.dist.replicas.replicator import Replicated, Replicator
+from iobench.dist.replicas.replicator import Replicator
 from iobench.dist.restarts import FailedRestarts
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.committer import Pins, RankCommitter
@@ -40,7 +40,6 @@ from iobench.writers.blocks.channel import Lease
 
 if TYPE_CHECKING:
     from iobench.tiers.given import GivenTiers
-    from iobench.tiers.snapshot_memory import TierUse
 
 __all__ = ["RankedCheckpointer"]
 
@@ -328,16 +327,6 @@ class RankedCheckpointer(RankedReads):
     def _warn_of_replicas(self) -> None:
         if self._replicator is not None:
             self._replicator.warn()
-
-    @property
-    def replicas(self) -> tuple[Replicated, ...]:
-        """Outcomes of the last 1,000 replications, oldest first; empty without `replicate`."""
-        return () if self._replicator is None else tuple(self._replicator.replicas)
-
-    @property
-    def memory(self) -> tuple[TierUse, ...]:
-        """The use of this rank's share of each memory tier now, fastest first."""
-        return () if self._memory_tiers is None else self._memory_tiers.use()
 
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed.

@@ -15,7 +15,7 @@ from iobench.dist.agreed import agreed
 from iobench.dist.checkpointer import Checkpointer
 from iobench.dist.control import Control
 from iobench.dist.load.restored import FromMemory, restore_together
-from iobench.dist.replicas.replicator import Replicator
+from iobench.dist.replicas.replicator import Replicated, Replicator
 from iobench.dist.replicas.restoring import Restoring
 from iobench.dist.restarts import FailedRestarts
 from iobench.dist.world import World
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from iobench.dist.memory.tiers import RankMemory
     from iobench.dist.replicas.recovery import Version
     from iobench.tiers.remote import Remote
+    from iobench.tiers.snapshot_memory import TierUse
 
 __all__ = ["RankedReads"]
 
@@ -184,6 +185,16 @@ class RankedReads(Checkpointer):
     def _wait_for_copies(self) -> None:
         assert self._drain is not None
         self._drain.wait(self._agreed)
+
+    @property
+    def replicas(self) -> tuple[Replicated, ...]:
+        """Outcomes of the last 1,000 replications, oldest first; empty without `replicate`."""
+        return () if self._replicator is None else tuple(self._replicator.replicas)
+
+    @property
+    def memory(self) -> tuple[TierUse, ...]:
+        """The use of this rank's share of each memory tier now, fastest first."""
+        return () if self._memory_tiers is None else self._memory_tiers.use()
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints in ascending order.

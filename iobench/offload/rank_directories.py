@@ -15,8 +15,8 @@ from iobench.offload.record_areas import read_records
 from iobench.writers.local.new_file import sync_directory, write_bytes
 
 __all__ = [
-    *("NotedSize", "complete_sizes", "directories", "forget_size", "is_rank_directory"),
-    *("note_size", "noted_size", "rank_directory", "records_in"),
+    *("NotedSize", "complete_sizes", "directories", "forget_size", "is_elsewhere"),
+    *("is_rank_directory", "note_size", "noted_size", "rank_directory", "records_in"),
 ]
 
 _NAME = re.compile(r"rank-(\d+)-of-(\d+)")
@@ -82,6 +82,17 @@ def noted_size(base: Path) -> NotedSize | None:
         return msgspec.json.decode(data, type=NotedSize) if data else None
     except msgspec.DecodeError as error:
         raise DataMismatchError(f"{path}: not the size of a job ({error})") from error
+
+
+def is_elsewhere(base: Path, size: int) -> bool | None:
+    """Return whether the state is in the directories of another number of ranks than `size`.
+
+    None where nothing says so: only if these have no generation.
+    """
+    noted = noted_size(base)
+    if noted is not None:
+        return noted.size != size
+    return None if set(complete_sizes(base)) - {size} else False
 
 
 def note_size(base: Path, size: int, pins: Sequence[str] = ()) -> None:

@@ -25,7 +25,7 @@ from iobench.offload.model import flat_view
 from iobench.offload.ranges import ParameterRange, range_name, ranges_of
 from iobench.offload.rank_directories import (
     complete_sizes,
-    noted_size,
+    is_elsewhere,
     rank_directory,
     records_in,
 )
@@ -318,7 +318,7 @@ class ShardedAdamW(Optimizer):
             "offer",
             lambda: [
                 GenerationOffer.of(records_in(own)).to_json(),
-                leads and self._is_elsewhere(directory),
+                leads and is_elsewhere(directory, self._world.size),
             ],
         )
         offers = [GenerationOffer.from_json(one) for one, _ in answers]
@@ -351,16 +351,6 @@ class ShardedAdamW(Optimizer):
         """Return the name of the states that follow; the same in all ranks. See StateName."""
         found: str = self._agreed("history", lambda: secrets.token_hex(8))[0]
         return found
-
-    def _is_elsewhere(self, directory: Path) -> bool | None:
-        """Return whether the state is in the directories of another number of ranks.
-
-        None where nothing says so: only if these have no generation.
-        """
-        noted = noted_size(directory)
-        if noted is not None:
-            return noted.size != self._world.size
-        return None if set(complete_sizes(directory)) - {self._world.size} else False
 
     @property
     def restored(self) -> Any:

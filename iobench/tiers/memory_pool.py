@@ -45,6 +45,7 @@ class MemoryPool(SlotPool):
         self._unit = alignment(self.tiers)
         self._spare = min((available_bytes() or 0) // _SPARE_PART, _MOST_SPARE)
         self._numbers = itertools.count()
+        self._counted = 0
         # Not a WeakSet, which cannot be read while another thread adds to it.
         self._made = list[weakref.ref[MemorySlot]]()
 
@@ -65,6 +66,12 @@ class MemoryPool(SlotPool):
         if size_bytes <= self._size and (self._free or not self.counts_alone):
             return  # one is free: how many there could be does not matter
         self.recount(size_bytes)
+
+    def counted(self, size_bytes: int) -> int:
+        """Return how many slots there are or could be, as counted last if a slot is free."""
+        if size_bytes > self._size or not self._free:
+            self._counted = self.recount(size_bytes)
+        return self._counted
 
     def recount(self, size_bytes: int) -> int:
         """Like `grow`, also if a slot is free. Return how many slots there are or could be."""

@@ -28,10 +28,13 @@ __all__ = ["Preloaded", "fork_server", "run_preloaded"]
 
 _MODULES = (
     *("torch", "numpy", "iobench.cli.main", "iobench.cli.progress", "iobench.cli.sizes"),
+    "torch._dynamo",  # each torch optimizer imports it: 0.5 s of CPU time
     *("iobench.bench.planning", "iobench.bench.runner", "iobench.report.table"),
     *("iobench.tune.tuner", "iobench.train.session"),
     *("torch.distributed.checkpoint", "torch.distributed.tensor", "iobench.dist.ranked"),
     *("iobench.dist.load.pieces", "iobench.dist.replicas.replicator", "iobench.integrations.dcp"),
+    *("iobench.offload.ranked", "iobench.dist.ranked_offload", "iobench.dist.offloaded"),
+    *("iobench.dist.drain.ranked_drain", "iobench.dist.load.both_stores", "iobench.tiers.nearest"),
 )
 _BEGIN = "from support.preloaded import serve; serve()"
 _LONGEST = 200_000  # bytes of a request: less than a socket's buffer

@@ -86,12 +86,12 @@ class RankMemoryPersister(RankPersister, MemoryPersister[RankContent]):
             return size_bytes > self._memory.slot_bytes > 0
 
         def counted() -> list[Any]:
-            return [grows()] if grows() else [False, self._memory.recount(size_bytes)]
+            return [grows()] if grows() else [False, self._memory.counted(size_bytes)]
 
         every = self._agreed("memory", counted)
         if any(one[0] for one in every):
             self.wait()
-            every = self._agreed("memory", lambda: [False, self._memory.recount(size_bytes)])
+            every = self._agreed("memory", lambda: [False, self._memory.counted(size_bytes)])
         self._memory.count = min(one[1] for one in every)
 
     def _agreed(self, phase: str, work: Callable[[], list[Any]]) -> list[list[Any]]:
