@@ -50,7 +50,7 @@ def recorded(
     by_block = by_block and not image.in_one_piece(0, image.size_bytes)
     above = _SMALL if by_block else -1
     # A channel is a reference cycle with its function, so that must not hold the image's memory.
-    channel: Channel[tuple[Digests, int]] = Channel(
+    channel: Channel[tuple[PieceDigests, int]] = Channel(
         lambda: channel.serve(_compute), name="iobench-checksums", limit=2
     )
     all_of_them = functools.cache(lambda: channel.submit(Lease((digests, -1))))
@@ -64,7 +64,7 @@ def recorded(
         channel.close()
 
 
-def _compute(wanted: tuple[Digests, int]) -> None:
+def _compute(wanted: tuple[PieceDigests, int]) -> None:
     digests, above = wanted
     digests.compute(above=above)
 
