@@ -208,7 +208,7 @@ def test_objectives(tune: Tune, target: Path, output: Path, journal: Path, objec
     assert document["baseline"] == "odirect"
     tuned = read_config(output).tuned
     assert tuned is not None
-    word = {"stall": "per ", "goodput": "ETTR 0."}.get(objective, "GiB/s")
+    word = {"stall": "per ", "goodput": "ETTR 0."}.get(objective, "iB/s")
     assert word in tuned.median
     measured = [one.measured for one in read_journal(journal)[1]]
     assert all((one.stall_s is not None) == (objective == "stall") for one in measured)
