@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -10,6 +11,7 @@ import numpy as np
 import xxhash
 
 from iobench.checkpoint.manifest import FileRecord, Piece
+from iobench.checkpoint.pieces import Pieces
 from iobench.formats.collector import collector_paused
 from iobench.units import MIB
 from iobench.writers.image import Bytes, FileImage
@@ -22,7 +24,7 @@ _EMPTY = np.empty(0, dtype=np.uint8)
 
 def record_of(image: FileImage, pieces: Sequence[tuple[str, int]]) -> FileRecord:
     """Return the record of the file `image`, whose `pieces` are (name, bytes) each."""
-    digests = PieceDigests(image, pieces)
+    digests = PieceDigests(image, Pieces(pieces))
     digests.compute()
     return digests.record()
 
@@ -30,34 +32,31 @@ def record_of(image: FileImage, pieces: Sequence[tuple[str, int]]) -> FileRecord
 class PieceDigests:
     """XXH3-64 of each piece of `image`. Several threads may compute them."""
 
-    def __init__(self, image: FileImage, pieces: Sequence[tuple[str, int]]) -> None:
-        """`pieces` are (name, bytes); they follow one another without gaps."""
+    def __init__(self, image: FileImage, pieces: Pieces) -> None:
         self._image, self._pieces = image, pieces
-        self._sizes = [size for _, size in pieces]
-        self._ends = list(itertools.accumulate(self._sizes))
-        self._begins = [0, *self._ends[:-1]]
         self._found = [""] * len(pieces)
 
     def compute(self, *, above: int = -1) -> None:
         """Compute what was not computed yet, of the pieces of more than `above` bytes."""
-        sizes, found = self._sizes, self._found
-        if max(sizes, default=0) <= above:
+        pieces, found = self._pieces, self._found
+        if pieces.largest_bytes <= above:
             return
-        due = [at for at, digest in enumerate(found) if not digest and sizes[at] > above]
+        due = [at for at in self._missing() if pieces.sizes[at] > above]
         for first, last in self._runs(due):
-            found[first:last] = _digests_of(self._image, self._begins[first], sizes[first:last])
+            sizes = pieces.sizes[first:last]
+            found[first:last] = _digests_of(self._image, pieces.begins[first], sizes)
 
     def compute_in(self, start: int, stop: int, block: Bytes) -> None:
         """Compute the pieces that are whole in the bytes [start, stop), of which `block` is a copy.
 
         The copy is in the cache of the processor. Other pieces are left to `compute`.
         """
-        first = bisect.bisect_left(self._begins, start)
-        last = bisect.bisect_right(self._ends, stop, lo=first)
+        begins, ends, found = self._pieces.begins, self._pieces.ends, self._found
+        first = bisect.bisect_left(begins, start)
+        last = bisect.bisect_right(ends, stop, lo=first)
         if first >= last:
             return
         memory, digest = block.data, xxhash.xxh3_64_hexdigest
-        begins, ends, found = self._begins, self._ends, self._found
         found[first:last] = [
             old or digest(memory[begin - start : end - start])
             for old, begin, end in zip(
@@ -73,19 +72,24 @@ class PieceDigests:
     def record(self) -> FileRecord:
         """Return the record of the file, after `compute`."""
         with collector_paused():
-            names = [name for name, _ in self._pieces]
-            listed = tuple(map(Piece, names, self._sizes, self._found))
+            listed = tuple(map(Piece, self._pieces.names, self._pieces.sizes, self._found))
         return FileRecord(path=self._image.path, size_bytes=self._image.size_bytes, pieces=listed)
+
+    def _missing(self) -> Iterator[int]:
+        """Yield the numbers of the pieces without a checksum: few among many, as a rule."""
+        at = -1
+        with contextlib.suppress(ValueError):  # of the last call of `index`
+            while True:
+                yield (at := self._found.index("", at + 1))
 
     def _runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield [first, last) of consecutive pieces: one large piece, or up to `_RUN` bytes."""
         if not numbers:
             return
+        begins, ends = self._pieces.begins, self._pieces.ends
         first = last = numbers[0]
         for number in numbers:
-            if number > last or (
-                number > first and self._ends[number] - self._begins[first] > _RUN
-            ):
+            if number > last or (number > first and ends[number] - begins[first] > _RUN):
                 yield first, last
                 first = number
             last = number + 1

@@ -85,8 +85,8 @@ class Committer:
             others = [record_of(one, [("", one.size_bytes)]) for one in small]
             with collector_paused():
                 manifest = self._manifest(save, (recording.record, *others), serial)
-                listed = serialized.structure.pieces_json(recording.digests.found)
-                text = manifest.to_json({image.path: listed})
+                listed = pieces.json(recording.digests.found)
+                text = manifest.json_parts({image.path: listed})
             self._publish(staged, text)
             ended_s = time.perf_counter()
             save.persist_s, save.durable_s = ended_s - began_s, ended_s - save.called_s
@@ -100,8 +100,8 @@ class Committer:
             snapshot.save, snapshot.content, snapshot.memory, rate_bytes_per_s=rate_bytes_per_s
         )
 
-    def _publish(self, staged: Staged, manifest: str) -> None:
-        staged.publish([manifest])
+    def _publish(self, staged: Staged, manifest: list[bytes]) -> None:
+        staged.publish(manifest)
 
     def _more_files(self, save: Save) -> list[FileImage]:
         """Return small files that belong to the checkpoint too."""

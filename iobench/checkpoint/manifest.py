@@ -6,21 +6,20 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from json.encoder import encode_basestring_ascii as _quoted
 from typing import Annotated, Any
 
 import msgspec
 import xxhash
 
+from iobench.checkpoint.pieces import Pieces, quoted
 from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.text import parse_json
 
-__all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece", "PiecesText", "PinnedGeneration"]
+__all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece", "PinnedGeneration"]
 
 SCHEMA = "iobench.checkpoint/1"
 
-_PIECE = '{"name":%s,"size_bytes":%d,"xxh3_64":"'
 _CHECKSUM = ',"xxh3_64":"'
 _FILES, _AFTER_FILES = b'"files":[', b'],"format":'
 
@@ -41,23 +40,6 @@ class Piece(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     xxh3_64: str
 
 
-class PiecesText:
-    """The JSON of a file's pieces without the checksums: it stays when only the bytes change."""
-
-    def __init__(self, pieces: Sequence[tuple[str, int]]) -> None:
-        """`pieces` are (name, bytes)."""
-        begins = [_PIECE % (_quoted(name), size) for name, size in pieces]
-        self._texts = [f'"}},{begin}' for begin in begins] + ['"}]' if begins else "[]"]
-        if begins:
-            self._texts[0] = f"[{begins[0]}"
-
-    def with_checksums(self, checksums: Sequence[str]) -> str:
-        """Return the JSON of the pieces with their `checksums`, in order."""
-        parts = [""] * (2 * len(checksums) + 1)
-        parts[::2], parts[1::2] = self._texts, checksums
-        return "".join(parts)
-
-
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of the checkpoint. `path` is relative to the checkpoint; pieces have no gaps."""
 
@@ -65,10 +47,10 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     size_bytes: _Count
     pieces: tuple[Piece, ...]
 
-    def pieces_json(self) -> str:
+    def pieces_json(self) -> bytes:
         """Return the pieces as JSON."""
-        text = PiecesText([(piece.name, piece.size_bytes) for piece in self.pieces])
-        return text.with_checksums([_quoted(piece.xxh3_64)[1:-1] for piece in self.pieces])
+        pieces = Pieces([(piece.name, piece.size_bytes) for piece in self.pieces])
+        return pieces.json([quoted(piece.xxh3_64)[1:-1] for piece in self.pieces])
 
 
 class PinnedGeneration(
@@ -138,12 +120,17 @@ class Manifest(
                 return file
         raise DataMismatchError(f"the manifest names no file {path!r}")
 
-    def to_json(self, pieces: Mapping[str, str] | None = None) -> str:
-        """Return the JSON document, with a checksum of itself.
+    def to_json(self) -> bytes:
+        """Return the JSON document, with a checksum of itself; see `json_parts`."""
+        return b"".join(self.json_parts())
+
+    def json_parts(self, pieces: Mapping[str, bytes] | None = None) -> list[bytes]:
+        """Return the JSON document in parts, with a checksum of itself.
 
         It is the text that the checksum covers, with the checksum as its last key: a reader can
-        compare it without a parse. The pieces are formatted apart: there may be 100,000. `pieces`
-        has the `pieces_json` of files, by path, where it was made already.
+        compare it without a parse. The pieces are formatted apart: there may be 100,000, and no
+        copy of their text is made here. `pieces` has the `pieces_json` of files, by path, where it
+        was made already.
         """
         marks = [secrets.token_hex(16) for _ in self.files]
         document: dict[str, Any] = {
@@ -160,12 +147,16 @@ class Manifest(
             del document["offload"]
         else:
             document["offload"] = msgspec.to_builtins(self.offload)
-        made, parts, rest = pieces or {}, list[str](), _canonical(document)
+        made, parts, rest = pieces or {}, list[bytes](), _canonical(document).encode()
         for mark, file in zip(marks, self.files, strict=True):
-            before, _, rest = rest.partition(f'"{mark}"')
+            before, _, rest = rest.partition(f'"{mark}"'.encode())
             parts += [before, made.get(file.path) or file.pieces_json()]
-        text = "".join([*parts, rest])
-        return f'{text[:-1]}{_CHECKSUM}{xxhash.xxh3_64_hexdigest(text.encode())}"}}'
+        parts.append(rest)
+        digest = xxhash.xxh3_64()
+        for part in parts:
+            digest.update(part)
+        parts[-1] = rest[:-1] + f'{_CHECKSUM}{digest.hexdigest()}"}}'.encode()
+        return parts
 
     @classmethod
     @collector_paused()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.manifest import FileRecord
+from iobench.checkpoint.pieces import Pieces
 from iobench.units import KIB
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.image import Bytes, FileImage
@@ -35,9 +36,7 @@ class Recording:
 
 
 @contextmanager
-def recorded(
-    image: FileImage, pieces: Sequence[tuple[str, int]], *, by_block: bool
-) -> Iterator[Recording]:
+def recorded(image: FileImage, pieces: Pieces, *, by_block: bool) -> Iterator[Recording]:
     """Compute the checksums of `image` while the body writes `Recording.image`.
 
     A thread computes them: it reads the image's memory, and it has ended after the body, also after

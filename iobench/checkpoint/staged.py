@@ -55,7 +55,7 @@ class Staged(Protocol):
     def remove(self, names: Iterable[str]) -> None:
         """Remove files of these names, before `publish`. Raises TransferError."""
 
-    def publish(self, manifest: Iterable[str]) -> None:
+    def publish(self, manifest: Iterable[bytes]) -> None:
         """Make it a checkpoint, durable on return. `manifest` is JSON, in one part or in many."""
 
 
@@ -108,7 +108,7 @@ class StagedCheckpoint:
         while self._spare:
             os.close(self._spare.pop())
 
-    def publish(self, manifest: Iterable[str]) -> None:
+    def publish(self, manifest: Iterable[bytes]) -> None:
         """Write the manifest and rename the directory. On return the checkpoint is durable.
 
         The files must be synced already; this syncs the directories. Raises TransferError; then
@@ -131,8 +131,8 @@ class StagedCheckpoint:
         aside = self.final.with_name(f".{self.final.name}{REPLACED_SUFFIX}")
         exchange(self.directory, self.final, aside)
 
-    def _write_manifest(self, manifest: Iterable[str]) -> None:
-        with (self.directory / MANIFEST).open("x") as file:
+    def _write_manifest(self, manifest: Iterable[bytes]) -> None:
+        with (self.directory / MANIFEST).open("xb") as file:
             file.writelines(manifest)
             file.flush()
             os.fsync(file.fileno())

@@ -54,7 +54,7 @@ class StagedObjects:
         """Delete the objects of these names. Raises TransferError."""
         self._objects.delete([self._prefix.below(name).key for name in names])
 
-    def publish(self, manifest: Iterable[str]) -> None:
+    def publish(self, manifest: Iterable[bytes]) -> None:
         """Write the manifest. On return the checkpoint is visible and durable.
 
         Raises TransferError; then there is no checkpoint.
@@ -62,7 +62,7 @@ class StagedObjects:
         self._may_be_visible = True
         if self._serial is not None:
             self._writer.write(FileImage.of(f"{SERIAL}{self._serial}", []), self.directory)
-        self._writer.write(FileImage.of(MANIFEST, ["".join(manifest).encode()]), self.directory)
+        self._writer.write(FileImage.of(MANIFEST, [b"".join(manifest)]), self.directory)
         self.published = True
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import ALIGNMENT, Leaf
-from iobench.checkpoint.manifest import PiecesText
+from iobench.checkpoint.pieces import Pieces
 from iobench.checkpoint.state_tree import FlatState, plain_text
 from iobench.checkpoint.tree_spec import Collected
 from iobench.errors import StateError
@@ -57,7 +57,7 @@ class Structure:
     """Layout of the tensor file and JSON of the skeleton, without the values of the state.
 
     `names` are those of all tensors. `size_bytes` is the size of the tensor file, and `pieces` are
-    (name, bytes) of its parts in file order, "" for the header. It keeps no tensor alive, and has
+    its parts in file order, "" for the header. It keeps no tensor alive, and has
     no object for each leaf, which the garbage collector would look at.
     """
 
@@ -71,15 +71,14 @@ class Structure:
         tensors = list(flat.tensors.values())
         self.names = list(flat.tensors)
         self.layouts = TensorLayouts(tensors)
-        self.pieces = [("", len(header))]
-        self.pieces += [(name, end - begin) for name, (begin, end) in places.items()]
-        self.size_bytes = sum(size for _, size in self.pieces)
+        sizes = [(name, end - begin) for name, (begin, end) in places.items()]
+        self.pieces = Pieces([("", len(header)), *sizes])
+        self.size_bytes = sum(self.pieces.sizes)
         self.on_cpu = all(tensor.is_cpu for tensor in tensors)
-        self._pieces_text: PiecesText | None = None
         self._spec = flat.spec
         self._texts, self._order = flat.template() if flat.spec else ([], [])
         self._parts = _parts(flat)
-        stored = [(name, size) for name, size in self.pieces[1:] if size]
+        stored = [(name, size) for name, size in sizes if size]
         self._file = FileLayout(header, [size for _, size in stored])
         self._find_leaves([name for name, _ in stored])
         self._find_views(flat)
@@ -148,12 +147,6 @@ class Structure:
         parts[1::2] = [texts[number] for number in self._order]
         return "".join(parts)
 
-    def pieces_json(self, checksums: Sequence[str]) -> str:
-        """Return the JSON of `pieces` with their checksums, for a manifest."""
-        if self._pieces_text is None:
-            self._pieces_text = PiecesText(self.pieces)
-        return self._pieces_text.with_checksums(checksums)
-
     def has_aliases_of(self, located: Located) -> bool:
         """Whether the tensors share memory like those of the first state, and no other ones do.
 
@@ -179,7 +172,7 @@ class Structure:
             name: parts[name].leaf(tensors, arrays)
             if name in parts
             else Leaf.of_tensor(whole[name].detach())
-            for name, _ in self.pieces[1:]
+            for name in self.pieces.names[1:]
         }
 
     def image(

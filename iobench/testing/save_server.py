@@ -67,7 +67,7 @@ def _save(writer: Writer, order: dict[str, Any], number: int, note: Note) -> Non
             with writer.open(f"{staged.directory}/model") as stream:
                 stream.write(_memory(number, size - size // 4))
             note("publish")
-            staged.publish([json.dumps({"step": number})])
+            staged.publish([json.dumps({"step": number}).encode()])
 
 
 def _staged(writer: Writer, final: str) -> StagedCheckpoint | StagedObjects:

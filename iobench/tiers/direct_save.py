@@ -49,7 +49,7 @@ class DirectCommitter(Committer):
         with within_limit(self.writer, limit_s, place):
             return limited.commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
 
-    def _publish(self, staged: Staged, manifest: str) -> None:
+    def _publish(self, staged: Staged, manifest: list[bytes]) -> None:
         if isinstance(self.writer, S3Writer) and not self.writer.client.time_limit.lift():
             raise TransferError(f"{staged.directory}: the time limit has passed")
         super()._publish(staged, manifest)

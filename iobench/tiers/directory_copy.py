@@ -79,7 +79,7 @@ class DirectoryCopy(StagedCheckpoint):
     def publish(self, manifest: bytes) -> None:  # type: ignore[override]  # of one part
         with transfer_errors("copying to", self.directory), contextlib.suppress(FileNotFoundError):
             os.unlink(self.directory / MANIFEST)  # of an attempt that was killed
-        super().publish([manifest.decode()])
+        super().publish([manifest])
         self._remove()  # the replaced checkpoint, which has this name now
 
 

@@ -72,9 +72,8 @@ class ObjectCopy:
         """Do nothing: a bucket is one place, and the store has answered with the checksum."""
 
     def publish(self, manifest: bytes) -> None:
-        text = manifest.decode()
         self._remove_others(Manifest.parse(manifest, str(self._staged.directory)))
-        self._staged.publish([text])
+        self._staged.publish([manifest])
 
     def _remove_others(self, manifest: Manifest) -> None:
         """Delete objects of other names: a direct save that failed may have left them."""

@@ -16,6 +16,7 @@ import xxhash
 from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
 from iobench.checkpoint.pacing import PacedImage
+from iobench.checkpoint.pieces import Pieces
 from iobench.checkpoint.recorded import recorded
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.dist.replicas.offering import Offering
@@ -102,7 +103,7 @@ class PartWriter:
             transfer = self._write(image, directory)
         else:
             by_block = self.writer.direct and not self.rate_bytes_per_s
-            with recorded(image, pieces, by_block=by_block) as recording:
+            with recorded(image, Pieces(pieces), by_block=by_block) as recording:
                 transfer = self._write(recording.image, directory)
             record = recording.record
         self._described.update(one.path for one in described)

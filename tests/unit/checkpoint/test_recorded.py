@@ -16,20 +16,21 @@ from hypothesis import strategies as st
 
 from iobench.checkpoint import recorded as module
 from iobench.checkpoint.checksums import PieceDigests
+from iobench.checkpoint.pieces import Pieces
 from iobench.checkpoint.recorded import recorded
 from iobench.formats.many_parts import PartsImage
 from iobench.units import KIB
 from iobench.writers.registry import make
 
 
-def _image(sizes: list[int]) -> tuple[PartsImage, bytes, list[tuple[str, int]], list[str]]:
+def _image(sizes: list[int]) -> tuple[PartsImage, bytes, Pieces, list[str]]:
     """Return an image of parts of these sizes, its bytes, its pieces and their checksums."""
     data = np.random.default_rng(len(sizes)).integers(0, 256, sum(sizes), np.uint8)
     ends = [0, *itertools.accumulate(sizes)]
     parts = [data[begin:end].copy() for begin, end in itertools.pairwise(ends)]
     digests = [xxhash.xxh3_64_hexdigest(part) for part in parts]
     pieces = [(str(number), size) for number, size in enumerate(sizes)]
-    return PartsImage("file", parts), data.tobytes(), pieces, digests
+    return PartsImage("file", parts), data.tobytes(), Pieces(pieces), digests
 
 
 @given(
@@ -106,7 +107,7 @@ def test_the_checksum_is_of_what_is_written() -> None:
     """A tensor that changes after the copy to the block does not change the checksum."""
     first, second = np.zeros(100, np.uint8), np.ones(100, np.uint8)
     image, block = PartsImage("file", [first, second]), np.empty(4 * KIB, np.uint8)
-    with recorded(image, [("a", 100), ("b", 100)], by_block=True) as recording:
+    with recorded(image, Pieces([("a", 100), ("b", 100)]), by_block=True) as recording:
         recording.image.gather(0, 200, block)
         first[:] = 7
     assert recording.digests.found[0] == xxhash.xxh3_64_hexdigest(bytes(100))

@@ -27,7 +27,7 @@ def _checkpoint(final: Path, fill: Callable[[Path], object]) -> None:
     """A checkpoint with what `fill` puts into its directory before it is published."""
     with StagedCheckpoint(final) as checkpoint:
         fill(checkpoint.directory)
-        checkpoint.publish("{}")
+        checkpoint.publish([b"{}"])
 
 
 def _sync_broken_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,17 +49,17 @@ def test_publish_makes_it_visible(tmp_path: Path) -> None:
         (checkpoint.directory / "a" / "b").mkdir(parents=True)
         (checkpoint.directory / "a" / "b" / "model").write_bytes(b"weights")
         assert not final.exists()
-        checkpoint.publish("{}")
+        checkpoint.publish([b"{}"])
         assert (final / "a" / "b" / "model").read_bytes() == b"weights"
     assert [p.name for p in tmp_path.iterdir()] == ["step-10"]
 
 
 def test_manifest(tmp_path: Path) -> None:
     """The checkpoint has the given manifest."""
-    manifest = '{"step": 10, "files": []}'
+    manifest = [b'{"step": 10, ', b'"files": []}']
     with StagedCheckpoint(tmp_path / "final") as checkpoint:
         checkpoint.publish(manifest)
-    assert (tmp_path / "final" / MANIFEST).read_text() == manifest
+    assert (tmp_path / "final" / MANIFEST).read_bytes() == b"".join(manifest)
 
 
 def test_order_of_commit(tmp_path: Path, monkeypatch) -> None:
@@ -82,7 +82,7 @@ def test_order_of_commit(tmp_path: Path, monkeypatch) -> None:
     with StagedCheckpoint(final) as checkpoint:
         (checkpoint.directory / "a" / "b").mkdir(parents=True)
         monkeypatch.setattr(Path, "rename", note_rename)
-        checkpoint.publish("{}")
+        checkpoint.publish([b"{}"])
     assert done == ["a/b", "a", ".", "rename", tmp_path.name]
 
 
@@ -133,7 +133,7 @@ def test_replaces_on_request(exchange: bool, tmp_path: Path, monkeypatch) -> Non
     with StagedCheckpoint(final, replace=True) as checkpoint:
         (checkpoint.directory / "new").touch()
         assert (final / "old").exists()
-        checkpoint.publish("{}")
+        checkpoint.publish([b"{}"])
         assert (final / "new").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["final"]
     assert {p.name for p in final.iterdir()} == {"new", MANIFEST}
@@ -153,7 +153,7 @@ def test_replacing_that_is_not_durable_is_taken_back(
         pytest.raises(TransferError, match="committing"),
         StagedCheckpoint(final, replace=True) as checkpoint,
     ):
-        checkpoint.publish("{}")
+        checkpoint.publish([b"{}"])
     assert [p.name for p in tmp_path.iterdir()] == ["final"]
     assert {p.name for p in final.iterdir()} == {"old", MANIFEST}
 
@@ -172,7 +172,7 @@ def test_interrupted_while_it_replaces(tmp_path: Path, monkeypatch) -> None:
 
     monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt), checkpoint:
-        checkpoint.publish("{}")
+        checkpoint.publish([b"{}"])
     assert [p.name for p in tmp_path.iterdir()] == ["final"]
     assert {p.name for p in final.iterdir()} == {"old", MANIFEST}
 
@@ -224,7 +224,7 @@ def test_failed_sync_of_the_name_takes_it_back(tmp_path: Path, monkeypatch) -> N
         pytest.raises(TransferError, match="committing"),
         StagedCheckpoint(tmp_path / "final") as checkpoint,
     ):
-        checkpoint.publish("{}")
+        checkpoint.publish([b"{}"])
     assert not list(tmp_path.iterdir())
 
 
