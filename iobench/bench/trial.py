@@ -98,7 +98,8 @@ class Trial:
             # Before the commit, which flushes the device again; the clock stops for it.
             flushes = clock.counters.flushes() if self._flush_counts else None
             written_s = clock.counters.elapsed_s()
-            staged.publish(manifest(self.repetition, contender, self._stored(done)))
+            text = manifest(self.repetition, contender, self._stored(done))
+            staged.publish(map(str.encode, text))
             commit_s = clock.counters.elapsed_s() - written_s
         counted = self._stop(clock, done)
         memory = self._memory("save")

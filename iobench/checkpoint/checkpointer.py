@@ -217,7 +217,7 @@ class LocalCheckpointer:
         """
         began_s = time.perf_counter()
         self.wait()
-        content, save = self._begin(state, step)
+        content, save = self._begin(state, step, late=self._writer.direct)
         try:
             if content.on_cpu:
                 self._committer.commit(save, content)
@@ -351,14 +351,17 @@ class LocalCheckpointer:
         """Return what a save of `state` would write; copy nothing."""
         return self._serializer.serialize(state)
 
-    def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
-        """Check the step, serialize the state and claim the step; copy nothing."""
+    def _begin(self, state: Any, step: int, *, late: bool = False) -> tuple[Any, Save]:
+        """Check the step, serialize the state and claim the step; copy nothing.
+
+        With `late`, tensors may be compared with the last ones while they are written.
+        """
         self._check_usable()
         self._finish_copy()
         self._persister.raise_failure()
         if type(step) is not int or step < 0:
             raise UsageError(f"step {step!r}: a whole number, 0 or more")
-        serialized = self._serializer.serialize(state)
+        serialized = self._serializer.serialize(state, late=late)
         save = Save(
             step=step, status="copying", created_s=time.time(), size_bytes=serialized.size_bytes
         )

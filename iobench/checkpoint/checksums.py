@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -34,7 +33,7 @@ class PieceDigests:
 
     def __init__(self, image: FileImage, pieces: Pieces) -> None:
         self._image, self._pieces = image, pieces
-        self._found = [""] * len(pieces)
+        self._found, self._done = [""] * len(pieces), bytearray(len(pieces))
 
     def compute(self, *, above: int = -1) -> None:
         """Compute what was not computed yet, of the pieces of more than `above` bytes."""
@@ -45,6 +44,7 @@ class PieceDigests:
         for first, last in self._runs(due):
             sizes = pieces.sizes[first:last]
             found[first:last] = _digests_of(self._image, pieces.begins[first], sizes)
+            self._done[first:last] = b"\1" * (last - first)
 
     def compute_in(self, start: int, stop: int, block: Bytes) -> None:
         """Compute the pieces that are whole in the bytes [start, stop), of which `block` is a copy.
@@ -63,6 +63,7 @@ class PieceDigests:
                 found[first:last], begins[first:last], ends[first:last], strict=True
             )
         ]
+        self._done[first:last] = b"\1" * (last - first)
 
     @property
     def found(self) -> list[str]:
@@ -77,10 +78,10 @@ class PieceDigests:
 
     def _missing(self) -> Iterator[int]:
         """Yield the numbers of the pieces without a checksum: few among many, as a rule."""
-        at = -1
-        with contextlib.suppress(ValueError):  # of the last call of `index`
-            while True:
-                yield (at := self._found.index("", at + 1))
+        at = self._done.find(0)
+        while at >= 0:
+            yield at
+            at = self._done.find(0, at + 1)
 
     def _runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield [first, last) of consecutive pieces: one large piece, or up to `_RUN` bytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,10 +18,16 @@ from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import TransferError
 from iobench.formats.collector import collector_paused
+from iobench.formats.late_image import LayoutChangedError
+from iobench.units import GIB
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 
 __all__ = ["Committer"]
+
+
+_MANY, _SMALL = 5000, 2 * GIB
+"""Pieces and bytes of a save without runs of the garbage collector: each would look at them all."""
 
 
 class CommitLedger(Protocol):
@@ -62,6 +69,23 @@ class Committer:
         of the same step stays. When an older checkpoint cannot be removed after the commit, a
         RuntimeWarning says so.
         """
+        takes_seconds = memory is None and not rate_bytes_per_s and serialized.size_bytes < _SMALL
+        many = takes_seconds and len(serialized.structure.pieces) >= _MANY
+        with collector_paused() if many else nullcontext():
+            try:
+                return self._commit(save, serialized, memory, rate_bytes_per_s)
+            except LayoutChangedError:  # only known now; the files are removed again
+                serialized = serialized.anew()
+                save.size_bytes = serialized.size_bytes
+                return self._commit(save, serialized, memory, rate_bytes_per_s)
+
+    def _commit(
+        self,
+        save: Save,
+        serialized: Serialized,
+        memory: Bytes | None,
+        rate_bytes_per_s: int | None,
+    ) -> Manifest:
         began_s = time.perf_counter()
         save.status = "writing"
         image = serialized.image() if memory is None else serialized.image_in(memory)
@@ -77,6 +101,7 @@ class Committer:
                 save.transfer = self.writer.write_many(
                     [sent, *small], staged.directory, sync_directory=False
                 )
+            serialized.check()
             if not save.transfer.durable:
                 raise TransferError(
                     f"step {save.step}: writer {self.writer.name!r} did not make its files "

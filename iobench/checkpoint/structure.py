@@ -18,7 +18,8 @@ from iobench.checkpoint.pieces import Pieces
 from iobench.checkpoint.state_tree import FlatState, plain_text
 from iobench.checkpoint.tree_spec import Collected
 from iobench.errors import StateError
-from iobench.formats.many_parts import ScatteredImage
+from iobench.formats.late_image import LateImage, LateLayout, LayoutChangedError
+from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.tensor_layouts import FileLayout, Located, TensorLayouts, numbers
 from iobench.formats.tensors import tensor_bytes
@@ -82,6 +83,9 @@ class Structure:
         self._file = FileLayout(header, [size for _, size in stored])
         self._find_leaves([name for name, _ in stored])
         self._find_views(flat)
+        self._late: LateLayout | None = None
+        if self.on_cpu and 0 < len(stored) == len(tensors) and not self._parts and not self._apart:
+            self._late = LateLayout(self._file, self.layouts, self._tensors)
 
     def _find_leaves(self, names: list[str]) -> None:
         """Find the memory of the leaves `names`, which are those in the file, in its order."""
@@ -160,10 +164,21 @@ class Structure:
         odd = ((starts - storages[self._tensors]) % ALIGNMENT)[self._shared]
         if moved.any() or parted.any() or odd.any():
             return False
-        begins, reaches = starts[self._tensors >= 0], self._reaches[self._tensors >= 0]
-        order = np.argsort(begins)
-        begins, ends = begins[order], (begins + reaches)[order]
-        return not (begins[1:] < ends[:-1]).any()
+        whole = self._tensors >= 0
+        return not _overlap(starts[whole], self._reaches[whole])
+
+    def late_image(self, path: str, tensors: Sequence[torch.Tensor]) -> LateImage | None:
+        """Return the tensor file of a state that is expected to have this structure.
+
+        None if the state can only be compared before. The tensors are compared while the file is
+        written, and then by `check_late`.
+        """
+        return self._late.image(path, tensors) if self._late is not None else None
+
+    def check_late(self, image: LateImage) -> None:
+        """Compare what was not compared yet. Raises LayoutChangedError."""
+        if _overlap(image.addresses(), self._reaches):
+            raise LayoutChangedError(f"{image.path}: tensors share memory that did not before")
 
     def leaves(self, tensors: Sequence[torch.Tensor], arrays: Sequence[Bytes]) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of a state."""
@@ -185,6 +200,13 @@ class Structure:
             for at, array, tensor in self._apart
         }
         return self._file.image(path, addresses, apart, owners=located.owners)
+
+
+def _overlap(begins: Numbers, reaches: Numbers) -> bool:
+    """Whether some bytes are in two of the ranges."""
+    order = np.argsort(begins)
+    begins, ends = begins[order], (begins + reaches)[order]
+    return bool((begins[1:] < ends[:-1]).any())
 
 
 def _parts(flat: FlatState) -> dict[str, _Part]:

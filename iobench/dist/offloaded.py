@@ -85,10 +85,10 @@ class OffloadCheckpointer(PinnedSaves):
             pins=self._pins,
         )
 
-    def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
+    def _begin(self, state: Any, step: int, *, late: bool = False) -> tuple[Any, Save]:
         self._check_usable()
         self._pins.make_room(self._finish_saves, self._ledger.tidy, self._settle_copies)
-        content, save = super()._begin(state, step)
+        content, save = super()._begin(state, step, late=late)
         try:
             self._pins.hold(save)
         except BaseException as error:

@@ -192,7 +192,13 @@ class RankedCheckpointer(RankedReads):
         local = self._planning.local(state)
         return self._planning.content(-1, local, self._agreed("plan", lambda: local.told()))
 
-    def _begin(self, state: Any, step: int) -> tuple[RankContent, Save]:
+    def _begin(
+        self,
+        state: Any,
+        step: int,
+        *,
+        late: bool = False,  # noqa: ARG002 -- the ranks agree about tensors that were compared
+    ) -> tuple[RankContent, Save]:
         """Agree with the other ranks about the save of `step`; copy nothing."""
         asked = self._ask(state, step)
         return self._settled(asked), asked.save

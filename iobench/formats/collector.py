@@ -15,7 +15,7 @@ def collector_paused() -> Iterator[None]:
 
     CPython collects whenever the number of objects has grown by a quarter, and looks at every
     object of the process: half of the time of a load of 30,000 tensors. The pause is for all
-    threads, so the body must not wait for storage. A collector that was off stays off, unless
+    threads, so the body must end within seconds. A collector that was off stays off, unless
     another thread turned it off during the body.
     """
     if not gc.isenabled():

@@ -18,13 +18,13 @@ import numpy as np
 from iobench import linux
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 
-__all__ = ["Numbers", "PartsImage", "ScatteredImage", "WindowImage"]
+__all__ = ["ManyParts", "Memory", "Numbers", "PartsImage", "ScatteredImage", "WindowImage"]
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 """Addresses or lengths."""
 
 
-class _ManyParts(FileImage):
+class ManyParts(FileImage):
     """An image whose parts in host memory begin at `starts` of the file, without gaps."""
 
     def __init__(self, path: str, starts: Sequence[int], size_bytes: int) -> None:
@@ -55,7 +55,7 @@ class _ManyParts(FileImage):
         """Return the parts [first, last), the first one from `begin` and the last one to `end`."""
 
 
-class PartsImage(_ManyParts):
+class PartsImage(ManyParts):
     """An image of uint8 arrays, to be written or read."""
 
     def __init__(self, path: str, parts: Iterable[Bytes]) -> None:
@@ -82,7 +82,7 @@ class PartsImage(_ManyParts):
         return found
 
 
-class ScatteredImage(_ManyParts):
+class ScatteredImage(ManyParts):
     """An image of memory described by addresses and lengths, to be written.
 
     To make a numpy array of a tensor takes longer than to copy 10 kB. So the views of a range are
@@ -109,7 +109,7 @@ class ScatteredImage(_ManyParts):
         self._set(
             _begins=(addresses - low).tolist(),
             _ends=(ends - low).tolist(),
-            _memory=np.asarray(_Memory(low, int(ends.max()), owners)),
+            _memory=np.asarray(Memory(low, int(ends.max()), owners)),
         )
 
     _begins: list[int]
@@ -124,7 +124,7 @@ class ScatteredImage(_ManyParts):
         return [memory[one:other] for one, other in zip(begins, ends, strict=True)]
 
 
-class WindowImage(_ManyParts):
+class WindowImage(ManyParts):
     """An image of a file of which one range is in memory. Only this range can be read."""
 
     def __init__(self, path: str, size_bytes: int, start: int, memory: Bytes) -> None:
@@ -148,7 +148,7 @@ class WindowImage(_ManyParts):
         return [self._memory[begin:end]]
 
 
-class _Memory:
+class Memory:
     """The addresses [low, high) as a numpy array interface; every slice keeps the `owners`."""
 
     def __init__(self, low: int, high: int, owners: object) -> None:

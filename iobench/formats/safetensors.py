@@ -14,6 +14,7 @@ from iobench.errors import DataMismatchError, IobenchError, TransferError, Usage
 from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import FileMemory
 from iobench.formats.inspected_file import InspectedFile
+from iobench.formats.late_image import LayoutChangedError
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.safetensors_layout import image_on_cpu
 from iobench.formats.safetensors_runs import Kind, TensorRun, runs_of
@@ -45,8 +46,18 @@ def image(
     they must not change during the write. Tensors that are not contiguous are copied here. Raises
     UsageError for names, dtypes and metadata that safetensors cannot hold.
     """
+    return _image(path, tensors, metadata, late=False)
+
+
+def _image(
+    path: str,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None,
+    *,
+    late: bool,
+) -> FileImage:
     try:
-        on_cpu = image_on_cpu(path, tensors, metadata)
+        on_cpu = image_on_cpu(path, tensors, metadata, late=late)
         if on_cpu is not None:
             return on_cpu
         described = [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()]
@@ -67,9 +78,12 @@ def save(
     sync_directory: bool = True,
 ) -> Transfer:
     """Write `tensors` to the safetensors file `target/path`; see `Writer.write` for durability."""
-    return writer.write(
-        image(path, tensors, metadata), target, durable=durable, sync_directory=sync_directory
-    )
+    try:
+        image = _image(path, tensors, metadata, late=writer.direct)
+        return writer.write(image, target, durable=durable, sync_directory=sync_directory)
+    except LayoutChangedError:  # not a file like the last one; it was removed again
+        image = _image(path, tensors, metadata, late=False)
+        return writer.write(image, target, durable=durable, sync_directory=sync_directory)
 
 
 def _header(file: str | Path, source: InspectedFile) -> tuple[bytes, int]:

@@ -5,9 +5,10 @@ FileLayout: a header and the parts after it, filled with addresses for each save
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,53 +85,70 @@ class TensorLayouts:
         self._on_cpu = all(map(_is_cpu, tensors))
         self._complex = [at for at, dtype in enumerate(self._dtypes) if dtype.is_complex]
 
+    def in_order(self, order: Numbers) -> TensorLayouts:
+        """Return these layouts in another order: the one with the number order[0] first."""
+        other, chosen = copy.copy(self), itemgetter(*order.tolist())
+        other.reaches = self.reaches[order]
+        for name in ("each", "_dtypes", "_shapes", "_strides", "_devices"):
+            setattr(other, name, list(chosen(getattr(self, name))))
+        other._complex = [at for at, dtype in enumerate(other._dtypes) if dtype.is_complex]
+        return other
+
     def locate(self, tensors: list[torch.Tensor]) -> Located | None:
         """Return where `tensors` of these layouts are; None if one of them differs.
+
+        See `locate_part`.
+        """
+        return self.locate_part(tensors, 0) if len(tensors) == len(self.each) else None
+
+    def locate_part(self, tensors: list[torch.Tensor], first: int) -> Located | None:
+        """Return where `tensors` are, of the layouts from `first` on; None if one of them differs.
 
         A tensor with lazy conjugation or negation is replaced by its values. Also returns None when
         a storage does not hold its tensor, like that of a parameter that FSDP has resharded.
         """
-        if len(tensors) != len(self.each):
-            return None
+        part = slice(first, first + len(tensors))
         try:
-            for number in self._lazy(tensors):
+            for number in self._lazy(tensors, part):
                 tensors[number] = resolved(tensors[number])
             # One call of Python for all tensors and one question, also below: a third less time.
             same = (
-                list(map(_dtype_of, tensors)) == self._dtypes
-                and list(map(_shape_of, tensors)) == self._shapes
-                and list(map(torch.Tensor.stride, tensors)) == self._strides
-                and self._same_devices(tensors)
+                list(map(_dtype_of, tensors)) == self._dtypes[part]
+                and list(map(_shape_of, tensors)) == self._shapes[part]
+                and list(map(torch.Tensor.stride, tensors)) == self._strides[part]
+                and self._same_devices(tensors, part)
             )
-            return self.locate_same(tensors) if same else None
+            return self.locate_same(tensors, first) if same else None
         except RuntimeError:
             # A nested tensor has no shape, others have no strides or no storage. A question for
             # the layout of each would take 0.15 us per tensor.
             return None
 
-    def _same_devices(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def _same_devices(self, tensors: Sequence[torch.Tensor], part: slice) -> bool:
         if self._on_cpu:
             return all(map(_is_cpu, tensors))
-        return list(map(_device_of, tensors)) == self._devices
+        return list(map(_device_of, tensors)) == self._devices[part]
 
-    def _lazy(self, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
+    def _lazy(self, tensors: Sequence[torch.Tensor], part: slice) -> Iterator[int]:
         """Yield the numbers of the tensors with lazy conjugation or negation.
 
         Of the tensors that are complex in another place, `locate` finds another dtype.
         """
         yield from itertools.compress(itertools.count(), map(torch.Tensor.is_neg, tensors))
-        yield from (number for number in self._complex if tensors[number].is_conj())
+        complex_ = (at - part.start for at in self._complex if part.start <= at < part.stop)
+        yield from (number for number in complex_ if tensors[number].is_conj())
 
-    def locate_same(self, tensors: Sequence[torch.Tensor]) -> Located | None:
-        """Return where `tensors` are whose layouts are known to be these.
+    def locate_same(self, tensors: Sequence[torch.Tensor], first: int = 0) -> Located | None:
+        """Return where `tensors` are whose layouts are known to be these from `first` on.
 
         None when a storage does not hold its tensor.
         """
         owners = list(map(_storage, tensors))
         addresses, storages = numbers(map(_address, tensors)), numbers(map(_begin, owners))
-        ends = storages + numbers(map(_nbytes, owners)) - self.reaches
+        reaches = self.reaches[first : first + len(tensors)]
+        ends = storages + numbers(map(_nbytes, owners)) - reaches
         outside = (addresses < storages) | (addresses > ends)
-        if (outside & (self.reaches > 0)).any():
+        if (outside & (reaches > 0)).any():
             return None
         return Located(addresses, storages, owners)
 
@@ -152,8 +170,8 @@ class FileLayout:
     def __init__(self, header: bytes, sizes: Sequence[int]) -> None:
         self.header = np.frombuffer(header, dtype=np.uint8)
         lengths = [len(header), *sizes]
-        self._starts = list(itertools.accumulate(lengths, initial=0))[:-1]
-        self._lengths = numbers(lengths)
+        self.starts = list(itertools.accumulate(lengths, initial=0))[:-1]
+        self.lengths = numbers(lengths)
 
     def image(
         self, path: str, addresses: Numbers, apart: Mapping[int, Bytes], owners: object
@@ -167,9 +185,9 @@ class FileLayout:
             places[at + 1] = memory.ctypes.data
         return ScatteredImage(
             path,
-            starts=self._starts,
+            starts=self.starts,
             addresses=places,
-            lengths=self._lengths,
+            lengths=self.lengths,
             owners=(self.header, apart, owners),
         )
 

@@ -151,7 +151,7 @@ class Restoring:
             manifest, index = manifest_of(plan, headers, self.writer)
         except (ReplicaError, IobenchError) as error:
             return ["", "", str(error)]
-        return [manifest.to_json(), index, ""]
+        return [manifest.to_json().decode(), index, ""]
 
     def without(self, plan: RecoveryPlan, reason: str) -> None:
         """Choose no copy of this version in memory any more."""
