@@ -85,6 +85,7 @@ class Serialized:
 
     def leaves(self) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of the state."""
+        assert self.late is None  # its tensors were not compared
         return self.structure.leaves(self.tensors, self.arrays)
 
     def image(self) -> FileImage:

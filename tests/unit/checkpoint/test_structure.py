@@ -20,6 +20,8 @@ from iobench.checkpoint import serialized
 from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.serialized import Serialized, Serializer
 from iobench.errors import StateError
+from iobench.formats.late_image import LayoutChangedError
+from iobench.formats.tensor_layouts import TensorLayouts
 from iobench.formats.tensors import resolved, tensor_from_bytes, torch_dtype
 
 State = dict[Any, Any]
@@ -36,7 +38,7 @@ def _restored(one: Serialized) -> Any:
     """The state as its two files give it back."""
     data, end = np.frombuffer(_bytes(one), dtype=np.uint8), len(one.structure.header)
     leaves = {}
-    for name, leaf in one.leaves().items():
+    for name, leaf in one.structure.leaves(one.tensors, one.arrays).items():
         begin, end = end, end + leaf.size_bytes
         leaves[name] = tensor_from_bytes(
             data[begin:end].copy(), torch_dtype(leaf.dtype), leaf.shape
@@ -44,15 +46,27 @@ def _restored(one: Serialized) -> Any:
     return unflatten(json.loads(one.skeleton), leaves)
 
 
-def _is_same_as_anew(serializer: Serializer, state: Any) -> Serialized:
+def _serialize_late(serializer: Serializer, state: Any) -> Serialized:
+    """Serialize a state and take its bytes, as a commit does; return what has the right bytes."""
+    found = serializer.serialize(state, late=True)
+    try:
+        _bytes(found)
+        found.check()
+    except LayoutChangedError:
+        return found.anew()
+    return found
+
+
+def _is_same_as_anew(serializer: Serializer, state: Any, *, late: bool = False) -> Serialized:
     """Serialize a state; its files are those of a serializer that has seen no other state."""
-    found, anew = serializer.serialize(state), Serialized.of(state)
+    found = _serialize_late(serializer, state) if late else serializer.serialize(state)
+    anew = Serialized.of(state)
     assert found.skeleton == anew.skeleton
     assert vars(found.structure.pieces) == vars(anew.structure.pieces)
     assert _bytes(found) == _bytes(anew)
-    # A state on a device is copied leaf by leaf.
-    leaves = b"".join(leaf.cpu_bytes().tobytes() for leaf in found.leaves().values())
-    assert leaves == _bytes(found)[len(found.structure.header) :]
+    if found.late is None:  # a state on a device is copied leaf by leaf
+        leaves = b"".join(leaf.cpu_bytes().tobytes() for leaf in found.leaves().values())
+        assert leaves == _bytes(found)[len(found.structure.header) :]
     return found
 
 
@@ -158,7 +172,8 @@ def test_every_change_is_seen(expect_same: Callable[..., None], data: st.DataObj
     """Whatever changes between two saves, each save holds the state of its own time exactly."""
     trainer, serializer = _Trainer(data), Serializer()
     for _ in range(data.draw(st.integers(1, 8))):
-        found = _is_same_as_anew(serializer, trainer.state())
+        late = data.draw(st.booleans())
+        found = _is_same_as_anew(serializer, trainer.state(), late=late)
         expect_same(trainer.state(restored=True), _restored(found))
         trainer.change()
 
@@ -208,10 +223,11 @@ _ALIKE: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("difference", list(_ALIKE))
 def test_one_difference(expect_same: Callable[..., None], difference: str) -> None:
     """States that differ in one thing only, in either order."""
-    for states in (_ALIKE[difference], _ALIKE[difference][::-1]):
-        serializer = Serializer()
-        for state in (*states, *states):
-            expect_same(state, _restored(_is_same_as_anew(serializer, state)))
+    for late in (False, True):
+        for states in (_ALIKE[difference], _ALIKE[difference][::-1]):
+            serializer = Serializer()
+            for state in (*states, *states):
+                expect_same(state, _restored(_is_same_as_anew(serializer, state, late=late)))
 
 
 def _state() -> State:
@@ -238,10 +254,31 @@ def test_a_state_like_the_last_is_not_flattened(expect_same: Callable[..., None]
         expect_same(parameters, _restored(serializer.serialize(parameters)))
 
 
+def test_compared_while_written() -> None:
+    """A state of whole tensors only is not compared before; all of them are, empty or not."""
+    state = {f"{n}": torch.randn(n % 5 + 1) for n in range(40)}
+    serializer = Serializer()
+    serializer.serialize(state)
+    with mock.patch.object(TensorLayouts, "locate", side_effect=AssertionError):
+        found = serializer.serialize(state, late=True)
+        assert found.late is not None
+        assert _bytes(found) == _bytes(Serialized.of(state))
+        found.check()
+    for name in state:
+        other = serializer.serialize({**state, name: torch.randn(7)}, late=True)
+        with pytest.raises(LayoutChangedError, match="another layout"):
+            _bytes(other)
+    tied = serializer.serialize({**state, "9": state["4"]}, late=True)
+    _bytes(tied)
+    with pytest.raises(LayoutChangedError, match="share memory"):
+        tied.check()
+
+
 def test_no_tensor_is_kept() -> None:
     """The structure of the last state holds nothing of its memory."""
     serializer, state = Serializer(), {"w": torch.ones(3), "x": [torch.ones(2), np.ones(2)]}
-    serializer.serialize(state)
+    for late in (False, True):
+        serializer.serialize(state, late=late)
     held = [weakref.ref(one) for one in (state["w"], *state["x"])]
     del state
     gc.collect()
