@@ -2,12 +2,12 @@
 
     git worktree add ../before COMMIT
     python benchmarks/checkpointer_checkouts.py ../before . --target DIRECTORY [--size 64MiB]
-        [--rounds 12] [--record FILE]
+        [--tensors 100,10000] [--rounds 12] [--record FILE]
 
 Both run in this interpreter's environment, each in a process of its own that stays for the whole
 run. In every round each arm is measured once in each checkout, in random order. Arms: `save`,
-`save_async` with the `wait` that follows, the stall of `save_async`, and `load`, of a state of 100
-and of 10,000 tensors; seconds by the clock, and CPU seconds of the process. A directory on tmpfs
+`save_async` with the `wait` that follows, the stall of `save_async`, and `load`, of states of these
+numbers of tensors; seconds by the clock, and CPU seconds of the process. A directory on tmpfs
 leaves out the noise of a disk.
 
 The ratio is that of the rates, second checkout over first: above 1 the second is faster. "No
@@ -74,7 +74,6 @@ for ckpt, *_ in runs.values():
 """
 
 _OPERATIONS = ("save", "save_async", "load")
-_TENSORS = (100, 10_000)
 
 
 class Checkout:
@@ -109,11 +108,11 @@ class Checkout:
 
 
 def measure(
-    both: list[Checkout], rounds: int, samples: record.Record
+    both: list[Checkout], counts: list[int], rounds: int, samples: record.Record
 ) -> dict[str, tuple[list[float], list[float]]]:
     """Seconds of each arm in each round, of the first and of the second checkout."""
     seconds: dict[str, tuple[list[float], list[float]]] = {}
-    work = [(operation, tensors) for tensors in _TENSORS for operation in _OPERATIONS]
+    work = [(operation, tensors) for tensors in counts for operation in _OPERATIONS]
     for number in range(-1, rounds):  # the first round warms up and is not counted
         order = work if number < 0 else random.sample(work, len(work))  # a save before a load
         for operation, tensors in order:
@@ -139,6 +138,7 @@ def main() -> None:
     parser.add_argument("second", type=Path)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--size", type=parse_size, default=64 << 20)
+    parser.add_argument("--tensors", default="100,10000")
     parser.add_argument("--rounds", type=int, default=12)
     record.add_option(parser)
     given = parser.parse_args()
@@ -149,7 +149,8 @@ def main() -> None:
         for number, path in enumerate((given.first, given.second)):
             both.append(Checkout(path, scratch / str(number), given.size))
             stack.callback(both[-1].close)
-        report(measure(both, given.rounds, samples))
+        counts = [int(count) for count in given.tensors.split(",")]
+        report(measure(both, counts, given.rounds, samples))
 
 
 if __name__ == "__main__":

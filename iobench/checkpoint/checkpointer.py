@@ -352,10 +352,7 @@ class LocalCheckpointer:
         return self._serializer.serialize(state)
 
     def _begin(self, state: Any, step: int, *, late: bool = False) -> tuple[Any, Save]:
-        """Check the step, serialize the state and claim the step; copy nothing.
-
-        With `late`, tensors may be compared with the last ones while they are written.
-        """
+        """Check the step, serialize the state (see Serializer), claim the step; copy nothing."""
         self._check_usable()
         self._finish_copy()
         self._persister.raise_failure()

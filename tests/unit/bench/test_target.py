@@ -31,7 +31,7 @@ def test_a_directory(tmp_path: Path) -> None:
         place = Path(scratch.locate("step"))
         with scratch.staged("step") as staged:
             (Path(staged.directory) / "file").write_bytes(b"x" * 5000)
-            staged.publish("{}")
+            staged.publish([b"{}"])
         assert (place / "file").exists()
         assert scratch.make_cold("step").method != "remote"
         scratch.remove("step")
