@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from iobench import linux
-from iobench.formats.many_parts import AddressRange, ManyParts, Numbers
+from iobench.formats.many_parts import ManyParts, MemorySpan, Numbers
 from iobench.formats.tensor_layouts import FileLayout, Located, TensorLayouts
 from iobench.writers.image import AnyMemory, Bytes
 
@@ -65,7 +65,7 @@ class LateImage(ManyParts):
             _begins=np.append(header, np.zeros(count, dtype=np.int64)),
             _found=bytearray(b"\1" + bytes(count)),
             _owners=owners,
-            _memory=np.asarray(AddressRange(*_ADDRESSES, owners)),
+            _memory=np.asarray(MemorySpan(*_ADDRESSES, owners)),
         )
 
     _layouts: TensorLayouts

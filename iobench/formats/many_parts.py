@@ -18,7 +18,7 @@ import numpy as np
 from iobench import linux
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 
-__all__ = ["AddressRange", "ManyParts", "Numbers", "PartsImage", "ScatteredImage", "WindowImage"]
+__all__ = ["ManyParts", "MemorySpan", "Numbers", "PartsImage", "ScatteredImage", "WindowImage"]
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 """Addresses or lengths."""
@@ -109,7 +109,7 @@ class ScatteredImage(ManyParts):
         self._set(
             _begins=(addresses - low).tolist(),
             _ends=(ends - low).tolist(),
-            _memory=np.asarray(AddressRange(low, int(ends.max()), owners)),
+            _memory=np.asarray(MemorySpan(low, int(ends.max()), owners)),
         )
 
     _begins: list[int]
@@ -148,7 +148,7 @@ class WindowImage(ManyParts):
         return [self._memory[begin:end]]
 
 
-class AddressRange:
+class MemorySpan:
     """The addresses [low, high) as a numpy array interface; every slice keeps the `owners`."""
 
     def __init__(self, low: int, high: int, owners: object) -> None:
