@@ -240,7 +240,7 @@ def _behind(lags: list[float], rate: int, plan: TiersPlan) -> str:
 
 def _lost(seconds: float, step_s: float | None) -> str:
     text = f"{format_seconds(seconds)} of training"
-    return text if step_s is None else f"{text}, {math.ceil(seconds / step_s)} steps"
+    return text if step_s is None else f"{text}, {count_of(math.ceil(seconds / step_s), 'step')}"
 
 
 def _document(found: Prediction, workload: str, step_s: float | None) -> dict[str, Any]:
