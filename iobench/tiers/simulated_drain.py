@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from fractions import Fraction
 
 from iobench.tiers.observed import REMOTE, ObservedRates
@@ -29,7 +30,7 @@ class SimulatedDrain:
         self.untidy = False
         self._changes = [(exact(one.at_s), one.rate_bytes_per_s) for one in plan.remote_changes]
         self._max_lag = exact(plan.max_lag_s)
-        self._to_copy: list[SimulatedSave] = []
+        self._to_copy: list[SimulatedSave] = []  # the last saved one is last
         self._to_read_back: list[SimulatedSave] = []
         self._there: set[int] = set()
         self._now: SimulatedTransfer | None = None
@@ -42,7 +43,7 @@ class SimulatedDrain:
             return
         room, size = self.plan.max_lag_bytes, self.plan.size_bytes
         waiting = self._waiting()
-        full = room is not None and (len(waiting) + 1) * size > room
+        full = room is not None and (waiting + 1) * size > room
         if self.plan.on_lag == "skip" and waiting and (full or self.lag_exceeded(now)):
             return
         self._to_copy.append(job)
@@ -111,7 +112,7 @@ class SimulatedDrain:
             return False
         if (now - oldest) * divisor >= self._max_lag:
             return True
-        waits = len(self._waiting()) * self.plan.size_bytes
+        waits = self._waiting() * self.plan.size_bytes
         return room is not None and waits > room // divisor
 
     def holds_saves(self, now: Fraction) -> bool:
@@ -139,32 +140,37 @@ class SimulatedDrain:
             if done.kind == "copy":
                 job.sent = self.plan.size_bytes - done.left
             queue = self._to_copy if done.kind == "copy" else self._to_read_back
-            queue.append(job)
-            queue.sort(key=lambda one: one.number)
+            insort(queue, job, key=_since)
         self._failed_in_a_row += 1
         self.open = False
         self.rates.add(REMOTE, 0, 0.0, ok=False)
         self._pauses_until = now + exact(pause_after(self._failed_in_a_row)) * _MEAN_PAUSE
 
-    def _waiting(self) -> list[SimulatedSave]:
-        """Return the checkpoints that are not in the remote tier yet, the oldest first."""
-        now = [self._now.job] if self._now and self._now.kind == "copy" and self._now.job else []
-        return sorted([*now, *self._to_copy], key=lambda one: one.number)
+    def _waiting(self) -> int:
+        """Return how many checkpoints are not in the remote tier yet."""
+        return len(self._to_copy) + (self._copying() is not None)
+
+    def _copying(self) -> SimulatedSave | None:
+        return self._now.job if self._now is not None and self._now.kind == "copy" else None
 
     def _oldest_waiting(self) -> Fraction | None:
-        return min((one.local for one in self._waiting() if one.local is not None), default=None)
+        """Return since when the oldest one waits."""
+        some = (*self._to_copy[:1], self._copying())
+        return min((one.local for one in some if one and one.local is not None), default=None)
 
     def _supersede(self, now: Fraction) -> None:
         """Give up copies past the limit of the lag. A copy that has begun goes on."""
         if self.plan.on_lag != "supersede":
             return
-        waiting, room = self._waiting()[::-1], self.plan.max_lag_bytes
-        for place, job in enumerate(waiting[1:], 2):
-            assert job.local is not None
-            old = now - job.local >= self._max_lag
+        room, copying = self.plan.max_lag_bytes, self._copying()
+        while self._to_copy:
+            oldest = self._to_copy[0]
+            place = len(self._to_copy) + bool(copying and _since(copying) > _since(oldest))
+            old = now - _since(oldest) >= self._max_lag
             full = room is not None and place * self.plan.size_bytes > room
-            if (old or full) and job in self._to_copy:
-                self._to_copy.remove(job)
+            if place == 1 or not (old or full):
+                return
+            self._to_copy.pop(0)
 
     def _give_up_unkept(self) -> None:
         """Give up copies that the retention of the remote tier would not keep."""
@@ -175,10 +181,16 @@ class SimulatedDrain:
         self._there &= kept
         self._to_read_back = [one for one in self._to_read_back if one.number in kept]
         if not self.plan.every_save:
-            newest = max((one.number for one in self._to_copy), default=0)
-            self._to_copy = [one for one in self._to_copy if one.number in kept | {newest}]
+            kept |= {one.number for one in self._to_copy[-1:]}
+            self._to_copy = [one for one in self._to_copy if one.number in kept]
 
     def _yields(self, now: Fraction, writing: bool) -> bool:
         """Whether copies pause, because a snapshot is being written."""
         looks = self._now is not None and self._now.kind == "look"
         return writing and not looks and not self.lag_exceeded(now, 2)
+
+
+def _since(job: SimulatedSave) -> Fraction:
+    """Return since when it waits for its copy."""
+    assert job.local is not None
+    return job.local

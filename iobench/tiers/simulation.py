@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from fractions import Fraction
 
 from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
@@ -263,12 +264,12 @@ class _Run:
 
     def _trained_at(self, when: Fraction) -> Fraction:
         """Return the training that was done at a time."""
-        for job in reversed(self.jobs):
-            if when >= job.at:
-                after = when - job.at - job.lag_wait - job.memory_wait - job.copy
-                last = job is self.jobs[-1]
-                return job.trained + (Fraction(0) if last else max(Fraction(0), after))
-        return when
+        place = bisect_right(self.jobs, when, key=lambda one: one.at)
+        if not place:
+            return when
+        job = self.jobs[place - 1]
+        after = when - job.at - job.lag_wait - job.memory_wait - job.copy
+        return job.trained + (Fraction(0) if job is self.jobs[-1] else max(Fraction(0), after))
 
     def _most_lost(self, durable: list[tuple[Fraction, Fraction]]) -> Fraction:
         """Return the most training between the newest durable checkpoint and a moment."""
