@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import groupby
 
@@ -155,3 +156,42 @@ def test_too_large_for_the_memory() -> None:
     found = simulate(replace(_PLACED, size_bytes=300 * _MIB))
     (_, some), (_, rest) = _tiers(found)
     assert found.stalls_s == [12.0] * some + [6.0] * rest
+
+
+def _random_plan(seed: int) -> TiersPlan:
+    random_ = random.Random(seed)
+    pick = random_.choice
+    ends = [pick([1, 7.3, 30, 200]) for _ in range(random_.randint(0, 8))]
+    goals = (Placement(goal=goal, dwell=pick([0, 20])) for goal in ("durable", "capacity"))  # type: ignore[arg-type]  # goals
+    return replace(
+        _PLAN,
+        size_bytes=pick([1, 50, 100, 300]) * _MIB,
+        every_s=pick([1, 5, 30]),
+        saves=random_.randint(2, 40),
+        local_rate=pick([3, 25, 77]) * _MIB,
+        local_latency_s=pick([0, 0.1, 3]),
+        remote_rate=pick([1, 10, 60]) * _MIB,
+        remote_latency_s=pick([0, 0.1, 3]),
+        remote_changes=_changes(
+            *((sum(ends[: place + 1]), pick([0, 0, 1, 50])) for place in range(len(ends)))
+        ),
+        timeout_s=pick([0.5, 3, 60]),
+        placement=pick([None, *goals]),
+        keep_last=pick([None, 1, 3]),
+        every_save=pick([False, True]),
+        on_full=pick(["wait", "skip", "supersede"]),
+        on_lag=pick(["wait", "skip", "supersede"]),
+        max_lag_s=pick([10, 3600]),
+        max_lag_bytes=pick([None, 100 * _MIB, 350 * _MIB]),
+    )
+
+
+def test_any_plan() -> None:
+    """It ends. What is not dropped is durable in a tier, after its copy."""
+    for seed in range(60):
+        found = simulate(_random_plan(seed))
+        assert len(found.saves) == found.plan.saves
+        for one in found.saves:
+            assert (one.durable_s is not None) == (one.end == "durable"), (seed, one)
+            assert one.stall_s >= 0
+            assert one.durable_s is None or one.durable_s >= one.at_s + one.stall_s - 1e-9
