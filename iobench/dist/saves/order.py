@@ -57,7 +57,6 @@ class Committed(NamedTuple):
 
     serial: int
     file: FileImage
-    probe: int = 0
 
 
 class OwnVote(NamedTuple):
