@@ -84,8 +84,8 @@ class Structure:
         self._find_leaves([name for name, _ in stored])
         self._find_views(flat)
         self._late: LateLayout | None = None
-        if self.on_cpu and 0 < len(stored) == len(tensors) and not self._parts and not self._apart:
-            self._late = LateLayout(self._file, self.layouts, self._tensors)
+        if self.on_cpu and not self._parts and not self._apart:
+            self._late = LateLayout.of(self._file, self.layouts, self._tensors)
 
     def _find_leaves(self, names: list[str]) -> None:
         """Find the memory of the leaves `names`, which are those in the file, in its order."""

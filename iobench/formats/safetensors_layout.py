@@ -55,8 +55,8 @@ class _Layout:
         ]
         self._file = FileLayout(header, [size for _, size in stored])
         self._late: LateLayout | None = None
-        if 0 < len(stored) == len(tensors) and not self._copied:
-            self._late = LateLayout(self._file, self.layouts, self._order)
+        if not self._copied:
+            self._late = LateLayout.of(self._file, self.layouts, self._order)
 
     def image(self, path: str, tensors: list[torch.Tensor], *, late: bool) -> FileImage | None:
         """Return the image of other tensors; None if they are of another layout.

@@ -14,6 +14,7 @@ import torch
 from iobench import Checkpointer, KeepLast
 from iobench.checkpoint.serialized import Serializer
 from iobench.errors import StateError
+from iobench.formats import late_image
 from iobench.formats import safetensors as our_safetensors
 from iobench.formats.late_image import LateImage, LayoutChangedError
 from iobench.writers.base import Writer
@@ -21,6 +22,13 @@ from iobench.writers.registry import make
 
 State = dict[str, Any]
 _COUNT = 200
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tensor is enough, and a range is not made longer."""
+    monkeypatch.setattr(late_image, "_FEWEST", 1)
+    monkeypatch.setattr(late_image, "_TOGETHER", 1)
 
 
 @pytest.fixture(params=["hybrid", "odirect", "uring"])

@@ -6,7 +6,7 @@ import gc
 import json
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -20,6 +20,7 @@ from iobench.checkpoint import serialized
 from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.serialized import Serialized, Serializer
 from iobench.errors import StateError
+from iobench.formats import late_image
 from iobench.formats.late_image import LayoutChangedError
 from iobench.formats.tensor_layouts import TensorLayouts
 from iobench.formats.tensors import resolved, tensor_from_bytes, torch_dtype
@@ -164,6 +165,13 @@ class _Trainer:
         elif kind == "box":
             self._container = draw(st.sampled_from(_CONTAINERS))
             self._metadata = draw(st.sampled_from([None, {}, {"v": 1}, {"v": True}]))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few() -> Iterator[None]:
+    """One tensor is enough to be compared late."""
+    with mock.patch.multiple(late_image, _FEWEST=1, _TOGETHER=2):
+        yield
 
 
 @settings(max_examples=300)
