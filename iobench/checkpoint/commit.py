@@ -19,6 +19,7 @@ from iobench.errors import TransferError
 from iobench.formats.collector import collector_paused
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local.reused_file import reusing
 
 __all__ = ["Committer"]
 
@@ -70,7 +71,10 @@ class Committer:
         replace, pieces = self.ledger.holds(save.step), serialized.structure.pieces
         by_block = self.writer.direct and not rate_bytes_per_s
         with self.store.staged(save.step, serial=serial, replace=replace) as staged:
-            with recorded(image, pieces, by_block=by_block) as recording:
+            with (
+                reusing(staged.directory, staged.spare, image.path),
+                recorded(image, pieces, by_block=by_block) as recording,
+            ):
                 sent = recording.image
                 if rate_bytes_per_s:
                     sent = PacedImage.over(sent, rate_bytes_per_s)

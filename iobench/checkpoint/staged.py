@@ -48,6 +48,9 @@ _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 class Staged(Protocol):
     """A checkpoint that is being written. It becomes a checkpoint with `publish`."""
 
+    spare: Path | None
+    """Files that are not needed any more, whose space those of the same names may take over."""
+
     @property
     def directory(self) -> str | Path:
         """Directory or prefix of its files until `publish`."""
@@ -69,8 +72,14 @@ class StagedCheckpoint:
     """
 
     def __init__(
-        self, final: str | Path, *, replace: bool = False, lock: DirectoryLock | None = None
+        self,
+        final: str | Path,
+        *,
+        replace: bool = False,
+        lock: DirectoryLock | None = None,
+        spare: Path | None = None,
     ) -> None:
+        self.spare = spare
         self.final = Path(final)
         self.directory = self.final.with_name(
             f".{self.final.name}.{secrets.token_hex(4)}{STAGING_SUFFIX}"
