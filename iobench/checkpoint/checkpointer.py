@@ -62,15 +62,14 @@ class LocalCheckpointer:
     - `budget`: bytes that all slots together may take (`"16GiB"`)
     - `bandwidth_limit`: bytes per second that background saves may write (`"500MiB"`)
     - `lazy`: `save_async` returns before the copy; `before_optimizer_step` waits for it
-    - `reuse_files`: a checkpoint that `keep` drops stays hidden on storage until the next save,
-      which writes over its files: faster where new space takes time
+    - `reuse_files`: each save writes over the files of the checkpoint that `keep` dropped last
 
     One Checkpointer at a time can use a directory. TargetError names the pid and host of the
-    holder, or says that the directory was removed or replaced. Object stores have no locks. A
-    relative location is made absolute. What cannot be removed gives a RuntimeWarning.
+    holder, or a directory that was removed or replaced. Object stores have no locks. A relative
+    location is made absolute. What cannot be removed gives a RuntimeWarning.
 
     Use it from one thread. The next `save`, `save_async`, `wait` or `close` raises an error of the
-    background; a failed save never gets the status `committed`.
+    background; a failed save never becomes `committed`.
     """
 
     _read: staticmethod[..., Any] = staticmethod(read_plain)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from iobench import linux
 from iobench.checkpoint.lock import DirectoryLock, lock_directory
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.names import name_of, step_of
@@ -24,6 +25,7 @@ from iobench.checkpoint.staged import (
     StagedCheckpoint,
     put_back,
 )
+from iobench.environment.memory import available_bytes
 from iobench.errors import IobenchError, OptionError, TargetError, transfer_errors
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
@@ -247,6 +249,7 @@ class DirectoryStore:
             self._give_up_retired()
             return self._backlog.reduce(most, lambda: self._free_bytes() >= room_bytes)
         except IobenchError as error:
+            self._give_up_retired()  # its new name may not be durable, so it is not written over
             return [error]
 
     def _set_aside(self, step: int) -> Path | None:
@@ -267,10 +270,16 @@ class DirectoryStore:
             sync_directory(self.directory)
 
     def _has_room_beside(self, retired: Path) -> bool:
-        """Whether there is room for two more checkpoints while this one keeps its space."""
+        """Whether there is room for two more checkpoints while this one keeps its space.
+
+        On tmpfs that is room in memory too.
+        """
         with transfer_errors("measuring", retired):
             size = sum(entry.stat().st_size for entry in retired.iterdir())
-        return self._free_bytes() >= 2 * size
+        room = [self._free_bytes()]
+        if linux.file_system_type(retired) == linux.TMPFS:
+            room += [found for found in [available_bytes()] if found is not None]
+        return min(room) >= 2 * size
 
     def _free_bytes(self) -> int:
         with transfer_errors("measuring", self.directory):

@@ -24,8 +24,8 @@ from iobench import linux
 
 __all__ = ["reusing", "with_space_of_spare"]
 
-_LOCAL = {0xEF53, 0x58465342, 0x01021994}
-"""ext4, XFS, tmpfs (linux/magic.h). btrfs writes to new blocks in any case."""
+_LOCAL = {0xEF53, 0x58465342, linux.TMPFS}
+"""ext4, XFS and tmpfs (linux/magic.h). btrfs writes to new blocks in any case."""
 
 _spares: dict[str, str] = {}
 """The path of a file that is about to be written, and the file whose space it takes over."""
