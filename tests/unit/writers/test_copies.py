@@ -13,7 +13,7 @@ from iobench.units import MIB
 from iobench.writers.blocks.copies import LARGE, CopyLoops, copy_bytes, gather_views
 
 _RANDOM = np.random.default_rng(16)
-_DATA = _RANDOM.integers(0, 256, size=3 * MIB, dtype=np.uint8)
+_DATA = _RANDOM.integers(0, 256, size=4 * MIB, dtype=np.uint8)
 
 
 def _clock(durations: list[float]) -> Iterator[float]:
@@ -28,20 +28,18 @@ def _clock(durations: list[float]) -> Iterator[float]:
 @pytest.mark.parametrize(("odd", "even"), [(1.0, 2.0), (2.0, 1.0)])
 def test_the_faster_loop_is_chosen(odd: float, even: float) -> None:
     # The first copy by each loop makes pages: it must not decide.
-    times = _clock([100.0, 100.0, *[odd, even] * 3])
+    times = _clock([100.0, 100.0, *[odd, even] * 5])
     loops = CopyLoops(clock=lambda: next(times))
-    used = set()
     target = np.empty_like(_DATA)
-    for _ in range(8):
+    for _ in range(12):
         assert loops.chosen is None
         target[:] = 0
         loops.copy(_DATA, target)
         assert np.array_equal(target, _DATA)
-    used.add(loops.chosen)
     loops.copy(_DATA, target)  # and reads no clock
-    other = _clock([100.0, 100.0, *[even, odd] * 3])
+    other = _clock([100.0, 100.0, *[even, odd] * 5])
     opposite = CopyLoops(clock=lambda: next(other))
-    for _ in range(8):
+    for _ in range(12):
         opposite.copy(_DATA, target)
     assert None not in {loops.chosen, opposite.chosen}
     assert loops.chosen is not opposite.chosen
@@ -49,7 +47,7 @@ def test_the_faster_loop_is_chosen(odd: float, even: float) -> None:
 
 def test_small_copies_are_not_timed() -> None:
     loops = CopyLoops(clock=lambda: pytest.fail("timed"))
-    source, target = _DATA[: MIB - 1], np.zeros(MIB - 1, dtype=np.uint8)
+    source, target = _DATA[:-1], np.zeros(len(_DATA) - 1, dtype=np.uint8)
     loops.copy(source, target)
     assert np.array_equal(target, source)
 
@@ -72,10 +70,10 @@ def test_gathered_views_are_their_bytes_in_order(sizes: list[int], shift: int, b
 
 
 def test_bits_of_a_read_only_source_stay_as_they_are() -> None:
-    source = np.arange(256, dtype=np.uint8).repeat(8 * 1024)
+    source = np.arange(256, dtype=np.uint8).repeat(16 * 1024)
     source.flags.writeable = False
     target = np.zeros_like(source)
-    for _ in range(10):  # by both loops
+    for _ in range(14):  # by both loops
         target[:] = 255
         copy_bytes(source, target)
         assert np.array_equal(target, source)
