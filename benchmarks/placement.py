@@ -3,8 +3,8 @@
     python benchmarks/placement.py --target DIRECTORY [--size 32MiB] [--saves 150] [--every 1.0]
         [--scenario NAME] [--record FILE]
 
-A Checkpointer in a network namespace saves to paced local storage and to a real S3 server (rclone)
-in another namespace; `tc tbf` limits the link between them, or it is down:
+A Checkpointer in a network namespace saves through paced memory to paced local storage and to a
+real S3 server (rclone) in another namespace; `tc tbf` limits the link between them, or it is down:
 
 - step: the link is faster than local storage, then slower, then faster again
 - drift: it becomes slower all the time
@@ -18,6 +18,10 @@ The oracle knows the rate of the link at any moment. For each save of a run it t
 copy is durable first, if it begins when the save began: the bytes at the rates in force, and the
 fixed time of a save to that tier, the median that the runs with one tier needed in excess of
 their bytes. The total time to durable of all saves is compared with that of the oracle.
+
+`iobench tiers plan` predicts each run with the goal "durable" from the paced rates, those of the
+link, and these fixed times as latencies: the stalls, when a save is durable in one of the tiers,
+and when in the remote tier, counted from its begin.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +49,23 @@ sys.path.insert(0, str(Path(__file__).parent))
 import record
 from support.nodes import Node, Nodes, open_nodes
 
-from iobench import Checkpointer, KeepLast, Local, Paced, Placement, Remote
+from iobench import Checkpointer, KeepLast, Local, Memory, Paced, Placement, Remote
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.tiers.journal import DrainJournal
 from iobench.tiers.observed import LOCAL, REMOTE
+from iobench.tiers.plan import PlannedMemory, Prediction, RateChange, TiersPlan
+from iobench.tiers.simulation import simulate
 from iobench.units import MIB, parse_size
 from iobench.writers.s3 import S3Writer
 
 _BUCKET, _PORT = "checkpoints", 9000
-_MOST = 1.05
+_MOST, _MOST_OFF = 1.05, 0.10
 _HEADERS = 1514 / 1448
 """Bytes of a frame on the link for each byte that is sent."""
 _TICK_S = 0.5
+_ATTEMPTS, _ANSWER_S = 2, 1.0
+_KEPT = 2
+_SLOTS, _COPIES_PER_S = 2, 32
 _FAST, _SLOW = 2.0, 0.6
 
 Rate = Callable[[float], float]
@@ -76,10 +85,16 @@ SCENARIOS: dict[str, Rate] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A save: when it began, by the monotonic clock, its seconds to durable, and its tier."""
+    """A save: when it began, by the monotonic clock, and where it went.
+
+    Seconds after that: training went on after `stall_s`, it was durable after `elapsed_s`, and in
+    the remote tier after `remote_s`, if it was there before the end of the run.
+    """
 
     began_s: float
+    stall_s: float
     elapsed_s: float
+    remote_s: float | None
     tier: str
     why: str
 
@@ -98,7 +113,7 @@ class Run:
     def under(self, other: Run) -> Run:
         """Return this run, which did not depend on the link, with the rates of `other`."""
         offset_s = self.rates[0][0] - other.rates[0][0]
-        return Run(saves=self.saves, rates=[(at + offset_s, rate) for at, rate in other.rates])
+        return replace(self, rates=[(at + offset_s, rate) for at, rate in other.rates])
 
     def sent_s(self, begin_s: float, size: float) -> float:
         """Return how long `size` bytes take over the link from `begin_s` on."""
@@ -114,6 +129,10 @@ class Run:
         return float("inf")
 
 
+def placement(goal: str, every_s: float) -> Placement:
+    return Placement(goal=goal, dwell=2 * every_s)  # type: ignore[arg-type]  # one of its goals
+
+
 # In the node of the Checkpointer.
 
 
@@ -125,35 +144,50 @@ def saves(
     torch.set_num_threads(1)
     data = torch.randint(0, 256, (size,), dtype=torch.uint8)
     # Answers within a fraction of a second here, and a server that does not is dead.
-    writer = S3Writer(connect_timeout_s=0.5, read_timeout_s=1.0, max_attempts=2)
-    remote = Remote(target, keep=KeepLast(2), writer=writer)
-    placement = Placement(goal=goal, dwell=2 * every_s)  # type: ignore[arg-type]  # one of them
-    local = Paced(Local(), local_rate)
-    ckpt = Checkpointer(directory, keep=KeepLast(2), tiers=[local, remote], placement=placement)
+    writer = S3Writer(
+        connect_timeout_s=_ANSWER_S / 2, read_timeout_s=_ANSWER_S, max_attempts=_ATTEMPTS
+    )
+    remote = Remote(target, keep=KeepLast(_KEPT), writer=writer)
+    tiers = [
+        Paced(Memory(_SLOTS * size + 16 * MIB), _COPIES_PER_S * size),  # in huge pages
+        Paced(Local(), local_rate),
+        remote,
+    ]
+    ckpt = Checkpointer(
+        directory, keep=KeepLast(_KEPT), tiers=tiers, placement=placement(goal, every_s)
+    )
     found = []
     with ckpt:
         ckpt.prepare({"w": data}, wait=True)
         while not ckpt._tier.remote.is_open:
             time.sleep(0.01)
-        begin_s = time.monotonic()
         print("begin", flush=True)
         for step in range(count):
-            time.sleep(max(0.0, begin_s + step * every_s - time.monotonic()))
+            time.sleep(every_s)
             data[:4096].random_(0, 256)
             began_s = time.monotonic()
             save = ckpt.save_async({"w": data}, step)
-            ckpt.wait()
-            found.append({"began_s": began_s, "elapsed_s": save.durable_s})
+            found.append((began_s, time.monotonic() - began_s, save))
+        ckpt.wait()
         print("end", flush=True)
         ckpt._tier.drain.stop()  # the rest of the copies is not measured
         for entry in ckpt._tier.drain.queue.pending():
             ckpt._tier.drain.queue.forget(entry.step)
 
-    placed = {
-        one.step: one for one in DrainJournal(Path(directory)).events() if one.event == "placed"
-    }
-    for step, one in enumerate(found):
-        print(json.dumps({**one, "tier": placed[step].where, "why": placed[step].why}))
+    offset_s = time.time() - time.monotonic()
+    events = DrainJournal(Path(directory)).events()
+    placed = {one.step: one for one in events if one.event == "placed"}
+    there = {one.step: one.at_s - offset_s for one in events if one.event == "durable"}
+    for step, (began_s, stall_s, save) in enumerate(found):
+        timed = Timed(
+            began_s=began_s,
+            stall_s=stall_s,
+            elapsed_s=save.durable_s,
+            remote_s=there[step] - began_s if step in there else None,
+            tier=placed[step].where,
+            why=placed[step].why,
+        )
+        print(json.dumps(asdict(timed)))
 
 
 # The runs.
@@ -234,16 +268,83 @@ def oracle_s(run: Run, fixed: dict[str, float], size: int, local_rate: int) -> l
     return [min(local_s, run.sent_s(one.began_s, size) + fixed[REMOTE]) for one in run.saves]
 
 
-def shown(run: Run) -> str:
+def predicted(
+    run: Run, fixed: dict[str, float], size: int, local_rate: int, every_s: float
+) -> Prediction:
+    """Return what `iobench tiers plan` says of a run with the goal "durable"."""
+    copy_s = 1 / _COPIES_PER_S
+    begin_s, (_, rate) = run.saves[0].began_s - every_s, run.rates[0]
+    return simulate(
+        TiersPlan(
+            size_bytes=size,
+            every_s=every_s,
+            saves=len(run.saves),
+            memories=(
+                PlannedMemory(
+                    name="memory", size_bytes=_SLOTS * size, rate_bytes_per_s=_COPIES_PER_S * size
+                ),
+            ),
+            local_rate=local_rate,
+            local_latency_s=max(0.0, fixed[LOCAL] - copy_s),
+            remote_rate=round(rate),
+            remote_latency_s=max(0.0, fixed[REMOTE] - copy_s),
+            remote_changes=tuple(
+                RateChange(at_s=at_s - begin_s, rate_bytes_per_s=round(rate))
+                for at_s, rate in run.rates[1:]
+            ),
+            timeout_s=_ATTEMPTS * _ANSWER_S,
+            placement=placement("durable", every_s),
+            keep_last=_KEPT,
+        )
+    )
+
+
+def compare(name: str, run: Run, found: Prediction, samples: record.Record) -> None:
+    """Print and record what was predicted of a run, next to what was measured."""
+    there = [one.remote_s for one in run.saves if one.remote_s is not None]
+    end_s = max(one.durable_s or 0.0 for one in found.saves)  # then the run ended, with its copies
+    expected = [
+        one.remote_s - one.at_s
+        for one in found.saves
+        if one.remote_s is not None and one.remote_s <= end_s
+    ]
+    rows = {
+        "stall, sum": (sum(one.stall_s for one in run.saves), sum(found.stalls_s)),
+        "durable": (
+            statistics.mean(one.elapsed_s for one in run.saves),
+            statistics.mean(found.lags_s),
+        ),
+        "durable remotely": (statistics.mean(there), statistics.mean(expected)),
+    }
+    for turn, (what, (measured_s, predicted_s)) in enumerate(rows.items()):
+        off = predicted_s / measured_s - 1
+        verdict = "ok" if abs(off) <= _MOST_OFF else "MISS"
+        print(
+            f"{verdict:4} plan      {what:17} {measured_s:8.3f} s live, {predicted_s:8.3f} s "
+            f"({off:+.1%})"
+        )
+        samples.sample(f"{name}, plan, {what}", turn, measured_s, predicted_s=predicted_s)
+    print(
+        f"     plan      {len(there)} saves were in the remote tier, predicted {len(expected)}   "
+        f"{shown([one.tier for one in found.saves])}"
+    )
+
+
+def shown(tiers: Sequence[str]) -> str:
     """The tiers in order, such as "3 local, 25 remote"."""
-    groups = itertools.groupby(one.tier for one in run.saves)
+    groups = itertools.groupby(tiers)
     return ", ".join(f"{len(list(some))} {tier}" for tier, some in groups)
 
 
 def report(
-    name: str, runs: dict[str, Run], size: int, local_rate: int, samples: record.Record
+    name: str,
+    runs: dict[str, Run],
+    size: int,
+    local_rate: int,
+    every_s: float,
+    samples: record.Record,
 ) -> None:
-    """Print and record the saves of a scenario, next to the oracle."""
+    """Print and record the saves of a scenario, next to the oracle and to what was predicted."""
     fixed = {
         LOCAL: fixed_s(runs["bandwidth"], LOCAL, lambda _, __: size / local_rate),
         REMOTE: fixed_s(runs["capacity"], REMOTE, lambda run, one: run.sent_s(one.began_s, size)),
@@ -260,7 +361,7 @@ def report(
             verdict = "ok  " if ratio <= _MOST else "MISS"
         print(
             f"{verdict:4} {goal:9} {run.total_s:7.2f} s, oracle {sum(best):7.2f} s, "
-            f"ratio {ratio:.3f}   {shown(run)}"
+            f"ratio {ratio:.3f}   {shown([one.tier for one in run.saves])}"
         )
         for turn, (one, oracle) in enumerate(zip(run.saves, best, strict=True)):
             samples.sample(
@@ -272,6 +373,8 @@ def report(
                 began_s=one.began_s - run.saves[0].began_s,
                 remote=float(one.tier == REMOTE),
             )
+    found = predicted(runs["durable"], fixed, size, local_rate, every_s)
+    compare(name, runs["durable"], found, samples)
     sys.stdout.flush()
 
 
@@ -309,9 +412,8 @@ def main() -> None:
         local = run(chosen[0], "bandwidth")
         for name in chosen:
             runs = {goal: run(name, goal) for goal in ("capacity", "durable")}
-            report(
-                name, {"bandwidth": local.under(runs["durable"]), **runs}, size, local_rate, samples
-            )
+            runs["bandwidth"] = local.under(runs["durable"])
+            report(name, runs, size, local_rate, given.every, samples)
 
 
 if __name__ == "__main__":

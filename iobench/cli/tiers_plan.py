@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -30,9 +31,15 @@ from iobench.units import (
 )
 
 if TYPE_CHECKING:
-    from iobench.tiers.plan import PlannedMemory, Prediction, TiersPlan
+    from collections.abc import Sequence
+
+    from iobench.tiers.placement import Placement
+    from iobench.tiers.plan import PlannedMemory, Prediction, RateChange, TiersPlan
 
 _MEMORY_RATE = "10GiB/s"
+_OF_REMOTE = (
+    "on_lag", "max_lag", "max_lag_size", "placement", "keep_last", "remote_latency", "timeout",
+)  # fmt: skip
 
 
 def plan(
@@ -56,7 +63,20 @@ def plan(
     *,
     local: Annotated[str, typer.Option("--local", help="Rate of local storage: 2GiB/s.")],
     remote: Annotated[
-        str | None, typer.Option("--remote", help="Rate of the remote tier: 500MiB/s.")
+        str | None,
+        typer.Option(
+            "--remote",
+            help="Rate of the remote tier: 500MiB/s. With later rates: "
+            "500MiB/s,100MiB/s@10min,0@1h is slower after 10 minutes, and down after an hour.",
+        ),
+    ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            "--placement",
+            help="Choose the tier of each save by measured rates: durable, bandwidth or capacity.",
+            show_default="all go to local storage",
+        ),
     ] = None,
     every: Annotated[str, typer.Option("--every", help="Training time between two saves: 2min.")],
     saves: Annotated[int, typer.Option("--saves", min=2, max=10_000, help="How many saves.")] = 100,
@@ -88,6 +108,27 @@ def plan(
         str | None,
         typer.Option("--max-lag-size", help="Bytes that may wait for copies (500GiB)."),
     ] = None,
+    keep_last: Annotated[
+        int | None,
+        typer.Option(
+            "--keep-last",
+            min=1,
+            help="How many checkpoints the remote tier keeps. No others are copied, except with "
+            "--every-save.",
+            show_default="all",
+        ),
+    ] = None,
+    local_latency: Annotated[
+        str, typer.Option("--local-latency", help="What each local save takes longer: 20ms.")
+    ] = "0s",
+    remote_latency: Annotated[
+        str,
+        typer.Option("--remote-latency", help="What each remote save or copy takes longer: 200ms."),
+    ] = "0s",
+    timeout: Annotated[
+        str,
+        typer.Option("--timeout", help="A request to a remote tier that is down fails after this."),
+    ] = "60s",
     step: Annotated[
         str | None,
         typer.Option(
@@ -109,7 +150,7 @@ def plan(
     from iobench.tiers.simulation import simulate
 
     if remote is None:
-        check_effect(ctx, ("on_lag", "max_lag", "max_lag_size"), "there is no --remote")
+        check_effect(ctx, _OF_REMOTE, "there is no --remote")
     full = workloads.load(the_workload(workload, workload_option))
     size_bytes = full.size_bytes() if size is None else parse_size(size, "--size")
     checked = Remote(
@@ -121,6 +162,7 @@ def plan(
         raise OptionError(f"--every {every}, --size {size}: both must be above 0")
     step_s = _step_s(step, full)
     memories = [_memory("memory", "--memory", memory, _MEMORY_RATE)]
+    rates = [] if remote is None else _rates("--remote", remote)
     if slow_memory is not None:
         memories.append(_memory("slow memory", "--slow-memory", slow_memory, ""))
     found = simulate(
@@ -130,7 +172,13 @@ def plan(
             saves=saves,
             memories=tuple(memories),
             local_rate=_rate("--local", local),
-            remote_rate=None if remote is None else _rate("--remote", remote),
+            remote_rate=rates[0].rate_bytes_per_s if rates else None,
+            remote_changes=tuple(rates[1:]),
+            local_latency_s=_latency_s("--local-latency", local_latency),
+            remote_latency_s=_latency_s("--remote-latency", remote_latency),
+            timeout_s=_latency_s("--timeout", timeout),
+            placement=_placement(placement),
+            keep_last=keep_last,
             on_full=_choice("--on-full", on_full) or "wait",
             every_save=every_save,
             on_lag=checked.past_lag,
@@ -151,11 +199,46 @@ def _choice(option: str, text: str | None) -> Any:
     return text
 
 
+def _placement(text: str | None) -> Placement | None:
+    from iobench.tiers.placement import Placement, PlacementGoal
+
+    goals: tuple[PlacementGoal, ...] = get_args(PlacementGoal)
+    goal = next((one for one in goals if one == text), None)
+    if goal is None and text is not None:
+        raise OptionError(f"--placement {text}: one of {', '.join(goals)}")
+    return None if goal is None else Placement(goal=goal)
+
+
 def _rate(option: str, text: str) -> int:
     rate = parse_size(text.removesuffix("/s"), option)
     if not rate:
         raise OptionError(f"{option} {text}: must be above 0")
     return rate
+
+
+def _rates(option: str, text: str) -> list[RateChange]:
+    """Return the rates of `500MiB/s,100MiB/s@10min,0@1h`, each since a moment."""
+    from iobench.tiers.plan import RateChange
+
+    found: list[RateChange] = []
+    for part in text.split(","):
+        rate, at, since = part.strip().partition("@")
+        since_s = parse_seconds(since, option) if at else 0.0
+        if bool(at) != bool(found) or (found and since_s <= found[-1].at_s):
+            raise OptionError(
+                f"{option} {text}: one rate, then others with times that grow, such as "
+                "500MiB/s,100MiB/s@10min"
+            )
+        down = found and rate == "0"
+        found.append(RateChange(at_s=since_s, rate_bytes_per_s=0 if down else _rate(option, rate)))
+    return found
+
+
+def _latency_s(option: str, text: str) -> float:
+    found = parse_seconds(text, option)
+    if found < 0 or (option == "--timeout" and not found):
+        raise OptionError(f"{option} {text}: too short")
+    return found
 
 
 def _memory(name: str, option: str, text: str, rate: str) -> PlannedMemory:
@@ -194,9 +277,13 @@ def _lines(found: Prediction, workload: str, step_s: float | None) -> list[tuple
         lines.append((memory.name, f"{format_size(memory.size_bytes)} at {rate}, {used}"))
     lines.append(("", _full(found)))
     lines.append(("stall", _stall(found)))
+    if plan.placement is not None:
+        lines += zip(("placement", ""), _placed(found, plan.placement), strict=True)
     lines.append(("local", _behind(found.lags_local_s, plan.local_rate, plan)))
     if plan.remote_rate is not None:
         lines.append(("remote", _behind(found.lags_remote_s, plan.remote_rate, plan)))
+        if plan.remote_changes:
+            lines.append(("", _changes(plan.remote_changes)))
     lines.append(("at most lost", f"{_lost(found.lost_node_s, step_s)} if the node fails"))
     if found.lost_local_s is not None:
         lines.append(("", f"{_lost(found.lost_local_s, step_s)} if the local tier fails"))
@@ -227,6 +314,27 @@ def _stall(found: Prediction) -> str:
     return f"{text}, at most {format_seconds(max(stalls))}; {part:.2g}% of the time{more}"
 
 
+def _placed(found: Prediction, placement: Placement) -> tuple[str, str]:
+    tiers = [one.tier for one in found.saves if one.tier]
+    switches = sum(one != other for one, other in itertools.pairwise(tiers))
+    lags = found.lags_s
+    return (
+        f"goal {placement.goal}: {count_of(tiers.count('remote'), 'save')} to the remote tier, "
+        f"{tiers.count('local')} to local storage, the tier changes {switches} times",
+        f"durable {format_seconds(statistics.median(lags))} after the begin of a save, at most "
+        f"{format_seconds(max(lags))}",
+    )
+
+
+def _changes(changes: Sequence[RateChange]) -> str:
+    shown = [
+        f"{format_rate(one.rate_bytes_per_s) if one.rate_bytes_per_s else 'down'} from "
+        f"{format_seconds(one.at_s)} on"
+        for one in changes
+    ]
+    return ", ".join(shown)
+
+
 def _behind(lags: list[float], rate: int, plan: TiersPlan) -> str:
     if not lags:
         return f"{format_rate(rate)}: no save is durable there"
@@ -240,7 +348,7 @@ def _behind(lags: list[float], rate: int, plan: TiersPlan) -> str:
 
 def _lost(seconds: float, step_s: float | None) -> str:
     text = f"{format_seconds(seconds)} of training"
-    return text if step_s is None else f"{text}, {math.ceil(seconds / step_s)} steps"
+    return text if step_s is None else f"{text}, {count_of(math.ceil(seconds / step_s), 'step')}"
 
 
 def _document(found: Prediction, workload: str, step_s: float | None) -> dict[str, Any]:

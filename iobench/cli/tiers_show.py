@@ -80,11 +80,12 @@ def _lost(found: TiersStatus) -> str:
     if found.local_step is None:
         return "nothing, it has no checkpoint"
     if found.steps_at_risk is None:
-        return f"all {found.local_step} steps, the remote tier has no checkpoint"
+        return f"all {count_of(found.local_step, 'step')}, the remote tier has no checkpoint"
     after = f"and what was trained after step {found.local_step}"
     if not found.steps_at_risk:
         return f"what was trained after step {found.remote_step}"
-    return f"{found.steps_at_risk} steps, from {found.remote_step} to {found.local_step}, {after}"
+    at_risk = count_of(found.steps_at_risk, "step")
+    return f"{at_risk}, from {found.remote_step} to {found.local_step}, {after}"
 
 
 def _past_lag(found: TiersStatus) -> str:

@@ -78,7 +78,7 @@ def offered_records(records: Sequence[GenerationRecord]) -> list[GenerationRecor
     """Return the kept records, newest first, and then those of pins that training has abandoned.
 
     A load may have gone back to such a pin in other ranks. Older versions named no history, so
-    their abandoned pins cannot be told from others with as many updates.
+    their abandoned pins cannot be distinguished from others with as many updates.
     """
     found = kept_records(records)
     for pin in _pins(records):
@@ -124,7 +124,7 @@ def chosen(
 
 
 def passed_over(offers: Sequence[GenerationOffer], state: StateName) -> str:
-    """Return what is told when the ranks go on from `state`; "" if no rank is far ahead of it.
+    """Return a warning for ranks that go on from `state`, or "" if no rank is far ahead of it.
 
     A rank may be one generation ahead of another after any crash.
     """

@@ -24,7 +24,7 @@ from iobench.tiers.drain_waits import LOOK_AGAIN_S, DrainWaits
 from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.journal import DrainEvent, DrainJournal, Event
 from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
-from iobench.tiers.pace import DrainPace, DrainStoppedError
+from iobench.tiers.pace import DrainPace, DrainStoppedError, pause_after
 from iobench.tiers.queue import DrainQueue, Queued
 from iobench.tiers.remote import RemoteTier
 from iobench.tiers.source_file import LocalDamageError, offloaded_bytes, stored_bytes
@@ -36,8 +36,6 @@ NewCopier = Callable[..., FileCopier]
 """Makes a FileCopier from `local`, `remote`, `pace` and `offload`."""
 
 _NICE = 10
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.5, 300.0, 1.5
-"""Of the attempts after a failure: an outage is noticed to be over after half of its time more."""
 _JOIN_S = 10.0
 
 
@@ -46,7 +44,7 @@ class Drain(DrainWaits):
 
     Every copy is then read back. What is done is in the two tiers themselves, so a process that
     is killed at any moment goes on when it is started again. Errors never reach the trainer except
-    by `wait`: the drain tries again after 0.5 s, 1 s, 2 s and so on, up to 5 minutes.
+    by `wait`: the drain tries again after 0.5 s, 0.75 s and so on, up to 5 minutes.
     """
 
     offload: PinnedState | None = None  # the generations of the checkpoints, copied too
@@ -360,9 +358,7 @@ class Drain(DrainWaits):
         if self._failed_in_a_row == 1:
             self._tell(f"copies to {self.remote} wait, and are tried again: {error}")
         self._set_failure(error)
-        growth = _PAUSE_GROWTH ** min(self._failed_in_a_row - 1, 40)
-        pause_s = min(_FIRST_PAUSE_S * growth, _LONGEST_PAUSE_S)
-        self._pace.stop.wait(pause_s * random.uniform(0.5, 1.0))
+        self._pace.stop.wait(pause_after(self._failed_in_a_row) * random.uniform(0.5, 1.0))
         with contextlib.suppress(IobenchError):
             self.remote.renew()
 

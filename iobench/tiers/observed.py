@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from iobench.tiers.journal import DrainEvent
 from iobench.tiers.placement import TierHistory
@@ -20,9 +20,10 @@ _KEPT = 32
 
 
 class ObservedRates:
-    """The last 32 transfers to each tier. Any thread may add one."""
+    """The last 32 transfers to each tier. Any thread may add one. `clock` gives seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._seen = {name: deque[Observation](maxlen=_KEPT) for name in (LOCAL, REMOTE)}
         self._current, self._since_s = "", 0.0
@@ -39,7 +40,7 @@ class ObservedRates:
         """Record a transfer that ended at `at_s`, or now; not `ok`: it failed."""
         one = Observation(
             tier=tier,
-            at_s=time.monotonic() if at_s is None else at_s,
+            at_s=self._clock() if at_s is None else at_s,
             size_bytes=size_bytes,
             elapsed_s=elapsed_s,
             ok=ok,
@@ -49,14 +50,14 @@ class ObservedRates:
 
     def recall(self, events: Iterable[DrainEvent]) -> None:
         """Begin with the rates in a journal."""
-        offset_s = time.monotonic() - time.time()
+        offset_s = self._clock() - time.time()
         for one in events:
             tier, size = {
                 "saved": (LOCAL, one.size_bytes),
                 "durable": (REMOTE, one.sent_bytes),
             }.get(one.event, ("", 0))
             if size and one.elapsed_s > 0:  # the clock may have been set back
-                at_s = min(one.at_s + offset_s, time.monotonic())
+                at_s = min(one.at_s + offset_s, self._clock())
                 self.add(tier, size, one.elapsed_s, at_s=at_s)
 
     def estimate(self, tier: str) -> Estimate | None:
@@ -78,4 +79,4 @@ class ObservedRates:
         """Record a decision."""
         with self._lock:
             if tier != self._current:
-                self._current, self._since_s = tier, time.monotonic()
+                self._current, self._since_s = tier, self._clock()

@@ -7,9 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["DrainPace", "DrainStoppedError"]
+__all__ = ["DrainPace", "DrainStoppedError", "pause_after"]
 
 _LOOK_AGAIN_S = 0.02
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.5, 300.0, 1.5
+"""Of the attempts after a failure: an outage is noticed to be over after half of its time more."""
+
+
+def pause_after(failures: int) -> float:
+    """Return the seconds between `failures` failed attempts in a row and the next one."""
+    growth = _PAUSE_GROWTH ** min(failures - 1, 40)
+    return min(_FIRST_PAUSE_S * growth, _LONGEST_PAUSE_S)
 
 
 class DrainStoppedError(Exception):

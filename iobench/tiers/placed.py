@@ -16,13 +16,17 @@ from iobench.errors import IobenchError, transfer_errors
 from iobench.tiers.direct_save import DirectCommitter
 from iobench.tiers.local_tier import LocalTier
 from iobench.tiers.observed import LOCAL, REMOTE
-from iobench.tiers.placement import Placement, PlacementDecision, TierRoom, choose
+from iobench.tiers.placement import (
+    Placement,
+    PlacementDecision,
+    TierRoom,
+    choose,
+    direct_limit_s,
+)
 from iobench.tiers.probe import probe_bytes, write_probe
 from iobench.writers.image import Bytes
 
-__all__ = ["PlacedCommitter", "decided", "direct_limit_s"]
-
-_LEAST_LIMIT_S = 0.5
+__all__ = ["PlacedCommitter", "decided"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,14 +127,3 @@ def decided(
     )
     tier.rates.chosen(decision.tier)
     return decision
-
-
-def direct_limit_s(choice: Placement, decision: PlacementDecision, size_bytes: int) -> float | None:
-    """Return how long a direct save may take: as if it were saved to both tiers in turn.
-
-    So a server that does not answer costs at most the time of a good remote save.
-    """
-    remote, local = decision.figures.get(REMOTE), decision.figures.get(LOCAL)
-    if choice.goal != "durable" or remote is None or local is None:
-        return None
-    return max((remote.high + local.high) * size_bytes, _LEAST_LIMIT_S)

@@ -10,13 +10,22 @@ from iobench.errors import OptionError
 from iobench.tiers.rates import Estimate, Observation, estimate, failures
 from iobench.units import format_seconds, format_size, parse_seconds
 
-__all__ = ["Placement", "PlacementDecision", "PlacementGoal", "TierHistory", "TierRoom", "choose"]
+__all__ = [
+    "Placement",
+    "PlacementDecision",
+    "PlacementGoal",
+    "TierHistory",
+    "TierRoom",
+    "choose",
+    "direct_limit_s",
+]
 
 PlacementGoal = Literal["durable", "bandwidth", "capacity"]
 
 _MARGIN = 1.05
 """A tier that is less than 5% faster is not worth a switch."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
+_LEAST_LIMIT_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +131,19 @@ def choose(
         figures=figures,
         probe=_to_probe(history, tiers, tier, placement, size_bytes, now_s),
     )
+
+
+def direct_limit_s(
+    placement: Placement, decision: PlacementDecision, size_bytes: int
+) -> float | None:
+    """Return how long a direct save may take: as if it were saved to both tiers in turn.
+
+    So a server that does not answer costs at most the time of a good remote save. None: no limit.
+    """
+    figures = decision.figures.values()
+    if placement.goal != "durable" or len(figures) < 2:
+        return None
+    return max(sum(one.high for one in figures) * size_bytes, _LEAST_LIMIT_S)
 
 
 def _unusable(history: TierHistory, tier: TierRoom, size_bytes: int) -> str | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
 from fractions import Fraction
-from typing import Literal
 
-from iobench.tiers.plan import PlannedSave, Prediction, TiersPlan
+from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
+from iobench.tiers.placement import TierRoom, choose, direct_limit_s
+from iobench.tiers.plan import Prediction, TiersPlan
+from iobench.tiers.probe import probe_bytes
+from iobench.tiers.simulated import SimulatedSave, SimulatedTransfer, exact
+from iobench.tiers.simulated_drain import SimulatedDrain
 from iobench.tiers.spill import next_to_write
 
 __all__ = ["simulate"]
@@ -19,9 +23,9 @@ def simulate(plan: TiersPlan) -> Prediction:
 
     The rules are those of a Checkpointer with memory tiers. A save waits for memory, then for its
     copy. One snapshot is written at a time: with `every_save` the oldest, else the newest in the
-    scarcest memory. Copies to the remote tier pause while a snapshot is written, until the lag is
-    half of its limit. Each copy is read back at the same rate when no copy waits. Times are
-    fractions, so equal plans give equal results to the last digit.
+    scarcest memory, to the tier that the placement chooses. Copies to the remote tier pause while a
+    snapshot is written, until the lag is half of its limit. Each copy is read back at the same rate
+    when no copy waits. Times are fractions, so equal plans give equal results to the last digit.
     """
     run = _Run(plan)
     for _ in range(_MOST_EVENTS):
@@ -33,92 +37,52 @@ def simulate(plan: TiersPlan) -> Prediction:
     raise AssertionError("the simulation does not end")
 
 
-@dataclass
-class _Job:
-    """A save on its way through the tiers."""
-
-    number: int
-    at: Fraction
-    trained: Fraction
-    called: Fraction | None = None  # when it has waited for the lag
-    lag_wait: Fraction = Fraction(0)
-    memory_wait: Fraction = Fraction(0)
-    copy: Fraction = Fraction(0)
-    slot: int | None = None
-    parts: tuple[int, ...] = ()
-    used: tuple[int, ...] = ()
-    end: Literal["durable", "superseded", "skipped"] = "durable"
-    local: Fraction | None = None
-    remote: Fraction | None = None
-
-
-@dataclass
-class _Transfer:
-    """Work of one tier: the bytes that are left."""
-
-    job: _Job
-    left: Fraction
-    reads_back: bool = False
-
-
 class _Run:
     """The state between two events."""
 
     def __init__(self, plan: TiersPlan) -> None:
         self.plan = plan
         self.now = Fraction(0)
-        self.every = Fraction(plan.every_s).limit_denominator(10**9)
-        self.max_lag = Fraction(plan.max_lag_s).limit_denominator(10**9)
-        self.jobs: list[_Job] = []
-        self.saving: _Job | None = None
+        self.every = exact(plan.every_s)
+        self.jobs: list[SimulatedSave] = []
+        self.saving: SimulatedSave | None = None
         self.resumes: Fraction | None = self.every  # end of the training or of the copy
         self.slots = plan.slots()
         self.free = set(range(len(self.slots)))
         self.used = [0] * len(plan.memories)
-        self.snapshots: list[_Job] = []
-        self.writing: _Transfer | None = None
-        self.to_copy: list[_Job] = []
-        self.to_read_back: list[_Job] = []
-        self.draining: _Transfer | None = None
+        self.snapshots: list[SimulatedSave] = []
+        self.writing: SimulatedTransfer | None = None
+        self.to_probe = False
+        self.rates = ObservedRates(lambda: float(self.now))
+        self.drain = SimulatedDrain(plan, self.rates)
 
     def begin_work(self) -> None:
         """Give work to everything that is idle and need not wait."""
-        self._supersede()
-        if self.saving is not None and self.resumes is None:
+        if self.saving is not None and self.resumes is None and not self._is_synchronous():
             self._begin_copy(self.saving)
         if self.writing is None and self.snapshots:
-            job = self.snapshots.pop(self._next_to_write())
-            self.writing = _Transfer(job, Fraction(self.plan.size_bytes))
-        if self.draining is None:
-            self._begin_drain()
+            self._begin_write(self.snapshots.pop(self._next_to_write()))
+        self.drain.begin_work(self.now)
 
     def next_event(self) -> Fraction | None:
         """Return the time of the next event; None at the end."""
         times = [self.resumes] if self.resumes is not None else []
         if self.writing is not None:
-            times.append(self.now + self.writing.left / self.plan.local_rate)
-        if self.draining is not None and not self._yields():
-            assert self.plan.remote_rate is not None
-            times.append(self.now + self.draining.left / self.plan.remote_rate)
-        oldest = self._oldest_waiting()
-        if oldest is not None:
-            times += [oldest + self.max_lag / 2, oldest + self.max_lag]
+            times.append(self.writing.next_event(self.now, self._rate(), self.drain.timeout))
+        times += self.drain.next_events(self.now, self._is_writing())
         later = [one for one in times if one > self.now]
-        return min(later) if later else None
+        return min(later) if later and self._goes_on() else None
 
     def advance(self, to: Fraction) -> None:
         """Move on to the time `to`, and end what ends then."""
-        passed, yields = to - self.now, self._yields()
+        passed = to - self.now
+        if self.writing is not None:
+            self.writing.advance(passed, self._rate())
+        self.drain.advance(to, passed, self._is_writing())
         self.now = to
         if self.writing is not None:
-            self.writing.left -= passed * self.plan.local_rate
-        if self.draining is not None and not yields:
-            assert self.plan.remote_rate is not None
-            self.draining.left -= passed * self.plan.remote_rate
-        if self.writing is not None and self.writing.left <= 0:
-            self._written(self.writing.job)
-        if self.draining is not None and self.draining.left <= 0:
-            self._drained(self.draining)
+            self._look_at(self.writing)
+        self.drain.end_work(to)
         if self.resumes == to:
             self.resumes = None
             if self.saving is None:
@@ -126,22 +90,32 @@ class _Run:
             else:
                 self._copied(self.saving)
 
+    def _goes_on(self) -> bool:
+        """Whether anything is left to do. Rates that change later are no work."""
+        return (
+            self.resumes is not None
+            or self.saving is not None
+            or self.writing is not None
+            or self.drain.has_work()
+        )
+
     # The trainer.
 
     def _call(self) -> None:
         trained = self.every * (len(self.jobs) + 1)
-        self.saving = _Job(number=len(self.jobs) + 1, at=self.now, trained=trained)
+        self.saving = SimulatedSave(number=len(self.jobs) + 1, at=self.now, trained=trained)
         self.jobs.append(self.saving)
 
-    def _begin_copy(self, job: _Job) -> None:
+    def _begin_copy(self, job: SimulatedSave) -> None:
         """Begin the copy of a snapshot, or leave the trainer waiting."""
         plan = self.plan
         if job.called is None:
-            if plan.on_lag == "wait" and self._lag_exceeded():
+            if plan.on_lag == "wait" and self.drain.holds_saves(self.now):
                 return
             job.lag_wait, job.called = self.now - job.at, self.now
         if not self.slots:
-            self._begin_synchronous(job)
+            if self.writing is None:  # a probe may be under way
+                self._begin_write(job)
             return
         if not self.free and plan.on_full == "supersede" and self.snapshots:
             self._drop(self.snapshots.pop(0))
@@ -159,15 +133,8 @@ class _Run:
         job.used = tuple(self.used)
         self.resumes = self.now + job.copy
 
-    def _begin_synchronous(self, job: _Job) -> None:
-        job.copy = Fraction(self.plan.size_bytes, self.plan.local_rate)
-        self.resumes = self.now + job.copy
-
-    def _copied(self, job: _Job) -> None:
-        if not self.slots:
-            self._durable(job)
-        else:
-            self.snapshots.append(job)
+    def _copied(self, job: SimulatedSave) -> None:
+        self.snapshots.append(job)
         self._train_on()
 
     def _train_on(self) -> None:
@@ -175,7 +142,7 @@ class _Run:
         if len(self.jobs) < self.plan.saves:
             self.resumes = self.now + self.every
 
-    # The local tier.
+    # The writes.
 
     def _next_to_write(self) -> int:
         """Return the index of the snapshot to write next: see `spill`."""
@@ -191,109 +158,118 @@ class _Run:
             free,
         )
 
-    def _drop(self, job: _Job) -> None:
+    def _begin_write(self, job: SimulatedSave) -> None:
+        """Write to the tier that the placement chooses."""
+        placement, size = self.plan.placement, self.plan.size_bytes
+        if placement is None or self.plan.remote_rate is None:
+            self._begin_local(job)
+            return
+        rooms = [TierRoom(name=one) for one in (LOCAL, REMOTE) if one == LOCAL or self.drain.open]
+        found = choose(
+            self.rates.history(), rooms, placement, size_bytes=size, now_s=float(self.now)
+        )
+        self.rates.chosen(found.tier)
+        if found.tier == LOCAL:
+            self._begin_local(job)
+            return
+        self.to_probe = found.probe == LOCAL
+        limit_s = direct_limit_s(placement, found, size)
+        job.tier = REMOTE
+        self.writing = SimulatedTransfer(
+            job=job,
+            tier=REMOTE,
+            kind="save",
+            left=Fraction(size),
+            wait=exact(self.plan.remote_latency_s),
+            until=None if limit_s is None else self.now + exact(limit_s),
+        )
+
+    def _begin_local(self, job: SimulatedSave) -> None:
+        job.tier = LOCAL
+        self.writing = SimulatedTransfer(
+            job=job,
+            tier=LOCAL,
+            kind="save",
+            left=Fraction(self.plan.size_bytes),
+            wait=exact(self.plan.local_latency_s),
+        )
+
+    def _rate(self) -> int:
+        """Return the rate of the tier that is written to."""
+        local = self.writing is None or self.writing.tier == LOCAL
+        return self.plan.local_rate if local else self.drain.rate
+
+    def _look_at(self, writing: SimulatedTransfer) -> None:
+        """End the write if it is complete or has failed."""
+        job = writing.job
+        if writing.ended():
+            self.writing = None
+            size = self.plan.size_bytes if job else probe_bytes(self.plan.size_bytes)
+            self.rates.add(writing.tier, size, float(writing.spent))
+            if job is not None:
+                self._written(job)
+        elif job is not None and writing.failed(self.now, self.drain.timeout):
+            self.rates.add(REMOTE, self.plan.size_bytes, float(writing.spent), ok=False)
+            self.drain.untidy = True
+            self._begin_local(job)
+
+    def _written(self, job: SimulatedSave) -> None:
+        if job is self.saving:
+            assert job.called is not None
+            job.copy = self.now - job.called
+            self._train_on()
+        else:
+            self._free(job)
+        if job.tier == LOCAL:
+            job.local = self.now
+            self.drain.saved(job, self.now)
+            return
+        job.remote = self.now
+        self.drain.sent_directly(job)
+        if self.to_probe:
+            size = Fraction(probe_bytes(self.plan.size_bytes))
+            self.writing = SimulatedTransfer(job=None, tier=LOCAL, kind="probe", left=size)
+
+    def _drop(self, job: SimulatedSave) -> None:
         job.end = "superseded"
         self._free(job)
 
-    def _free(self, job: _Job) -> None:
+    def _free(self, job: SimulatedSave) -> None:
         assert job.slot is not None
         self.free.add(job.slot)
         for number, part in enumerate(job.parts):
             self.used[number] -= part
 
-    def _written(self, job: _Job) -> None:
-        self.writing = None
-        self._free(job)
-        self._durable(job)
-
-    def _durable(self, job: _Job) -> None:
-        job.local = self.now
-        if self.plan.remote_rate is None:
-            return
-        room, size = self.plan.max_lag_bytes, self.plan.size_bytes
-        waiting = self._waiting()
-        full = room is not None and (len(waiting) + 1) * size > room
-        if self.plan.on_lag == "skip" and waiting and (full or self._lag_exceeded()):
-            return
-        self.to_copy.append(job)
-
-    # The remote tier.
-
-    def _waiting(self) -> list[_Job]:
-        """Return the checkpoints that are not in the remote tier yet, the oldest first."""
-        now = [self.draining.job] if self.draining and not self.draining.reads_back else []
-        return sorted([*now, *self.to_copy], key=lambda one: one.number)
-
-    def _oldest_waiting(self) -> Fraction | None:
-        return min((one.local for one in self._waiting() if one.local is not None), default=None)
-
-    def _lag_exceeded(self, divisor: int = 1) -> bool:
-        oldest, room = self._oldest_waiting(), self.plan.max_lag_bytes
-        if oldest is None:
-            return False
-        if (self.now - oldest) * divisor >= self.max_lag:
-            return True
-        waits = len(self._waiting()) * self.plan.size_bytes
-        return room is not None and waits > room // divisor
-
-    def _supersede(self) -> None:
-        """Give up copies past the limit of the lag. A copy that has begun goes on."""
-        if self.plan.on_lag != "supersede":
-            return
-        waiting, room = self._waiting()[::-1], self.plan.max_lag_bytes
-        for place, job in enumerate(waiting[1:], 2):
-            assert job.local is not None
-            old = self.now - job.local >= self.max_lag
-            full = room is not None and place * self.plan.size_bytes > room
-            if (old or full) and job in self.to_copy:
-                self.to_copy.remove(job)
-
-    def _begin_drain(self) -> None:
-        size = Fraction(self.plan.size_bytes)
-        place = 0 if self.plan.every_save else -1
-        if self.to_copy:
-            self.draining = _Transfer(self.to_copy.pop(place), size)
-        elif self.to_read_back:
-            self.draining = _Transfer(self.to_read_back.pop(place), size, reads_back=True)
-
-    def _yields(self) -> bool:
-        """Whether copies pause, because a snapshot is being written."""
-        return self._is_writing() and not self._lag_exceeded(2)
-
     def _is_writing(self) -> bool:
-        synchronous = not self.slots and self.saving is not None
-        return self.writing is not None or (synchronous and self.resumes is not None)
+        return self.writing is not None and self.writing.job is not None
 
-    def _drained(self, done: _Transfer) -> None:
-        self.draining = None
-        if done.reads_back:
-            return
-        done.job.remote = self.now
-        self.to_read_back.append(done.job)
+    def _is_synchronous(self) -> bool:
+        """Whether the trainer waits for the write."""
+        return self.writing is not None and self.writing.job is self.saving
 
     # The result.
 
     def prediction(self) -> Prediction:
         """Return the result. All saves have ended."""
-        local = [(one.local, one.trained) for one in self.jobs if one.local is not None]
         remote = [(one.remote, one.trained) for one in self.jobs if one.remote is not None]
+        local = [(one.local, one.trained) for one in self.jobs if one.local is not None]
         lost = self._most_lost(remote) if self.plan.remote_rate is not None else None
         return Prediction(
             plan=self.plan,
-            saves=tuple(_planned(one) for one in self.jobs),
+            saves=tuple(one.planned() for one in self.jobs),
             ended_s=float(self.now),
-            lost_node_s=float(self._most_lost(local)),
+            lost_node_s=float(self._most_lost([*local, *remote])),
             lost_local_s=None if lost is None else float(lost),
         )
 
     def _trained_at(self, when: Fraction) -> Fraction:
         """Return the training that was done at a time."""
-        for job in reversed(self.jobs):
-            if when >= job.at:
-                after = when - job.at - job.lag_wait - job.memory_wait - job.copy
-                last = job is self.jobs[-1]
-                return job.trained + (Fraction(0) if last else max(Fraction(0), after))
-        return when
+        place = bisect_right(self.jobs, when, key=lambda one: one.at)
+        if not place:
+            return when
+        job = self.jobs[place - 1]
+        after = when - job.at - job.lag_wait - job.memory_wait - job.copy
+        return job.trained + (Fraction(0) if job is self.jobs[-1] else max(Fraction(0), after))
 
     def _most_lost(self, durable: list[tuple[Fraction, Fraction]]) -> Fraction:
         """Return the most training between the newest durable checkpoint and a moment."""
@@ -305,18 +281,3 @@ class _Run:
             most = max(most, self._trained_at(when) - newest)
             newest = max(newest, trained)
         return max(most, self._trained_at(end) - newest)
-
-
-def _planned(job: _Job) -> PlannedSave:
-    return PlannedSave(
-        number=job.number,
-        at_s=float(job.at),
-        trained_s=float(job.trained),
-        lag_wait_s=float(job.lag_wait),
-        memory_wait_s=float(job.memory_wait),
-        copy_s=float(job.copy),
-        end=job.end,
-        local_s=None if job.local is None else float(job.local),
-        remote_s=None if job.remote is None else float(job.remote),
-        used=job.used,
-    )

@@ -23,14 +23,12 @@ import atexit, sys, warnings
 sys.path.insert(0, "tests")
 import torch
 from support import kill_points
+from support.rank_scripts import joined
 from iobench import Checkpointer, Memory
-from iobench.dist import control
-from iobench.dist.world import World
 from iobench.errors import RankError
 
 local, shared, victim, point = {arguments!r}
-world = World.detect()
-control._shared = control.Control.connect(world, deadline_s=30, lost_after_s=2)
+world = joined()
 tiers = [Memory("5MiB"), Memory("24MiB", path=shared)]
 if world.rank == victim:
     kill_points.arm(point)

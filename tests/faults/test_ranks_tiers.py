@@ -26,15 +26,13 @@ _TRAINER = """
 import sys, time
 sys.path.insert(0, "tests")
 from support import kill_points, tiers
+from support.rank_scripts import joined
 from iobench import Checkpointer, Remote
-from iobench.dist import control
-from iobench.dist.world import World
 from iobench.errors import RankError
 from iobench.writers.s3 import S3Writer
 
 local, remote, victim, point = {arguments!r}
-world = World.detect()
-control._shared = control.Control.connect(world, deadline_s=30, lost_after_s=2)
+world = joined()
 writer = S3Writer(part_size="5MiB", threads=1) if remote.startswith("s3") else ""
 try:
     with Checkpointer(local, tiers=[Remote(remote, writer=writer)]) as ckpt:

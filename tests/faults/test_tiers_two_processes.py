@@ -54,7 +54,8 @@ def _first(local: Path, remote: Path) -> Iterator[Preloaded]:
 
 
 def test_the_same_local_directory(tmp_path: Path) -> None:
-    """The second process is told who has it, at once. After a kill -9 it sends only the rest."""
+    """The second process gets an error that names the first one, at once. After a kill -9 of the
+    first one it sends only the rest."""
     local, remote = tmp_path / "local", tmp_path / "remote"
     with _first(local, remote) as first:
         for _ in range(2):

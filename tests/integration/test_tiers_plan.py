@@ -39,6 +39,19 @@ def test_as_json(iobench_inside: Command) -> None:
     assert document["lost_local_s"] is None
 
 
+def test_placement(iobench_inside: Command) -> None:
+    """How many saves went to which tier, and how fast the link is when."""
+    found = iobench_inside(
+        *_PLAN, "--every", "10s", "--saves", "40", "--memory", "2GiB@4GiB/s", "--placement",
+        "durable", "--remote", "1GiB/s,0@200s,1GiB/s@300s", "--keep-last", "2",
+        "--remote-latency", "100ms", "--timeout", "5s",
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert "placement     goal durable: " in found.stdout
+    assert "the tier changes 3 times" in found.stdout
+    assert "down from 3 min 20 s on, 1.00 GiB/s (1.07 GB/s) from 5 min 0 s on" in found.stdout
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -46,9 +59,15 @@ def test_as_json(iobench_inside: Command) -> None:
         (("--max-lag", "1s"), "there is no --remote"),
         (("--on-full", "stop"), "wait, skip or supersede"),
         (("--every", "0s"), "above 0"),
+        (("--placement", "durable"), "there is no --remote"),
+        (("--remote", "1GiB/s", "--placement", "soon"), "one of durable, bandwidth, capacity"),
+        (("--remote", "1GiB/s,1MiB/s"), "with times that grow"),
+        (("--remote", "1GiB/s,1MiB/s@9s,0@8s"), "with times that grow"),
+        (("--remote", "0"), "above 0"),
+        (("--remote", "1GiB/s", "--timeout", "0s"), "too short"),
     ],
 )
-def test_wrong_options(more: tuple[str, str], message: str, iobench_inside: Command) -> None:
+def test_wrong_options(more: tuple[str, ...], message: str, iobench_inside: Command) -> None:
     """One line, exit code 2."""
     found = iobench_inside(*_PLAN, *more)
     assert (found.returncode, found.stdout) == (2, "")

@@ -158,7 +158,7 @@ def two_histories(size: int, directory: str, kill: tuple[int, str] | None) -> No
 
 
 def resumed(size: int, directory: str) -> dict[str, Any]:
-    """Resume without a Checkpointer: the parameters, and what was told."""
+    """Resume without a Checkpointer. Return the parameters, and the warnings."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         parameters, optimizer, _ = _opened(size, directory)

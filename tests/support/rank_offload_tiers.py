@@ -126,7 +126,7 @@ def train(
 
 
 def block(size: int, directory: str, remote: str, steps: int) -> list[str]:
-    """Save each step while the remote tier fails; return what was told."""
+    """Save each step while the remote tier fails; return the warnings."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         parameters, optimizer, options = _opened(size, directory)

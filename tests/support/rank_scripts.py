@@ -6,11 +6,19 @@ import os
 import threading
 import time
 
+from iobench.dist import control as shared
 from iobench.dist.control import Control
 from iobench.dist.world import World
 from iobench.errors import RankError
 
-__all__ = ["gathers"]
+__all__ = ["gathers", "joined"]
+
+
+def joined() -> World:
+    """Join the job. A rank that is lost is noticed after 2 s. Return the place of this rank."""
+    world = World.detect()
+    shared._shared = Control.connect(world, deadline_s=30, lost_after_s=2)
+    return world
 
 
 def gathers(

@@ -59,7 +59,6 @@ class Committed(NamedTuple):
 
     serial: int
     file: FileImage
-    probe: int = 0
 
 
 class OwnVote(NamedTuple):

@@ -20,8 +20,8 @@ from iobench.errors import IobenchError
 from iobench.tiers.direct_save import within_limit
 from iobench.tiers.local_tier import LocalTier
 from iobench.tiers.observed import LOCAL, REMOTE
-from iobench.tiers.placed import decided, direct_limit_s
-from iobench.tiers.placement import Placement, PlacementDecision
+from iobench.tiers.placed import decided
+from iobench.tiers.placement import Placement, PlacementDecision, direct_limit_s
 from iobench.tiers.probe import probe_bytes
 
 __all__ = ["Placing", "RemotePlace"]

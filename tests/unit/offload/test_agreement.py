@@ -92,7 +92,7 @@ def test_a_crash_leaves_a_common_step(ranks: int, last: int, ahead: set[int]) ->
 
 
 def test_equal_updates_of_two_histories() -> None:
-    """They are never one state; what is passed over for the common one is told."""
+    """They are never one state. The ranks take what all of them have, and say what is newer."""
     one = GenerationOffer(states=(*_named(7, 6, history="b"), *_named(5)), pins=())
     other = GenerationOffer(states=(*_named(7, 6, history="c"), *_named(5)), pins=())
     assert chosen([one, other], "latest", "state") == (StateName("a", 5), None)
