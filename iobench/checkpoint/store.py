@@ -249,7 +249,6 @@ class DirectoryStore:
             self._give_up_retired()
             return self._backlog.reduce(most, lambda: self._free_bytes() >= room_bytes)
         except IobenchError as error:
-            self._give_up_retired()  # its new name may not be durable, so it is not written over
             return [error]
 
     def _set_aside(self, step: int) -> Path | None:
