@@ -48,8 +48,9 @@ _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 class Staged(Protocol):
     """A checkpoint that is being written. It becomes a checkpoint with `publish`."""
 
-    spare: Path | None
-    """Files that are not needed any more, whose space those of the same names may take over."""
+    @property
+    def spare(self) -> Path | None:
+        """Directory of files that no checkpoint needs: those of the same names may replace them."""
 
     @property
     def directory(self) -> str | Path:

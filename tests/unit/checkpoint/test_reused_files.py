@@ -129,4 +129,4 @@ def test_what_cannot_reuse_files(runs: Path) -> None:
     with pytest.raises(OptionError, match="takes a directory, without tiers"):
         _checkpointer(runs, tiers=[iobench.Remote("s3://bucket/run")])
     with pytest.raises(OptionError, match="reuse_files=1: takes a value such as True"):
-        iobench.Checkpointer(runs, reuse_files=1)  # type: ignore[arg-type]
+        iobench.Checkpointer(runs, reuse_files=1)  # type: ignore[arg-type]  # the mistake itself
