@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10, help="rounds of whole saves")
     parser.add_argument("--stalls", type=int, default=30, help="rounds of stalls")
     parser.add_argument("--writer", default="hybrid", help="of iobench")
+    parser.add_argument("--reuse", action="store_true", help="Checkpointer(reuse_files=True)")
     parser.add_argument("--kinds", nargs="+", default=["replicated", "sharded"])
     given = parser.parse_args()
     if "RANK" in os.environ:
@@ -182,7 +183,10 @@ class _Case:
             )
         self.directory.mkdir(parents=True, exist_ok=True)
         self.checkpointer = iobench.Checkpointer(
-            self.directory / "iobench", writer=given.writer, keep=iobench.KeepLast(1)
+            self.directory / "iobench",
+            writer=given.writer,
+            keep=iobench.KeepLast(1),
+            reuse_files=given.reuse,
         )
         self.checkpointer.prepare(self.state, wait=True)
         self.own = [self._share(tensor) for tensor in self.state.values()]

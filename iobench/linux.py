@@ -311,6 +311,10 @@ class RepeatedMapping:
             unmap_memory(self._address, self._total)
 
 
+TMPFS = 0x01021994
+"""The magic number of tmpfs, see `file_system_type`."""
+
+
 def file_system_type(path: str | Path) -> int:
     """Return the magic number of the file system of `path`, as in linux/magic.h (statfs)."""
     buffer = (ctypes.c_long * 32)()  # room for struct statfs, whose first field is f_type

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.option_check import check_option, check_slots, rate_limit
+from iobench.checkpoint.option_check import check_flags, check_option, check_slots, rate_limit
 from iobench.checkpoint.order import by_age
 from iobench.checkpoint.persister import Persister, Snapshot, end_unclosed
 from iobench.checkpoint.restore import Loaded, OnCorrupt, read_plain, restore
@@ -23,7 +23,7 @@ from iobench.checkpoint.schedule import Schedule
 from iobench.checkpoint.serialized import Serializer
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import Content, LazyCopy, copy_into
-from iobench.checkpoint.store import CheckpointStore, release_unclosed, store_at
+from iobench.checkpoint.store import CheckpointStore, release_unclosed, reusing_files, store_at
 from iobench.errors import UsageError
 from iobench.units import parse_size
 from iobench.writers.base import Writer
@@ -62,14 +62,14 @@ class LocalCheckpointer:
     - `budget`: bytes that all slots together may take (`"16GiB"`)
     - `bandwidth_limit`: bytes per second that background saves may write (`"500MiB"`)
     - `lazy`: `save_async` returns before the copy; `before_optimizer_step` waits for it
+    - `reuse_files`: each save writes over the files of the checkpoint that `keep` dropped last
 
-    Only one Checkpointer at a time can use a directory. TargetError names the pid and host of the
-    holder, or says that the directory was removed or replaced. Object stores have no locks. The
-    constructor makes a relative location absolute. An old checkpoint that cannot be removed gives a
-    RuntimeWarning.
+    One Checkpointer at a time can use a directory. TargetError names the pid and host of the
+    holder, or a directory that was removed or replaced. Object stores have no locks. A relative
+    location is made absolute. What cannot be removed gives a RuntimeWarning.
 
     Use it from one thread. The next `save`, `save_async`, `wait` or `close` raises an error of the
-    background; a failed save never gets the status `committed`.
+    background; a failed save never becomes `committed`.
     """
 
     _read: staticmethod[..., Any] = staticmethod(read_plain)
@@ -87,6 +87,7 @@ class LocalCheckpointer:
         budget: int | str | None = None,
         bandwidth_limit: int | str | None = None,
         lazy: bool = False,
+        reuse_files: bool = False,
     ) -> None:
         check_slots(slots, on_full)
         check_option("location", location, str, Path, example='"runs/a"')
@@ -95,14 +96,14 @@ class LocalCheckpointer:
         check_option("schedule", schedule, Schedule, NoneType, example="Every(500)")
         check_option("budget", budget, int, str, NoneType, example='"16GiB"')
         check_option("bandwidth_limit", bandwidth_limit, int, str, NoneType, example='"500MiB"')
-        check_option("lazy", lazy, bool, example="True")
+        check_flags(lazy=lazy, reuse_files=reuse_files)
         limit = rate_limit(bandwidth_limit)
         self._writer = make(writer) if isinstance(writer, str) else writer
         if not self._writer.stores:
             raise UsageError(f"writer {self._writer.name!r} stores nothing; choose another writer")
         pool = SlotPool(slots, None if budget is None else parse_size(budget))
         self._schedule, self._on_full, self._lazy = schedule, on_full, lazy
-        self._store = self._store_at(location)
+        self._store = reusing_files(self._store_at(location), reuse_files)
         self._open(location, keep or KeepAll(), pool, limit)
         copies: Channel[LazyCopy[Any]] = Channel(
             lambda: copies.serve(LazyCopy.run), name="iobench-snapshot", lingers=False, daemon=False

@@ -22,6 +22,7 @@ from iobench.formats.late_image import LayoutChangedError
 from iobench.units import GIB
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local.reused_file import reusing
 
 __all__ = ["Committer"]
 
@@ -94,7 +95,10 @@ class Committer:
         replace, pieces = self.ledger.holds(save.step), serialized.structure.pieces
         by_block = self.writer.direct and not rate_bytes_per_s
         with self.store.staged(save.step, serial=serial, replace=replace) as staged:
-            with recorded(image, pieces, by_block=by_block) as recording:
+            with (
+                reusing(staged.directory, staged.spare, image.path),
+                recorded(image, pieces, by_block=by_block) as recording,
+            ):
                 sent = recording.image
                 if rate_bytes_per_s:
                     sent = PacedImage.over(sent, rate_bytes_per_s)

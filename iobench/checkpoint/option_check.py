@@ -8,13 +8,19 @@ from iobench.errors import OptionError
 from iobench.units import parse_size
 from iobench.writers.blocks.channel import OnFull
 
-__all__ = ["check_option", "check_slots", "rate_limit"]
+__all__ = ["check_flags", "check_option", "check_slots", "rate_limit"]
 
 
 def check_option(name: str, value: object, *classes: type, example: str) -> None:
     """Raise OptionError unless `value` is of one of the `classes`. A bool is not a number here."""
     if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
         raise OptionError(f"{name}={value!r}: takes a value such as {example}")
+
+
+def check_flags(**flags: object) -> None:
+    """Raise OptionError unless each is a bool."""
+    for name, value in flags.items():
+        check_option(name, value, bool, example="True")
 
 
 def check_slots(slots: object, on_full: object) -> None:

@@ -23,7 +23,7 @@ from iobench.writers.blocks.pages import HUGE_PAGE
 __all__ = ["Backing", "DaxDevice", "Dram", "Files", "backing_of"]
 
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-_TMPFS, _HUGETLBFS = 0x01021994, 0x958458F6  # linux/magic.h
+_HUGETLBFS = 0x958458F6  # linux/magic.h
 _NODES = Path("/sys/devices/system/node")
 _HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 
@@ -116,12 +116,14 @@ class Files:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         kind = linux.file_system_type(directory)
-        if kind not in (_TMPFS, _HUGETLBFS):
+        if kind not in (linux.TMPFS, _HUGETLBFS):
             raise OptionError(
                 f"Memory: path={str(directory)!r}: is storage, not memory; give a directory on "
                 "tmpfs (/dev/shm) or hugetlbfs, or a DAX device"
             )
-        self.shared = kind == _TMPFS  # reserved huge pages are neither available nor in the group
+        self.shared = (
+            kind == linux.TMPFS
+        )  # reserved huge pages are neither available nor in the group
         self.unit = linux.PAGE if self.shared else os.statvfs(directory).f_bsize
 
     def free_bytes(self) -> int | None:

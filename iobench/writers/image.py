@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from iobench.errors import UsageError
+from iobench.writers.blocks.copies import copy_bytes, gather_views
 from iobench.writers.blocks.pages import Bytes
 from iobench.writers.device.base import DeviceBytes
 
@@ -188,17 +189,16 @@ class FileImage:
     def gather(self, start: int, stop: int, block: Bytes) -> int:
         """Copy the bytes [start, stop) to the beginning of `block`; return their count.
 
-        np.concatenate releases the GIL for each part, so that other threads work during the copy.
+        The GIL is released for each part, so that other threads work during the copy.
         """
-        if start < stop:
-            np.concatenate(self.views(start, stop), out=block[: stop - start])
+        gather_views(self.views(start, stop), block)
         return stop - start
 
     def scatter(self, start: int, stop: int, block: Bytes) -> int:
         """Fill the bytes [start, stop) from the beginning of `block`; return their count."""
         position = 0
         for piece in self.views(start, stop):
-            np.copyto(piece, block[position : position + len(piece)])
+            copy_bytes(block[position : position + len(piece)], piece)
             position += len(piece)
         return position
 

@@ -30,7 +30,14 @@ def say(what, number):
     os.write(sys.stdout.fileno(), f"{what} {number}\\n".encode())
 
 def train(directory, mode, size):
-    ckpt = Checkpointer(directory, writer="odirect", keep=KeepLast(2), lazy=mode == "lazy", slots=3)
+    ckpt = Checkpointer(
+        directory,
+        writer="odirect",
+        keep=KeepLast(2),
+        lazy=mode == "lazy",
+        reuse_files=mode == "reuse",
+        slots=3,
+    )
     step = (ckpt.latest() or 0)
     state = {"w": torch.full((size,), float(step)), "step": step}
     reported = 0
@@ -39,7 +46,7 @@ def train(directory, mode, size):
         ckpt.before_optimizer_step()
         state["w"].add_(1)
         state["step"] = step
-        save = (ckpt.save if mode == "sync" else ckpt.save_async)(state, step)
+        save = (ckpt.save if mode in ("sync", "reuse") else ckpt.save_async)(state, step)
         known = max((s.step for s in ckpt.saves if s.status == "committed"), default=0)
         if known > reported:
             reported = known
@@ -64,7 +71,7 @@ def trainers() -> Iterator[Preloaded]:
         yield started
 
 
-@pytest.mark.parametrize("mode", ["async", "lazy", "sync"])
+@pytest.mark.parametrize("mode", ["async", "lazy", "sync", "reuse"])
 def test_killed(mode: str, trainers: Preloaded, tmp_path: Path) -> None:
     """`load` returns the newest complete checkpoint, and no reported checkpoint is lost."""
     moments = random.Random(mode)

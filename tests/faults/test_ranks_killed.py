@@ -12,14 +12,22 @@ from support.train_scripts import newest_checked
 _KILLS = 20  # of each seed
 
 
-@pytest.mark.parametrize("seed", [16, 17, 18])
-def test_random_kills(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "target"), [(16, "trains"), (17, "trains"), (18, "trains_reusing")]
+)
+def test_random_kills(tmp_path: Path, seed: int, target: str) -> None:
     """Ranks and nodes are killed, stopped and cut off at random moments. Each time the survivors
     end with the name of the lost rank, and no checkpoint that was reported is lost."""
     run = tmp_path / "run"
     run.mkdir()
     with open_nodes(3, directory=tmp_path, preload=PRELOAD) as nodes:
-        kills = RankKills(nodes=nodes, directory=run, newest=newest_checked, seed=seed)
+        kills = RankKills(
+            nodes=nodes,
+            directory=run,
+            newest=newest_checked,
+            seed=seed,
+            target=f"support.train_scripts:{target}",
+        )
         for _ in range(_KILLS):
             kills.attempt()
     assert kills.held >= _KILLS // 4

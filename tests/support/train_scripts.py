@@ -15,7 +15,7 @@ from iobench.dist.restore_plan import RestoreMode
 from iobench.dist.world import World
 from iobench.errors import RankError
 
-__all__ = ["check", "made", "newest_checked", "say", "trains"]
+__all__ = ["check", "made", "newest_checked", "say", "trains", "trains_reusing"]
 
 _SIZE = 20_000
 _SILENT_S = 2.0
@@ -72,6 +72,7 @@ def trains(
     how: str = "async",
     restore_mode: RestoreMode = "auto",
     failed_restarts: int = 2,
+    reuse_files: bool = False,
 ) -> None:
     """Load the newest checkpoint and save some more; exit with 3 after a RankError.
 
@@ -88,7 +89,11 @@ def trains(
                 world, deadline_s=_CONNECT_S, lost_after_s=_SILENT_S
             )
         with Checkpointer(
-            directory, keep=KeepLast(2), writer="odirect", failed_restarts=failed_restarts
+            directory,
+            keep=KeepLast(2),
+            writer="odirect",
+            failed_restarts=failed_restarts,
+            reuse_files=reuse_files,
         ) as ckpt:
             say("open")
             step = ckpt.latest()
@@ -106,6 +111,11 @@ def trains(
         say(f"lost {list(error.ranks)} {error}")
         raise SystemExit(3) from None
     say("done")
+
+
+def trains_reusing(directory: str, saves: int) -> None:
+    """Like `trains`; each save writes over the files of the checkpoint that was dropped last."""
+    trains(directory, saves, reuse_files=True)
 
 
 def _train(ckpt: Checkpointer, step: int, rank: int, saves: int, pause_s: float, how: str) -> None:

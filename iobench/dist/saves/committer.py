@@ -157,6 +157,7 @@ class RankCommitter:
                     directory=os.fspath(staged.directory),
                     remote=place.remote,
                     limit_s=place.limit_s,
+                    spare="" if staged.spare is None else os.fspath(staged.spare),
                 )
                 announced = True
                 self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
@@ -301,7 +302,7 @@ class RankCommitter:
                 pinned, described = (None, []) if self.pins is None else self.pins.durable(save)
                 with self._writer_of(order) as parts:
                     written = parts.write(
-                        content, memory, order.directory, offering, pinned, described
+                        content, memory, order.directory, offering, pinned, described, order.spare
                     )
                 save.transfer = written.transfer
         except BaseException as failure:  # noqa: BLE001 -- raised when the others know

@@ -18,7 +18,8 @@ class Order(NamedTuple):
 
     `remote`: its directory is in the remote tier, where each rank may write for `limit_s`. `failed`
     has the errors of ranks: the save has failed before it had a directory. `gone` are the numbers
-    of saves that are superseded.
+    of saves that are superseded. `spare` is a directory with files of an earlier checkpoint, whose
+    space the new ones take over.
     """
 
     number: int
@@ -29,6 +30,7 @@ class Order(NamedTuple):
     limit_s: float | None = None
     failed: Mapping[str, str] = MappingProxyType({})
     gone: Sequence[int] = ()
+    spare: str = ""
 
     @property
     def attempt(self) -> str:

@@ -29,6 +29,7 @@ from iobench.errors import TransferError
 from iobench.tiers.probe import write_probe
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local.reused_file import reusing
 from iobench.writers.transfer import Transfer
 
 __all__ = ["PartWriter", "Written"]
@@ -61,6 +62,7 @@ class PartWriter:
         offering: Offering,
         pinned: PinnedGeneration | None = None,
         described: Sequence[FileImage] = (),
+        spare: str = "",
     ) -> Written:
         """Write this rank's files, and then its part manifest. On return the files are durable.
 
@@ -68,7 +70,8 @@ class PartWriter:
 
         The tensors are in `memory`, or else in the trainer's own. `offering` gets what is in
         `memory` before it is written. `pinned` is this rank's part of the optimizer, `described`
-        are small files about it. Raises TransferError.
+        are small files about it. The file takes over the space of that in the directory `spare`.
+        Raises TransferError.
         """
         rank = self.world.rank
         skeleton = json.loads(content.skeleton)
@@ -100,11 +103,11 @@ class PartWriter:
         if offering.wanted and memory is not None:
             record = record_of(image, pieces)  # first: a replica needs it too
             offering.make(image, part(record))
-            transfer = self._write(image, directory)
+            transfer = self._write(image, directory, spare)
         else:
             by_block = self.writer.direct and not self.rate_bytes_per_s
             with recorded(image, Pieces(pieces), by_block=by_block) as recording:
-                transfer = self._write(recording.image, directory)
+                transfer = self._write(recording.image, directory, spare)
             record = recording.record
         self._described.update(one.path for one in described)
         if described:
@@ -114,12 +117,13 @@ class PartWriter:
         self.writer.write(FileImage.of(part_file(rank), [text]), directory, durable=False)
         return Written(transfer, xxhash.xxh3_64_hexdigest(text), image)
 
-    def _write(self, image: FileImage, directory: str | Path) -> Transfer:
+    def _write(self, image: FileImage, directory: str | Path, spare: str) -> Transfer:
         limit = self.rate_bytes_per_s
         sent = PacedImage.over(image, limit) if limit else image
         # Each rank syncs the directory too: on a file system of several nodes, the sync of rank 0
         # need not make the names durable that others made.
-        return self._checked(self.writer.write(sent, directory), directory)
+        with reusing(directory, spare, image.path):
+            return self._checked(self.writer.write(sent, directory), directory)
 
     def _checked(self, transfer: Transfer, directory: str | Path) -> Transfer:
         if not transfer.durable:

@@ -21,6 +21,7 @@ from iobench.writers.local.file_metadata import (
     existing_file,
     set_permissions,
 )
+from iobench.writers.local.reused_file import with_space_of_spare
 from iobench.writers.transfer import Meter
 
 __all__ = [
@@ -113,6 +114,8 @@ class NewFile:
         with meter.phase("open"):
             self.part = os.path.join(directory, f".{name[:40]}.{secrets.token_hex(6)}{PART_SUFFIX}")
             self.fd = self._open(directory, flags)
+            if self._old is None:
+                self.fd = with_space_of_spare(os.fspath(path), self.part, self.fd, flags)
         self._live, self._pid = True, os.getpid()
         self._reserved = False
         self._permissions: int | None = None

@@ -97,12 +97,18 @@ def test_checkpoints(
     assert not list((tmp_path / "run").glob(".step*"))
 
 
+@pytest.mark.parametrize("reuse_files", [False, True])
 def test_a_file_half_written(
-    writer: Writer, tmp_path: Path, expect_same: Callable[..., None], refused: list[int]
+    writer: Writer,
+    tmp_path: Path,
+    expect_same: Callable[..., None],
+    refused: list[int],
+    reuse_files: bool,
 ) -> None:
     """The difference is found after other blocks were written. Nothing of them is left."""
     state = _state()
-    with Checkpointer(tmp_path / "run", writer=writer) as ckpt:
+    run, keep = tmp_path / "run", KeepLast(1)
+    with Checkpointer(run, writer=writer, keep=keep, reuse_files=reuse_files) as ckpt:
         for step in range(3):
             state["170"] = torch.randn(900 + step // 2)
             ckpt.save(state, step)
