@@ -14,6 +14,7 @@ __all__ = ["LARGE", "CopyLoops", "copy_bytes", "gather_views"]
 
 LARGE = 64 * KIB
 """From here on the choice of the loop pays for the call."""
+_SMALL = 16 * KIB
 _WORTH_TIMING = 4 * MIB  # not the copies to blocks, which are in the processor's cache
 _TRIALS = 6
 
@@ -65,8 +66,11 @@ copy_bytes = CopyLoops().copy
 def gather_views(views: Sequence[Bytes], block: Bytes) -> None:
     """Copy `views` one after the other to the beginning of `block`, without the GIL.
 
-    A run of small ones is one call: np.concatenate.
+    A run of small ones is one call: np.concatenate. Of many small ones none is looked at alone.
     """
+    if len(views) * _SMALL > len(block):
+        _concatenated(views, block, 0)
+        return
     position = first = 0
     for at, view in enumerate(views):
         if len(view) < LARGE:
