@@ -27,11 +27,11 @@ _FEWEST = 2000
 """Tensors; fewer are compared before a save, in 3 ms."""
 
 _ADDRESSES = linux.PAGE, 1 << 62
-"""A range that has every address: parts are slices of it."""
+"""A range that has every address; parts are slices of it."""
 
 
 class LayoutChangedError(Exception):
-    """The tensors differ from those of the last file. Nothing of them was written or kept."""
+    """The tensors differ from those of the last file. What was written is incomplete."""
 
 
 class LateLayout:
