@@ -21,24 +21,24 @@ their bytes. The total time to durable of all saves is compared with that of the
 
 `iobench tiers plan` predicts each run with the goal "durable" from the paced rates, those of the
 link, and these fixed times as latencies: the stalls, when a save is durable in one of the tiers,
-and when in the remote tier, counted from its begin.
+and when in the remote tier, counted from its begin. The retention there keeps two checkpoints, the
+parts of a copy are sent all at once, and read-backs are fast, as the link is limited in one
+direction.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import secrets
-import statistics
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,25 +47,30 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parent))
 import record
+from placement_plan import (
+    ANSWER_S,
+    ATTEMPTS,
+    COPIES_PER_S,
+    KEPT,
+    SLOTS,
+    compare,
+    predicted,
+)
+from placement_runs import Run, Timed, fixed_s, oracle_s, shown
 from support.nodes import Node, Nodes, open_nodes
 
 from iobench import Checkpointer, KeepLast, Local, Memory, Paced, Placement, Remote
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.tiers.journal import DrainJournal
 from iobench.tiers.observed import LOCAL, REMOTE
-from iobench.tiers.plan import PlannedMemory, Prediction, RateChange, TiersPlan
-from iobench.tiers.simulation import simulate
 from iobench.units import MIB, parse_size
 from iobench.writers.s3 import S3Writer
 
 _BUCKET, _PORT = "checkpoints", 9000
-_MOST, _MOST_OFF = 1.05, 0.10
+_MOST = 1.05
 _HEADERS = 1514 / 1448
 """Bytes of a frame on the link for each byte that is sent."""
 _TICK_S = 0.5
-_ATTEMPTS, _ANSWER_S = 2, 1.0
-_KEPT = 2
-_SLOTS, _COPIES_PER_S = 2, 32
 _FAST, _SLOW = 2.0, 0.6
 
 Rate = Callable[[float], float]
@@ -81,52 +86,6 @@ SCENARIOS: dict[str, Rate] = {
     "drift": lambda part: _FAST * (_SLOW / _FAST) ** part,
     "dead": _dead,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """A save: when it began, by the monotonic clock, and where it went.
-
-    Seconds after that: training went on after `stall_s`, it was durable after `elapsed_s`, and in
-    the remote tier after `remote_s`, if it was there before the end of the run.
-    """
-
-    began_s: float
-    stall_s: float
-    elapsed_s: float
-    remote_s: float | None
-    tier: str
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """The saves of a run, and the rates of the link in bytes per second, each since a moment."""
-
-    saves: Sequence[Timed]
-    rates: Sequence[tuple[float, float]]
-
-    @property
-    def total_s(self) -> float:
-        return sum(one.elapsed_s for one in self.saves)
-
-    def under(self, other: Run) -> Run:
-        """Return this run, which did not depend on the link, with the rates of `other`."""
-        offset_s = self.rates[0][0] - other.rates[0][0]
-        return replace(self, rates=[(at + offset_s, rate) for at, rate in other.rates])
-
-    def sent_s(self, begin_s: float, size: float) -> float:
-        """Return how long `size` bytes take over the link from `begin_s` on."""
-        ends = [since_s for since_s, _ in self.rates[1:]] + [float("inf")]
-        now_s, left = begin_s, size
-        for (_, rate), end_s in zip(self.rates, ends, strict=True):
-            if end_s <= now_s:
-                continue
-            if rate and left / rate <= end_s - now_s:
-                return now_s + left / rate - begin_s
-            left -= rate * (end_s - now_s) if rate else 0.0
-            now_s = end_s
-        return float("inf")
 
 
 def placement(goal: str, every_s: float) -> Placement:
@@ -145,16 +104,16 @@ def saves(
     data = torch.randint(0, 256, (size,), dtype=torch.uint8)
     # Answers within a fraction of a second here, and a server that does not is dead.
     writer = S3Writer(
-        connect_timeout_s=_ANSWER_S / 2, read_timeout_s=_ANSWER_S, max_attempts=_ATTEMPTS
+        connect_timeout_s=ANSWER_S / 2, read_timeout_s=ANSWER_S, max_attempts=ATTEMPTS
     )
-    remote = Remote(target, keep=KeepLast(_KEPT), writer=writer)
+    remote = Remote(target, keep=KeepLast(KEPT), writer=writer)
     tiers = [
-        Paced(Memory(_SLOTS * size + 16 * MIB), _COPIES_PER_S * size),  # in huge pages
+        Paced(Memory(SLOTS * size + 16 * MIB), COPIES_PER_S * size),  # in huge pages
         Paced(Local(), local_rate),
         remote,
     ]
     ckpt = Checkpointer(
-        directory, keep=KeepLast(_KEPT), tiers=tiers, placement=placement(goal, every_s)
+        directory, keep=KeepLast(KEPT), tiers=tiers, placement=placement(goal, every_s)
     )
     found = []
     with ckpt:
@@ -179,11 +138,14 @@ def saves(
     placed = {one.step: one for one in events if one.event == "placed"}
     there = {one.step: one.at_s - offset_s for one in events if one.event == "durable"}
     for step, (began_s, stall_s, save) in enumerate(found):
+        remote_s = there[step] - began_s if step in there else None
+        if placed[step].where == REMOTE:  # not the removal of older ones after it
+            remote_s = save.durable_s
         timed = Timed(
             began_s=began_s,
             stall_s=stall_s,
             elapsed_s=save.durable_s,
-            remote_s=there[step] - began_s if step in there else None,
+            remote_s=remote_s,
             tier=placed[step].where,
             why=placed[step].why,
         )
@@ -255,87 +217,6 @@ def cluster() -> Iterator[Cluster]:
         yield Cluster(nodes, storage)
 
 
-def fixed_s(run: Run, tier: str, seconds: Callable[[Run, Timed], float]) -> float:
-    """Return what a save to `tier` needs in excess of `seconds`: the median of a run."""
-    return statistics.median(
-        one.elapsed_s - seconds(run, one) for one in run.saves if one.tier == tier
-    )
-
-
-def oracle_s(run: Run, fixed: dict[str, float], size: int, local_rate: int) -> list[float]:
-    """Return the seconds to durable of each save of a run in the better tier."""
-    local_s = size / local_rate + fixed[LOCAL]
-    return [min(local_s, run.sent_s(one.began_s, size) + fixed[REMOTE]) for one in run.saves]
-
-
-def predicted(
-    run: Run, fixed: dict[str, float], size: int, local_rate: int, every_s: float
-) -> Prediction:
-    """Return what `iobench tiers plan` says of a run with the goal "durable"."""
-    copy_s = 1 / _COPIES_PER_S
-    begin_s, (_, rate) = run.saves[0].began_s - every_s, run.rates[0]
-    return simulate(
-        TiersPlan(
-            size_bytes=size,
-            every_s=every_s,
-            saves=len(run.saves),
-            memories=(
-                PlannedMemory(
-                    name="memory", size_bytes=_SLOTS * size, rate_bytes_per_s=_COPIES_PER_S * size
-                ),
-            ),
-            local_rate=local_rate,
-            local_latency_s=max(0.0, fixed[LOCAL] - copy_s),
-            remote_rate=round(rate),
-            remote_latency_s=max(0.0, fixed[REMOTE] - copy_s),
-            remote_changes=tuple(
-                RateChange(at_s=at_s - begin_s, rate_bytes_per_s=round(rate))
-                for at_s, rate in run.rates[1:]
-            ),
-            timeout_s=_ATTEMPTS * _ANSWER_S,
-            placement=placement("durable", every_s),
-            keep_last=_KEPT,
-        )
-    )
-
-
-def compare(name: str, run: Run, found: Prediction, samples: record.Record) -> None:
-    """Print and record what was predicted of a run, next to what was measured."""
-    there = [one.remote_s for one in run.saves if one.remote_s is not None]
-    end_s = max(one.durable_s or 0.0 for one in found.saves)  # then the run ended, with its copies
-    expected = [
-        one.remote_s - one.at_s
-        for one in found.saves
-        if one.remote_s is not None and one.remote_s <= end_s
-    ]
-    rows = {
-        "stall, sum": (sum(one.stall_s for one in run.saves), sum(found.stalls_s)),
-        "durable": (
-            statistics.mean(one.elapsed_s for one in run.saves),
-            statistics.mean(found.lags_s),
-        ),
-        "durable remotely": (statistics.mean(there), statistics.mean(expected)),
-    }
-    for turn, (what, (measured_s, predicted_s)) in enumerate(rows.items()):
-        off = predicted_s / measured_s - 1
-        verdict = "ok" if abs(off) <= _MOST_OFF else "MISS"
-        print(
-            f"{verdict:4} plan      {what:17} {measured_s:8.3f} s live, {predicted_s:8.3f} s "
-            f"({off:+.1%})"
-        )
-        samples.sample(f"{name}, plan, {what}", turn, measured_s, predicted_s=predicted_s)
-    print(
-        f"     plan      {len(there)} saves were in the remote tier, predicted {len(expected)}   "
-        f"{shown([one.tier for one in found.saves])}"
-    )
-
-
-def shown(tiers: Sequence[str]) -> str:
-    """The tiers in order, such as "3 local, 25 remote"."""
-    groups = itertools.groupby(tiers)
-    return ", ".join(f"{len(list(some))} {tier}" for tier, some in groups)
-
-
 def report(
     name: str,
     runs: dict[str, Run],
@@ -367,13 +248,15 @@ def report(
             samples.sample(
                 f"{name}, {goal}",
                 turn,
-                one.elapsed_s,
+                round(one.elapsed_s, 6),
                 bytes=size,
-                oracle_s=oracle,
-                began_s=one.began_s - run.saves[0].began_s,
+                oracle_s=round(oracle, 6),
+                began_s=round(one.began_s - run.saves[0].began_s, 6),
                 remote=float(one.tier == REMOTE),
+                **({} if one.remote_s is None else {"remote_s": round(one.remote_s, 6)}),
             )
-    found = predicted(runs["durable"], fixed, size, local_rate, every_s)
+    chosen = placement("durable", every_s)
+    found = predicted(runs["durable"], chosen, fixed, size, local_rate, every_s)
     compare(name, runs["durable"], found, samples)
     sys.stdout.flush()
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import statistics
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -22,23 +18,18 @@ from iobench.cli.given import (
 from iobench.errors import OptionError
 from iobench.report.render import write_json
 from iobench.units import (
-    count_of,
-    format_rate,
-    format_seconds,
-    format_size,
     parse_seconds,
     parse_size,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from iobench.tiers.placement import Placement
-    from iobench.tiers.plan import PlannedMemory, Prediction, RateChange, TiersPlan
+    from iobench.tiers.plan import PlannedMemory, RateChange
 
 _MEMORY_RATE = "10GiB/s"
 _OF_REMOTE = (
     "on_lag", "max_lag", "max_lag_size", "placement", "keep_last", "remote_latency", "timeout",
+    "in_flight", "read_back",
 )  # fmt: skip
 
 
@@ -123,8 +114,25 @@ def plan(
     ] = "0s",
     remote_latency: Annotated[
         str,
-        typer.Option("--remote-latency", help="What each remote save or copy takes longer: 200ms."),
+        typer.Option(
+            "--remote-latency", help="What each remote save, copy or read-back takes longer: 200ms."
+        ),
     ] = "0s",
+    in_flight: Annotated[
+        str,
+        typer.Option(
+            "--in-flight",
+            help="Bytes of a copy that are under way when a save begins, and go on: 40MiB.",
+        ),
+    ] = "0",
+    read_back: Annotated[
+        str | None,
+        typer.Option(
+            "--read-back",
+            help="Rate at which copies are read back: 2GiB/s.",
+            show_default="that of --remote",
+        ),
+    ] = None,
     timeout: Annotated[
         str,
         typer.Option("--timeout", help="A request to a remote tier that is down fails after this."),
@@ -145,6 +153,7 @@ def plan(
     much training a failure loses. Rates are those that the tiers reach with a checkpoint.
     """
     from iobench import workloads
+    from iobench.cli.tiers_plan_shown import document, lines
     from iobench.tiers.plan import TiersPlan
     from iobench.tiers.remote import Remote
     from iobench.tiers.simulation import simulate
@@ -176,6 +185,8 @@ def plan(
             remote_changes=tuple(rates[1:]),
             local_latency_s=_latency_s("--local-latency", local_latency),
             remote_latency_s=_latency_s("--remote-latency", remote_latency),
+            in_flight_bytes=parse_size(in_flight, "--in-flight"),
+            read_back_rate=None if read_back is None else _rate("--read-back", read_back),
             timeout_s=_latency_s("--timeout", timeout),
             placement=_placement(placement),
             keep_last=keep_last,
@@ -187,9 +198,9 @@ def plan(
         )
     )
     if format_ is ListingFormat.JSON:
-        write_json(_document(found, full.name, step_s), sys.stdout)
+        write_json(document(found, full.name, step_s), sys.stdout)
         return
-    for name, text in _lines(found, full.name, step_s):
+    for name, text in lines(found, full.name, step_s):
         print(f"{name:<12}  {text}")
 
 
@@ -258,113 +269,3 @@ def _step_s(step: str | None, workload: Any) -> float | None:
     if step is not None:
         return parse_seconds(step, "--step")
     return workload.step_time.seconds if workload.step_time else None
-
-
-def _lines(found: Prediction, workload: str, step_s: float | None) -> list[tuple[str, str]]:
-    plan = found.plan
-    lines = [
-        (
-            "workload",
-            f"{workload}: {count_of(plan.saves, 'save')} of {format_size(plan.size_bytes)}, one "
-            f"every {format_seconds(plan.every_s)} of training",
-        )
-    ]
-    for number, memory in enumerate(plan.memories):
-        rate = format_rate(memory.rate_bytes_per_s)
-        used = "not used"
-        if (first := found.first_use(number)) is not None:
-            used = f"used from save {first} on"
-        lines.append((memory.name, f"{format_size(memory.size_bytes)} at {rate}, {used}"))
-    lines.append(("", _full(found)))
-    lines.append(("stall", _stall(found)))
-    if plan.placement is not None:
-        lines += zip(("placement", ""), _placed(found, plan.placement), strict=True)
-    lines.append(("local", _behind(found.lags_local_s, plan.local_rate, plan)))
-    if plan.remote_rate is not None:
-        lines.append(("remote", _behind(found.lags_remote_s, plan.remote_rate, plan)))
-        if plan.remote_changes:
-            lines.append(("", _changes(plan.remote_changes)))
-    lines.append(("at most lost", f"{_lost(found.lost_node_s, step_s)} if the node fails"))
-    if found.lost_local_s is not None:
-        lines.append(("", f"{_lost(found.lost_local_s, step_s)} if the local tier fails"))
-    return lines
-
-
-def _full(found: Prediction) -> str:
-    plan = found.plan
-    if plan.synchronous:
-        return "a snapshot does not fit into the memory: every save is synchronous"
-    first = found.first_full()
-    if first is None:
-        return "never full"
-    return f"full at save {first}, after {format_seconds(found.saves[first - 1].at_s)}"
-
-
-def _stall(found: Prediction) -> str:
-    stalls, first = found.stalls_s, found.first_full()
-    after = stalls if first is None else stalls[first - 1 :]
-    middle = format_seconds(statistics.median(after))
-    text = f"{middle} a save" if first in (None, 1) else (
-        f"{format_seconds(statistics.median(stalls[: first - 1]))} a save, {middle} from save "
-        f"{first} on"
-    )  # fmt: skip
-    part = 100 * sum(stalls) / (sum(stalls) + found.plan.every_s * len(stalls))
-    dropped = [one.end for one in found.saves if one.end != "durable"]
-    more = f"; {len(dropped)} saves {dropped[0]}" if dropped else ""
-    return f"{text}, at most {format_seconds(max(stalls))}; {part:.2g}% of the time{more}"
-
-
-def _placed(found: Prediction, placement: Placement) -> tuple[str, str]:
-    tiers = [one.tier for one in found.saves if one.tier]
-    switches = sum(one != other for one, other in itertools.pairwise(tiers))
-    lags = found.lags_s
-    return (
-        f"goal {placement.goal}: {count_of(tiers.count('remote'), 'save')} to the remote tier, "
-        f"{tiers.count('local')} to local storage, the tier changes {switches} times",
-        f"durable {format_seconds(statistics.median(lags))} after the begin of a save, at most "
-        f"{format_seconds(max(lags))}",
-    )
-
-
-def _changes(changes: Sequence[RateChange]) -> str:
-    shown = [
-        f"{format_rate(one.rate_bytes_per_s) if one.rate_bytes_per_s else 'down'} from "
-        f"{format_seconds(one.at_s)} on"
-        for one in changes
-    ]
-    return ", ".join(shown)
-
-
-def _behind(lags: list[float], rate: int, plan: TiersPlan) -> str:
-    if not lags:
-        return f"{format_rate(rate)}: no save is durable there"
-    left = plan.saves - len(lags)
-    more = f", {left} of {plan.saves} saves never" if left else ""
-    return (
-        f"{format_rate(rate)}: durable {format_seconds(statistics.median(lags))} after the begin "
-        f"of a save, at most {format_seconds(max(lags))}{more}"
-    )
-
-
-def _lost(seconds: float, step_s: float | None) -> str:
-    text = f"{format_seconds(seconds)} of training"
-    return text if step_s is None else f"{text}, {count_of(math.ceil(seconds / step_s), 'step')}"
-
-
-def _document(found: Prediction, workload: str, step_s: float | None) -> dict[str, Any]:
-    plan = asdict(found.plan)
-    saves = [{**asdict(one), "stall_s": one.stall_s} for one in found.saves]
-    return {
-        "schema": "iobench.tiers-plan/1",
-        "workload": workload,
-        "plan": plan,
-        "synchronous": found.plan.synchronous,
-        "first_full": found.first_full(),
-        "median_stall_s": statistics.median(found.stalls_s),
-        "stalled_s": sum(found.stalls_s),
-        "lost_node_s": found.lost_node_s,
-        "lost_local_s": found.lost_local_s,
-        "step_s": step_s,
-        "ended_s": found.ended_s,
-        "saves": saves,
-    }

@@ -38,7 +38,10 @@ class TiersPlan:
     - `memories`: the fastest one first. Each snapshot takes the fastest free slot; the last slot of
       a memory may be spread over it and the next
     - `local_rate`, `remote_rate`: bytes per second until durable; without a remote tier None
-    - `local_latency_s`, `remote_latency_s`: what each save or copy takes longer than its bytes
+    - `local_latency_s`, `remote_latency_s`: what each save, copy or read-back takes longer than its
+      bytes
+    - `in_flight_bytes`: when a save begins, so many bytes of a copy are under way, and go on
+    - `read_back_rate`: of copies that are read back; None: the rate of the remote tier then
     - `remote_changes`: later rates of the remote tier, in order of time
     - `timeout_s`: a request to a remote tier that does not answer fails after so long
     - `placement`: chooses the tier of each save; None: all are written to the local tier
@@ -55,6 +58,8 @@ class TiersPlan:
     remote_rate: int | None = None
     local_latency_s: float = 0.0
     remote_latency_s: float = 0.0
+    in_flight_bytes: int = 0
+    read_back_rate: int | None = None
     remote_changes: tuple[RateChange, ...] = ()
     timeout_s: float = 60.0
     placement: Placement | None = None

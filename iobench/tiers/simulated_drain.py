@@ -34,6 +34,7 @@ class SimulatedDrain:
         self._to_read_back: list[SimulatedSave] = []
         self._there: set[int] = set()
         self._now: SimulatedTransfer | None = None
+        self._in_flight = Fraction(0)  # bytes of it that go on while a snapshot is written
         self._failed_in_a_row = 0
         self._pauses_until: Fraction | None = None
 
@@ -63,6 +64,7 @@ class SimulatedDrain:
         if self._now is not None or self._pauses_until is not None:
             return
         self._give_up_unkept()
+        self._in_flight = Fraction(0)
         place = 0 if self.plan.every_save else -1
         size, wait = Fraction(self.plan.size_bytes), exact(self.plan.remote_latency_s)
         if not self.open or self.untidy:
@@ -72,7 +74,7 @@ class SimulatedDrain:
             self._now = SimulatedTransfer(job, REMOTE, "copy", size - job.sent, wait)
         elif self._to_read_back:
             job = self._to_read_back.pop(place)
-            self._now = SimulatedTransfer(job, REMOTE, "read back", size)
+            self._now = SimulatedTransfer(job, REMOTE, "read back", size, wait)
 
     def next_events(self, now: Fraction, writing: bool) -> list[Fraction]:
         """Return when something may happen; `writing`: a snapshot is being written."""
@@ -80,7 +82,9 @@ class SimulatedDrain:
         if self._pauses_until is not None:
             times.append(self._pauses_until)
         if self._now is not None and not self._yields(now, writing):
-            times.append(self._now.next_event(now, self.rate, self.timeout))
+            times.append(self._now.next_event(now, self._rate(), self.timeout))
+            if writing and self._in_flight > 0 and self.rate:
+                times.append(now + self._now.wait + self._in_flight / self.rate)
         oldest = self._oldest_waiting()
         if oldest is not None:
             times += [oldest + self._max_lag / 2, oldest + self._max_lag]
@@ -88,8 +92,14 @@ class SimulatedDrain:
 
     def advance(self, to: Fraction, passed: Fraction, writing: bool) -> None:
         """Move on to the time `to`."""
-        if self._now is not None and not self._yields(to - passed, writing):
-            self._now.advance(passed, self.rate)
+        if self._now is None or self._yields(to - passed, writing):
+            return
+        before = self._now.left
+        self._now.advance(passed, self._rate())
+        if writing:
+            self._in_flight -= before - self._now.left
+        elif self._now.kind == "copy":
+            self._in_flight = Fraction(self.plan.in_flight_bytes)
 
     def end_work(self, now: Fraction) -> None:
         """End what ends now, and change the rate if it changes now."""
@@ -104,6 +114,12 @@ class SimulatedDrain:
             self._pauses_until = None
         while self._changes and self._changes[0][0] <= now:
             self.rate = self._changes.pop(0)[1]
+
+    def _rate(self) -> int:
+        """Return the rate of the transfer."""
+        own = self.plan.read_back_rate
+        reads = self._now is not None and self._now.kind == "read back"
+        return own if own and reads and self.rate else self.rate
 
     def lag_exceeded(self, now: Fraction, divisor: int = 1) -> bool:
         """Return whether the limit of the lag, divided by `divisor`, is exceeded."""
@@ -187,7 +203,7 @@ class SimulatedDrain:
     def _yields(self, now: Fraction, writing: bool) -> bool:
         """Whether copies pause, because a snapshot is being written."""
         looks = self._now is not None and self._now.kind == "look"
-        return writing and not looks and not self.lag_exceeded(now, 2)
+        return writing and not looks and self._in_flight <= 0 and not self.lag_exceeded(now, 2)
 
 
 def _since(job: SimulatedSave) -> Fraction:

@@ -24,8 +24,8 @@ def simulate(plan: TiersPlan) -> Prediction:
     The rules are those of a Checkpointer with memory tiers. A save waits for memory, then for its
     copy. One snapshot is written at a time: with `every_save` the oldest, else the newest in the
     scarcest memory, to the tier that the placement chooses. Copies to the remote tier pause while a
-    snapshot is written, until the lag is half of its limit. Each copy is read back at the same rate
-    when no copy waits. Times are fractions, so equal plans give equal results to the last digit.
+    snapshot is written, until the lag is half of its limit. Each copy is read back when no copy
+    waits. Times are fractions, so equal plans give equal results to the last digit.
     """
     run = _Run(plan)
     for _ in range(_MOST_EVENTS):

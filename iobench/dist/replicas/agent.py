@@ -167,10 +167,10 @@ class Agent:
         with self._lock:
             self._wires.add(wire)
         try:
-            accept(wire, self.token)
-            wire.limit(None)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            with self._counted(local):
+            with self._counted(local):  # before the answer: a rank that is connected is counted
+                accept(wire, self.token)
+                wire.limit(None)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 Service(self, wire, local=local).run()
         except ReplicaError as error:
             _log(str(error))

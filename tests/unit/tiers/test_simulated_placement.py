@@ -44,11 +44,27 @@ def test_a_rate_that_changes() -> None:
 
 
 def test_latencies() -> None:
-    """Each write and each copy takes longer; a read-back does not."""
+    """Each write, copy and read-back takes longer. Reads may have a rate of their own."""
     found = simulate(replace(_PLAN, saves=1, local_latency_s=0.5, remote_latency_s=0.25))
     (only,) = found.saves
     assert (only.local_s, only.remote_s) == (15.5, 20.75)
-    assert found.ended_s == 25.75
+    assert found.ended_s == 26
+    fast = simulate(replace(found.plan, read_back_rate=100 * _MIB))
+    assert fast.ended_s == 20.75 + 0.25 + 1
+
+
+def test_parts_that_are_under_way() -> None:
+    """They go on when a save begins; the rest of the copy pauses. A new copy does not begin."""
+    plan = replace(_PLAN, saves=2, every_s=6, local_rate=50 * _MIB, in_flight_bytes=30 * _MIB)
+    found = simulate(plan)
+    # Written from 7 to 9, copied from 9 on. Save 2 is written from 14 to 16: nothing is left.
+    assert found.saves[0].remote_s == 14
+    slow = simulate(replace(plan, remote_rate=10 * _MIB))
+    # 50 MiB by 14, 20 until 16, without a pause, and so on.
+    assert slow.saves[0].remote_s == 19
+    # With 10 MiB: until 15. From 16 on the last 40 take 4 s.
+    paused = simulate(replace(plan, remote_rate=10 * _MIB, in_flight_bytes=10 * _MIB))
+    assert paused.saves[0].remote_s == 20
 
 
 def test_down_and_back() -> None:
@@ -175,6 +191,8 @@ def _random_plan(seed: int) -> TiersPlan:
         remote_changes=_changes(
             *((sum(ends[: place + 1]), pick([0, 0, 1, 50])) for place in range(len(ends)))
         ),
+        in_flight_bytes=pick([0, 20 * _MIB]),
+        read_back_rate=pick([None, 100 * _MIB]),
         timeout_s=pick([0.5, 3, 60]),
         placement=pick([None, *goals]),
         keep_last=pick([None, 1, 3]),
