@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from iobench.errors import UsageError
-from iobench.writers.blocks.copies import copy_bytes, gather_views
+from iobench.writers.blocks.copies import gather_views, scatter_views
 from iobench.writers.blocks.pages import Bytes
 from iobench.writers.device.base import DeviceBytes
 
@@ -196,11 +196,7 @@ class FileImage:
 
     def scatter(self, start: int, stop: int, block: Bytes) -> int:
         """Fill the bytes [start, stop) from the beginning of `block`; return their count."""
-        position = 0
-        for piece in self.views(start, stop):
-            copy_bytes(block[position : position + len(piece)], piece)
-            position += len(piece)
-        return position
+        return scatter_views(block, self.views(start, stop))
 
 
 def in_batches(images: Iterable[FileImage], size: int) -> Iterator[list[FileImage]]:

@@ -10,7 +10,7 @@ import numpy as np
 from iobench.units import KIB, MIB
 from iobench.writers.blocks.pages import Bytes
 
-__all__ = ["LARGE", "CopyLoops", "copy_bytes", "gather_views"]
+__all__ = ["LARGE", "CopyLoops", "copy_bytes", "gather_views", "scatter_views"]
 
 LARGE = 64 * KIB
 """From here on the choice of the loop pays for the call."""
@@ -79,6 +79,22 @@ def gather_views(views: Sequence[Bytes], block: Bytes) -> None:
         copy_bytes(view, block[position : position + len(view)])
         position, first = position + len(view), at + 1
     _concatenated(views[first:], block, position)
+
+
+def scatter_views(block: Bytes, views: Sequence[Bytes]) -> int:
+    """Fill `views` one after the other from the beginning of `block`, without the GIL.
+
+    Returns their bytes.
+    """
+    position = 0
+    for view in views:
+        stop = position + len(view)
+        if len(view) < LARGE:
+            np.copyto(view, block[position:stop])
+        else:
+            copy_bytes(block[position:stop], view)
+        position = stop
+    return position
 
 
 def _concatenated(views: Sequence[Bytes], block: Bytes, position: int) -> int:

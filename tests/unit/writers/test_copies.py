@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.units import MIB
-from iobench.writers.blocks.copies import LARGE, CopyLoops, copy_bytes, gather_views
+from iobench.writers.blocks.copies import (
+    LARGE,
+    CopyLoops,
+    copy_bytes,
+    gather_views,
+    scatter_views,
+)
 
 _RANDOM = np.random.default_rng(16)
 _DATA = _RANDOM.integers(0, 256, size=4 * MIB, dtype=np.uint8)
@@ -58,6 +64,7 @@ def test_small_copies_are_not_timed() -> None:
     begin=st.integers(0, 70),
 )
 def test_gathered_views_are_their_bytes_in_order(sizes: list[int], shift: int, begin: int) -> None:
+    """And views that are filled from these bytes are the same again; nothing else changes."""
     views, at = [], shift
     for size in sizes:
         views.append(_DATA[at : at + size])
@@ -67,6 +74,12 @@ def test_gathered_views_are_their_bytes_in_order(sizes: list[int], shift: int, b
     gather_views(views, room[begin:])
     assert room[begin : begin + total].tobytes() == b"".join(view.tobytes() for view in views)
     assert set(room[:begin]) | set(room[begin + total :]) <= {170}
+    memory = np.full(at + 9, 170, dtype=np.uint8)
+    ends = [len(view) + (view.ctypes.data - _DATA.ctypes.data) for view in views]
+    filled = [memory[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    assert scatter_views(room[begin:], filled) == total
+    assert all(map(np.array_equal, filled, views))
+    assert (memory == 170).sum() >= len(memory) - total
 
 
 def test_bits_of_a_read_only_source_stay_as_they_are() -> None:
