@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.offload_checkpoints import CheckpointKills
+from support.offload_checkpoints import PINS, CheckpointKills
 from support.offload_kills import STEPS
+from support.offload_training import OPTIONS, VALUES, give_gradients, make_parameters
+
+from iobench.offload import AdamW
 
 _STORE = "iobench.offload.store.GenerationStore"
 _LEDGER = "iobench.checkpoint.pin_ledger.PinLedger"
@@ -51,6 +54,20 @@ def test_named_points(point: str, kills: CheckpointKills, tmp_path: Path) -> Non
     code, reported = kills.run(tmp_path, point)
     assert code == -signal.SIGKILL
     kills.check(tmp_path, reported)
+    code, reported = kills.run(tmp_path)
+    assert code == 0
+    assert kills.check(tmp_path, reported) == STEPS
+
+
+def test_killed_after_all_updates_before_a_checkpoint(
+    kills: CheckpointKills, tmp_path: Path
+) -> None:
+    """Saves are made in the background: there may be none when the last update is durable."""
+    parameters = make_parameters()
+    with AdamW(parameters, tmp_path / "state", **VALUES, **OPTIONS, pins=PINS) as optimizer:
+        for step in range(STEPS):
+            give_gradients(parameters, step)
+            optimizer.step()
     code, reported = kills.run(tmp_path)
     assert code == 0
     assert kills.check(tmp_path, reported) == STEPS

@@ -48,6 +48,8 @@ def train_with_checkpoints(directory: Path, steps: int, *, overlap: bool = False
         if ckpt.latest() is not None:
             done = ckpt.load()["step"]
             assert done == optimizer.updates
+        elif optimizer.updates == steps:  # killed before the first checkpoint of them was durable
+            ckpt.save_async({"step": steps, "rng": torch.get_rng_state()}, steps)
         for step in range(optimizer.updates, steps):
             optimizer.zero_grad()
             (backward if overlap else give_gradients)(parameters, step)
