@@ -167,8 +167,9 @@ class Agent:
         with self._lock:
             self._wires.add(wire)
         try:
+            answer = accept(wire, self.token)
             with self._counted(local):  # before the answer: a rank that is connected is counted
-                accept(wire, self.token)
+                answer()
                 wire.limit(None)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 Service(self, wire, local=local).run()

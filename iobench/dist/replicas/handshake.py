@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections.abc import Callable
+from functools import partial
 
 from iobench.dist.replicas.frames import Wire
 from iobench.errors import ReplicaError
@@ -17,8 +19,11 @@ __all__ = ["accept", "introduce"]
 _SERVER, _CLIENT = b"iobench-agent", b"iobench-client"
 
 
-def accept(wire: Wire, token: bytes) -> None:
-    """Serve the handshake. Raises ReplicaError when the other end does not know the token."""
+def accept(wire: Wire, token: bytes) -> Callable[[], None]:
+    """Serve the handshake; return a call that sends its last answer, after which requests come.
+
+    Raises ReplicaError when the other end does not know the token.
+    """
     own = secrets.token_hex(16)
     wire.send({"nonce": own})
     message, _ = wire.answer()
@@ -26,7 +31,7 @@ def accept(wire: Wire, token: bytes) -> None:
     if not hmac.compare_digest(proof.encode(), _proof(token, _CLIENT, own, theirs)):
         wire.send({"error": "wrong token: this agent belongs to another job"})
         raise ReplicaError(f"{wire.other} came with a wrong token")
-    wire.send({"proof": _proof(token, _SERVER, theirs, own).decode()})
+    return partial(wire.send, {"proof": _proof(token, _SERVER, theirs, own).decode()})
 
 
 def introduce(wire: Wire, token: bytes) -> None:
