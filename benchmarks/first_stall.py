@@ -1,11 +1,12 @@
-"""The very first `save_async` of a process beside a plain copy into fresh memory.
+"""Compare the first `save_async` of a process with a plain copy into fresh memory.
 
     python benchmarks/first_stall.py --target DIRECTORY [--tensors 1000] [--size 954MiB]
         [--processes 12]
 
-Each process measures both once, in turns one or the other first: the first one may get memory that
-the machine itself has to provide. Imports and threads are used before. The ratio is that of one
-process; it is printed for each, with the CPU seconds of the stall.
+Each process measures both once. Which one comes first alternates from process to process, because
+the first one may have to wait for memory from the host of a virtual machine. A small save comes
+before, so that imports and the start of threads do not count. The ratio of each process is printed,
+with the CPU seconds of the stall.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from support.agents import Node, flip, nodes, random_bytes, runtime_directories,
 from iobench.dist.replicas.endpoint import Endpoint, described
 from iobench.dist.replicas.fetch import Fetcher
 from iobench.dist.replicas.frames import Wire
+from iobench.dist.replicas.handshake import accept, introduce
 from iobench.dist.replicas.recovery import (
     MemoryCopy,
     ParityCopy,
@@ -242,6 +244,21 @@ def test_wrong_token(alone: Node) -> None:
     with pytest.raises(ReplicaError, match="wrong token"):
         Endpoint.local(alone.directory.socket, other, timeout_s=20)
     assert alone.own.ask("status")["trainers"] == 1
+
+
+def test_the_last_answer_of_the_handshake_is_apart() -> None:
+    """The agent counts a rank before this answer: no rank is connected and not counted."""
+    token = secrets.token_bytes(32)
+    one, other = (Wire(end, "the other end", 20) for end in socket.socketpair())
+    with ThreadPoolExecutor(1) as pool:
+        client = pool.submit(introduce, one, token)
+        answer = accept(other, token)
+        with pytest.raises(TimeoutError):
+            client.result(timeout=0.2)
+        answer()
+        client.result(timeout=20)
+    one.close()
+    other.close()
 
 
 def test_an_impostor_is_found() -> None:

@@ -7,28 +7,19 @@ from dataclasses import replace
 from itertools import groupby
 
 import pytest
+from support.tier_plans import PLAN
 
 from iobench.tiers.pace import pause_after
 from iobench.tiers.placement import Placement
-from iobench.tiers.plan import PlannedMemory, Prediction, RateChange, TiersPlan
+from iobench.tiers.plan import Prediction, RateChange, TiersPlan
 from iobench.tiers.simulation import simulate
+from iobench.units import MIB
 
-_MIB = 1 << 20
-
-# 100 MiB every 10 s; the copy takes 1 s, the local write 4 s, the copy to the remote tier 5 s.
-_PLAN = TiersPlan(
-    size_bytes=100 * _MIB,
-    every_s=10,
-    saves=3,
-    memories=(PlannedMemory(name="memory", size_bytes=200 * _MIB, rate_bytes_per_s=100 * _MIB),),
-    local_rate=25 * _MIB,
-    remote_rate=20 * _MIB,
-)
-_PLACED = replace(_PLAN, saves=60, remote_rate=50 * _MIB, placement=Placement(dwell=20))
+_PLACED = replace(PLAN, saves=60, remote_rate=50 * MIB, placement=Placement(dwell=20))
 
 
 def _changes(*changes: tuple[float, int]) -> tuple[RateChange, ...]:
-    return tuple(RateChange(at_s=at_s, rate_bytes_per_s=rate * _MIB) for at_s, rate in changes)
+    return tuple(RateChange(at_s=at_s, rate_bytes_per_s=rate * MIB) for at_s, rate in changes)
 
 
 def _tiers(found: Prediction) -> list[tuple[str, int]]:
@@ -38,39 +29,39 @@ def _tiers(found: Prediction) -> list[tuple[str, int]]:
 
 def test_a_rate_that_changes() -> None:
     """The rest of a copy goes on at the new rate."""
-    found = simulate(replace(_PLAN, remote_changes=_changes((17, 10))))
+    found = simulate(replace(PLAN, remote_changes=_changes((17, 10))))
     # 40 MiB by 17, 50 by 22, when save 2 is written until 26; then the last 10.
     assert found.saves[0].remote_s == 27
 
 
 def test_latencies() -> None:
     """Each write, copy and read-back takes longer. Reads may have a rate of their own."""
-    found = simulate(replace(_PLAN, saves=1, local_latency_s=0.5, remote_latency_s=0.25))
+    found = simulate(replace(PLAN, saves=1, local_latency_s=0.5, remote_latency_s=0.25))
     (only,) = found.saves
     assert (only.local_s, only.remote_s) == (15.5, 20.75)
     assert found.ended_s == 26
-    fast = simulate(replace(found.plan, read_back_rate=100 * _MIB))
+    fast = simulate(replace(found.plan, read_back_rate=100 * MIB))
     assert fast.ended_s == 20.75 + 0.25 + 1
 
 
 def test_parts_that_are_under_way() -> None:
     """They go on when a save begins; the rest of the copy pauses. A new copy does not begin."""
-    plan = replace(_PLAN, saves=2, every_s=6, local_rate=50 * _MIB, in_flight_bytes=30 * _MIB)
+    plan = replace(PLAN, saves=2, every_s=6, local_rate=50 * MIB, in_flight_bytes=30 * MIB)
     found = simulate(plan)
     # Written from 7 to 9, copied from 9 on. Save 2 is written from 14 to 16: nothing is left.
     assert found.saves[0].remote_s == 14
-    slow = simulate(replace(plan, remote_rate=10 * _MIB))
+    slow = simulate(replace(plan, remote_rate=10 * MIB))
     # 50 MiB by 14, 20 until 16, without a pause, and so on.
     assert slow.saves[0].remote_s == 19
     # With 10 MiB: until 15. From 16 on the last 40 take 4 s.
-    paused = simulate(replace(plan, remote_rate=10 * _MIB, in_flight_bytes=10 * _MIB))
+    paused = simulate(replace(plan, remote_rate=10 * MIB, in_flight_bytes=10 * MIB))
     assert paused.saves[0].remote_s == 20
 
 
 def test_down_and_back() -> None:
     """The copy fails after the timeout, is tried again after pauses, and sends only the rest."""
     found = simulate(
-        replace(_PLAN, saves=1, timeout_s=2, remote_changes=_changes((17, 0), (40, 20)))
+        replace(PLAN, saves=1, timeout_s=2, remote_changes=_changes((17, 0), (40, 20)))
     )
     now_s, failures = 17.0 + 2, 1
     while (now_s := now_s + 0.75 * pause_after(failures)) + 2 <= 40:
@@ -82,7 +73,7 @@ def test_down_and_back() -> None:
 @pytest.mark.parametrize("on_lag", ["wait", "skip", "supersede"])
 def test_down_for_good(on_lag: str) -> None:
     """It ends, and no save waits for a tier that fails."""
-    plan = replace(_PLAN, saves=9, on_lag=on_lag, max_lag_s=20, remote_changes=_changes((12, 0)))
+    plan = replace(PLAN, saves=9, on_lag=on_lag, max_lag_s=20, remote_changes=_changes((12, 0)))
     found = simulate(plan)
     assert found.lags_remote_s == []
     # The first copy fails only after the timeout; until then saves may wait for it.
@@ -91,9 +82,19 @@ def test_down_for_good(on_lag: str) -> None:
     assert found.lags_local_s == [5] * 9 if on_lag != "wait" else len(found.lags_local_s) == 9
 
 
+def test_the_newest_copy_is_never_given_up() -> None:
+    """However long it has waited; the older one is."""
+    down = _changes((12, 0), (500, 20))
+    found = simulate(replace(PLAN, saves=2, max_lag_s=20, timeout_s=2, remote_changes=down))
+    first, second = found.saves
+    assert first.remote_s is None
+    assert second.remote_s is not None
+    assert second.remote_s > 500
+
+
 def test_retention_of_the_remote_tier() -> None:
     """It keeps one: of the checkpoints that wait only the newest one is copied."""
-    plan = replace(_PLAN, saves=6, remote_rate=4 * _MIB)
+    plan = replace(PLAN, saves=6, remote_rate=4 * MIB)
     assert len(simulate(plan).lags_remote_s) == 6
     found = simulate(replace(plan, keep_last=1))
     copied = [one.number for one in found.saves if one.remote_s is not None]
@@ -160,8 +161,8 @@ def test_near_the_oracle(name: str) -> None:
     found = simulate(plan)
 
     def best_s(at_s: float) -> float:
-        rate = [50 * _MIB, *(one.rate_bytes_per_s for one in changes if one.at_s <= at_s)][-1]
-        return 1 + min(4.0, 100 * _MIB / rate if rate else 4.0)
+        rate = [50 * MIB, *(one.rate_bytes_per_s for one in changes if one.at_s <= at_s)][-1]
+        return 1 + min(4.0, 100 * MIB / rate if rate else 4.0)
 
     oracle_s = sum(best_s(one.at_s) for one in found.saves)
     assert sum(found.lags_s) <= 1.05 * oracle_s
@@ -169,7 +170,7 @@ def test_near_the_oracle(name: str) -> None:
 
 def test_too_large_for_the_memory() -> None:
     """Training waits for the write to the tier that is chosen."""
-    found = simulate(replace(_PLACED, size_bytes=300 * _MIB))
+    found = simulate(replace(_PLACED, size_bytes=300 * MIB))
     (_, some), (_, rest) = _tiers(found)
     assert found.stalls_s == [12.0] * some + [6.0] * rest
 
@@ -180,19 +181,19 @@ def _random_plan(seed: int) -> TiersPlan:
     ends = [pick([1, 7.3, 30, 200]) for _ in range(random_.randint(0, 8))]
     goals = (Placement(goal=goal, dwell=pick([0, 20])) for goal in ("durable", "capacity"))  # type: ignore[arg-type]  # goals
     return replace(
-        _PLAN,
-        size_bytes=pick([1, 50, 100, 300]) * _MIB,
+        PLAN,
+        size_bytes=pick([1, 50, 100, 300]) * MIB,
         every_s=pick([1, 5, 30]),
         saves=random_.randint(2, 40),
-        local_rate=pick([3, 25, 77]) * _MIB,
+        local_rate=pick([3, 25, 77]) * MIB,
         local_latency_s=pick([0, 0.1, 3]),
-        remote_rate=pick([1, 10, 60]) * _MIB,
+        remote_rate=pick([1, 10, 60]) * MIB,
         remote_latency_s=pick([0, 0.1, 3]),
         remote_changes=_changes(
             *((sum(ends[: place + 1]), pick([0, 0, 1, 50])) for place in range(len(ends)))
         ),
-        in_flight_bytes=pick([0, 20 * _MIB]),
-        read_back_rate=pick([None, 100 * _MIB]),
+        in_flight_bytes=pick([0, 20 * MIB]),
+        read_back_rate=pick([None, 100 * MIB]),
         timeout_s=pick([0.5, 3, 60]),
         placement=pick([None, *goals]),
         keep_last=pick([None, 1, 3]),
@@ -200,7 +201,7 @@ def _random_plan(seed: int) -> TiersPlan:
         on_full=pick(["wait", "skip", "supersede"]),
         on_lag=pick(["wait", "skip", "supersede"]),
         max_lag_s=pick([10, 3600]),
-        max_lag_bytes=pick([None, 100 * _MIB, 350 * _MIB]),
+        max_lag_bytes=pick([None, 100 * MIB, 350 * MIB]),
     )
 
 
