@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from iobench.formats.safetensors_header import DTYPES
+from iobench.formats.tensor_layouts import TensorLayouts
 from iobench.formats.tensors import dtype_name, tensor_bytes, torch_dtype
 from iobench.writers.image import Bytes
 
@@ -109,11 +110,13 @@ class _Span(NamedTuple):
         )
 
 
-def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[str, View]]:
+def share(
+    tensors: Mapping[str, torch.Tensor], layouts: TensorLayouts
+) -> tuple[dict[str, Leaf], dict[str, View]]:
     """Return the leaves by name, and the view of each tensor that is not a whole leaf.
 
     Tensors of one storage whose memory overlaps share one leaf. Every other tensor has its own
-    contiguous leaf, without the rest of its storage.
+    contiguous leaf, without the rest of its storage. `layouts` are those of the tensors.
     """
     leaves: dict[str, Leaf] = {}
     views: dict[str, View] = {}
@@ -121,15 +124,15 @@ def share(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Leaf], dict[st
         for group in _overlapping([_Span.of(name, tensors[name]) for name in names]):
             if len(group) > 1:
                 _share_one(group, leaves, views)
-    for name, tensor in tensors.items():
+    for (name, tensor), layout in zip(tensors.items(), layouts.each, strict=True):
         if name in views:
             continue
-        dtype = _NAMES.get(tensor.dtype)
-        if dtype is None:
+        dtype = layout.dtype_name
+        if dtype in DTYPES:  # as `of_tensor` makes it, in a fifth of the time
+            leaves[name] = _new(Leaf, (dtype, layout.shape, layout.size_bytes, tensor))
+        else:
             leaves[name] = Leaf.of_tensor(tensor)
             views[name] = View(leaf=name, layout=_layout(_contiguous(tensor), 0))
-        else:  # as `of_tensor` makes it, in a third of the time
-            leaves[name] = _new(Leaf, (dtype, tensor.shape, tensor.nbytes, tensor))
     return leaves, views
 
 

@@ -9,8 +9,6 @@ from json.encoder import encode_basestring_ascii as quoted
 
 __all__ = ["Pieces", "quoted"]
 
-_PIECE = '{"name":%s,"size_bytes":%d,"xxh3_64":"'
-
 
 class Pieces:
     """Consecutive pieces of a file, usually one tensor each. The next save may use it too."""
@@ -38,10 +36,10 @@ class Pieces:
     @functools.cached_property
     def _texts(self) -> list[str]:
         """The JSON around the checksums."""
-        begins = [
-            _PIECE % (quoted(name), size) for name, size in zip(self.names, self.sizes, strict=True)
+        texts = [
+            f'"}},{{"name":{quoted(name)},"size_bytes":{size},"xxh3_64":"'
+            for name, size in zip(self.names, self.sizes, strict=True)
         ]
-        texts = [f'"}},{begin}' for begin in begins] + ['"}]' if begins else "[]"]
-        if begins:
-            texts[0] = f"[{begins[0]}"
-        return texts
+        if not texts:
+            return ["[]"]
+        return ["[" + texts[0].removeprefix('"},'), *texts[1:], '"}]']

@@ -15,7 +15,7 @@ import operator
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,9 +35,10 @@ from iobench.checkpoint.tree_spec import (
     array_bytes,
     comparable_keys,
     json_text,
+    quick_json_text,
 )
 from iobench.errors import StateError
-from iobench.formats.tensor_layouts import all_plain, are_strided
+from iobench.formats.tensor_layouts import TensorLayouts, all_plain, are_strided
 from iobench.formats.tensors import dtype_name, resolved
 
 __all__ = ["FlatState", "Share", "flatten", "plain_text"]
@@ -52,14 +53,16 @@ _ALLOWED = (
 class FlatState:
     """A flattened state: `skeleton` for JSON, `leaves` by name for the tensor file.
 
-    `tensors` are the tensors of the state by name. Several of them may share one leaf, and `views`
-    are those that are not a whole leaf. `spec` describes the structure, with the `plain` values of
-    the skeleton by number; it is None for a state that cannot be compared with another one.
+    `tensors` are the tensors of the state by name, of `layouts`. Several of them may share one
+    leaf, and `views` are those that are not a whole leaf. `spec` describes the structure, with the
+    `plain` values of the skeleton by number; it is None for a state that cannot be compared with
+    another one.
     """
 
     skeleton: Any = field(repr=False)
     leaves: dict[str, Leaf]
     tensors: dict[str, torch.Tensor] = field(repr=False)
+    layouts: TensorLayouts = field(repr=False)
     views: dict[str, View]
     arrays: dict[str, Leaf]
     spec: TreeSpec | None
@@ -72,7 +75,7 @@ class FlatState:
         mark, values = secrets.token_hex(16), [container[key] for container, key in self.plain]
         for number, (container, key) in enumerate(self.plain):
             container[key] = f"{mark}{number}"
-        parts = re.split(f'"{mark}([0-9]+)"', json_text(self.skeleton))
+        parts = re.split(f'"{mark}([0-9]+)"', quick_json_text(self.skeleton))
         for (container, key), value in zip(self.plain, values, strict=True):
             container[key] = value
         return parts[::2], list(map(int, parts[1::2]))
@@ -92,7 +95,9 @@ def plain_text(value: Any, path: tuple[Any, ...]) -> str | None:
     return None if flattener.tensors or flattener.arrays or flattener.plain else json_text(encoded)
 
 
-Share = Callable[[Mapping[str, torch.Tensor]], tuple[dict[str, Leaf], dict[str, View]]]
+Share = Callable[
+    [Mapping[str, torch.Tensor], TensorLayouts], tuple[dict[str, Leaf], dict[str, View]]
+]
 
 
 def flatten(state: Any, *, rank: int = 0, share: Share = share) -> FlatState:
@@ -105,7 +110,8 @@ def flatten(state: Any, *, rank: int = 0, share: Share = share) -> FlatState:
     """
     flattener = _Flattener(rank)
     skeleton, spec = flattener.encode(state, ())
-    leaves, views = share(flattener.tensors)
+    layouts = TensorLayouts(list(flattener.tensors.values()))
+    leaves, views = share(flattener.tensors, layouts)
     for name, view in views.items():
         flattener.entries[name].update({"$tensor": view.leaf, **view.layout})
     leaves.update(flattener.arrays)
@@ -113,6 +119,7 @@ def flatten(state: Any, *, rank: int = 0, share: Share = share) -> FlatState:
         skeleton=skeleton,
         leaves=leaves,
         tensors=flattener.tensors,
+        layouts=layouts,
         views=views,
         arrays=flattener.arrays,
         spec=spec if flattener.comparable else None,
@@ -192,28 +199,30 @@ class _Flattener:
             items = list(value)
         else:
             parts = [self.encode(item, (*path, i)) for i, item in enumerate(value)]
-            items = [encoded for encoded, _ in parts]
-            children = self._children(parts, lambda at: (items, at, (*path, at)))
+            items, specs = [one for one, _ in parts], [spec for _, spec in parts]
+            children = self._children(specs, lambda at: (items, at, (*path, at)))
             spec = SequenceSpec(kind=kind, children=children) if children else None
         return items if kind is list else {_TAGS[kind]: items}, spec
 
     def _dict(self, value: dict[Any, Any], path: tuple[Any, ...]) -> _Encoded:
         kind, keys = type(value), list(value)
         names = [key if type(key) is str else self._key(key, path) for key in keys]
-        parts = self._tensors_together(value, path) or [
-            self.encode(item, (*path, key)) for key, item in value.items()
-        ]
+        entries: list[Any] = self._tensors_together(value, path)
+        specs: list[TreeSpec | None] = [TENSOR] * len(entries)
+        if not entries:
+            parts = [self.encode(item, (*path, key)) for key, item in value.items()]
+            entries, specs = [one for one, _ in parts], [spec for _, spec in parts]
         encoded: dict[str, Any]
         pairs: list[list[Any]] = []
-        if kind is dict and all(type(key) is str and not key.startswith("$") for key in keys):
-            encoded = {name: one for name, (one, _) in zip(names, parts, strict=True)}
+        if kind is dict and _STRINGS.issuperset(map(type, keys)) and not _any_tag(keys):
+            encoded = dict(zip(names, entries, strict=True))
         else:
-            pairs = [[name, one] for name, (one, _) in zip(names, parts, strict=True)]
+            pairs = list(map(list, zip(names, entries, strict=True)))
             encoded = {"$dict" if kind is dict else "$ordered": pairs}
         attributes = vars(value) if kind is OrderedDict else None
         if attributes:  # the _metadata of Module.state_dict
-            parts.append(self.encode(dict(attributes), (*path, "__dict__")))
-            encoded["attributes"] = parts[-1][0]
+            encoded["attributes"], spec = self.encode(dict(attributes), (*path, "__dict__"))
+            specs.append(spec)
 
         def place(at: int) -> _Place:
             if at == len(keys):
@@ -221,7 +230,7 @@ class _Flattener:
             container, key = (pairs[at], 1) if pairs else (encoded, keys[at])
             return container, key, (*path, keys[at])
 
-        children = self._children(parts, place)
+        children = self._children(specs, place)
         if not children:
             return encoded, None
         self.comparable = self.comparable and comparable_keys(keys)
@@ -230,20 +239,20 @@ class _Flattener:
             kind=kind,
             keys=keys,
             key_kinds=list(map(type, keys)),
-            children=[] if all(child is TENSOR for child in children) else children,
+            children=[] if children.count(TENSOR) == len(children) else children,
             attributes=last,
         )
 
-    def _children(self, parts: list[_Encoded], place: Callable[[int], _Place]) -> list[TreeSpec]:
+    def _children(
+        self, specs: list[TreeSpec | None], place: Callable[[int], _Place]
+    ) -> list[TreeSpec]:
         """Return the specs of the parts of one container; none if no part has a tensor or array.
 
         `place` returns the place of a part by number.
         """
-        if all(spec is None for _, spec in parts):
+        if specs.count(None) == len(specs):
             return []
-        return [
-            self._plain(*place(at)) if spec is None else spec for at, (_, spec) in enumerate(parts)
-        ]
+        return [self._plain(*place(at)) if spec is None else spec for at, spec in enumerate(specs)]
 
     def _plain(self, container: Any, key: Any, path: tuple[Any, ...]) -> PlainSpec:
         self.plain.append((container, key))
@@ -259,7 +268,7 @@ class _Flattener:
             "numbers, None, and tuples of those"
         )
 
-    def _tensors_together(self, value: dict[Any, Any], path: tuple[Any, ...]) -> list[_Encoded]:
+    def _tensors_together(self, value: dict[Any, Any], path: tuple[Any, ...]) -> list[Any]:
         """Encode a dict of many plain tensors like `_tensor` each; an empty list for other dicts.
 
         No call of Python for each tensor: a third of the time of a state of many small ones.
@@ -267,7 +276,11 @@ class _Flattener:
         tensors = value.values()
         if len(value) < _TOGETHER or not all_plain(tensors) or not are_strided(tensors):
             return []
-        if any(any(map(special, tensors)) for special in _SPECIAL):
+        if any(any(map(refused, tensors)) for refused in _REFUSED):
+            return []
+        if any(dtype.is_complex for dtype in set(map(_dtype_of, tensors))):
+            return []  # some may be lazily conjugated
+        if any(map(torch.Tensor.is_neg, tensors)):
             return []
         begin = "".join(f"{part}." for part in path)
         names = [f"{begin}{key}" for key in value]
@@ -277,7 +290,7 @@ class _Flattener:
         entries = [{"$tensor": name} for name in names]
         self.tensors.update(zip(names, tensors, strict=True))
         self.entries.update(zip(names, entries, strict=True))
-        return [(entry, TENSOR) for entry in entries]
+        return entries
 
     def _taken(self, names: set[str]) -> bool:
         return not (self.tensors.keys().isdisjoint(names) and self.arrays.keys().isdisjoint(names))
@@ -329,8 +342,12 @@ def _is_json(value: dict[Any, Any]) -> bool:
     return (
         _JSON.issuperset(map(type, value.values()))
         and _STRINGS.issuperset(map(type, value))
-        and not any(map(_begins_with_tag, value))
+        and not _any_tag(value)
     )
+
+
+def _any_tag(keys: Iterable[str]) -> bool:
+    return "\n$" in "\n" + "\n".join(keys) and any(map(_begins_with_tag, keys))
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
@@ -341,13 +358,10 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 
 
 _TOGETHER = 16
-_SPECIAL = (
-    operator.attrgetter("is_meta"),
-    operator.attrgetter("is_quantized"),
-    torch.Tensor.is_conj,
-    torch.Tensor.is_neg,
-)
-"""Tensors that `_tensor` refuses or resolves."""
+_REFUSED = operator.attrgetter("is_meta"), operator.attrgetter("is_quantized")
+"""Tensors that `_tensor` refuses."""
+
+_dtype_of = operator.attrgetter("dtype")
 
 _RESERVED = {"", "__metadata__"}
 

@@ -7,6 +7,8 @@ later state that equals the first one in all that they depend on (docs/decisions
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ from iobench.errors import StateError
 from iobench.formats.late_image import LateImage, LateLayout, LayoutChangedError
 from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.safetensors_header import header_bytes
-from iobench.formats.tensor_layouts import FileLayout, Located, TensorLayouts, numbers
+from iobench.formats.tensor_layouts import FileLayout, Located, numbers
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import Bytes
 
@@ -66,35 +68,27 @@ class Structure:
         """Raises StateError for a state that the format cannot hold."""
         described = [(name, leaf.dtype, leaf.shape) for name, leaf in flat.leaves.items()]
         try:
-            header, places = header_bytes(described)
+            header, sizes = header_bytes(described)
         except ValueError as error:
             raise StateError(str(error)) from error
-        tensors = list(flat.tensors.values())
         self.names = list(flat.tensors)
-        self.layouts = TensorLayouts(tensors)
-        sizes = [(name, end - begin) for name, (begin, end) in places.items()]
-        self.pieces = Pieces([("", len(header)), *sizes])
+        self.layouts = flat.layouts
+        self.pieces = Pieces([("", len(header)), *sizes.items()])
         self.size_bytes = sum(self.pieces.sizes)
-        self.on_cpu = all(tensor.is_cpu for tensor in tensors)
         self._spec = flat.spec
         self._texts, self._order = flat.template() if flat.spec else ([], [])
         self._parts = _parts(flat)
-        stored = [(name, size) for name, size in sizes if size]
-        self._file = FileLayout(header, [size for _, size in stored])
-        self._find_leaves([name for name, _ in stored])
+        self._file = FileLayout(header, list(filter(None, sizes.values())))
+        self._find_leaves([name for name, size in sizes.items() if size])
         self._find_views(flat)
-        self._late: LateLayout | None = None
-        if self.on_cpu and not self._parts and not self._apart:
-            self._late = LateLayout.of(self._file, self.layouts, self._tensors)
 
     def _find_leaves(self, names: list[str]) -> None:
         """Find the memory of the leaves `names`, which are those in the file, in its order."""
-        number = {name: at for at, name in enumerate(self.names)}
+        number = dict(zip(self.names, itertools.count()))
         # Of arrays it is -1: the number of one more tensor, at address 0.
-        self._tensors = numbers(number.get(name, -1) for name in names)
+        self._tensors = numbers(map(number.get, names, itertools.repeat(-1)))
         self._reaches = np.append(self.layouts.reaches, 0)[self._tensors]
-        odd = [*(not layout.contiguous for layout in self.layouts.each), False]
-        scattered = np.array(odd)[self._tensors]
+        scattered = ~np.append(self.layouts.contiguous, True)[self._tensors]
         self._shifts = np.zeros_like(self._tensors)
         self._shared, self._apart = list[int](), list[tuple[int, int, int]]()
         for at, name in enumerate(names) if self._parts else ():
@@ -124,6 +118,11 @@ class Structure:
             tensors[member].data_ptr() - tensors[base].data_ptr()
             for member, base in zip(members, bases, strict=True)
         )
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all tensors are in host memory."""
+        return self.layouts.on_cpu
 
     @property
     def header(self) -> Bytes:
@@ -175,6 +174,13 @@ class Structure:
         """
         return self._late.image(path, tensors) if self._late is not None else None
 
+    @functools.cached_property
+    def _late(self) -> LateLayout | None:
+        """Made for the second save."""
+        if not self.on_cpu or self._parts or self._apart:
+            return None
+        return LateLayout.of(self._file, self.layouts, self._tensors)
+
     def check_late(self, image: LateImage) -> None:
         """Compare what was not compared yet. Raises LayoutChangedError."""
         if _overlap(image.addresses(), self._reaches):
@@ -211,10 +217,10 @@ def _overlap(begins: Numbers, reaches: Numbers) -> bool:
 
 def _parts(flat: FlatState) -> dict[str, _Part]:
     """Return the leaves that are not one whole tensor, by name."""
+    if not flat.views and not flat.arrays:
+        return {}
     whole = flat.tensors.get
     names = [name for name, leaf in flat.leaves.items() if leaf.source is not whole(name)]
-    if not names:
-        return {}
     tensors = list(flat.tensors.values())
     array = {name: at for at, name in enumerate(flat.arrays)}
     number = {name: at for at, name in enumerate(flat.tensors)}

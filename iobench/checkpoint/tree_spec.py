@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import torch
 
@@ -31,10 +32,23 @@ __all__ = [
     "TreeSpec",
     "comparable_keys",
     "json_text",
+    "quick_json_text",
 ]
 
 json_text = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 """Returns the JSON of an encoded value, without spaces."""
+
+
+def quick_json_text(value: Any) -> str:
+    """Return other JSON of an encoded value than `json_text`, in a tenth of the time.
+
+    Other versions of msgspec may format numbers differently, so texts must not be compared.
+    """
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return json_text(value)
+
 
 _KEYS = {str, int, bool, bytes, type(None)}
 

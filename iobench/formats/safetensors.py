@@ -61,10 +61,10 @@ def _image(
         if on_cpu is not None:
             return on_cpu
         described = [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()]
-        header, places = header_bytes(described, metadata)
+        header, sizes = header_bytes(described, metadata)
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from error
-    return FileImage.of(path, [header, *(tensor_memory(tensors[name]) for name in places)])
+    return FileImage.of(path, [header, *(tensor_memory(tensors[name]) for name in sizes)])
 
 
 def save(

@@ -8,8 +8,10 @@ Format: https://huggingface.co/docs/safetensors; order: safetensors/src/tensor.r
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring as _quoted
 from math import prod
@@ -55,27 +57,26 @@ _PACKED = {"float4_e2m1fn_x2": 2}  # torch counts pairs, the file counts values
 def header_bytes(
     tensors: Sequence[tuple[str, str, tuple[int, ...]]],
     metadata: Mapping[str, str] | None = None,
-) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Return the complete header of a file of `tensors`, and each tensor's data range.
+) -> tuple[bytes, dict[str, int]]:
+    """Return the complete header of a file of `tensors`, and each tensor's size in bytes.
 
     `tensors` are (name, torch dtype name such as "bfloat16", shape) in any order. The header is
-    length, JSON and padding. The ranges are name -> (begin, end) in bytes after the header, in file
-    order. `metadata` becomes `__metadata__`. Empty metadata is left out, because the library writes
+    length, JSON and padding. The sizes are in file order: there are no gaps between the tensors.
+    `metadata` becomes `__metadata__`. Empty metadata is left out, because the library writes
     broken JSON for it. Its keys are sorted; the library's order of several keys is random.
 
     Raises ValueError for a dtype that safetensors lacks, for a name that is not a str, is reserved
     or is given twice, and for metadata other than strings. Such a file could not be loaded.
     """
-    offsets: dict[str, tuple[int, int]] = {}
-    entries = _metadata_entries(metadata)
-    for name, begin, end, entry in _entries(_in_file_order(tensors)):
-        if name in offsets:
-            raise ValueError(f"tensor name {name!r} is given twice")
-        offsets[name] = (begin, end)
-        entries.append(entry)
-    text = f"{{{','.join(entries)}}}".encode()
+    ordered = _in_file_order(tensors)
+    entries, sizes = _entries(ordered)
+    by_name = dict(zip(map(itemgetter(0), ordered), sizes, strict=True))
+    if len(by_name) < len(ordered):
+        name = Counter(map(itemgetter(0), ordered)).most_common(1)[0][0]
+        raise ValueError(f"tensor name {name!r} is given twice")
+    text = f"{{{','.join(_metadata_entries(metadata) + entries)}}}".encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text, offsets
+    return len(text).to_bytes(8, "little") + text, by_name
 
 
 def file_size(
@@ -83,14 +84,12 @@ def file_size(
 ) -> int:
     """Return the bytes of a file of `tensors` in `file_order`, with the header of `header_bytes`.
 
-    Their names differ. The header is not kept: a file may have 100,000 tensors.
+    Their names differ.
     """
-    lengths = [len(entry.encode()) for entry in _metadata_entries(metadata)]
-    entries, text, data = len(lengths), sum(lengths), 0
-    for _, begin, end, entry in _entries(tensors):
-        entries, text, data = entries + 1, text + len(entry.encode()), data + end - begin
-    text += 2 + max(0, entries - 1)  # braces and commas
-    return 8 + text + -text % ALIGNMENT + data
+    entries, sizes = _entries(tensors)
+    lengths = [len(entry.encode()) for entry in _metadata_entries(metadata) + entries]
+    text = sum(lengths) + 2 + max(0, len(lengths) - 1)  # braces and commas
+    return 8 + text + -text % ALIGNMENT + sum(sizes)
 
 
 def file_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:
@@ -133,14 +132,19 @@ def _metadata_entries(metadata: Mapping[str, str] | None) -> list[str]:
 
 def _entries(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]],
-) -> Iterator[tuple[str, int, int, str]]:
-    """Yield name, data range and entry of the header for each tensor, in the given order."""
-    begin = 0
-    for name, dtype, shape in tensors:
-        description, size = _described(dtype, shape)
-        end = begin + size
-        yield name, begin, end, f'{_quoted(name)}:{{{description},"data_offsets":[{begin},{end}]}}'
-        begin = end
+) -> tuple[list[str], list[int]]:
+    """Return the entry of the header and the size in bytes for each tensor, in the given order."""
+    listed = list(tensors)
+    kinds = list(map(itemgetter(1, 2), listed))
+    made = {kind: _described(*kind) for kind in set(kinds)}  # few kinds of many tensors
+    described = list(map(made.__getitem__, kinds))
+    sizes = list(map(itemgetter(1), described))
+    offsets = list(itertools.accumulate(sizes, initial=0))
+    rows = zip(map(itemgetter(0), listed), described, offsets[:-1], offsets[1:], strict=True)
+    return [
+        f'{_quoted(name)}:{{{text},"data_offsets":[{begin},{end}]}}'
+        for name, (text, _), begin, end in rows
+    ], sizes
 
 
 @lru_cache(maxsize=4096)  # a file has thousands of tensors of a dozen shapes

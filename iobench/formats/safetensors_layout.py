@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping
 
@@ -17,7 +18,7 @@ from iobench.formats.tensor_layouts import (
     are_strided,
     numbers,
 )
-from iobench.formats.tensors import dtype_name, tensor_bytes
+from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import FileImage
 
 __all__ = ["image_on_cpu"]
@@ -36,22 +37,20 @@ class _Layout:
         self, names: list[str], tensors: list[torch.Tensor], metadata: dict[str, str]
     ) -> None:
         """Raises ValueError for what safetensors cannot hold."""
-        described = [
-            (name, dtype_name(tensor.dtype), tensor.shape)
-            for name, tensor in zip(names, tensors, strict=True)
-        ]
-        header, places = header_bytes(described, metadata)
-        number = {name: at for at, name in enumerate(names)}
-        stored = [
-            (number[name], end - begin) for name, (begin, end) in places.items() if begin < end
-        ]
         self.names, self.metadata = names, metadata
         self.layouts = TensorLayouts(tensors)
+        described = [
+            (name, layout.dtype_name, layout.shape)
+            for name, layout in zip(names, self.layouts.each, strict=True)
+        ]
+        header, sizes = header_bytes(described, metadata)
+        number = dict(zip(names, itertools.count()))
+        stored = [(number[name], size) for name, size in sizes.items() if size]
         self._order = numbers(at for at, _ in stored)
         self._copied = [
             (at, tensor)
             for at, (tensor, _) in enumerate(stored)
-            if not tensors[tensor].is_contiguous()
+            if not self.layouts.each[tensor].contiguous
         ]
         self._file = FileLayout(header, [size for _, size in stored])
         self._late: LateLayout | None = None

@@ -16,7 +16,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from iobench.formats.many_parts import Numbers, ScatteredImage
-from iobench.formats.tensors import resolved
+from iobench.formats.tensors import dtype_name, resolved
 from iobench.writers.image import Bytes
 
 __all__ = [
@@ -49,49 +49,68 @@ class Located(NamedTuple):
 
 
 class TensorLayout(NamedTuple):
-    """What many tensors have in common. `reach_bytes` is from their first to their last element."""
+    """What many tensors have in common.
+
+    `size_bytes` is that of their elements, `reach_bytes` from the first to the last one.
+    """
 
     dtype: torch.dtype
     shape: torch.Size
     stride: tuple[int, ...]
     device: torch.device
+    dtype_name: str
+    size_bytes: int
     reach_bytes: int
     contiguous: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorLayout:
+        return cls(
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.device,
+            dtype_name(tensor.dtype),
+            tensor.nbytes,
+            reach_bytes(tensor),
+            tensor.is_contiguous(),
+        )
 
 
 class TensorLayouts:
     """What must be equal so that other tensors, in the same order, make a file of the same layout.
 
     `each` has the layout of each tensor, and `reaches` the bytes from its first to its last
-    element. It keeps no tensor alive.
+    element; `contiguous` is true for a tensor that is so. `on_cpu` is whether all are in host
+    memory. It keeps no tensor alive.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take strided tensors without lazy conjugation or negation."""
-        equal: dict[Any, TensorLayout] = {}  # few layouts in many tensors: few objects
-        self.each = list[TensorLayout]()
-        for tensor in tensors:
-            key = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
-            layout = equal.get(key)
-            if layout is None:
-                layout = TensorLayout(*key, reach_bytes(tensor), tensor.is_contiguous())
-                equal[key] = layout
-            self.each.append(layout)
-        self.reaches = numbers(layout.reach_bytes for layout in self.each)
-        self._dtypes = [layout.dtype for layout in self.each]
-        self._shapes = [layout.shape for layout in self.each]
-        self._strides = [layout.stride for layout in self.each]
-        self._devices = [layout.device for layout in self.each]
-        self._on_cpu = all(map(_is_cpu, tensors))
-        self._complex = [at for at, dtype in enumerate(self._dtypes) if dtype.is_complex]
+        # No call of Python for each tensor; few layouts in many tensors, so few objects.
+        dtypes, shapes = map(_dtype_of, tensors), map(_shape_of, tensors)
+        strides, self.on_cpu = map(torch.Tensor.stride, tensors), all(map(_is_cpu, tensors))
+        devices = [_CPU] * len(tensors) if self.on_cpu else map(_device_of, tensors)
+        keys = list(zip(dtypes, shapes, strides, devices, strict=True))
+        examples = dict(zip(keys, tensors, strict=True))
+        layouts = {key: TensorLayout.of(tensor) for key, tensor in examples.items()}
+        self.each = list(map(layouts.__getitem__, keys))
+        self.reaches = numbers(map(attrgetter("reach_bytes"), self.each))
+        self.contiguous = np.fromiter(map(attrgetter("contiguous"), self.each), dtype=np.bool_)
+        self._dtypes = list(map(attrgetter("dtype"), self.each))
+        self._shapes = list(map(attrgetter("shape"), self.each))
+        self._strides = list(map(attrgetter("stride"), self.each))
+        self._devices = [] if self.on_cpu else list(map(attrgetter("device"), self.each))
+        self._complex = _complex_among(self._dtypes)
 
     def in_order(self, order: Numbers) -> TensorLayouts:
         """Return these layouts in another order: the one with the number order[0] first."""
         other, chosen = copy.copy(self), itemgetter(*order.tolist())
-        other.reaches = self.reaches[order]
+        other.reaches, other.contiguous = self.reaches[order], self.contiguous[order]
         for name in ("each", "_dtypes", "_shapes", "_strides", "_devices"):
-            setattr(other, name, list(chosen(getattr(self, name))))
-        other._complex = [at for at, dtype in enumerate(other._dtypes) if dtype.is_complex]
+            listed = getattr(self, name)
+            setattr(other, name, list(chosen(listed)) if listed else [])
+        other._complex = _complex_among(other._dtypes)
         return other
 
     def locate(self, tensors: list[torch.Tensor]) -> Located | None:
@@ -125,7 +144,7 @@ class TensorLayouts:
             return None
 
     def _same_devices(self, tensors: Sequence[torch.Tensor], part: slice) -> bool:
-        if self._on_cpu:
+        if self.on_cpu:
             return all(map(_is_cpu, tensors))
         return list(map(_device_of, tensors)) == self._devices[part]
 
@@ -153,6 +172,14 @@ class TensorLayouts:
         return Located(addresses, storages, owners)
 
 
+def _complex_among(dtypes: Sequence[torch.dtype]) -> list[int]:
+    """Return the numbers of the complex ones."""
+    if not any(dtype.is_complex for dtype in set(dtypes)):
+        return []
+    return [at for at, dtype in enumerate(dtypes) if dtype.is_complex]
+
+
+_CPU = torch.device("cpu")
 _storage, _address = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
 _begin, _nbytes = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes
 _layout_of, _is_nested, _is_cpu = map(attrgetter, ("layout", "is_nested", "is_cpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from iobench.checkpoint.aliases import Leaf, View
 from iobench.checkpoint.per_rank import PerRank
 from iobench.checkpoint.state_tree import Share
 from iobench.errors import StateError
+from iobench.formats.tensor_layouts import TensorLayouts
 
 __all__ = ["localized", "tied"]
 
@@ -71,16 +73,18 @@ def tied(sharded: list[DTensor | None]) -> Share:
     Tensors whose memory only overlaps are saved separately, like in stock DCP.
     """
 
-    def share(tensors: Any) -> tuple[dict[str, Leaf], dict[str, View]]:
+    def share(
+        tensors: Mapping[str, torch.Tensor], layouts: TensorLayouts
+    ) -> tuple[dict[str, Leaf], dict[str, View]]:
         first: dict[Any, str] = {}
         views: dict[str, View] = {}
-        for (name, tensor), whole in zip(tensors.items(), sharded, strict=True):
+        for (name, tensor), layout, whole in zip(
+            tensors.items(), layouts.each, sharded, strict=True
+        ):
             key = (
                 tensor.untyped_storage()._cdata,
                 tensor.storage_offset(),
-                tensor.shape,
-                tensor.stride(),
-                tensor.dtype,
+                layout,
                 None if whole is None else whole._spec,
             )
             leaf = first.setdefault(key, name)

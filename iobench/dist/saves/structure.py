@@ -77,8 +77,8 @@ class RankStructure:
         self.strides = {
             name: tensor.stride() for name, tensor in zip(self.names, tensors, strict=True)
         }
-        self.layouts = TensorLayouts(tensors)
-        self.on_cpu = all(tensor.is_cpu for tensor in tensors)
+        self.layouts = TensorLayouts(tensors) if flat.arrays else flat.layouts
+        self.on_cpu = self.layouts.on_cpu
         self.has_per_rank = bool(flat.per_rank) or '"$per_rank"' in json_text(flat.skeleton)
         self.digest = _hash(json_text(shared_skeleton(flat.skeleton)))
         """Of what must be the same on all ranks: the skeleton without PerRank."""

@@ -229,10 +229,43 @@ class _Subclass(torch.Tensor):
     """Like DTensor: torch accepts it as a Parameter."""
 
 
+def _quantized() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch will remove them
+        return torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8)
+
+
 def _nested() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that they are a prototype
         return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        torch.zeros(3).to_sparse(),
+        torch.zeros(3, device="meta"),
+        _quantized(),
+        _nested(),
+    ],
+    ids=["sparse", "meta", "quantized", "nested"],
+)
+def test_an_unsupported_tensor_among_many_is_named(bad: torch.Tensor) -> None:
+    """Tensors of a large dict are examined together."""
+    state = {f"w{number}": torch.zeros(1) for number in range(50)} | {"bad": bad}
+    with pytest.raises(StateError, match=r"state\['model'\]\['bad'\]"):
+        flatten({"model": state})
+
+
+@pytest.mark.parametrize(
+    "lazy", [torch.ones(3, dtype=torch.complex64).conj() * 1j, torch._neg_view(torch.ones(3))]
+)
+def test_a_lazy_tensor_among_many(expect_same: Callable[..., None], lazy: torch.Tensor) -> None:
+    """Its values are stored, not the memory that it shares."""
+    lazy = lazy.conj() if lazy.is_complex() else lazy
+    state = {f"w{number}": torch.zeros(1) for number in range(50)} | {"lazy": lazy}
+    expect_same(state, _round_trip(state))
 
 
 @pytest.mark.parametrize(

@@ -318,3 +318,12 @@ def test_what_cannot_be_saved_any_more() -> None:
             Serialized.of(bad)
         assert str(caught.value) == str(anew.value)
     _is_same_as_anew(serializer, good)
+
+
+@pytest.mark.parametrize("key", ["\ud800", "\N{GREEK SMALL LETTER ALPHA}", 1e300, 2**70, (2**70,)])
+def test_keys_that_other_json_libraries_lack(expect_same: Callable[..., None], key: Any) -> None:
+    """The JSON around the plain values has every key that a state may have."""
+    serializer = Serializer()
+    for value in (1, 2):
+        state = {"weight": torch.ones(3), key: value}
+        expect_same(state, _restored(serializer.serialize(state)))

@@ -21,15 +21,15 @@ def _library(tensors: dict[str, torch.Tensor]) -> bytes:
     return safetensors.torch.save(tensors, metadata=SAFETENSORS_METADATA)
 
 
-def _ours(tensors: dict[str, torch.Tensor]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+def _ours(tensors: dict[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
     described = [
         (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in tensors.items()
     ]
     made = header_bytes(described, SAFETENSORS_METADATA)
     for metadata in (SAFETENSORS_METADATA, None):  # a size is known without the header
-        header, offsets = header_bytes(described, metadata)
-        size = len(header) + max((end for _, end in offsets.values()), default=0)
+        header, sizes = header_bytes(described, metadata)
+        size = len(header) + sum(sizes.values())
         assert file_size(sorted(described, key=file_order), metadata) == size
     return made
 
@@ -40,9 +40,9 @@ def test_every_dtype_stands_where_the_library_puts_it() -> None:
         f"t{index}": torch.zeros(2, 16, dtype=torch.uint8).view(getattr(torch, dtype))
         for index, dtype in enumerate(DTYPES)
     }
-    header, offsets = _ours(tensors)
+    header, sizes = _ours(tensors)
     assert _library(tensors).startswith(header)
-    assert len(_library(tensors)) == len(header) + max(end for _, end in offsets.values())
+    assert len(_library(tensors)) == len(header) + sum(sizes.values())
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,10 +61,10 @@ def test_any_name_and_shape_gives_the_library_s_header(
 ) -> None:
     """Quotes, control characters and foreign scripts in names are escaped as in the library."""
     tensors = {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in described.items()}
-    header, offsets = _ours(tensors)
+    header, sizes = _ours(tensors)
     image = _library(tensors)
     assert image[: len(header)] == header
-    assert len(image) == len(header) + max((end for _, end in offsets.values()), default=0)
+    assert len(image) == len(header) + sum(sizes.values())
 
 
 @pytest.mark.parametrize("tensors", [[("a", "int4", (1,))], [("__metadata__", "int8", (1,))]])
@@ -74,6 +74,13 @@ def test_what_the_format_cannot_hold_is_refused(
     """A dtype that the format lacks and a reserved name are errors that name the tensor."""
     with pytest.raises(ValueError, match=tensors[0][0]):
         header_bytes(tensors)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+def test_a_name_that_is_given_twice_is_refused(dtype: str) -> None:
+    """Also if the two tensors are not next to each other in the file."""
+    with pytest.raises(ValueError, match="'same' is given twice"):
+        header_bytes([("same", "int8", (1,)), ("other", "int8", (1,)), ("same", dtype, (1,))])
 
 
 def test_shards_have_the_size_and_order_of_real_files(small: Callable[..., Workload]) -> None:
