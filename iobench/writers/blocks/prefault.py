@@ -5,13 +5,13 @@ faulted_meanwhile: before the read begins, during other work.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
 
 from iobench import linux
+from iobench.environment.memory import host_takes_free_memory
 from iobench.units import MIB
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 from iobench.writers.blocks.pages import HUGE_PAGE
@@ -25,7 +25,6 @@ LEAD_BYTES = 64 * MIB
 _STRETCH = 8 * MIB
 _LONG_STRETCH = 64 * MIB
 """While Python works in another thread, which lets this one wait 5 ms after every call."""
-_RETRY = 64 * MIB  # of small pages between two trials of a huge page
 
 
 @contextmanager
@@ -34,9 +33,9 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
 
     A read into memory without pages spends half of its time on making them, in the thread that
     submits. Here another thread makes them ahead of the read, and skips those that the read has
-    reached already. It makes huge pages while they cost less per byte than small ones, which it
-    measures continuously (docs/decisions/0033). No byte changes: memory with pages keeps them.
-    If no pages can be made or no thread can be started, the read makes the pages, or fails.
+    reached already. The pages are huge, unless the host of a virtual machine must find huge pages
+    first (docs/decisions/0065). No byte changes: memory with pages keeps them. If no pages can be
+    made or no thread can be started, the read makes the pages, or fails.
     """
     if stop - start <= LEAD_BYTES:
         yield
@@ -76,7 +75,7 @@ class _Ahead:
     def __init__(self, image: FileImage, start: int, stop: int, *, lead: int, stretch: int) -> None:
         self._image, self._start, self._stop = image, start, stop
         self._lead, self._stretch = lead, stretch
-        self._pages = _Pages()
+        self._huge = not host_takes_free_memory()
         self._advised: list[tuple[int, int]] = []
         self.stopped = False
 
@@ -92,7 +91,8 @@ class _Ahead:
                     due = offset + self._lead
                 else:
                     self._advised.append((address, length))
-                    self._pages.make(address, length)
+                    linux.advise_huge(address, length, huge=self._huge)
+                    linux.populate(address, length)
             except OSError:  # an older kernel, or no memory: the read reports it
                 return
 
@@ -113,43 +113,3 @@ class _Ahead:
             last = (base + end) // HUGE_PAGE * HUGE_PAGE
             for address in range(first, last, self._stretch):
                 yield offset + address - base, address, min(self._stretch, last - address)
-
-
-class _Pages:
-    """Makes pages of the kind, huge or small, that last cost less per byte.
-
-    Huge pages take a fifth of the time of small ones. They take five times as long when the kernel,
-    or the host of a virtual machine, must first find free ones.
-    """
-
-    def __init__(self) -> None:
-        self._small_cost: float | None = None
-        self._huge = False
-        self._small_since = _RETRY  # bytes
-
-    def make(self, address: int, length: int) -> None:
-        """Make the pages of a range. Both arguments are multiples of HUGE_PAGE. Raises OSError."""
-        if self._small_cost is None:
-            address, length = self._make_first(address, length, huge=False)
-        if not self._huge and self._small_since >= _RETRY and length:
-            address, length = self._make_first(address, length, huge=True)
-            self._small_since = 0
-        if length:
-            self._make_all(address, length, huge=self._huge)
-
-    def _make_first(self, address: int, length: int, *, huge: bool) -> tuple[int, int]:
-        """Make the pages of the first HUGE_PAGE bytes; return the rest of the range."""
-        self._make_all(address, HUGE_PAGE, huge=huge)
-        return address + HUGE_PAGE, length - HUGE_PAGE
-
-    def _make_all(self, address: int, length: int, *, huge: bool) -> None:
-        linux.advise_huge(address, length, huge=huge)
-        began = time.perf_counter()
-        linux.populate(address, length)
-        cost = (time.perf_counter() - began) / length
-        if huge:
-            assert self._small_cost is not None
-            self._huge = cost < self._small_cost
-        else:
-            self._small_cost = cost
-            self._small_since += length

@@ -202,81 +202,23 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
         safetensors.load("file", tmp_path, make("buffered"))
 
 
-class Kernel:
-    """A fake kernel where each page size takes a set time; it records the calls."""
+@pytest.mark.parametrize("given_back", [False, True])
+def test_the_size_of_the_pages(given_back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Huge pages, but small ones on a host that takes free memory; later ones may be huge."""
+    advised: list[bool] = []
+    advise = linux.advise_huge
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.huge, self.huge_s, self.small_s = 0.0, False, 1.0, 2.0
-        self.made: list[tuple[bool, int, int]] = []
-        monkeypatch.setattr(linux, "advise_huge", self.advise)
-        monkeypatch.setattr(linux, "populate", self.populate)
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+    def noted(address: int, length: int, *, huge: bool) -> None:
+        advised.append(huge)
+        advise(address, length, huge=huge)
 
-    def advise(self, address: int, length: int, *, huge: bool) -> None:
-        self.huge = huge
-
-    def populate(self, address: int, length: int) -> None:
-        self.now += length / HUGE_PAGE * (self.huge_s if self.huge else self.small_s)
-        self.made.append((self.huge, address, length))
-
-    @property
-    def huge_share(self) -> float:
-        total = sum(length for _, _, length in self.made)
-        return sum(length for huge, _, length in self.made if huge) / total
-
-
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    return Kernel(monkeypatch)
-
-
-def run(policy: prefault._Pages, first: int, last: int) -> None:
-    """Stretches of 4 huge pages, in order."""
-    for number in range(first, last):
-        policy.make(number * 4 * HUGE_PAGE, 4 * HUGE_PAGE)
-
-
-def test_huge_pages_where_they_are_quick(kernel: Kernel) -> None:
-    """All pages are huge except one that measures the cost of small ones."""
-    run(prefault._Pages(), 0, 50)
-    assert kernel.huge_share == pytest.approx(199 / 200)
-    position = 0
-    for _, address, length in kernel.made:
-        assert address == position
-        position += length
-    assert position == 200 * HUGE_PAGE
-
-
-def test_small_pages_where_huge_ones_must_be_found_first(kernel: Kernel) -> None:
-    """One huge page in 64 MiB is tried: a thirty-third of them."""
-    kernel.huge_s = 10.0
-    run(prefault._Pages(), 0, 200)
-    assert 0.02 < kernel.huge_share < 0.035
-
-
-def test_it_changes_the_page_size_and_back(kernel: Kernel) -> None:
-    policy = prefault._Pages()
-    run(policy, 0, 20)
-    kernel.made.clear()
-    kernel.huge_s = 10.0
-    run(policy, 20, 60)
-    assert kernel.huge_share < 0.08
-    kernel.huge_s = 1.0
-    run(policy, 60, 70)
-    kernel.made.clear()
-    run(policy, 70, 80)
-    assert kernel.huge_share == 1.0
-
-
-def test_a_stretch_of_one_huge_page(kernel: Kernel) -> None:
-    policy = prefault._Pages()
-    for number in range(3):
-        policy.make(number * HUGE_PAGE, HUGE_PAGE)
-    assert [(huge, length) for huge, _, length in kernel.made] == [
-        (False, HUGE_PAGE),
-        (True, HUGE_PAGE),
-        (True, HUGE_PAGE),
-    ]
+    monkeypatch.setattr(prefault, "host_takes_free_memory", lambda: given_back)
+    monkeypatch.setattr(linux, "advise_huge", noted)
+    memory = fresh_pages(16 * HUGE_PAGE, huge=False)
+    with faulted_meanwhile(memory):
+        wait_for(memory, 0)
+    assert advised == [not given_back, True]
+    assert not memory.any()
 
 
 def test_has_page() -> None:
