@@ -66,8 +66,14 @@ class _Unflattener:
     def pairs(self, listed: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, Any]]:
         return ((self.decode(key), self.decode(item)) for key, item in listed)
 
+    def many(self, value: dict[str, Any]) -> dict[str, torch.Tensor]:
+        prefix, *keys = value["$tensors"]
+        names = [prefix + key for key in keys]
+        return dict(zip(keys, map(self._tensors.__getitem__, names), strict=True))
+
     def ordered(self, value: dict[str, Any]) -> OrderedDict[Any, Any]:
-        made = OrderedDict(self.pairs(value["$ordered"]))
+        items = value["$ordered"]  # a dict if it is one of many tensors
+        made = OrderedDict(self.decode(items) if type(items) is dict else self.pairs(items))
         vars(made).update(self.decode(value.get("attributes", {})))
         return made
 
@@ -90,6 +96,7 @@ class _Unflattener:
 _name_of = itemgetter("$tensor")
 _DECODERS: dict[str, Callable[[_Unflattener, dict[str, Any]], Any]] = {
     "$tensor": _Unflattener.tensor,
+    "$tensors": _Unflattener.many,
     "$array": _Unflattener.array,
     "$per_rank": _Unflattener.per_rank,
     "$ordered": _Unflattener.ordered,

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import Leaf
-from iobench.checkpoint.state_tree import FlatState, flatten
+from iobench.checkpoint.flat_state import FlatState
+from iobench.checkpoint.state_tree import flatten
 from iobench.checkpoint.structure import Structure
 from iobench.checkpoint.tree_spec import json_text
 from iobench.errors import StateError
@@ -179,7 +180,7 @@ class Serializer:
 
     def _anew(self, state: Any) -> Serialized:
         self._last = None  # also if `state` cannot be saved
-        flat = flatten(state)
+        flat = flatten(state, compact=True)
         structure = Structure(flat)
         tensors = list(flat.tensors.values())
         located = structure.layouts.locate_same(tensors)

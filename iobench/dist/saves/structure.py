@@ -11,7 +11,8 @@ import xxhash
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from iobench.checkpoint.state_tree import FlatState, flatten, plain_text
+from iobench.checkpoint.flat_state import FlatState
+from iobench.checkpoint.state_tree import flatten, plain_text
 from iobench.checkpoint.tree_spec import Collected, json_text
 from iobench.dist.saves.local_tree import localized, tied
 from iobench.dist.saves.stock_values import shared_skeleton

@@ -316,6 +316,12 @@ def test_a_state_that_holds_itself() -> None:
     "skeleton",
     [
         {"$tensor": "unknown"},
+        {"$tensors": []},
+        {"$tensors": 3},
+        {"$tensors": ["", "unknown"]},
+        {"$tensors": ["", 5]},
+        {"$tensors": [[], ["t"]]},
+        {"$ordered": {"$tensors": ["", "unknown"]}},
         {"$array": "t", "dtype": "no dtype", "shape": [1]},
         {"$tensor": "t", "dtype": "float32", "shape": [9], "stride": [1], "offset": 0},
         {"$what": 1},

@@ -327,3 +327,49 @@ def test_keys_that_other_json_libraries_lack(expect_same: Callable[..., None], k
     for value in (1, 2):
         state = {"weight": torch.ones(3), key: value}
         expect_same(state, _restored(serializer.serialize(state)))
+
+
+def _many(kind: type, key: Callable[[int], Any]) -> State:
+    made = kind((key(number), _tensor(number)) for number in range(40))
+    if kind is OrderedDict:
+        made.note = {"version": 1}
+    return made
+
+
+def _tied(state: State) -> State:
+    state["w5"] = state["w3"]
+    state["w7"] = state["w9"][3:5]
+    return state
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+@pytest.mark.parametrize(
+    ("make", "together"),
+    [
+        (lambda kind: _many(kind, lambda number: f"w{number}"), True),
+        (lambda kind: _tied(_many(kind, lambda number: f"w{number}")), False),
+        (lambda kind: _many(kind, lambda number: number), False),
+        (lambda kind: _many(kind, lambda number: f"${number}"), False),
+        (lambda kind: _many(kind, lambda number: "m.w" if number else "m"), False),
+    ],
+    ids=["strings", "tied", "numbers", "tags", "few"],
+)
+def test_dicts_of_many_tensors(
+    expect_same: Callable[..., None], make: Callable[[type], State], kind: type, together: bool
+) -> None:
+    """One entry of the skeleton has them all, unless a tensor or a key needs one of its own."""
+    state = {"model": make(kind), "other": make(dict), "step": 3}
+    serializer = Serializer()
+    for _ in range(2):
+        found = serializer.serialize(state)
+        assert ('"$tensors":["model.","w0","w1"' in found.skeleton) == together
+        expect_same(state, _restored(found))
+
+
+def test_a_name_that_is_taken_is_changed(expect_same: Callable[..., None]) -> None:
+    """`{"a": {"b.c": ...}}` and `{"a.b": {"c": ...}}` have the same paths."""
+    state = {
+        "a": {f"b.{number}": _tensor(number) for number in range(20)},
+        "a.b": {f"{number}": _tensor(-number) for number in range(20)},
+    }
+    expect_same(state, _restored(Serialized.of(state)))
