@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
+from iobench.bench.fio_process import Standby
 from iobench.bench.plan import Plan
 from iobench.bench.ranks.group import RankGroup
 from iobench.bench.targets.base import Scratch
@@ -39,6 +41,8 @@ class CeilingJobs:
     fallocate: bool
     ranks: RankGroup | None = None
     """The ranks on whose nodes each job runs at once; None for this machine alone."""
+    standby: Standby | None = None
+    """Has the next process of fio ready; None for ranks, or to start each when it is needed."""
     remaining: list[fio.FioJob] = field(default_factory=lambda: list(fio.JOBS))
     _rates: dict[Operation, dict[fio.FioJob, list[float]]] = field(
         default_factory=lambda: {"save": {}, "restore": {}}
@@ -52,6 +56,7 @@ class CeilingJobs:
         scratch: Scratch,
         target: str | None,
         ranks: RankGroup | None = None,
+        standby: Standby | None = None,
     ) -> CeilingJobs:
         """Return the jobs of `run` in the directory of `scratch`, which is in `target`.
 
@@ -60,6 +65,7 @@ class CeilingJobs:
         assert scratch.directory is not None
         return cls(
             ranks=ranks,
+            standby=standby,
             run_id=run.run_id,
             target=target,
             directory=scratch.directory,
@@ -102,6 +108,14 @@ class CeilingJobs:
         rates = {one: found for one, found in self._rates[operation].items() if len(found) > 1}
         return job in rates and max(rates[job]) < _BEATEN * max(map(min, rates.values()))
 
+    def _started(
+        self, job: fio.FioJob, operation: Operation
+    ) -> AbstractContextManager[Callable[[], fio.FioSample]]:
+        where, fallocate = (self.directory, self.size_bytes), self.fallocate
+        if self.ranks is not None:
+            return self.ranks.started(job, operation, *where, fallocate=fallocate)
+        return fio.started(job, operation, *where, fallocate=fallocate, standby=self.standby)
+
     def _sample(
         self,
         repetition: int,
@@ -111,10 +125,8 @@ class CeilingJobs:
         ready: Callable[[], None],
     ) -> CeilingSample:
         size, elapsed_s, cpu_s, error = 0, 0.0, None, None
-        where = self.directory, self.size_bytes
         try:
-            started = fio.started if self.ranks is None else self.ranks.started
-            with started(job, operation, *where, fallocate=self.fallocate) as measure:
+            with self._started(job, operation) as measure:
                 ready()
                 measured = measure()
             size, elapsed_s, cpu_s = measured.bytes, measured.elapsed_s, measured.cpu_s

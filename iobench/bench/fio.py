@@ -12,9 +12,10 @@ What fio's clock covers, read in its source (backend.c and filesetup.c of 3.33; 
   is rounded down to whole blocks here, and a sample has the bytes that fio reports.
 - fio writes over an existing file in place, which is cheaper than writing a new one. So a save job
   removes the file first.
-- A start takes 0.2 s: `run_threads` sleeps 0.1 s, and the job's thread fills its buffers. Then,
-  before any clock, it runs the shell command of `exec_prerun`. Ours waits for a line, so that a job
-  can start while the device frees removed files and settles.
+- A start takes 0.2 s: fio measures the processor's clock for 0.07 s, also if it does not use it.
+  Then it reads the job, `run_threads` sleeps 0.1 s, and the job's thread fills its buffers. Before
+  any clock, it runs the shell command of `exec_prerun`. Ours waits for a line, so that a job can
+  start while the device frees removed files and settles; see `Standby` for the first part.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from iobench.bench.fio_process import FioProcess, Standby
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.environment.software import fio_version
 from iobench.errors import CeilingError
@@ -50,11 +50,7 @@ __all__ = [
 
 FILE_NAME = "iobench-ceiling.fio"
 _ALIGNMENT = 4 * KIB  # of sizes and offsets: enough for O_DIRECT on every block device
-_GRACE_S = 10.0  # how long fio may take to stop after SIGTERM, before it is killed
 _RW = {"save": "write", "restore": "read"}
-# The comment sign hides the file to which fio sends the command's output.
-_WAIT = "read go #"
-_GO = "go\n"
 _PRERUN = "Saving output of prerun"  # fio's note about that command
 
 
@@ -79,7 +75,6 @@ class FioJob:
         `thread` keeps the job in fio's own process: forked jobs call setsid and would outlive it.
         """
         options: dict[str, str | int] = {
-            "name": "ceiling",
             "filename": FILE_NAME,
             "rw": _RW[operation],
             "ioengine": self.ioengine,
@@ -91,7 +86,6 @@ class FioJob:
             "numjobs": 1,
             "thread": 1,
             "fallocate": "native" if fallocate else "none",
-            "exec_prerun": _WAIT,
         }
         if operation == "save":
             return options | {"end_fsync": 1}
@@ -154,13 +148,15 @@ def started(
     size_bytes: int,
     *,
     fallocate: bool = True,
+    standby: Standby | None = None,
 ) -> Iterator[Callable[[], FioSample]]:
     """Start one job in `directory` on the file FILE_NAME, up to the begin of its clock.
 
     The yielded function lets it go on and returns what fio measured. A save writes a new file,
     syncs it and leaves it for restores; `cleanup` removes it. A restore reads at most the bytes of
     that file, after evicting it from the page cache. The bytes moved are `size_bytes` rounded down
-    to whole blocks, and are in the sample.
+    to whole blocks, and are in the sample. With a `standby` of this directory, its process is used,
+    and the next one is started; it only waits when the clock begins.
 
     Raises CeilingError with fio's own message if fio is missing, the engine does not work here,
     the disk is full, or fewer bytes were moved. When the block raises, Ctrl-C included, fio is
@@ -176,7 +172,7 @@ def started(
         _make_room(directory, size_bytes)
     options = job.options(operation, size_bytes, fallocate=fallocate)
     try:
-        with _process(options, directory) as end:
+        with _process(options, directory, standby) as end:
             yield lambda: parse_output(job, operation, size_bytes, *end())
     except BaseException:
         if operation == "save":
@@ -229,59 +225,31 @@ def _evict(path: Path) -> int:
 
 @contextmanager
 def _process(
-    options: dict[str, str | int], directory: Path
+    options: dict[str, str | int], directory: Path, standby: Standby | None = None
 ) -> Iterator[Callable[[], tuple[int, str, str]]]:
     """Start fio in `directory`. The yielded function returns (exit status, stdout, stderr).
 
-    The file's name is relative to it, because fio splits names at colons. fio has a new session:
-    the terminal's Ctrl-C does not reach it. When the block raises, fio is stopped and awaited.
+    When the block raises, fio is stopped and awaited.
     """
-    command = ["fio", "--output-format=json", "--eta=never", "--disk_util=0"]
-    # The default is the processor's own counter. fio calibrates it for 0.1 s at every start.
-    command += ["--clocksource=clock_gettime"]
-    command += [f"--{name}={value}" for name, value in options.items()]
     process = None
+
+    def measure() -> tuple[int, str, str]:
+        assert process is not None
+        if standby is not None:
+            standby.wait_until_idle()
+        return process.measure()
+
     try:
         with deferred_interrupts():  # inside Popen an interrupt would lose the child
-            process = _start(command, directory)
-        yield partial(_end, process)
+            process = FioProcess(directory) if standby is None else standby.take()
+        process.give(options)
+        if standby is not None:
+            standby.start_next()
+        yield measure
     except BaseException:
         if process is not None:
-            _stop(process)
+            process.stop()
         raise
-
-
-def _end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    output, errors = process.communicate(_GO)
-    return process.returncode, output, errors
-
-
-def _start(command: list[str], directory: Path) -> subprocess.Popen[str]:
-    try:
-        return subprocess.Popen(
-            command,
-            cwd=directory,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise CeilingError(
-            f"fio cannot be run in {directory}: {error.strerror or error} ({error.filename}); "
-            "if it is missing: apt-get install fio"
-        ) from error
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.communicate(timeout=_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
 
 
 def parse_output(

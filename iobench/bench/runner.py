@@ -16,6 +16,7 @@ from iobench.bench import fio
 from iobench.bench.axes import Variant
 from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.data.subset import text_of
+from iobench.bench.fio_process import Standby
 from iobench.bench.header import header
 from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor, InProcess, ProcessGroup
@@ -86,18 +87,21 @@ class Runner:
             self.progress.step("preparing")
             ranks = None
             if self.launched is not None:
-                scratch = [target.scratch.locate("") for target in targets.values()]
-                ranks = self.launched.group(plan, scratch, warm_ups)
+                places = [target.scratch.locate("") for target in targets.values()]
+                ranks = self.launched.group(plan, places, warm_ups)
             executor = undo.enter_context(ranks or self._executor(warm_ups, directories[0]))
             run = header(plan, executor, None if ranks is None else ranks.members.facts())
             self.results.write(run)
+            ceilings = []
+            for value in plan.ceiling_targets:
+                scratch = targets[value].scratch
+                assert scratch.directory is not None
+                standby = undo.enter_context(Standby(scratch.directory)) if ranks is None else None
+                ceilings.append(CeilingJobs.of(run, plan, scratch, value, ranks, standby))
             trials = _Trials(
                 plan=plan,
                 run_id=run.run_id,
-                ceilings=[
-                    CeilingJobs.of(run, plan, targets[value].scratch, value, ranks)
-                    for value in plan.ceiling_targets
-                ],
+                ceilings=ceilings,
                 executor=executor,
                 targets=targets,
                 progress=self.progress,

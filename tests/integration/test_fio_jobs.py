@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from iobench.bench import fio
 from iobench.bench.fio import FILE_NAME, JOBS, FioJob, cleanup, fio_version, run_job, started
+from iobench.bench.fio_process import FioProcess, Standby
 from iobench.environment import probe_directory
 from iobench.errors import CeilingError
 from iobench.units import MIB
@@ -45,14 +48,15 @@ def test_saved_and_restored_bytes(tmp_path: Path, job: FioJob) -> None:
 def test_a_job_waits_before_its_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """fio starts and makes its file, writes when `measure` is called, and leaves no other file."""
     _skip_without_direct_io(tmp_path)
-    children: list[subprocess.Popen[str]] = []
-    start = fio._start
-    monkeypatch.setattr(fio, "_start", lambda *a: children.append(start(*a)) or children[-1])
+    children: list[FioProcess] = []
+    monkeypatch.setattr(
+        fio, "FioProcess", lambda *a: children.append(FioProcess(*a)) or children[0]
+    )
     job = FioJob(ioengine="psync", block_size=MIB, iodepth=1)
     with started(job, "save", tmp_path, 4 * MIB) as measure:
         threads = Path(f"/proc/{children[0].pid}/task")
         while not any(path.read_text() for path in threads.glob("*/children")):
-            assert children[0].poll() is None, "fio waits for no command"
+            assert not children[0].ended, "fio waits for no command"
         assert (tmp_path / FILE_NAME).read_bytes() == bytes(4 * MIB)
         assert measure().bytes == 4 * MIB
     assert (tmp_path / FILE_NAME).read_bytes().count(0) < MIB
@@ -65,3 +69,52 @@ def test_an_engine_that_fio_lacks(tmp_path: Path) -> None:
     with pytest.raises(CeilingError, match="engine nosuch not loadable"):
         run_job(job, "save", tmp_path, MIB)
     assert list(tmp_path.iterdir()) == []
+
+
+def _idle(process: FioProcess) -> bool:
+    """Whether it waits for its job: it uses no more CPU time."""
+
+    def used() -> str:
+        return Path(f"/proc/{process.pid}/schedstat").read_text().split()[0]
+
+    before = used()
+    time.sleep(0.3)
+    return used() == before
+
+
+def test_the_next_process_is_ready(tmp_path: Path) -> None:
+    """It was started during the present job, does nothing meanwhile, and ends with its standby."""
+    _skip_without_direct_io(tmp_path)
+    job = FioJob(ioengine="psync", block_size=MIB, iodepth=1)
+    with Standby(tmp_path) as standby:
+        with started(job, "save", tmp_path, 4 * MIB, standby=standby) as measure:
+            ready = standby._next
+            assert ready is not None
+            assert measure().bytes == 4 * MIB
+        assert _idle(ready)
+        assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+        with started(job, "restore", tmp_path, 4 * MIB, standby=standby) as measure:
+            assert measure().bytes == 4 * MIB
+        assert ready.ended
+        os.kill(standby._next.pid, signal.SIGKILL)  # as a system without memory does
+        while not standby._next.ended:
+            time.sleep(0.01)
+        with started(job, "restore", tmp_path, 4 * MIB, standby=standby) as measure:
+            assert measure().bytes == 4 * MIB
+        last = standby._next
+    assert last.ended
+
+
+def test_a_forked_child_does_not_hold_the_job(tmp_path: Path) -> None:
+    """fio reads its job up to the end of a pipe, which a forked child would keep open."""
+    process = FioProcess(tmp_path)
+    child = os.fork()
+    if not child:
+        time.sleep(100)
+        os._exit(0)
+    try:
+        process.give({"ioengine": "nosuch"})
+        assert "nosuch" in "".join(process.measure()[1:])
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -29,7 +29,13 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[_Fails], 
 
         @contextmanager
         def started(
-            job: FioJob, operation: Operation, directory: Path, size_bytes: int, *, fallocate: bool
+            job: FioJob,
+            operation: Operation,
+            directory: Path,
+            size_bytes: int,
+            *,
+            fallocate: bool,
+            standby: None,
         ) -> Iterator[Callable[[], FioSample]]:
             assert (directory, fallocate) == (tmp_path, True)
             seen.append("starts")
