@@ -56,7 +56,7 @@ class FioProcess:
                 pass_fds=[reader],
             )
         except OSError as error:
-            os.close(self._job)
+            self._close_job()
             raise CeilingError(
                 f"fio cannot be run in {directory}: {error.strerror or error} ({error.filename}); "
                 "if it is missing: apt-get install fio"
