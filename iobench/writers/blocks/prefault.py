@@ -5,7 +5,7 @@ faulted_meanwhile: before the read begins, during other work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -26,6 +26,8 @@ _STRETCH = 8 * MIB
 _LONG_STRETCH = 64 * MIB
 """While Python works in another thread, which lets this one wait 5 ms after every call."""
 
+_Make = Callable[[Bytes], None]
+
 
 @contextmanager
 def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
@@ -40,7 +42,7 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
     if stop - start <= LEAD_BYTES:
         yield
         return
-    with _running(_Ahead(image, start, stop, lead=LEAD_BYTES, stretch=_STRETCH)):
+    with _running(_Ahead(image, start, stop, _populate, lead=LEAD_BYTES, stretch=_STRETCH)):
         yield
 
 
@@ -49,10 +51,20 @@ def faulted_meanwhile(memory: Bytes) -> Iterator[None]:
     """Make the pages of new memory, from its beginning on, while the body does not touch them.
 
     When the body ends, some of them may be missing. See `faulted_ahead`, which makes the others.
+    The body may map memory: the pages are made by accesses, because the kernel's call for a whole
+    range lets every other change of the process's mappings wait (docs/decisions/0065).
     """
     image = FileImage.of("memory", [memory])
-    with _running(_Ahead(image, 0, len(memory), lead=0, stretch=_LONG_STRETCH)):
+    with _running(_Ahead(image, 0, len(memory), _touch, lead=0, stretch=_LONG_STRETCH)):
         yield
+
+
+def _populate(memory: Bytes) -> None:
+    linux.populate(memory.ctypes.data, len(memory))
+
+
+def _touch(memory: Bytes) -> None:
+    memory[:: linux.PAGE] = 0
 
 
 @contextmanager
@@ -72,8 +84,10 @@ def _running(ahead: _Ahead) -> Iterator[None]:
 class _Ahead:
     """Makes the whole huge pages in the host memory of a range of an image, in file order."""
 
-    def __init__(self, image: FileImage, start: int, stop: int, *, lead: int, stretch: int) -> None:
-        self._image, self._start, self._stop = image, start, stop
+    def __init__(
+        self, image: FileImage, start: int, stop: int, make: _Make, *, lead: int, stretch: int
+    ) -> None:
+        self._image, self._start, self._stop, self._make = image, start, stop, make
         self._lead, self._stretch = lead, stretch
         self._huge = not host_takes_free_memory()
         self._advised: list[tuple[int, int]] = []
@@ -81,18 +95,19 @@ class _Ahead:
 
     def run(self) -> None:
         due = self._start + self._lead
-        for offset, address, length in self._stretches():
+        for offset, memory in self._stretches():
             if self.stopped:
                 return
             if offset < due:
                 continue
+            address, length = memory.ctypes.data, len(memory)
             try:
                 if linux.has_page(address + length - 1):
                     due = offset + self._lead
                 else:
                     self._advised.append((address, length))
                     linux.advise_huge(address, length, huge=self._huge)
-                    linux.populate(address, length)
+                    self._make(memory)
             except OSError:  # an older kernel, or no memory: the read reports it
                 return
 
@@ -101,15 +116,15 @@ class _Ahead:
         for address, length in self._advised:
             linux.advise_huge(address, length, huge=True)
 
-    def _stretches(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (offset in the image, address, length) of whole huge pages, a few at a time."""
+    def _stretches(self) -> Iterator[tuple[int, Bytes]]:
+        """Yield the offset in the image and the memory of whole huge pages, a few at a time."""
         for offset, memory in self._image.parts():
             if not isinstance(memory, np.ndarray) or len(memory) < HUGE_PAGE:  # or on a device
                 continue
             begin = max(self._start - offset, 0)
             end = min(self._stop - offset, len(memory))
             base = memory.ctypes.data
-            first = base + begin + -(base + begin) % HUGE_PAGE
-            last = (base + end) // HUGE_PAGE * HUGE_PAGE
-            for address in range(first, last, self._stretch):
-                yield offset + address - base, address, min(self._stretch, last - address)
+            first = begin + -(base + begin) % HUGE_PAGE
+            last = end - (base + end) % HUGE_PAGE
+            for at in range(first, last, self._stretch):
+                yield offset + at, memory[at : min(at + self._stretch, last)]
