@@ -32,7 +32,7 @@ from unittest import mock
 import record as benchmark
 
 from iobench.bench.judging.comparison import noise_floor
-from iobench.cli.main import app
+from iobench.cli.verbs import app_of
 from iobench.errors import ResultFileError
 from iobench.report.page.kinds import page_of
 from iobench.report.summary import Summary, summarise
@@ -328,7 +328,7 @@ def _output(lines: int, command: Sequence[str]) -> str:
     terminal = _Terminal()
     plain = {"COLUMNS": "80", "LINES": "40", "TERM": "dumb", "NO_COLOR": "1"}
     with chdir(ROOT), mock.patch.dict(os.environ, plain), redirect_stdout(terminal):
-        app(list(command[1:]), standalone_mode=False)
+        app_of()(list(command[1:]), standalone_mode=False)
     shown = terminal.getvalue().splitlines()[:lines]
     return "\n".join(["```text", f"$ {shlex.join(command)}", *shown, "```", ""])
 
@@ -350,7 +350,7 @@ def draw(directory: Path) -> list[Path]:
                 drawn.append(Path(name))
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 with chdir(ROOT):
-                    app([*command[1:], str(directory / name)], standalone_mode=False)
+                    app_of()([*command[1:], str(directory / name)], standalone_mode=False)
     return drawn
 
 

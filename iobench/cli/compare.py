@@ -19,7 +19,7 @@ from iobench.units import parse_percent
 if TYPE_CHECKING:
     from iobench.results import ResultFile
 
-__all__ = ["CompareCommand", "compare"]
+__all__ = ["SETTINGS", "CompareCommand", "compare"]
 
 _SEPARATOR = "--"
 _MARK = "\0"  # no path can contain it
@@ -30,6 +30,9 @@ class CompareCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [_MARK if one == _SEPARATOR else one for one in args])
+
+
+SETTINGS = {"cls": CompareCommand}
 
 
 def compare(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from iobench.writers.base import Writer
 
 
+SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
+
+
 def exec_(
     command: Annotated[
         list[str],

@@ -13,6 +13,7 @@ import typer
 
 from iobench.cli.given import (
     LARGEST_SEED,
+    GroupedCommand,
     QuietOption,
     WorkloadArgument,
     WorkloadOption,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from iobench.bench.plan import Plan
     from iobench.bench.ranks.group import Launched
     from iobench.results import ResultFile
+
+SETTINGS = {"cls": GroupedCommand}
 
 _FILES, _S3 = "buffered,uncached,odirect", "s3"
 _often_option = partial(typer.Option, rich_help_panel="How often, and in which order")

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cli import app
 from support.preloaded import Preloaded
 
 import iobench
 from iobench.bench.targets import directory
 from iobench.bench.targets import local_s3 as local_s3_module
 from iobench.bench.targets.scratch import PREFIX
-from iobench.cli.main import app
 from iobench.errors import IobenchError, TargetError, UsageError
 from iobench.testing import LocalS3
 from iobench.tune import tuning as tuning_module

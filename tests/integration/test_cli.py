@@ -20,12 +20,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.cli import app
 from support.preloaded import Preloaded, run_preloaded
 from typer.main import get_command
 
 from iobench.bench.targets.scratch import PREFIX
 from iobench.cli import s3
-from iobench.cli.main import app
 from iobench.errors import DataMismatchError, RegressionError, UnavailableError, UsageError
 from iobench.results import read
 from iobench.units import GIB, MIB
@@ -153,7 +153,7 @@ def test_an_error_is_one_line_and_a_code(
     def app(**how: object) -> None:
         raise error
 
-    monkeypatch.setattr("iobench.cli.main.app", app)
+    monkeypatch.setattr("iobench.cli.main.app_of", lambda _: app)
     done = iobench_inside("run")
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("iobench: ")

@@ -184,7 +184,7 @@ def _exec() -> Iterator[Names]:
 
 def _launchers() -> Iterator[Names]:
     """Ray, whose workers have torchrun's variables; a run with these is in test_ranks_run.py."""
-    from iobench.cli.main import app
+    from support.cli import app
 
     ran: list[list[str]] = []
 

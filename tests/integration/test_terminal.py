@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cli import app
 from typer.main import get_command
 
 import iobench.environment
 from iobench.bench import planning
 from iobench.bench.targets import directory
 from iobench.cli import main, s3
-from iobench.cli.main import app
 from iobench.errors import UnknownNameError
 from iobench.integrations.redirect import launch
 from iobench.integrations.redirect.call_counts import Count, Function

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
+from support.cli import app
 
 from iobench import peers
-from iobench.cli.main import app
 
 _BLOCKS = re.DOTALL | re.MULTILINE
 _ROOT = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cli import app
 from typer.testing import CliRunner
 
 from iobench import peers
@@ -17,7 +18,6 @@ from iobench.bench.contenders import choose as contenders
 from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.contenders.choose import choose
 from iobench.bench.contenders.peer import PeerContender
-from iobench.cli.main import app
 from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
 from iobench.peers.base import Peer, State
 from iobench.results import Failure

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.cli import app
 from support.one_by_one import OneByOne
 from typer.testing import CliRunner
 
@@ -33,7 +34,6 @@ from iobench.bench.processes import clock
 from iobench.bench.runner import Runner
 from iobench.bench.targets import directory
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
-from iobench.cli.main import app
 from iobench.errors import CeilingError, RegressionError, TransferError
 from iobench.results import (
     CeilingSample,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.cli import app
 from typer.testing import CliRunner
 
 from iobench.bench.judging.comparison import Finding
-from iobench.cli.main import app
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.alike import unlike
 from iobench.report.compare import compare

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.cli import app
 from support.terminal import Terminal, without_styles
 from typer.testing import CliRunner
 
-from iobench.cli.main import app
 from iobench.errors import UsageError
 from iobench.report.plot import write
 from iobench.report.summary import summarise

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+from support.cli import app
 from typer.testing import CliRunner
 
-from iobench.cli.main import app
 from iobench.errors import UsageError
 from iobench.report.series import bars, write
 from iobench.results import ResultFile, Series

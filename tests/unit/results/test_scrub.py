@@ -13,9 +13,9 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cli import app
 from typer.testing import CliRunner
 
-from iobench.cli.main import app
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile, read
 from iobench.results.scrub import Scrubbed, scrub, write_scrubbed

@@ -9,11 +9,11 @@ from pathlib import Path
 import altair as alt
 import pytest
 from support.charts import values
+from support.cli import app
 from typer.testing import CliRunner
 
 from iobench.claims.claims import study
 from iobench.claims.reproduction import judge_records
-from iobench.cli.main import app
 from iobench.errors import UsageError
 from iobench.goodput import goodput
 from iobench.goodput.forecast import Method, forecast
