@@ -95,15 +95,16 @@ class FioProcess:
             self._process.communicate()
 
     def wait_until_idle(self) -> None:
-        """Wait until it uses no CPU: until it waits for its job, or for 1 s at most."""
+        """Wait until it uses neither CPU nor disk, because it waits for its job; 1 s at most."""
         deadline_s = time.monotonic() + _BUSY_S
-        while not self.ended and self._runs() and time.monotonic() < deadline_s:
+        while not self.ended and not self._sleeps() and time.monotonic() < deadline_s:
             time.sleep(0.002)
 
-    def _runs(self) -> bool:
+    def _sleeps(self) -> bool:
+        """Whether it waits for its job. While it starts it runs (R), or reads its libraries (D)."""
         with suppress(OSError):
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
-        return False
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+        return True  # there is nothing to look at
 
     def _close_job(self) -> None:
         job, self._job = self._job, -1

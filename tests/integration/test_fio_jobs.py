@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from iobench.bench import fio
+from iobench.bench import fio, fio_process
 from iobench.bench.fio import FILE_NAME, JOBS, FioJob, cleanup, fio_version, run_job, started
 from iobench.bench.fio_process import FioProcess, Standby
 from iobench.environment import probe_directory
@@ -103,6 +104,21 @@ def test_the_next_process_is_ready(tmp_path: Path) -> None:
             assert measure().bytes == 4 * MIB
         last = standby._next
     assert last.ended
+
+
+def test_a_process_is_awaited_until_it_sleeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that does not run for another reason: it reads its libraries, or was stopped."""
+    monkeypatch.setattr(fio_process, "_BUSY_S", 60.0)
+    process = FioProcess(tmp_path)
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        threading.Timer(0.2, os.kill, (process.pid, signal.SIGCONT)).start()
+        process.wait_until_idle()
+        assert _idle(process)
+    finally:
+        process.stop()
 
 
 def test_a_forked_child_does_not_hold_the_job(tmp_path: Path) -> None:
