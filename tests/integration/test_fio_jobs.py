@@ -121,16 +121,37 @@ def test_a_process_is_awaited_until_it_sleeps(
         process.stop()
 
 
+def test_a_clock_begins_when_the_next_process_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _skip_without_direct_io(tmp_path)
+    calls: list[tuple[str, FioProcess]] = []
+    measure_it = FioProcess.measure
+    monkeypatch.setattr(FioProcess, "wait_until_idle", lambda one: calls.append(("idle", one)))
+    monkeypatch.setattr(
+        FioProcess, "measure", lambda one: calls.append(("clock", one)) or measure_it(one)
+    )
+    job = FioJob(ioengine="psync", block_size=MIB, iodepth=1)
+    with Standby(tmp_path) as standby:
+        first = standby.take()
+        standby._next = first
+        with started(job, "save", tmp_path, 4 * MIB, standby=standby) as measure:
+            assert calls == []
+            measure()
+        assert calls == [("idle", standby._next), ("clock", first)]
+
+
 def test_a_forked_child_does_not_hold_the_job(tmp_path: Path) -> None:
     """fio reads its job up to the end of a pipe, which a forked child would keep open."""
     process = FioProcess(tmp_path)
     child = os.fork()
     if not child:
-        time.sleep(100)
+        time.sleep(30)
         os._exit(0)
     try:
-        process.give({"ioengine": "nosuch"})
-        assert "nosuch" in "".join(process.measure()[1:])
+        process.give({"ioengine": "psync", "rw": "write", "size": MIB, "filename": "written"})
+        assert process.measure()[0] == 0
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "fio waited for the end of the child"
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

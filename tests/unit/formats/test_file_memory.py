@@ -23,7 +23,7 @@ from iobench.formats import file_memory, torch_file
 from iobench.formats import safetensors as our_safetensors
 from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import FileMemory
-from iobench.writers.blocks.pages import HUGE_PAGE
+from iobench.writers.blocks.pages import HUGE_PAGE, in_huge_pages
 from iobench.writers.image import FileImage
 from iobench.writers.local import direct_file
 from iobench.writers.registry import make
@@ -141,6 +141,15 @@ def test_safetensors_data_at_an_odd_place(spaces: int, tmp_path: Path) -> None:
     for key, tensor in _STATE.items():
         assert torch.equal(found[key], tensor)
         assert found[key].data_ptr() % tensor.itemsize == 0
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_pages_are_huge_unless_the_host_takes_free_memory(
+    taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_memory, "host_takes_free_memory", lambda: taken)
+    (segment,) = FileMemory("file", 2 * HUGE_PAGE).image("file").segments
+    assert in_huge_pages(segment.memory) is not taken
 
 
 def test_image_is_one_segment() -> None:
