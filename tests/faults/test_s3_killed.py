@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from support.s3_servers import SERVERS, s3_server
 
 from iobench.checkpoint.staged import MANIFEST
+from iobench.errors import TransferError
 from iobench.testing import LocalS3, killed_saves
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
@@ -31,6 +33,7 @@ _KILLS = {
 _SEEDS = pytest.mark.parametrize("seed", [7, pytest.param(8, marks=pytest.mark.exhaustive)])
 _SIZE = 11 * MIB + 64  # three parts
 _OPTIONS = {"part_size": "5MiB", "threads": 2}
+_COMPLETED_S = 5.0  # how long a store may take to complete an upload
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -58,17 +61,32 @@ class _Seen:
         found = self._objects.keys()
         return {key.removeprefix(f"{self._place.key}/") for key in found}
 
-    def number(self, name: str, size_bytes: int) -> int:
+    def number(self, name: str, size_bytes: int, *, replaced: bool = False) -> int:
         """Return the number of the checkpoint in the complete object. It is requested again while
-        rclone breaks off its answers, as it does during a replacement."""
-        where = {"Bucket": self._place.bucket, "Key": self._place.below(name).key}
-        body = self._writer.client.call(
-            lambda s3: s3.get_object(**where)["Body"].read(), Meter(), doing="reading", where=name
-        )
+        rclone breaks off its answers, as it does during a replacement.
+
+        `replaced`: the store may be completing an upload to this key. rclone removes the old file
+        before it renames the new one, so for a moment it may find no object.
+        """
+        until_s = time.monotonic() + (_COMPLETED_S if replaced else 0)
+        while True:
+            try:
+                body = self._read(name)
+                break
+            except TransferError as error:
+                if error.errno != errno.ENOENT or time.monotonic() >= until_s:
+                    raise
+            time.sleep(0.01)
         found = np.frombuffer(body, dtype=np.uint64)
         assert found.nbytes == size_bytes
         assert (found == found[0]).all(), "a torn object"
         return int(found[0])
+
+    def _read(self, name: str) -> bytes:
+        where = {"Bucket": self._place.bucket, "Key": self._place.below(name).key}
+        return self._writer.client.call(
+            lambda s3: s3.get_object(**where)["Body"].read(), Meter(), doing="reading", where=name
+        )
 
     def abort_uploads(self) -> int:
         """Abort all incomplete uploads. Return their number."""
@@ -93,7 +111,7 @@ def test_objects(server: LocalS3, kills: dict[str, int], how: str, seed: int) ->
             phase = saves.kill(number)
             if phase != "commit":  # the store may still be completing this upload
                 left += seen.abort_uploads()
-            before, held = held, seen.number("model", _SIZE)
+            before, held = held, seen.number("model", _SIZE, replaced=phase == "commit")
             assert before <= held <= number  # a store may finish what it was asked after the kill
             assert phase != "done" or held == number
             met[phase] += 1
