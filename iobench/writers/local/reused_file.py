@@ -6,7 +6,8 @@ time for it: on tmpfs more than the copy of the bytes (docs/decisions/0063).
 The old file keeps its inode. So it must be a file that no process uses: whoever has it open, or has
 mapped it, would find the new bytes in it. A write lease says that (fcntl(2), F_SETLEASE): the
 kernel grants it only while no other descriptor or mapping exists. It knows those of this machine
-alone, so that only local file systems are used.
+alone, so that only local file systems are used. Clients of an NFS server on this machine hold no
+descriptor: docs/checkpointer.md says to leave `reuse_files` off there.
 """
 
 from __future__ import annotations
