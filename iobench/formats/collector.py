@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = ["collector_paused"]
+
+
+_pauses = 0
+"""Bodies under way that have turned the collector off."""
 
 
 @contextmanager
@@ -16,13 +21,25 @@ def collector_paused() -> Iterator[None]:
     CPython collects whenever the number of objects has grown by a quarter, and looks at every
     object of the process: half of the time of a load of 30,000 tensors. The pause is for all
     threads, so the body must end within seconds. A collector that was off stays off, unless
-    another thread turned it off during the body.
+    another thread turned it off during the body. It is on in a child that is forked meanwhile.
     """
+    global _pauses
     if not gc.isenabled():
         yield
         return
     try:
+        _pauses += 1
         gc.disable()
         yield
     finally:
+        _pauses -= 1
         gc.enable()
+
+
+def _resume_in_child() -> None:
+    """Turn the collector on in a forked child, where the thread that would do so is missing."""
+    if _pauses:
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_resume_in_child)

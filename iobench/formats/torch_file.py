@@ -92,8 +92,8 @@ def prepare(
 ) -> tuple[Any, FileImage]:
     """Return the object in the torch file `target/path` without data, and the image that fills it.
 
-    torch unpickles only the object (`torch.serialization.skip_data`). Its storages share one piece
-    of memory in the layout of the file, which direct reads fill without a copy; see `FileMemory`.
+    torch unpickles only the object. Its storages share one piece of memory in the layout of the
+    file, which direct reads fill without a copy; see `FileMemory`.
     With `allocate`, each storage's memory comes from one call of it, in the order of the keys;
     empty storages need none. Without it everything is on the CPU. `writer` opens the file to
     inspect it; without a writer the file must be in a mounted file system.
@@ -157,9 +157,8 @@ def _unpickled(
 
 def _refusal_of_torch(source: Source, weights_only: bool) -> None:
     """Let torch.load raise its own error, which says what to do."""
-    with torch.serialization.skip_data():
-        source.seek(0)
-        torch.load(cast(IO[bytes], source), map_location="cpu", weights_only=weights_only)
+    source.seek(0)
+    torch.load(cast(IO[bytes], source), map_location="meta", weights_only=weights_only)
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """The file of `torch.save(state, path)` as an image, identical to stock, without copied storages.
 
-Stock torch pickles the state, but writes no file: with `torch.serialization.skip_data` it names the
-storages and leaves them out. The image has their own memory and adds their CRC32s. The checksums
-cost little, because they are computed while the file is written (docs/decisions/0034).
+Stock torch pickles the state and names its storages, but is stopped before it writes them. The
+image has their own memory and adds their CRC32s. The checksums cost little, because they are
+computed while the file is written (docs/decisions/0034). No setting of torch is changed meanwhile:
+the state's own methods and signal handlers may call torch.save and torch.load.
 
-Some files have no image, and callers let torch write them: the format before torch 1.6, tensors
-without a storage of their own (quantized, nested), and files of an unknown torch version.
+Some files have no image, and callers let torch write them: the format before torch 1.6, and files
+of an unknown torch version.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import types
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from iobench.formats.torch_settings import crc32_setting
 from iobench.formats.torch_zip_writer import Recorded, SparseText
 from iobench.writers.image import FileImage
 
-__all__ = ["image", "layout", "stream_layout"]
+__all__ = ["image", "is_like_stock", "layout", "stream_layout"]
 
 _NO_STORAGES = frozenset(
     {
@@ -41,6 +42,7 @@ _NO_STORAGES = frozenset(
     }
 )
 _PLAIN = re.compile(r"([\w-]+)\.\w+", re.ASCII)
+_LAST = "byteorder"  # the last record before the storages
 _STREAM = "archive"  # torch's name of the zip folder for a stream and for a non-ASCII path
 
 
@@ -68,16 +70,11 @@ def layout(
 
     The storages' bytes are not read. Returns None for a state without an image (see the module).
     """
-    if not options.get("_use_new_zipfile_serialization", True) or not _is_like_stock():
+    if not options.get("_use_new_zipfile_serialization", True) or not is_like_stock():
         return None
     whole = os.path.join(target, path)
     name = os.path.basename(path) if whole.isascii() else _STREAM
-    try:
-        return _layout(path, name, state, crc, options)
-    except RuntimeError as error:
-        if "skip_data" in str(error):  # torch refuses tensors without storages in this mode
-            return None
-        raise
+    return _layout(path, name, state, crc, options)
 
 
 def stream_layout(tensor: torch.Tensor, *, crc: bool) -> TorchLayout | None:
@@ -85,7 +82,7 @@ def stream_layout(tensor: torch.Tensor, *, crc: bool) -> TorchLayout | None:
 
     The storage's bytes are not read. Returns None for an unknown version of torch.
     """
-    return _layout(_STREAM, _STREAM, tensor, crc, {}) if _is_like_stock() else None
+    return _layout(_STREAM, _STREAM, tensor, crc, {}) if is_like_stock() else None
 
 
 def _layout(path: str, name: str, state: Any, crc: bool, options: Mapping[str, Any]) -> TorchLayout:
@@ -130,20 +127,22 @@ def _ascii(directory: str) -> Iterator[str]:
         os.close(fd)
 
 
+class _Complete(Exception):  # noqa: N818 -- no error
+    """All records before the storages are written."""
+
+
 class _Records:
-    """The zip file that torch writes to: it keeps the small records, and the sizes of storages."""
+    """The zip file that torch writes to: it keeps the records before the storages."""
 
     def __init__(self) -> None:
         self.written: list[Recorded] = []
-        self.sizes: dict[str, int] = {}
 
     def write_record(self, name: str, data: str | bytes, size: int) -> None:
         self.written.append(Recorded(name, data.encode() if isinstance(data, str) else data))
-        if len(self.written[-1].data) != size or self.sizes:
+        if len(self.written[-1].data) != size:
             raise ValueError(f"torch wrote {name} in an unknown way")
-
-    def write_record_metadata(self, name: str, size: int) -> None:
-        self.sizes[name] = size
+        if name == _LAST:
+            raise _Complete
 
 
 def _pickled(
@@ -178,15 +177,16 @@ def _pickled(
 
     module = types.SimpleNamespace(Pickler=Recorder, __name__=pickle_module.__name__)
     made = _Records()
-    with torch.serialization.skip_data():
-        torch.serialization._save(state, made, module, pickle_protocol, _disable_byteorder_record)
-    if made.sizes != {f"data/{n}": s.nbytes() for n, s in enumerate(storages.values())}:
+    with suppress(_Complete):
+        torch.serialization._save(state, made, module, pickle_protocol, False)
+        raise ValueError(f"torch wrote no record {_LAST}")
+    if list(storages) != [str(key) for key in range(len(storages))]:
         raise ValueError("torch numbered the storages in an unknown way")
-    return made.written, list(storages.values())
+    return made.written[: -1 if _disable_byteorder_record else None], list(storages.values())
 
 
 @functools.cache
-def _is_like_stock() -> bool:
+def is_like_stock() -> bool:
     """Return whether the images of two states are identical to the files of this torch version."""
     host = torch.device("cpu")  # the default device may be another
     some, none = torch.arange(9, device=host), torch.zeros(0, device=host)

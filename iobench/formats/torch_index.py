@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
+from torch.serialization import LoadEndianness, get_default_load_endianness
 from torch.storage import TypedStorage
 
 from iobench.errors import DataMismatchError, IobenchError
@@ -21,6 +22,8 @@ from iobench.formats.torch_zip import ZipDirectory
 from iobench.writers.source import Source
 
 __all__ = ["DAMAGE", "TorchIndex", "unpickled"]
+
+_OTHER = LoadEndianness.BIG if sys.byteorder == "little" else LoadEndianness.LITTLE
 
 DAMAGE = (
     *(RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, EOFError),
@@ -67,7 +70,10 @@ class TorchIndex:
         if f"{folder}/constants.pkl" in named:
             raise zipfile.BadZipFile("it is a TorchScript archive")
         order, whole = named.get(f"{folder}/byteorder"), named[f"{folder}/data.pkl"]
-        if order is not None:
+        if order is None:
+            if get_default_load_endianness() is _OTHER:
+                raise zipfile.BadZipFile("it is to be read in another byte order")
+        else:
             (start,) = directory.data_starts(opened, [order])
             opened.seek(start)
             byteorder = opened.read(min(directory.sizes[order], 16))
@@ -157,7 +163,8 @@ def unpickled(
 
     `storage_of(key, size_bytes, location)` returns each storage, once for those that are not empty.
     It replaces only the part of torch that reads storages one by one. torch's own Unpickler decides
-    what `weights_only` admits.
+    what `weights_only` admits. Raises RuntimeError, like torch, for a tensor that exceeds its
+    storage.
     """
     module = torch._weights_only_unpickler if weights_only else pickle_module
     shared: dict[str, TypedStorage] = {}
@@ -172,10 +179,12 @@ def unpickled(
             where = location.decode("ascii") if isinstance(location, bytes) else location
             storage = storage_of(key, numel * dtype.itemsize, where)
             found = TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+            made.append((storage, numel * dtype.itemsize))
             if numel:  # like torch, which does not share empty storages
                 shared[key] = found
         return found
 
+    made: list[tuple[Any, int]] = []
     loads = [load_storage]
 
     class Unpickler(module.Unpickler):  # type: ignore[misc, name-defined]  # known at run time only
@@ -186,6 +195,11 @@ def unpickled(
     options.setdefault("encoding", "utf-8")
     own = types.SimpleNamespace(Unpickler=Unpickler)
     try:
-        return torch.serialization._load(_Reader(pickled), map_location, own, **options)
+        loaded = torch.serialization._load(_Reader(pickled), map_location, own, **options)
     finally:
         loads.clear()  # a class is freed by the garbage collector, and must not keep the storages
+    if any(
+        storage.nbytes() != size for storage, size in made
+    ):  # torch made it larger, without data
+        raise RuntimeError("a tensor exceeds its storage")
+    return loaded

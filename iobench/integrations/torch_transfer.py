@@ -27,6 +27,7 @@ from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.many_parts import PartsImage
 from iobench.formats.tensors import storages_bytes
 from iobench.formats.torch_index import TorchIndex, unpickled
+from iobench.integrations.bypass import bypass
 from iobench.integrations.stock_path import NotPicklable, StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
@@ -60,6 +61,9 @@ def prepare_save(
         raise StockOnly("torch.serialization.skip_data is on")
     if not _use_new_zipfile_serialization:
         raise StockOnly("the file format before torch 1.6")
+    with bypass():
+        if not torch_image.is_like_stock():
+            raise StockOnly("this torch writes different bytes")
     target = StockPath.of(path, writer, stock_renames=False)
     image = torch_image.image(
         target.name,
@@ -71,10 +75,7 @@ def prepare_save(
         _disable_byteorder_record=_disable_byteorder_record,
     )
     if image is None:
-        raise StockOnly(
-            "its storages are on a device other than CUDA, it has tensors whose data torch cannot "
-            "skip, or this torch writes different bytes"
-        )
+        raise StockOnly("its storages are on a device other than CUDA")
     target.check_room(image.size_bytes)
     serialize_s = time.perf_counter() - began
 
@@ -102,8 +103,6 @@ class _Pickler(pickle.Pickler):
         try:
             super().dump(obj)
         except Exception as error:
-            if "skip_data" in str(error):  # torch refuses objects whose data it cannot skip
-                raise
             raise NotPicklable(error) from error
 
 
@@ -179,12 +178,13 @@ def _only_weights(weights_only: bool | None, pickle_module: Any, options: dict[s
 
     Warnings and errors about the arguments are torch's.
     """
-    try:
-        torch.load(
-            io.BytesIO(_refused()), None, pickle_module, weights_only=weights_only, **options
-        )
-    except pickle.UnpicklingError:
-        return True
+    with bypass():
+        try:
+            torch.load(
+                io.BytesIO(_refused()), None, pickle_module, weights_only=weights_only, **options
+            )
+        except pickle.UnpicklingError:
+            return True
     return False
 
 

@@ -350,6 +350,32 @@ def test_arguments_of_the_script_are_its_own(run: Run) -> None:
     assert done.stdout == "['--config', 'x', '--help', '--', '-o'] []\n"
 
 
+def test_saves_inside_a_save(
+    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
+) -> None:
+    """Of an object that is pickled, and of a signal handler: complete, by stock, and counted."""
+    program = (
+        "import io, os, signal, torch\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: torch.save(torch.full((9,), 7.0), 'signal.pt'))\n"
+        "class Nested:\n"
+        "    def __getstate__(self):\n"
+        "        buffer = io.BytesIO()\n"
+        "        torch.save(torch.full((9,), 5.0), buffer)\n"
+        "        os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "        return {'saved': buffer.getvalue()}\n"
+        "torch.save({'a': torch.arange(99), 'nested': Nested()}, 'state.pt')\n"
+        "state = torch.load('state.pt', weights_only=False)\n"
+        "print(torch.load(io.BytesIO(state['nested'].saved)).sum().item(), state['a'].sum().item())"
+    )
+    done = run(sys.executable, "-c", program)
+    assert done.stdout.split() == ["45.0", "4851"], done.stderr
+    assert torch.load(tmp_path / "here/signal.pt").tolist() == [7.0] * 9
+    assert redirected(reported()) == {"torch.save": 1, "torch.load": 1}
+    (reason,) = stock(reported(), "torch.save")
+    assert "while another call was under way" in reason
+    assert stock(reported(), "torch.save")[reason] == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_signals_reach_the_script(number: signal.Signals, tmp_path: Path) -> None:
     """It handles them, and its exit code is passed on."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iobench.errors import UnavailableError
-from iobench.integrations.bypass import bypass, bypassed
+from iobench.integrations.bypass import bypass, bypass_reason, bypassed
 from iobench.integrations.redirect.call_counts import CallCounts, Count
 from iobench.integrations.stock_path import (
     NotPicklable,
@@ -22,6 +22,8 @@ from iobench.writers.stream import Stream
 from iobench.writers.transfer import Transfer
 
 __all__ = ["Redirect", "fallbacks_of"]
+
+_NESTED = "made while another call was under way, for example by a signal handler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +53,11 @@ class Redirect:
             if self._untouched(args, kwargs):
                 return self.stock(*args, **kwargs)
             call = _Call(self, args, kwargs)
+            if reason := bypass_reason():
+                return call.stock(StockOnly(reason))
             refused: Exception | None = None
             try:
-                with bypass():
+                with bypass(_NESTED):
                     write = prepare(*args, **kwargs)
             except NotPicklable as why:  # stock would raise it too, after truncating the old file
                 self.counts.failed(self.name, call.count())
@@ -62,7 +66,7 @@ class Redirect:
                 refused = why
             if refused is None:
                 try:
-                    with bypass():
+                    with bypass(_NESTED):
                         call.redirected(write())
                     return None
                 except UnavailableError as why:
@@ -88,8 +92,10 @@ class Redirect:
             if self._untouched(args, kwargs):
                 return self.stock(*args, **kwargs)
             call = _Call(self, args, kwargs)
+            if reason := bypass_reason():
+                return call.stock(StockOnly(reason))
             try:
-                with bypass():
+                with bypass(_NESTED):
                     found, moved = load(*args, **kwargs)
             except Exception as why:  # noqa: BLE001 -- counted, and stock makes the call
                 refused = why
@@ -102,7 +108,9 @@ class Redirect:
         return loading
 
     def _untouched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return bypassed() or isinstance(self.file_of(args, kwargs), Stream)
+        """Whether iobench itself makes the call."""
+        own = bypassed() and not bypass_reason()
+        return own or isinstance(self.file_of(args, kwargs), Stream)
 
     def file_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the file argument of a call; None if the call has none."""

@@ -225,7 +225,7 @@ def test_what_cannot_be_pickled(tmp_path: Path) -> None:
 
 def test_a_torch_that_writes_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own file is used unchanged."""
-    monkeypatch.setattr(torch_image, "_is_like_stock", lambda: False)
+    monkeypatch.setattr(torch_image, "is_like_stock", lambda: False)
     with files(BufferedWriter()) as background:
         background.save({"n": torch.arange(9)}, tmp_path / "1.pt", crc=False)
     assert torch.load(tmp_path / "1.pt")["n"].tolist() == list(range(9))

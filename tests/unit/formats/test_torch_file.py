@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import functools
 import tempfile
 import threading
 import zipfile
@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.serialization import get_crc32_options, set_crc32_options
+from torch.serialization import LoadEndianness, get_crc32_options, set_crc32_options
 
-from iobench.errors import TransferError
+import iobench.torch
+from iobench.errors import DataMismatchError, TransferError
 from iobench.formats import torch_file, torch_image
 from iobench.formats.tensors import tensor_bytes
 
@@ -97,7 +98,7 @@ def test_save_writes_the_stock_file(crc: bool, writer, state, same, tmp_path: Pa
 
 def test_an_unknown_torch_is_streamed(writer, state, same, tmp_path: Path, monkeypatch) -> None:
     """If the file cannot be composed like torch does it, torch writes it to our stream."""
-    monkeypatch.setattr(torch_image, "_is_like_stock", lambda: False)
+    monkeypatch.setattr(torch_image, "is_like_stock", lambda: False)
     transfer = torch_file.save(state, "model.pt", tmp_path, writer)
     assert transfer.bytes == (tmp_path / "model.pt").stat().st_size
     _assert_same(torch.load(tmp_path / "model.pt"), state, same)
@@ -116,7 +117,7 @@ def test_names_beyond_ascii(
     state = {"a": torch.arange(100), "b": torch.zeros(5)}
     torch.save(state, stock / name)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / temporary))
-    torch_image._is_like_stock.cache_clear()
+    torch_image.is_like_stock.cache_clear()
     torch_file.save(state, name, ours, buffered)
     assert (ours / name).read_bytes() == (stock / name).read_bytes()
     assert not list((tmp_path / temporary).iterdir())
@@ -131,15 +132,12 @@ def test_names_beyond_ascii(
     ],
     ids=["quantized", "nested"],
 )
-def test_tensors_without_storages_are_streamed(
-    make: Callable[[], torch.Tensor], buffered, tmp_path: Path
-) -> None:
-    """torch cannot leave out their data, so it writes the file to our stream."""
+def test_tensors_of_other_kinds(make: Callable[[], torch.Tensor], buffered, tmp_path: Path) -> None:
+    """Quantized and nested tensors have storages too."""
     tensor = make()
-    torch_file.save({"a": tensor}, "model.pt", tmp_path, buffered)
-    buffer = io.BytesIO()
-    torch.save({"a": tensor}, buffer)
-    assert (tmp_path / "model.pt").read_bytes() == buffer.getvalue()
+    torch_file.save({"a": tensor}, "model.pt", tmp_path / "ours", buffered)
+    torch.save({"a": tensor}, tmp_path / "model.pt")
+    assert (tmp_path / "ours/model.pt").read_bytes() == (tmp_path / "model.pt").read_bytes()
     found = torch.load(tmp_path / "model.pt", weights_only=False)["a"]
     assert repr(found) == repr(tensor)
 
@@ -336,3 +334,34 @@ def test_load_does_not_wait_for_a_save(buffered, tmp_path: Path) -> None:
     thread.join(60)
     other.join(60)
     assert finished
+
+
+def test_a_tensor_beyond_its_storage(buffered, tmp_path: Path) -> None:
+    """torch would make the storage larger and return whatever the memory holds."""
+    tensor = torch.arange(1000.0)
+    tensor.untyped_storage().resize_(0)
+    torch.save({"a": tensor, "b": torch.ones(3)}, tmp_path / "a.pt")
+    for load in (torch.load, functools.partial(iobench.torch.load, writer=buffered)):
+        with pytest.raises(RuntimeError, match="storage"):
+            load(tmp_path / "a.pt")
+    with pytest.raises(DataMismatchError, match="exceeds its storage"):
+        torch_file.load("a.pt", tmp_path, buffered)
+
+
+def test_the_byte_order_that_is_set(buffered, tmp_path: Path) -> None:
+    """It decides for files without a record of it, as torch 2.0 made; stock swaps the bytes."""
+    torch.save(torch.arange(9), tmp_path / "new.pt")
+    with zipfile.ZipFile(tmp_path / "new.pt") as new, zipfile.ZipFile(tmp_path / "a.pt", "w") as a:
+        for name in new.namelist():
+            if not name.endswith("/byteorder"):
+                a.writestr(name, new.read(name))
+    assert torch_file.load("a.pt", tmp_path, buffered)[0].tolist() == [*range(9)]
+    torch.serialization.set_default_load_endianness(LoadEndianness.BIG)
+    try:
+        swapped = torch.load(tmp_path / "a.pt")
+        assert swapped.tolist() == [number << 56 for number in range(9)]
+        assert iobench.torch.load(tmp_path / "a.pt", writer=buffered).equal(swapped)
+        with pytest.raises(DataMismatchError, match="byte order"):
+            torch_file.load("a.pt", tmp_path, buffered)
+    finally:
+        torch.serialization.set_default_load_endianness(None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import sys
 from collections import OrderedDict
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,26 +138,82 @@ def test_storages_elsewhere_have_no_image(monkeypatch: pytest.MonkeyPatch) -> No
     ("where", "name", "other"),
     [
         (torch_layout, "hash_combine", lambda seed, _: seed),
-        (torch_image._Records, "write_record_metadata", lambda *_: None),
         (torch_image._Records, "write_record", lambda *_: None),
+        (torch_image, "_LAST", ".format_version"),
+        (torch_image, "_LAST", "none"),
     ],
-    ids=["checksum", "sizes of storages", "records"],
+    ids=["checksum", "records", "a record too early", "a record that is missing"],
 )
 def test_a_torch_that_writes_otherwise(
     where: Any, name: str, other: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A result that differs from stock is detected before anything is saved."""
-    torch_image._is_like_stock.cache_clear()
+    torch_image.is_like_stock.cache_clear()
     monkeypatch.setattr(where, name, other)
     try:
         assert torch_image.image("m.pt", {"a": 1}) is None
     finally:
-        torch_image._is_like_stock.cache_clear()
+        torch_image.is_like_stock.cache_clear()
 
 
-def test_storages_without_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch must report each storage to the file, in the order of their keys."""
+def test_storages_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch must number the storages in the order in which it finds them."""
+
+    def numbered_from_1(state: Any, file: Any, module: Any, protocol: int, _: bool) -> None:
+        class Pickler(module.Pickler):
+            def persistent_id(self, value: Any) -> Any:
+                return ("storage", None, "1", "cpu", 3) if torch.is_storage(value) else None
+
+        Pickler(io.BytesIO(), protocol=protocol).dump(state)
+        file.write_record("byteorder", "little", 6)
+
     assert torch_image.image("m.pt", {"a": torch.ones(3)}) is not None
-    monkeypatch.setattr(torch_image._Records, "write_record_metadata", lambda *_: None)
+    monkeypatch.setattr(torch.serialization, "_save", numbered_from_1)
     with pytest.raises(ValueError, match="numbered the storages"):
         torch_image.image("m.pt", {"a": torch.ones(3)})
+
+
+class _Nested:
+    """An object that saves and loads a tensor itself while it is pickled."""
+
+    def __getstate__(self) -> dict[str, bytes]:
+        buffer = io.BytesIO()
+        torch.save(torch.full((9,), 7.0), buffer)
+        buffer.seek(0)
+        assert torch.load(buffer).tolist() == [7.0] * 9
+        return {"saved": buffer.getvalue()}
+
+
+def test_an_object_that_calls_torch_while_it_is_pickled(tmp_path: Path) -> None:
+    """Its own saves and loads have all their data."""
+    state = {"a": torch.arange(100), "nested": _Nested()}
+    assert _made("n.pt", state) == _stock(tmp_path / "n.pt", state)
+
+
+def test_a_signal_handler_that_saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At any line of torch's code an interrupted save leaves the handler's save complete."""
+    state, emergency = {"a": torch.arange(100), "b": torch.ones(9)}, torch.full((9,), 7.0)
+    torch.save(emergency, tmp_path / "emergency.pt")
+    expected = (tmp_path / "emergency.pt").read_bytes()
+    save, lines = torch.serialization._save, set[int]()
+
+    def interrupted(frame: FrameType, event: str, _: Any) -> Any:
+        """Save as a handler would, once before each line of `_save` and of what it defines."""
+        if frame.f_code.co_filename != save.__code__.co_filename:
+            return None
+        if event == "line" and frame.f_lineno not in lines:
+            lines.add(frame.f_lineno)
+            torch.save(emergency, tmp_path / "emergency.pt")
+            (tmp_path / "emergency.pt").rename(tmp_path / f"{frame.f_lineno}.pt")
+        return interrupted
+
+    before = sys.gettrace()
+    sys.settrace(interrupted)
+    try:
+        made = _made("s.pt", state)
+    finally:
+        sys.settrace(before)
+    assert made == _stock(tmp_path / "s.pt", state)
+    assert len(lines) > 30
+    for line in lines:
+        assert (tmp_path / f"{line}.pt").read_bytes() == expected, line
