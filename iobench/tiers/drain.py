@@ -246,8 +246,7 @@ class Drain(DrainWaits):
         except LocalDamageError as error:
             self._local_failed(entry, error)
         except Exception:
-            found = self.queue.get(entry.step)
-            if found is not None and found.serial == entry.serial:
+            if self.queue.has(entry):
                 raise
             self._untidy = True  # removed or saved anew meanwhile
         self._succeeded()
@@ -265,12 +264,14 @@ class Drain(DrainWaits):
         elif (sent := self._step.send(entry, again=self._failed_in_a_row > 0)) is not None:
             paused_s = self._pace.yielded_s - yielded_s
             self._copied(entry, sent, time.monotonic() - began_s - paused_s)
+        else:
+            self._untidy = True  # removed or saved anew meanwhile
 
     def _local_failed(self, entry: Queued, error: LocalDamageError) -> None:
         """Settle a checkpoint whose local files are removed or damaged."""
         self._untidy = True
         if not self._local.locate(entry.step).exists():
-            self.queue.forget(entry.step)
+            self.queue.lost(entry)
         elif self.queue.move(entry, "failed"):
             self._note("failed", entry, why=str(error))
             self._tell(f"step {entry.step} is not copied to {self.remote}: {error}")

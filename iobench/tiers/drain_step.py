@@ -38,17 +38,21 @@ class DrainStep:
         if found is None:
             return None
         manifest, text = found
-        sent = 0
+        place, sent = None, 0
         if not (again and self.remote.has(manifest)):
             place = self.remote.place(entry.step)
             sent = self.copier.send(
                 entry.step, entry.serial, place, manifest.files, manifest.pinned
             )
-            self.remote.copy(place, entry.serial, self.copier.pace).publish(text)
-        self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
-        if not self.queue.move(entry, "durable"):
-            self.remote.remove(entry.step)
-            return None
+        with self.remote.alone():  # no direct save of this step is written or begins meanwhile
+            if not self.queue.has(entry):
+                return None
+            if place is not None:
+                self.remote.copy(place, entry.serial, self.copier.pace).publish(text)
+            self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
+            if not self.queue.move(entry, "durable"):
+                self.remote.remove(entry.step)
+                return None
         return sent
 
     def verify(self, entry: Queued) -> bool:
@@ -75,7 +79,10 @@ class DrainStep:
             where = remote.store.locate(entry.step)
             self.copier.read_back(where, manifest.remote_files)
         except DataMismatchError as error:
-            remote.remove(entry.step)
+            with remote.alone():
+                if not self.queue.has(entry):  # it was a later save of this step
+                    return False
+                remote.remove(entry.step)
             self._check_local(entry, manifest, error)
             self.queue.move(entry, "waiting")
             raise

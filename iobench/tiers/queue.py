@@ -60,19 +60,30 @@ class DrainQueue:
     def move(self, entry: Queued, state: CopyState) -> bool:
         """Set the state of `entry`. False if its step was saved anew or removed since."""
         with self.changed:
-            found = self._entries.get(entry.step)
-            if found is None or found.serial != entry.serial:
+            if not self.has(entry):
                 return False
+            found = self._entries[entry.step]
             at_s = time.time() if state == "durable" else found.durable_at_s
             self._entries[entry.step] = replace(found, state=state, durable_at_s=at_s)
             self.changed.notify_all()
             return True
+
+    def has(self, entry: Queued) -> bool:
+        """Return whether the step of `entry` was neither saved anew nor removed since."""
+        found = self.get(entry.step)
+        return found is not None and found.serial == entry.serial
 
     def forget(self, step: int) -> None:
         """Remove the entry of a step."""
         with self.changed:
             self._entries.pop(step, None)
             self.changed.notify_all()
+
+    def lost(self, entry: Queued) -> None:
+        """Remove `entry`, unless its step was saved anew."""
+        with self.changed:
+            if self.has(entry):
+                self.forget(entry.step)
 
     def get(self, step: int) -> Queued | None:
         """Return the entry of a step."""

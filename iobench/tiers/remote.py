@@ -272,6 +272,12 @@ class RemoteTier:
         with self._lock, leaving_failed():
             yield self.direct_writer
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let direct saves wait in the body, which publishes a copy; one that is written ends."""
+        with self._lock:
+            yield
+
     def published(self, manifest: Manifest, waiting: Collection[int]) -> None:
         """Record a new checkpoint, then remove what retention drops and what it replaced."""
         with self._lock:

@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from iobench.checkpoint.staged import MANIFEST
 from iobench.errors import OptionError, TransferError
 from iobench.testing import LocalS3
 from iobench.tiers.directory_copy import DirectoryCopy
+from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.journal import JOURNAL
 from iobench.tiers.observed import LOCAL, REMOTE
 from iobench.units import MIB
@@ -107,6 +109,71 @@ def test_to_the_faster_tier(local: Path, remote: Path, iobench_inside: Command) 
     manifest = json.loads((local / "step-3" / "manifest.json").read_text())
     assert manifest["writer"]["placement"].startswith("local takes")
     assert load_checkpoint(local)["step"] == 3
+
+
+@pytest.mark.parametrize("removed_files", [False, True])
+def test_a_copy_that_ends_after_a_new_save(
+    removed_files: bool, local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is removed while it is copied, and saved anew directly: that save stays."""
+    sent, go_on, original = threading.Event(), threading.Event(), FileCopier.send
+
+    def send(self: FileCopier, step: int, *args: Any) -> int:
+        if sent.is_set():
+            return original(self, step, *args)
+        size = 0 if removed_files else original(self, step, *args)
+        sent.set()
+        assert go_on.wait(60)
+        return original(self, step, *args) if removed_files else size
+
+    monkeypatch.setattr(FileCopier, "send", send)
+    with Checkpointer(local, tiers=[Remote(remote)], placement=_options()) as ckpt:
+        _open(ckpt)
+        ckpt.save(state(1, _SMALL), 2)
+        assert sent.wait(60)
+        ckpt.remove(2)
+        _measured(ckpt, REMOTE)
+        second = ckpt.save(state(7, _SMALL), 2)
+        assert second.copies == [Copy(tier=str(remote), state="durable")]
+        go_on.set()
+        _measured(ckpt, LOCAL)
+        _measured(ckpt, LOCAL)
+        ckpt.save(state(3, _SMALL), 3)
+        until(lambda: settled(ckpt))
+        assert ckpt.steps() == [2, 3]
+        assert second.copies == [Copy(tier=str(remote), state="durable")]
+        assert ckpt.load(2)["step"] == 7
+    assert _names(remote) == {"step-2", "step-3"}
+    assert load_checkpoint(remote, 2)["step"] == 7
+
+
+def test_a_read_back_that_meets_a_new_save(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are others than those of the copy: it stays, because it is not that copy."""
+    began, go_on, original = threading.Event(), threading.Event(), FileCopier.read_back
+
+    def read_back(self: FileCopier, *args: Any) -> None:
+        if not began.is_set():
+            began.set()
+            assert go_on.wait(60)
+        original(self, *args)
+
+    monkeypatch.setattr(FileCopier, "read_back", read_back)
+    with Checkpointer(local, tiers=[Remote(remote)], placement=_options()) as ckpt:
+        _open(ckpt)
+        ckpt.save(state(1, _SMALL), 2)
+        assert began.wait(60)
+        ckpt.remove(2)
+        _measured(ckpt, REMOTE)
+        ckpt.save(state(7, _SMALL), 2)
+        go_on.set()
+        _measured(ckpt, LOCAL)
+        _measured(ckpt, LOCAL)
+        ckpt.save(state(3, _SMALL), 3)
+        until(lambda: settled(ckpt))
+        assert ckpt.steps() == [2, 3]
+    assert load_checkpoint(remote, 2)["step"] == 7
 
 
 def test_a_dead_remote_tier_is_left_at_once(
