@@ -44,6 +44,8 @@ class TuningRecord:
     machine: Mapping[str, Any]
     storage: Mapping[str, Any]
     fingerprint: str
+    files_sha256: str = ""
+    """Of the workload's files, see `files_digest`; "" in older journals."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -21,6 +22,7 @@ from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError
 from iobench.goodput.job import TrainingJob
 from iobench.results import utc_now
+from iobench.results.codec import from_plain
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord
@@ -35,8 +37,9 @@ from iobench.tune.trial_runner import TrialRunner, warm_up_bytes
 from iobench.tune.tuner import Tuner
 from iobench.units import GIB, format_size
 from iobench.workloads import Workload
+from iobench.workloads.specs import FileSpec
 
-__all__ = ["Tuning", "TuningRequest", "run_tuning"]
+__all__ = ["Tuning", "TuningRequest", "files_digest", "run_tuning"]
 
 _LARGEST = GIB  # of one trial, unless the user asks for more
 _CONFIRMED = 24  # trials of that size: four settings, six times
@@ -131,15 +134,30 @@ class Tuning:
 
     @classmethod
     def resumed(cls, header: TuningRecord) -> Tuning:
-        """Return the tuning of `header`. Raises UsageError on another machine or storage."""
-        if header.asked.get("own_server"):
+        """Return the tuning of `header`.
+
+        Raises UsageError on another machine or storage, and when the workload's files are others
+        now; ResultFileError for a header that no autotune has written.
+        """
+        try:
+            asked = from_plain(TuningRequest, header.asked)
+            if asked.job is not None:
+                from_plain(TrainingJob, asked.job)
+        except ValueError as error:
+            raise ResultFileError(f"the first line of this journal: {error}") from error
+        if asked.own_server:
             raise UsageError("this journal is of --s3-local, whose server is gone; start anew")
-        tuning = cls.of(TuningRequest(**header.asked))
-        here = tuning.header().fingerprint
-        if here != header.fingerprint:
+        tuning = cls.of(asked)
+        here = tuning.header()
+        if here.fingerprint != header.fingerprint:
             raise UsageError(
                 f"this journal was begun on another machine or storage ({header.fingerprint} and "
-                f"not {here}): its samples do not go together with new ones; start anew"
+                f"not {here.fingerprint}): its samples do not go together with new ones; start anew"
+            )
+        if header.files_sha256 not in ("", here.files_sha256):
+            raise UsageError(
+                f"the files of workload {asked.workload} are others than when this journal was "
+                "begun: its samples do not go together with new ones; start anew"
             )
         return tuning
 
@@ -166,6 +184,7 @@ class Tuning:
             machine=machine,
             storage=storage,
             fingerprint=fingerprint(machine, storage),
+            files_sha256=files_digest(self.workload.files(self.asked.rank)),
         )
 
     def sizes(self) -> TuningSizes:
@@ -216,6 +235,14 @@ class Tuning:
         except UsageError:
             return False
         return True
+
+
+def files_digest(files: Iterable[FileSpec]) -> str:
+    """Return the SHA-256 of paths, formats, tensors and sizes of `files`, in their order."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(repr(file).encode())
+    return digest.hexdigest()
 
 
 def _largest(objective: Objective, target: Target, size_bytes: int | None, max_bytes: int) -> int:

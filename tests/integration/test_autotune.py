@@ -477,3 +477,41 @@ def test_a_journal_of_another_machine(
     fingerprint = read_journal(journal)[0].fingerprint
     journal.write_text(journal.read_text().replace(fingerprint, "0" * 12))
     refused(2, "another machine or storage", "--resume", journal)
+
+
+def test_a_journal_of_another_workload(
+    refused: Callable[..., None], tmp_path: Path, target: Path
+) -> None:
+    """The file of the workload was changed meanwhile; an old journal does not say what it was."""
+    journal, workload = tmp_path / "refused.jsonl", tmp_path / "own.yaml"
+    tiny = Path(__file__).with_name("tiny.yaml").read_text()
+    workload.write_text(tiny)
+    short = ("--max-time", "10ms", "--size", "4MiB")
+    refused(2, "--max-time is too small", "-w", str(workload), *short)
+    refused(2, "--max-time is too small", "--resume", journal)
+    workload.write_text(tiny.replace("layers: 2", "layers: 3"))
+    assert workload.read_text() != tiny
+    refused(2, "files of workload", "--resume", journal)
+    digest = read_journal(journal)[0].files_sha256
+    journal.write_text(journal.read_text().replace(digest, ""))
+    refused(2, "--max-time is too small", "--resume", journal)
+
+
+@pytest.mark.parametrize(
+    ("written", "edited", "words"),
+    [
+        ('"max_s": 0.01', '"max_s": "soon"', "max_s"),
+        ('"workload": "', '"work": "', "workload"),
+        ('"job": null', '"job": {"step": 1}', "first line"),
+    ],
+)
+def test_a_journal_that_was_edited(
+    written: str, edited: str, words: str, refused: Callable[..., None], tmp_path: Path
+) -> None:
+    """One line says what is wrong."""
+    journal = tmp_path / "refused.jsonl"
+    refused(2, "--max-time is too small", "--max-time", "10ms", "--size", "4MiB")
+    text = journal.read_text()
+    assert written in text
+    journal.write_text(text.replace(written, edited))
+    refused(1, words, "--resume", journal)
