@@ -86,7 +86,10 @@ class Trial:
         """
         contender = self.variant.contender
         with settled or nullcontext():
-            self._ask(partial(Job.prepare, shape=self.shape, sliced=self._sliced))
+            checkpoint = self.repetition, self.order
+            self._ask(
+                partial(Job.prepare, shape=self.shape, checkpoint=checkpoint, sliced=self._sliced)
+            )
         clock = self._clock()
         if not contender.stores:
             done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)), clock)

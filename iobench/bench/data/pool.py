@@ -10,7 +10,7 @@ find them there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -52,25 +52,28 @@ class RandomPool:
         self._keys = np.random.default_rng(self._seeds.spawn(1)[0])
         self.intact = False
 
-    def renew(self) -> None:
+    def renew(self, together: Sequence[int] = ()) -> None:
         """Give the pool bytes that no earlier checkpoint had.
 
         Random bytes XOR a new random key are as random as before. That takes a seventh of the CPU
-        time that new ones take, and is done if the bytes are intact.
+        time that new ones take, and is done if the bytes are intact. With `together`, the bytes
+        follow from the seed and these numbers alone: every process that gives them has the same.
         """
-        if self.intact:
+        if together:
+            self.refill(seeds=np.random.SeedSequence(self._seeds.entropy, spawn_key=(0, *together)))
+        elif self.intact:
             self.scrub()
         else:
             self.refill()
-            self.intact = True
+        self.intact = True
 
-    def refill(self, threads: int = 2) -> None:
-        """Fill the pool with new random bytes; each call uses new random streams.
+    def refill(self, threads: int = 2, seeds: np.random.SeedSequence | None = None) -> None:
+        """Fill the pool with new random bytes; each call without `seeds` uses new random streams.
 
         numpy releases the GIL while it generates and while it copies, so the threads run in
         parallel. A chunk is small: the temporary array of each thread is not a second pool.
         """
-        streams = self._seeds.spawn(threads)
+        streams = (seeds or self._seeds).spawn(threads)
         share = -(-self.size_bytes // threads // _CHUNK) * _CHUNK
 
         def fill(parts: Blocks, _: Meter) -> None:

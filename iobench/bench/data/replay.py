@@ -117,9 +117,13 @@ class Replay:
         size, numbers = self._placement.size, self.wanted.numbers
         return array("q", (sum(map(size, numbers(file))) for file in range(len(self.files))))
 
-    def prepare(self) -> None:
-        """Make the next checkpoint's bytes, and keep the digest of each tensor."""
-        self._pool.renew()
+    def prepare(self, together: Sequence[int] = ()) -> None:
+        """Make the next checkpoint's bytes, and keep the digest of each tensor.
+
+        Several processes that save the same bytes have one seed, and give `together`: the numbers
+        of the checkpoint. No two checkpoints have the same.
+        """
+        self._pool.renew(together)
         with self._pool.trimmed():
             self._digests.remember()
         self.states.make_ahead()
@@ -143,7 +147,7 @@ class Replay:
         spent = Meter()
         streamed: list[int] = []
         with self._pool.trimmed():
-            images = self._images(directory, file_format, streamed, spent)
+            images = self._images(file_format, streamed, spent)
             parts = [writer.write_many(images, directory, sync_directory=False)]
             parts += [self._stream(number, writer, directory) for number in streamed]
         whole = Transfer.total(parts)
@@ -155,20 +159,18 @@ class Replay:
         """Write these parts of files below `directory`, each as a file of the same path.
 
         `Range.item` is the number of a file. Raises UsageError for a file that cannot be cut: torch
-        itself writes it as a stream, or its size depends on the directory.
+        itself writes it as a stream.
         """
         spent = Meter()
         with self._pool.trimmed():
-            images = self._slices(directory, ranges, spent)
+            images = self._slices(ranges, spent)
             transfer = writer.write_many(images, directory, sync_directory=False)
         return replace(transfer, phases_s={**spent.seconds, **transfer.phases_s})
 
-    def _slices(
-        self, directory: str | Path, ranges: Iterable[Range], spent: Meter
-    ) -> Iterator[FileImage]:
+    def _slices(self, ranges: Iterable[Range], spent: Meter) -> Iterator[FileImage]:
         for number, start, stop in ranges:
             with spent.phase("serialize"):
-                whole = self._image(number, directory, None)
+                whole = self._image(number, None)
             if whole is None or whole.size_bytes != self.file_bytes[number]:
                 raise UsageError(
                     f"{self.files.path(number)}: cannot be cut into slices; leave out --slices"
@@ -176,16 +178,12 @@ class Replay:
             yield SliceImage(whole, start, stop, whole.path)
 
     def _images(
-        self,
-        directory: str | Path,
-        file_format: FileFormat | None,
-        streamed: list[int],
-        spent: Meter,
+        self, file_format: FileFormat | None, streamed: list[int], spent: Meter
     ) -> Iterator[FileImage]:
         """Yield the image of each file; put the numbers of those without one into `streamed`."""
         for number in range(len(self.files)):
             with spent.phase("serialize"):
-                image = self._image(number, directory, file_format)
+                image = self._image(number, file_format)
             if image is None:
                 streamed.append(number)
             else:
@@ -314,25 +312,24 @@ class Replay:
         if file_format == "safetensors" and self.files.exact(number):
             return self.files.sizes[number]
         # Without CRC32s, which take no other room: they alone would read the tensors.
-        image = self._image(number, "", None, crc=False)
+        image = self._image(number, None, crc=False)
         return self._stream(number, make("null"), "").bytes if image is None else image.size_bytes
 
     def _image(
-        self,
-        number: int,
-        directory: str | Path,
-        file_format: FileFormat | None,
-        *,
-        crc: bool | None = None,
+        self, number: int, file_format: FileFormat | None, *, crc: bool | None = None
     ) -> FileImage | None:
-        """Return the image of one file; None for a torch file without one, see `torch_image`."""
+        """Return the image of one file; None for a torch file without one, see `torch_image`.
+
+        It is the same in every directory: torch's own is a few bytes longer or shorter in one whose
+        name is not ASCII.
+        """
         tensors, path = self.states[number], self.files.path(number)
         file_format = file_format or self.files.format(number)
         if file_format == "safetensors":
             return safetensors.image(path, tensors, SAFETENSORS_METADATA)
         if file_format == "torch":
             crc = self._crc if crc is None else crc
-            return torch_image.image(path, nested(tensors), directory, crc=crc)
+            return torch_image.image(path, nested(tensors), crc=crc)
         return raw.image(path, tensors.values())
 
     def _stream(self, number: int, writer: Writer, directory: str | Path) -> Transfer:

@@ -133,14 +133,15 @@ class Job:
                 one.check_scheme(directory)
                 one.warm_up(self._own(directory))
 
-    def prepare(self, shape: int, sliced: Sliced | None = None) -> None:
-        """Make the bytes of the next checkpoint."""
+    def prepare(
+        self, shape: int, checkpoint: tuple[int, ...], sliced: Sliced | None = None
+    ) -> None:
+        """Make the bytes of the checkpoint with these numbers, its repetition and its order."""
         self._memory.settle()
         if sliced is not None:
             self._slicing(shape, sliced)
-            self._pool.intact = False  # all jobs fill it anew, from one seed: equal bytes
         self.replays[shape].want(None)
-        self.replays[shape].prepare()
+        self.replays[shape].prepare(checkpoint if sliced is not None else ())
         linux.trim_heap()  # what planning freed too: 20 MiB after a plan of 100,000 files
         self._memory.begin()
 

@@ -91,9 +91,11 @@ class RankJob(Job):
         self._fio = ExitStack()
         self._measure: Callable[[], fio.FioSample] | None = None
 
-    def prepare(self, shape: int, sliced: Sliced | None = None) -> None:
+    def prepare(
+        self, shape: int, checkpoint: tuple[int, ...], sliced: Sliced | None = None
+    ) -> None:
         with self._settled():
-            super().prepare(shape, sliced)
+            super().prepare(shape, checkpoint, sliced)
 
     def scrub(self, shape: int, subset: float | None) -> None:
         with self._settled():

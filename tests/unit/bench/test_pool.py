@@ -185,3 +185,17 @@ def test_scrub_changes_every_byte(part: int, monkeypatch: pytest.MonkeyPatch) ->
         before = pool.memory.copy()
         pool.scrub()
         assert (pool.memory != before).all()
+
+
+def test_processes_that_save_the_same_bytes() -> None:
+    """One that took no part in earlier checkpoints has the same; no two checkpoints have."""
+    one, other = (RandomPool(64 * 1024, 0, 7) for _ in range(2))
+    seen = set[bytes]()
+    for numbers in ((0, 0), (0, 1), (1, 0)):
+        one.renew()
+        seen.add(one.memory.tobytes())
+        one.renew(numbers)
+        other.renew(numbers)
+        assert one.memory.tobytes() == other.memory.tobytes()
+        seen.add(one.memory.tobytes())
+    assert len(seen) == 6

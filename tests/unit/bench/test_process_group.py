@@ -56,7 +56,7 @@ def test_each_saves_and_restores_files_of_its_own(
     """With the same options, in directories of their own, with different bytes, and their own
     usage."""
     ref = CheckpointRef(contender=0, shape=0, directory=tmp_path)
-    group.ask(2, partial(Job.prepare, shape=0))
+    group.ask(2, partial(Job.prepare, shape=0, checkpoint=(0, 0)))
     saved = group.ask(2, partial(Job.save, ref=ref))
     sizes = group.ask(2, partial(Job.sizes, shape=0, subsets=(None, 0.3)))
     assert [one.transfer.bytes for one in saved] == [one.saved for one in sizes]
@@ -81,7 +81,7 @@ def test_each_saves_and_restores_files_of_its_own(
 
 def test_a_wrong_byte_of_one_process_is_found(group: ProcessGroup, tmp_path: Path) -> None:
     ref = CheckpointRef(contender=0, shape=0, directory=tmp_path)
-    group.ask(2, partial(Job.prepare, shape=0))
+    group.ask(2, partial(Job.prepare, shape=0, checkpoint=(0, 0)))
     group.ask(2, partial(Job.save, ref=ref))
     (path,) = (tmp_path / "job-1").rglob("model.safetensors")  # ends with a tensor
     data = path.read_bytes()
@@ -94,7 +94,7 @@ def test_a_wrong_byte_of_one_process_is_found(group: ProcessGroup, tmp_path: Pat
 @pytest.mark.slow
 def test_the_error_of_one_process_ends_all(group: ProcessGroup) -> None:
     """The error names the process and the cause. The next command starts new processes."""
-    group.ask(2, partial(Job.prepare, shape=0))
+    group.ask(2, partial(Job.prepare, shape=0, checkpoint=(0, 0)))
     before = processes(group)
     with pytest.raises(JobError, match=r"process [12] of 2: AttributeError: .* 'nothing'"):
         group.ask(2, attrgetter("nothing"))
@@ -106,16 +106,16 @@ def test_the_error_of_one_process_ends_all(group: ProcessGroup) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_is_killed(group: ProcessGroup) -> None:
-    group.ask(2, partial(Job.prepare, shape=0))
+    group.ask(2, partial(Job.prepare, shape=0, checkpoint=(0, 0)))
     processes(group)[1].kill()
     with pytest.raises(JobError, match="process 2 of 2 was ended by SIGKILL"):
-        group.ask(2, partial(Job.prepare, shape=0))
+        group.ask(2, partial(Job.prepare, shape=0, checkpoint=(0, 0)))
 
 
 @pytest.mark.slow
 def test_none_is_left(group: ProcessGroup) -> None:
     """At the end of the block all processes have ended. A later command starts new ones."""
-    group.ask(1, partial(Job.prepare, shape=0))
+    group.ask(1, partial(Job.prepare, shape=0, checkpoint=(0, 0)))
     before = processes(group)
     group.__exit__(None, None, None)
     assert all(one.poll() is not None for one in before)

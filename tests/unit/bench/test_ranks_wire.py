@@ -96,7 +96,7 @@ def test_other_replies_come_back() -> None:
     assert reply_of(partial(Job.sizes, shape=0, subsets=()), to_plain(sizes), "") == sizes
     verified = Verified(tensors=1, bytes=2, mismatches=0)
     assert reply_of(partial(Job.verify, ref=REF), to_plain(verified), "") == verified
-    nothing: Any = reply_of(partial(Job.prepare, shape=0), None, "")
+    nothing: Any = reply_of(partial(Job.prepare, shape=0, checkpoint=(0, 0)), None, "")
     assert nothing is None
     assert to_plain(array("q", [1, 2])) == [1, 2]
     counts = NodeCounts(

@@ -308,3 +308,12 @@ def test_files_are_given_in_payload_order() -> None:
     )
     made = Replay([mixed], pool_bytes=MIB, seed=1, crc=True)
     assert [tensor.name for tensor in made.files[0].tensors] == ["b", "a"]
+
+
+def test_a_directory_that_is_not_ascii(tmp_path: Path) -> None:
+    """torch names the folder in the zip otherwise there; our files are the same everywhere."""
+    made = replay("torch")
+    directory = tmp_path / "\N{LATIN SMALL LETTER U WITH DIAERESIS}"
+    assert saved(made, directory).bytes == made.size_bytes()
+    assert (directory / made.files[0].path).stat().st_size == made.size_bytes()
+    assert mismatches(made, directory) == 0

@@ -176,9 +176,9 @@ def test_making_bytes_is_outside_the_clock(
     clock.events.clear()
     prepare = replay_of(one).prepare
 
-    def slow() -> None:
+    def slow(together: tuple[int, ...]) -> None:
         clock.now += 100
-        prepare()
+        prepare(together)
 
     replay_of(one).prepare = slow
     sample = one.save()
