@@ -18,15 +18,16 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from iobench.dist.messages import MOST_BYTES, PREFIX, Message, length_of, pack, proof, unpack
+from iobench.dist.messages import PREFIX, Message, length_of, pack, proof, unpack
+from iobench.dist.newcomers import Newcomers
 from iobench.errors import RankError
 from iobench.writers.blocks import interpreter_end
 
 __all__ = ["Hub"]
 
 _GREETING_S = 5.0
-_MOST_HELLO_BYTES = 4096  # nothing is known yet of who sends it
 _ROOM = 1024  # connections that wait for the hub
+_STRANGERS = 64  # connections of others than ranks
 _LOOK_S = 0.02
 
 
@@ -70,6 +71,7 @@ class Hub:
         self._broken: Message | None = None
         self._abandoned = self._said_all = False
         self._serving: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
+        self._newcomers = Newcomers(size + _STRANGERS, _GREETING_S)
         self._looked_s = time.monotonic()
         server.listen(_ROOM)
         self._loop = asyncio.new_event_loop()
@@ -172,16 +174,19 @@ class Hub:
         task = asyncio.current_task()
         assert task is not None
         self._serving[task] = writer
+        self._newcomers.add(writer, writer.transport.abort)
         try:
             rank = await asyncio.wait_for(self._greet(reader, writer), _GREETING_S)
+            self._newcomers.remove(writer)
             while True:
                 self._receive(rank, await _read(reader))
-        except (OSError, EOFError, TimeoutError, KeyError, TypeError, ValueError, IndexError):
+        except (OSError, EOFError, LookupError, TypeError, ValueError, OverflowError):
             if rank is not None and self._peers[rank].writer is writer:
                 self._left(rank)
         except asyncio.CancelledError:  # by `_end_connections`
             pass  # Python 3.11 prints a trace for each task of a server that counts as cancelled
         finally:
+            self._newcomers.remove(writer)
             del self._serving[task]
             writer.close()
 
@@ -189,7 +194,7 @@ class Hub:
         """Check that a rank of this job is calling, and answer so that it can check the hub."""
         nonce = secrets.token_hex(16)
         writer.write(pack({"type": "nonce", "nonce": nonce}))
-        hello = await _read(reader, _MOST_HELLO_BYTES)
+        hello = await _read(reader, hello=True)
         rank = int(hello["rank"])
         expected = proof(self._token, nonce, f"rank {rank}")
         if not hmac.compare_digest(str(hello["proof"]), expected):
@@ -364,8 +369,8 @@ def _values(call: _Round, rank: int, sent: Message) -> list[Any]:
     return []
 
 
-async def _read(reader: asyncio.StreamReader, most_bytes: int = MOST_BYTES) -> Message:
-    size = length_of(await reader.readexactly(PREFIX.size), most_bytes)
+async def _read(reader: asyncio.StreamReader, *, hello: bool = False) -> Message:
+    size = length_of(await reader.readexactly(PREFIX.size), hello=hello)
     return unpack(await reader.readexactly(size))
 
 

@@ -8,15 +8,15 @@ import json
 import struct
 from typing import Any
 
-__all__ = ["MOST_BYTES", "PREFIX", "Message", "length_of", "pack", "proof", "unpack"]
+__all__ = ["PREFIX", "Message", "length_of", "pack", "proof", "unpack"]
 
 Message = dict[str, Any]
 
 PREFIX = struct.Struct("!I")
 """Bytes of a message, in front of it."""
 
-MOST_BYTES = 1 << 30
-"""Of a message of a rank."""
+_MOST_BYTES = 1 << 30  # of a message of a rank
+_MOST_HELLO_BYTES = 4096  # nothing is known yet of who sends it
 
 
 def pack(message: Message) -> bytes:
@@ -25,10 +25,13 @@ def pack(message: Message) -> bytes:
     return PREFIX.pack(len(text)) + text
 
 
-def length_of(prefix: bytes, most_bytes: int = MOST_BYTES) -> int:
-    """Return the length that follows. Raises ConnectionError for one that no rank sends."""
+def length_of(prefix: bytes, *, hello: bool = False) -> int:
+    """Return the length that follows. Raises ConnectionError for one that no rank sends.
+
+    `hello`: the other end has not proven yet that it is one.
+    """
     (length,) = PREFIX.unpack(prefix)
-    if length > most_bytes:
+    if length > (_MOST_HELLO_BYTES if hello else _MOST_BYTES):
         raise ConnectionError(f"a message of {length} bytes: this is no rank of the job")
     return int(length)
 
@@ -37,7 +40,7 @@ def unpack(text: bytes) -> Message:
     """Return the message. Raises ConnectionError for one that is not a message."""
     try:
         message = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConnectionError("not a message of a rank") from error
     if not isinstance(message, dict):
         raise ConnectionError("not a message of a rank")

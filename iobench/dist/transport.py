@@ -17,11 +17,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 
 from iobench.dist.control import Control
 from iobench.dist.link import Link, exactly
 from iobench.dist.messages import PREFIX, Message, length_of, pack, proof, unpack
+from iobench.dist.newcomers import Newcomers
 from iobench.errors import RankError
 
 __all__ = ["STALLED_S", "Transport"]
@@ -33,6 +35,7 @@ _GREETING_S = 20.0
 _CONNECT_S = 60.0
 _LOOK_S = 0.5
 _ROOM = 1024
+_STRANGERS = 64  # connections of others than ranks
 
 
 class Transport:
@@ -51,6 +54,7 @@ class Transport:
         self._epoch = 0
         self._changed = threading.Condition()
         self._closed = self._cut = False
+        self._newcomers = Newcomers(self._world.size + _STRANGERS, _GREETING_S)
         self.nodes: list[int] = [self._world.node]
         """The node of each rank."""
         self._server: socket.socket | None = None
@@ -179,18 +183,26 @@ class Transport:
     def _accept(self) -> None:
         assert self._server is not None
         while not self._closed:
+            self._newcomers.end_late()
             try:
                 connection, _ = self._server.accept()
             except TimeoutError:
                 continue
             except OSError:
                 if not self._closed:
-                    time.sleep(_LOOK_S)  # out of descriptors: one may become free
+                    self._newcomers.end_oldest()  # out of descriptors: one becomes free
+                    time.sleep(_LOOK_S)
                 continue
             # One thread for each: a stranger that says nothing must not keep the ranks waiting.
-            threading.Thread(
-                target=self._admit, args=(connection,), name="iobench-admit", daemon=True
-            ).start()
+            self._newcomers.add(connection, partial(_end, connection))
+            try:
+                threading.Thread(
+                    target=self._admit, args=(connection,), name="iobench-admit", daemon=True
+                ).start()
+            except RuntimeError:  # no more threads
+                self._newcomers.remove(connection)
+                connection.close()
+                self._newcomers.end_oldest()
 
     def _admit(self, connection: socket.socket) -> None:
         """Check that a rank of this job is calling, and answer so that it can check this one."""
@@ -205,6 +217,7 @@ class Transport:
                 str(hello["proof"]), expected
             ):
                 raise ConnectionError("not a rank of this job")
+            self._newcomers.remove(connection)
             answer = proof(self._token, str(hello["nonce"]), f"answer {self._world.rank}")
             link = self._link(connection, rank)
             with self._changed:
@@ -213,8 +226,10 @@ class Transport:
                 connection.sendall(pack({"proof": answer}))
                 self._incoming[epoch, rank] = link
                 self._changed.notify_all()
-        except (OSError, EOFError, ValueError, KeyError, TypeError):
+        except (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError):
             connection.close()  # the caller, if it is a rank, gets an error and reports it
+        finally:
+            self._newcomers.remove(connection)
 
     def _greet(self, connection: socket.socket, peer: int) -> None:
         until_s = time.monotonic() + _GREETING_S
@@ -234,6 +249,11 @@ class Transport:
             raise ConnectionError("another job answers here")
 
 
+def _end(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 def _read(connection: socket.socket, waiting: Callable[[], None] | None = None) -> Message:
-    length = length_of(exactly(connection, PREFIX.size, waiting))
+    length = length_of(exactly(connection, PREFIX.size, waiting), hello=True)
     return unpack(exactly(connection, length, waiting))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -293,6 +294,21 @@ def test_something_else_than_frames(alone: Node, sent: bytes) -> None:
             # The agent may have closed the connection before.
             if error.errno not in (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE):
                 raise
+    assert alone.own.ask("status")["segments"] == []
+
+
+def test_more_strangers_than_descriptors(alone: Node) -> None:
+    """Idle connections neither end the agent nor keep a rank out."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(alone.record.pid, resource.RLIMIT_NOFILE, (32, hard))
+    strangers = [socket.create_connection(alone.address, timeout=20) for _ in range(36)]
+    try:
+        rank = Endpoint.remote(alone.address, alone.token, timeout_s=60)
+        assert rank.ask("inventory")["segments"] == []
+        rank.close()
+    finally:
+        for one in strangers:
+            one.close()
     assert alone.own.ask("status")["segments"] == []
 
 

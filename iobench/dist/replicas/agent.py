@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from iobench import linux
+from iobench.dist.newcomers import Newcomers
 from iobench.dist.replicas.bucket import TokenBucket
 from iobench.dist.replicas.endpoint import Address
 from iobench.dist.replicas.frames import Wire
@@ -36,8 +38,10 @@ __all__ = ["Agent", "AgentSettings"]
 
 _NICE = 10
 _HANDSHAKE_S = 10.0
-_LOOK_S = 1.0
+_LOOK_S, _PAUSE_S = 1.0, 0.1
 _TRIES, _TRY_S = 5, 0.11
+_OPEN_FILES = 65536
+_STRANGERS = 1024
 _FIRST_OOM = "500"
 """When the node runs out of memory, the kernel kills the replicas before the training."""
 
@@ -72,6 +76,8 @@ class Agent:
         self._began_s = self._left_s = time.monotonic()
         self._trainers = 0
         self._wires: set[Wire] = set()
+        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._newcomers = Newcomers(min(open_files // 4, _STRANGERS), _HANDSHAKE_S)
         self._lock = threading.Lock()
 
     def listen(self) -> None:
@@ -93,10 +99,9 @@ class Agent:
         for listener, local in ((self._local, True), (self._remote, False)):
             threading.Thread(target=self._accept, args=(listener, local), daemon=True).start()
         while not self._ended.wait(_LOOK_S) and not self._over():
-            pass
+            self._newcomers.end_late()
         self.stop()
-        record = self._directory.record()
-        if record is not None and record.pid == os.getpid():
+        if self._directory.names(os.getpid()):
             self._directory.remove()
         with self._lock:
             for wire in self._wires:
@@ -143,8 +148,7 @@ class Agent:
 
     def _over(self) -> bool:
         """Whether nothing will need this agent any more."""
-        record = self._directory.record()
-        if record is None or record.pid != os.getpid():
+        if not self._directory.names(os.getpid()):
             return True  # the directory was removed, or belongs to another agent
         with self._lock:
             alone_s = 0.0 if self._trainers else time.monotonic() - self._left_s
@@ -157,27 +161,36 @@ class Agent:
             except OSError:
                 if self._ended.is_set():
                     return
-                time.sleep(_LOOK_S)  # out of descriptors: one may become free
+                self._newcomers.end_oldest()  # out of descriptors: one becomes free
+                time.sleep(_PAUSE_S)
                 continue
-            threading.Thread(target=self._serve, args=(connection, local), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection, local), daemon=True).start()
+            except RuntimeError:  # no more threads
+                connection.close()
+                self._newcomers.end_oldest()
+                time.sleep(_PAUSE_S)
 
     def _serve(self, connection: socket.socket, local: bool) -> None:
-        other = "a rank of this node" if local else f"the peer {connection.getpeername()[0]}"
+        other = "a rank of this node" if local else f"the peer {_host_of(connection)}"
         wire = Wire(connection, other, _HANDSHAKE_S)
         with self._lock:
             self._wires.add(wire)
+        self._newcomers.add(wire, wire.end)
         try:
             answer = accept(wire, self.token)
+            self._newcomers.remove(wire)
             with self._counted(local):  # before the answer: a rank that is connected is counted
                 answer()
                 wire.limit(None)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 Service(self, wire, local=local).run()
-        except ReplicaError as error:
+        except (ReplicaError, OSError) as error:
             _log(str(error))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             _log(f"{other} sent a request that is not one: {error!r:.200}")
         finally:
+            self._newcomers.remove(wire)
             with self._lock:
                 self._wires.discard(wire)
             wire.close()
@@ -195,6 +208,20 @@ class Agent:
             with self._lock:
                 self._trainers -= 1
                 self._left_s = time.monotonic()
+
+
+def _host_of(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:  # it has ended already
+        return "that has left"
+
+
+def _allow_open_files() -> None:
+    """Raise the limit of open files as far as it goes without privilege."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < (wanted := min(hard, _OPEN_FILES)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _log(text: str) -> None:
@@ -223,6 +250,7 @@ def _yield_session() -> None:
 def main() -> NoReturn:
     """Start an agent with the settings on stdin. The caller returns when it listens."""
     settings = AgentSettings(**parse_json(sys.stdin.buffer.read()))
+    _allow_open_files()
     try:
         agent = Agent(settings)
         agent.listen()

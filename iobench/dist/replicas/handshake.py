@@ -31,6 +31,7 @@ def accept(wire: Wire, token: bytes) -> Callable[[], None]:
     if not hmac.compare_digest(proof.encode(), _proof(token, _CLIENT, own, theirs)):
         wire.send({"error": "wrong token: this agent belongs to another job"})
         raise ReplicaError(f"{wire.other} came with a wrong token")
+    wire.trust()
     return partial(wire.send, {"proof": _proof(token, _SERVER, theirs, own).decode()})
 
 
@@ -43,6 +44,7 @@ def introduce(wire: Wire, token: bytes) -> None:
     expected = _proof(token, _SERVER, own, theirs)
     if not hmac.compare_digest(str(message.get("proof")).encode(), expected):
         raise ReplicaError(f"{wire.other} is not an agent of this job: its proof is wrong")
+    wire.trust()
 
 
 def _proof(token: bytes, role: bytes, first: str, second: str) -> bytes:

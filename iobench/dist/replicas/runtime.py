@@ -115,6 +115,16 @@ class AgentDirectory:
             return None
         return found if found.alive else None
 
+    def names(self, pid: int) -> bool:
+        """Return whether the record is that of process `pid`; True if it cannot be read now."""
+        try:
+            found = parse_json(self._record.read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return False
+        except OSError:  # such as too many open files
+            return True
+        return isinstance(found, dict) and found.get("pid") == pid
+
     def set_record(self, record: AgentRecord) -> None:
         """Write the record of the agent."""
         _write(self._record, json.dumps(asdict(record)))
