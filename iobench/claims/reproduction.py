@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from iobench import workloads
 from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.stats import Interval, Ratio, median, paired_log_ratio
-from iobench.bench.judging.verdict import Context, VerdictStatus, judge, with_verification
+from iobench.bench.judging.verdict import (
+    WRONG_BYTES,
+    Context,
+    VerdictStatus,
+    has_wrong_bytes,
+    judge,
+    with_verification,
+)
 from iobench.claims.answer import check_one_setting, few_pairs, finding, shard
 from iobench.claims.claims import Answer, Claim, ClaimFinding, Study
 from iobench.claims.trained import judge_training
@@ -89,6 +96,14 @@ def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
         if (sample.writer, sample.operation) == (writer, operation)
     ]
     check_one_setting(result, f"{operation}s of {writer}", [one.setting for one in samples])
+    failed = [one.why for one in result.failures if one.setting.writer == writer]
+    if has_wrong_bytes(samples):
+        failed.append(WRONG_BYTES)
+    if failed:
+        raise ResultFileError(
+            f"{result.path}: {writer} has failed ({failed[0]}), and is not judged; "
+            f"see iobench show {result.path}"
+        )
     return {
         sample.repetition: sample.elapsed_s
         for sample in samples

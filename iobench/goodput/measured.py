@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from iobench.bench.judging.stats import median
-from iobench.bench.judging.verdict import Context, VerdictStatus, judge, with_verification
+from iobench.bench.judging.verdict import (
+    WRONG_BYTES,
+    Context,
+    VerdictStatus,
+    has_wrong_bytes,
+    judge,
+    with_verification,
+)
 from iobench.errors import ResultFileError
 from iobench.goodput.costs import Costs
 from iobench.results import Failure, ResultFile, Sample, Setting, contender_of
@@ -156,6 +163,8 @@ def _measured(result: ResultFile, size: int, invalid_too: bool) -> list[_Measure
     groups: dict[str, _Measured] = {}
     for sample in with_verification(result.samples, context):
         one = groups.setdefault(contender_of(sample), _nothing_yet(sample))
+        if has_wrong_bytes([sample]):
+            one.failed.append(WRONG_BYTES)
         if (part := sample.axes.restore_as) is not None:
             one.partial.append(part)
             continue
@@ -164,7 +173,7 @@ def _measured(result: ResultFile, size: int, invalid_too: bool) -> list[_Measure
             one.invalid.append(verdict.reasons[0].text)
             if not invalid_too:
                 continue
-        seconds = sample.elapsed_s * size / sample.bytes
+        seconds = sample.elapsed_s * size / sample.stored_bytes
         one.seconds[sample.operation].append(seconds)
     for failure in result.failures:
         groups.setdefault(contender_of(failure), _nothing_yet(failure)).failed.append(failure.why)

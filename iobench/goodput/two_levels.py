@@ -50,6 +50,11 @@ class MemoryCheckpoints:
             )
         if self.interval_s is not None and not self.interval_s > 0:
             raise OptionError(f"memory-every must be above zero seconds, and is {self.interval_s}")
+        if self.interval_s is not None and self.interval_s < self.replicate_s:
+            raise OptionError(
+                f"memory-every must be at least memory-replicate ({self.replicate_s:g} s): one "
+                f"copy is on its way at a time; it is {self.interval_s:g} s"
+            )
         if self.storage_every is not None and self.storage_every < 1:
             raise OptionError(f"storage-every must be 1 or more, and is {self.storage_every}")
 
@@ -96,11 +101,19 @@ def two_levels(
     if interval_s is None:
         interval_s = intervals.optimal(costs.blocking_s, job.mtbf_s / memory.recovers)
         interval_s = max(interval_s, memory.replicate_s)  # one copy is on its way at a time
-    every = memory.storage_every or max(1, math.ceil(intervals.shortest(costs) / interval_s))
-    if interval_s * every < intervals.shortest(costs) * (1 - 1e-9):
+        if not interval_s:
+            raise OptionError("a snapshot costs no time, so there is no best interval; give one")
+    # One slot is busy for this long per checkpoint, and a snapshot is taken every period.
+    slot_s, period_s = (
+        (costs.blocking_s + costs.persist_s) / costs.slots,
+        interval_s + costs.blocking_s,
+    )
+    least = max(1, math.ceil(slot_s / period_s * (1 - 1e-9)))
+    every = memory.storage_every or least
+    if every < least:
         raise OptionError(
-            f"storage cannot keep up with every {every}. snapshot: it needs "
-            f"{math.ceil(intervals.shortest(costs) / interval_s)} intervals of {interval_s:.3g} s"
+            f"storage cannot keep up with every {every}. snapshot: it needs {least} intervals of "
+            f"{interval_s:.3g} s"
         )
     found = TwoLevels(
         interval_s=interval_s,

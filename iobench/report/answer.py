@@ -137,7 +137,7 @@ def _noise(report: Report) -> Iterator[str]:
     series = [one for one in report.summaries if one.verdict in RANKED]
     moving = [one for one in series if any(text.startswith(NOT_STEADY) for text in one.reasons)]
     if moving:
-        times = 2 * max(one.samples for one in series)
+        times = 2 * max(one.repetitions for one in series)
         are = "is" if len(moving) == 1 else "are"
         yield (
             f"{len(moving)} of {len(series)} series {are} not steady; --repeat {times} would "

@@ -22,7 +22,7 @@ from iobench.bench.judging.comparison import (
     noise_floor,
 )
 from iobench.bench.judging.stats import bounds, median, rate
-from iobench.bench.judging.verdict import Context, Verdict, VerdictStatus
+from iobench.bench.judging.verdict import Context, Reason, Verdict, VerdictStatus
 from iobench.peers import PREFIX
 from iobench.report.alike import unlike
 from iobench.report.ceiling import find_ceilings
@@ -46,7 +46,8 @@ class ComparisonRow(HasSetting):
 
     `ratio` is the new rate over the old one, `ci95` its interval, and `floor` the part that counts
     as noise; see docs/statistics.md. `finding` is None where a run's samples are INVALID or FAILED:
-    such figures are not judged. `spoilt` is True where only the new samples are. `regression` is
+    such figures are not judged, nor are those that one run a side has, of
+    several runs. `spoilt` is True where only the new samples are. `regression` is
     True where the finding is worse and the loss exceeds the threshold. A `control` is unchanged
     code: it shows how the storage changed, and is never a regression.
     """
@@ -130,7 +131,16 @@ class _Side:
                 verdict = verdict_of(samples, context, failures.get(key[0]))
                 if key not in side.verdicts or verdict.status in _SPOILT:
                     side.verdicts[key] = verdict
+        side._fail()
         return side
+
+    def _fail(self) -> None:
+        """Judge contenders as FAILED that failed in a run before their first sample of it."""
+        for failure in (failure for one in self.results for failure in one.failures):
+            for key in self.runs:
+                if key[0] == contender_of(failure):
+                    reason = Reason(text=failure.why)
+                    self.verdicts[key] = Verdict(status=VerdictStatus.FAILED, reasons=(reason,))
 
     def names(self, keys: Iterable[_Key]) -> tuple[str, ...]:
         return tuple(_name(self.runs[key][0]) for key in keys)
@@ -239,12 +249,12 @@ def _pairs(before: Collection[_Key], after: Collection[_Key]) -> list[tuple[_Key
 def _others(
     key: _Key, groups: Collection[_Key], before: Collection[_Key], after: Collection[_Key]
 ) -> list[_Key]:
-    """Return the keys in `groups` of the same writer, target and operation that one side has."""
+    """Return the keys in `groups` of the same writer, axes and operation that one side has."""
     return [
         other
         for other in groups
         if not (other in before and other in after)
-        and (_writer(other), _target(other), other[1:]) == (_writer(key), _target(key), key[1:])
+        and (_without_options(other), other[1:]) == (_without_options(key), key[1:])
     ]
 
 
@@ -253,9 +263,9 @@ def _writer(key: _Key) -> str:
     return writer
 
 
-def _target(key: _Key) -> str | None:
-    target: str | None = json.loads(key[0]).get("target")
-    return target
+def _without_options(key: _Key) -> dict[str, Any]:
+    """Return the writer and the axes, such as the number of processes and the target."""
+    return {name: value for name, value in json.loads(key[0]).items() if name != "options"}
 
 
 def _name(samples: Sequence[Sample]) -> str:
@@ -285,7 +295,8 @@ def _row(
         if (operation, target) == (one[1], last.axes.target) and not control
     }
     difference, few = _difference(new, old, moved.values())
-    ratio, finding = difference.ratio, None if spoilt else difference.finding
+    alone = len(old) == len(new) == 1 < max(len(before.results), len(after.results))
+    ratio, finding = difference.ratio, None if spoilt or alone else difference.finding
     worse = finding is Finding.WORSE and ratio.ratio < 1 - threshold
     return ComparisonRow(
         workload=after.results[0].run.workload.name,
@@ -305,7 +316,7 @@ def _row(
         notes=(
             *spoilt.values(),
             *_changed_options(first.options, last.options),
-            *few,
+            *(["one run a side has it: the spread between runs is unknown"] if alone else few),
             *(["unchanged code, so this is what the storage did"] if control else []),
         ),
     )

@@ -88,16 +88,21 @@ def _memory_sentence(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
 
 def _given_interval(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
     """Yield `Every 30 min 0 s, as given: the time lost is 2.4% with odirect sync.`"""
+    asked_s = outlook.method.interval_s or 0.0
     losses = [
         f"{_percent(1 - proposal.ettr)} with {one.candidate.name} {one.candidate.mode}"
+        + (
+            ""
+            if proposal.interval_s <= asked_s
+            else f" (every {format_seconds(proposal.interval_s)} at best)"
+        )
         for one in outlook.forecasts
         for proposal in one.proposals
         if one.job == job and proposal.formula == GIVEN
     ]
     if losses:
         start = f"{job.nodes:,} nodes: every" if len(outlook.jobs) > 1 else "Every"
-        asked = format_seconds(outlook.method.interval_s or 0.0)
-        yield f"{start} {asked}, as given: the time lost is {', '.join(losses)}."
+        yield f"{start} {format_seconds(asked_s)}, as given: the time lost is {', '.join(losses)}."
 
 
 def _best(outlook: Outlook, job: TrainingJob) -> Forecast:

@@ -199,7 +199,7 @@ def _legend(measured: Measured, marks: _Marks) -> str:
     rows, parts = measured.rows, [f"{marks.dot} one sample, a digit several"]
     if any(len(row.rates) > _MOST for row in rows):
         parts[0] += f", {marks.more} ten or more"
-    sure = interval_heading(one.samples for one in measured.report.summaries).replace("\n", " ")
+    sure = interval_heading(one.repetitions for one in measured.report.summaries).replace("\n", " ")
     spread = f"{marks.low}{marks.bar}{marks.median}{marks.bar}{marks.high}"
     parts.append(f"{spread} median and {sure}")
     if not all(row.counts for row in rows):

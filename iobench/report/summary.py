@@ -20,6 +20,7 @@ from iobench.bench.judging.verdict import (
     Verdict,
     VerdictStatus,
     combine,
+    has_wrong_bytes,
     judge,
     with_verification,
 )
@@ -176,9 +177,11 @@ def _stopped(result: ResultFile) -> str | None:
     planned = result.run.plan.get("repeat")
     fixed = isinstance(planned, int) and result.run.plan.get("precision") is None
     times = f"{done} of {planned} repetitions" if fixed else f"{done} repetitions"
-    if result.end is None:
-        return f"stopped after {times} (killed, or still running)"
-    return f"stopped after {times} ({result.end.status})"
+    when = f"after {times}"
+    if len(counts) < 2:  # whether the first one is complete is not known
+        when = f"in the first of {planned} repetitions" if fixed else "in the first repetition"
+    why = "killed, or still running" if result.end is None else result.end.status
+    return f"stopped {when} ({why})"
 
 
 def _rank(one: Summary) -> tuple[bool, str, bool, float]:
@@ -205,7 +208,7 @@ def _summary(
     world: WorldFacts | None,
 ) -> Summary:
     first = samples[0]
-    rates = [stats.rate(sample.bytes, sample.elapsed_s) for sample in samples]
+    rates = list(rates_by_repetition(samples).values())
     middle, interval = stats.median(rates), stats.median_interval(rates)
     limit = ceiling.of(first.operation)
     verdict, ratio = verdict_of(samples, context, failure), None
@@ -215,6 +218,7 @@ def _summary(
         setting=first.setting,
         operation=first.operation,
         samples=len(samples),
+        repetitions=len(rates),
         bytes=round(stats.median([sample.bytes for sample in samples])),
         median_bytes_per_s=middle,
         ci95_bytes_per_s=stats.bounds(interval),
@@ -231,7 +235,7 @@ def _summary(
         fallbacks=tuple(dict.fromkeys(one for sample in samples for one in sample.fallbacks)),
         decisions=_decisions(samples),
         verdict=verdict.status.value,
-        reasons=tuple(str(reason) for reason in _reasons(verdict, samples, rates)),
+        reasons=tuple(str(reason) for reason in _reasons(verdict, samples)),
     )
 
 
@@ -243,7 +247,7 @@ def verdict_of(
     if failure is not None:
         reason = Reason(text=failure.why)
         return Verdict(status=VerdictStatus.FAILED, reasons=(reason, *verdict.reasons))
-    if any(sample.verified and sample.verified.mismatches for sample in samples):
+    if has_wrong_bytes(samples):
         return replace(verdict, status=VerdictStatus.FAILED)
     return verdict
 
@@ -285,13 +289,15 @@ def _decisions(samples: Sequence[Sample]) -> dict[str, int]:
     return dict(totals.most_common())
 
 
-def _reasons(verdict: Verdict, samples: Sequence[Sample], rates: Sequence[float]) -> list[Reason]:
+def _reasons(verdict: Verdict, samples: Sequence[Sample]) -> list[Reason]:
     reasons = list(verdict.reasons)
-    if len(samples) == 1:
+    rates = [stats.rate(sample.bytes, sample.elapsed_s) for sample in samples]
+    by_repetition = list(rates_by_repetition(samples).values())
+    if len(by_repetition) == 1:
         reasons.append(Reason(text=stats.NO_INTERVAL))
     if 0 < len(twins(samples)) < LEAST_SAMPLES:
         reasons.append(Reason(text=f"A/A of fewer than {LEAST_SAMPLES} repetitions: no floor"))
-    steady = stats.steady_state(list(rates_by_repetition(samples).values()))
+    steady = stats.steady_state(by_repetition)
     if steady is not None and not steady.steady:
         measured = (f"range {100 * steady.range:.0f}%", f"drift {100 * steady.slope:.0f}%")
         reasons.append(Reason(text=NOT_STEADY, measured=measured))

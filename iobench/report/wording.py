@@ -89,7 +89,7 @@ def grid(report: Report, *, details: bool = False) -> Grid:
     The verdict, where it is shown, is the last column and sets its style.
     """
     shown = columns(report, details=details)
-    interval = interval_heading(one.samples for one in report.summaries)
+    interval = interval_heading(one.repetitions for one in report.summaries)
     headers = {**_COLUMNS, "interval": (interval, True)}
     if report.baseline is not None and "name" not in report.baseline:
         headers["ratio"] = (f"times\n{_baseline(report.baseline)}", True)
@@ -317,7 +317,7 @@ def _no_ceiling(of: str, ceiling: Ceiling) -> str:
 
 
 def _interval_line(report: Report) -> list[str]:
-    several = (one.samples for one in report.summaries if one.samples > 1)
+    several = (one.repetitions for one in report.summaries if one.repetitions > 1)
     fewest = min(several, default=ENOUGH_SAMPLES)
     if fewest >= ENOUGH_SAMPLES:
         return []

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from iobench.bench.judging.stats import median, median_interval, rate
+from iobench.bench.judging.comparison import rates_by_repetition
+from iobench.bench.judging.stats import median, median_interval
 from iobench.errors import UsageError
 from iobench.results.identity import figure_of
 from iobench.results.records import Sample
@@ -87,7 +88,7 @@ def _widest(samples: Sequence[Sample], repetitions: int) -> float:
     widths = [0.0]
     for same in groups.values():
         counted = set(sorted({sample.repetition for sample in same})[:repetitions])
-        rates = [rate(s.bytes, s.elapsed_s) for s in same if s.repetition in counted]
+        rates = list(rates_by_repetition(s for s in same if s.repetition in counted).values())
         interval = median_interval(rates)
         if interval is not None:
             widths.append((interval.high - interval.low) / median(rates))

@@ -19,11 +19,13 @@ from iobench.results.records import DeviceCounts, Run, Sample, VariantFacts
 from iobench.units import KIB
 
 __all__ = [
+    "WRONG_BYTES",
     "Context",
     "Reason",
     "Verdict",
     "VerdictStatus",
     "combine",
+    "has_wrong_bytes",
     "judge",
     "violations",
     "volatile_of",
@@ -36,6 +38,7 @@ NEAR_ZERO = 0.1  # with a smaller part by one counter, no other counter makes up
 _CLOCK_SLACK, _CLOCK_SLACK_S = 0.1, 0.05  # by which phases may exceed the clock
 _COUNTED_LEAST, _COUNTED_MOST = 0.99, 1.25  # limits for a writer's bytes by path over bytes moved
 _PADDING = 64 * KIB  # of one operation: the largest alignment of direct I/O
+WRONG_BYTES = "wrong bytes: tensors differ from what was saved"
 _VOLATILE = ("tmpfs", "ramfs")
 _MOST_MEASURED = 3
 
@@ -138,6 +141,11 @@ def judge(sample: Sample, context: Context) -> Verdict:
     )
 
 
+def has_wrong_bytes(samples: Iterable[Sample]) -> bool:
+    """Return whether a restore found other bytes than were saved. Such a setting has FAILED."""
+    return any(sample.verified and sample.verified.mismatches for sample in samples)
+
+
 def combine(verdicts: Sequence[Verdict]) -> Verdict:
     """Return the worst of `verdicts` with every reason once.
 
@@ -230,7 +238,7 @@ def _invalid(sample: Sample, context: Context) -> Iterator[Reason]:
         yield Reason(text="not verified: no valid restore compared these bytes with the saved ones")
     elif sample.verified.mismatches:
         yield Reason(
-            text="wrong bytes: tensors differ from what was saved",
+            text=WRONG_BYTES,
             measured=(f"{sample.verified.mismatches} of {sample.verified.tensors}",),
         )
 

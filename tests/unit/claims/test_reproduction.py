@@ -9,7 +9,7 @@ import pytest
 from iobench.claims.claims import CLAIMS, Answer, Claim, ClaimFinding, ClaimMeasure, Side, study
 from iobench.claims.reproduction import judge_records
 from iobench.errors import ResultFileError, UnknownNameError
-from iobench.results import AxisValues, ResultFile, Verified
+from iobench.results import AxisValues, Failure, ResultFile, Verified
 
 
 @pytest.fixture
@@ -113,14 +113,45 @@ def test_fewer_than_five_pairs_decide_nothing(
 
 
 def test_invalid_samples_make_no_pair(record: ResultFile) -> None:
-    """Without a correct restore nothing is compared."""
-    wrong = Verified(tensors=20, bytes=1, mismatches=1)
+    """Without a valid restore nothing is compared."""
     samples = tuple(
-        replace(s, verified=wrong) if (s.writer, s.operation) == ("hybrid", "restore") else s
+        replace(s, bytes=s.bytes - 1) if (s.writer, s.operation) == ("hybrid", "restore") else s
         for s in record.samples
     )
     with pytest.raises(ResultFileError, match="no repetition has a valid restore of both hybrid"):
         judged(replace(record, samples=samples), "restore", 1.6)
+
+
+@pytest.mark.parametrize("operation", ["save", "restore"])
+def test_a_writer_with_wrong_bytes_is_not_judged(record: ResultFile, operation: str) -> None:
+    """One wrong tensor of one restore is enough."""
+    wrong, last = Verified(tensors=20, bytes=1, mismatches=1), record.samples[-1].repetition
+    samples = tuple(
+        replace(s, verified=wrong)
+        if (s.writer, s.operation, s.repetition) == ("hybrid", "restore", last)
+        else s
+        for s in record.samples
+    )
+    with pytest.raises(ResultFileError, match=r"hybrid has failed \(wrong bytes"):
+        judged(replace(record, samples=samples), operation, 1.6)
+
+
+def test_a_writer_that_failed_is_not_judged(record: ResultFile) -> None:
+    """Its samples before the failure do not count."""
+    own = next(s for s in record.samples if s.writer == "hybrid")
+    failure = Failure(
+        run_id=own.run_id,
+        repetition=9,
+        order=0,
+        setting=own.setting,
+        operation="save",
+        error="OSError: gone",
+        started_at=own.started_at,
+    )
+    with pytest.raises(
+        ResultFileError, match=r"hybrid has failed \(its save failed in repetition 9"
+    ):
+        judged(replace(record, failures=(failure,)), "save", 1.6)
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,11 @@ def test_one_sample_says_nothing_about_the_spread(example: ResultFile) -> None:
     assert [one.resampled for one in found] == [(), ()]
 
 
-def _with_a_wrong_restore(example: ResultFile) -> ResultFile:
-    wrong = Verified(tensors=20, bytes=1, mismatches=1)
+def _changed(example: ResultFile, operation: str, **values: Any) -> ResultFile:
+    """The run, in which one sample of odirect has other values."""
     samples = [
-        replace(one, verified=wrong)
-        if (one.writer, one.operation, one.repetition) == ("odirect", "restore", 2)
+        replace(one, **values)
+        if (one.writer, one.operation, one.repetition) == ("odirect", operation, 2)
         else one
         for one in example.samples
     ]
@@ -85,18 +85,45 @@ def _with_a_wrong_restore(example: ResultFile) -> ResultFile:
 
 
 def test_invalid_samples_are_left_out(example: ResultFile) -> None:
-    """A restore with wrong bytes does not count, and neither does the save that it disproves."""
-    found, notes = from_results(_with_a_wrong_restore(example), size_bytes=2**30)
+    """A save of another size does not count; the restore of its repetition does."""
+    found, notes = from_results(_changed(example, "save", bytes=2**29), size_bytes=2**30)
     odirect = next(one for one in found if one.name == "odirect")
-    assert (odirect.save_samples, odirect.restore_samples) == (2, 2)
+    assert (odirect.save_samples, odirect.restore_samples) == (2, 3)
     assert odirect.costs.blocking_s == pytest.approx((0.5 + 0.625) / 2)
-    assert [note for note in notes if note.startswith("odirect: 2 invalid samples left out: wrong")]
+    assert [note for note in notes if note.startswith("odirect: 1 invalid sample left out: moved")]
 
 
 def test_invalid_samples_count_when_asked(example: ResultFile) -> None:
-    found, notes = from_results(_with_a_wrong_restore(example), invalid_too=True)
+    found, notes = from_results(_changed(example, "save", bytes=2**29), invalid_too=True)
     assert all(one.save_samples == one.restore_samples == 3 for one in found)
-    assert [note for note in notes if "odirect: 2 invalid samples counted all the same" in note]
+    assert [note for note in notes if "odirect: 1 invalid sample counted all the same" in note]
+
+
+@pytest.mark.parametrize("invalid_too", [False, True])
+def test_a_writer_with_wrong_bytes_is_not_planned_for(
+    example: ResultFile, invalid_too: bool
+) -> None:
+    """One wrong tensor of one restore is enough: it has FAILED."""
+    wrong = Verified(tensors=20, bytes=1, mismatches=1)
+    result = _changed(example, "restore", verified=wrong)
+    found, notes = from_results(result, invalid_too=invalid_too)
+    assert [one.name for one in found] == ["buffered"]
+    assert "odirect is not planned for: wrong bytes: tensors differ from what was saved" in notes
+
+
+def test_processes_that_restore_the_same_files(example: ResultFile) -> None:
+    """Each of two processes restores all of it: a restore of the checkpoint takes that long."""
+    axes = {"numjobs": 2, "slices": "all"}
+    samples = tuple(
+        replace(
+            one,
+            setting=replace(one.setting, axes=replace(one.axes, **axes)),
+            bytes=one.bytes * (2 if one.operation == "restore" else 1),
+        )
+        for one in example.samples
+    )
+    found, _ = from_results(replace(example, samples=samples), size_bytes=2**30, invalid_too=True)
+    assert [one.costs.restore_s for one in found] == pytest.approx([0.4, 0.8])
 
 
 def test_a_writer_without_restores_is_not_planned_for(example: ResultFile) -> None:

@@ -46,14 +46,35 @@ def test_best_intervals() -> None:
     job = TrainingJob(nodes=2048)
     found = two_levels(COSTS, MEMORY, job)
     assert found.interval_s == intervals.optimal(0.5, job.mtbf_s / 0.9)
-    least_s = intervals.shortest(COSTS)
-    assert found.storage_interval_s >= least_s > found.storage_interval_s - found.interval_s
+    # Each storage checkpoint keeps the slot busy for 200.5 s, while snapshots go on.
+    period_s = found.interval_s + COSTS.blocking_s
+    assert period_s * found.storage_every >= 200.5 > period_s * (found.storage_every - 1)
     assert found.ettr > goodput.ettr(goodput.best_interval_s(COSTS, job), COSTS, job)
     slower = [
         two_levels(COSTS, MemoryCheckpoints(restore_s=3, replicate_s=5, interval_s=at), job)
         for at in (found.interval_s / 4, found.interval_s * 4)
     ]
     assert max(one.ettr for one in slower) < found.ettr
+
+
+def test_the_blocking_times_of_snapshots_count_for_storage_too() -> None:
+    """With 2 s each 8 s of work, storage that takes 18 s keeps up with each second snapshot."""
+    costs = Costs(blocking_s=2, persist_s=18, restore_s=1)
+    job = TrainingJob(nodes=8)
+    memory = MemoryCheckpoints(restore_s=1, interval_s=8)
+    assert two_levels(costs, memory, job).storage_every == 2
+    each = MemoryCheckpoints(restore_s=1, interval_s=8, storage_every=1)
+    with pytest.raises(OptionError, match="needs 2 intervals"):
+        two_levels(costs, each, job)
+
+
+def test_intervals_that_cannot_be() -> None:
+    """Snapshots that cost nothing have no best interval; a copy must be safe before the next."""
+    free = Costs(blocking_s=0, persist_s=9, restore_s=1)
+    with pytest.raises(OptionError, match="no best interval"):
+        two_levels(free, MemoryCheckpoints(restore_s=1), TrainingJob(nodes=8))
+    with pytest.raises(OptionError, match="at least memory-replicate"):
+        MemoryCheckpoints(restore_s=1, replicate_s=5, interval_s=4)
 
 
 def test_single_failures_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

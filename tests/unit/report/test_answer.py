@@ -116,6 +116,21 @@ def test_a_run_that_stopped_says_how_far_it_came() -> None:
     killed = summarise(replace(result, end=None))
     assert said(killed)["Stopped"] == ("after 2 of 5 repetitions (killed, or still running)",)
     assert "Stopped" not in said(summarise(REFERENCE))
+    early = summarise(of({"odirect": [1.0], "buffered": []}, end=end))
+    assert said(early)["Stopped"] == ("in the first of 5 repetitions (interrupted)",)
+
+
+def test_pairs_of_one_repetition_are_one_rate() -> None:
+    """The samples of an A/A run do not make an interval narrower, or more repetitions needed."""
+    rates = [1.0, 2.0, 1.0, 2.0, 3.0]
+    once = summarise(of({"odirect": rates}))
+    twice = of({"odirect": rates})
+    twins = replace(twice, samples=tuple(one for one in twice.samples for _ in range(2)))
+    report = summarise(twins)
+    for one, other in zip(once.summaries, report.summaries, strict=True):
+        assert (other.samples, other.repetitions) == (2 * one.samples, one.samples)
+        assert other.ci95_bytes_per_s == one.ci95_bytes_per_s
+    assert "--repeat 10 would" in said(report)["Noise"][0]
 
 
 @pytest.mark.parametrize(

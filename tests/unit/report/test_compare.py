@@ -249,6 +249,47 @@ def test_a_failure_before_the_first_sample_is_not_missing(tuned: bool) -> None:
     assert comparison.spoilt == ["odirect save", "odirect restore"]
 
 
+def test_other_numbers_of_processes_are_not_paired() -> None:
+    """A writer with 1 process before and 4 now was not measured on both sides."""
+    now = changed(
+        lambda one: (
+            replace(one, setting=replace(one.setting, axes=replace(one.axes, numjobs=4)))
+            if one.writer == "odirect"
+            else one
+        )
+    )
+    comparison = compare([REFERENCE], [now], 0.05)
+    assert not [row for row in comparison.rows if row.writer == "odirect"]
+    assert any("odirect" in name for name in comparison.missing)
+    assert any("odirect" in name for name in comparison.added)
+
+
+def test_a_failure_at_once_in_one_of_several_runs() -> None:
+    """Its samples of the other run do not hide it."""
+    broken = failing("odirect", "save", 0)
+    comparison = compare([REFERENCE, REFERENCE], [REFERENCE, broken], 0.05)
+    rows = [row for row in comparison.rows if row.writer == "odirect"]
+    assert rows
+    assert all(row.spoilt and row.finding is None for row in rows)
+    assert comparison.spoilt
+
+
+def test_what_one_of_several_runs_a_side_has() -> None:
+    """Nothing shows how much runs differ, so the figures are not judged."""
+
+    def without(result: ResultFile) -> ResultFile:
+        return replace(
+            result, samples=tuple(one for one in result.samples if one.writer != "odirect")
+        )
+
+    slow = slowed("odirect", "save", 2)
+    comparison = compare([REFERENCE, without(REFERENCE)], [slow, without(slow)], 0.05)
+    (row,) = (row for row in comparison.rows if (row.writer, row.operation) == ("odirect", "save"))
+    assert row.ratio == pytest.approx(0.5)
+    assert (row.finding, row.regression, row.spoilt) == (None, False, False)
+    assert "the spread between runs is unknown" in " ".join(row.notes)
+
+
 def test_few_samples_say_that_they_are_few(tmp_path: Path) -> None:
     """A note that all rows have is printed once."""
     few = replace(REFERENCE, samples=tuple(s for s in REFERENCE.samples if s.repetition < 3))

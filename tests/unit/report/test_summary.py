@@ -74,6 +74,7 @@ def test_the_document_has_the_promised_keys(example: ResultFile) -> None:
         *("label", "writer", "options", *(set(AXIS_NAMES) - set(AXES_IF_SET))),
         "operation",
         "samples",
+        "repetitions",
         "bytes",
         "median_bytes_per_s",
         "ci95_bytes_per_s",

@@ -76,7 +76,7 @@ def _alt(group: Group, rows: list[Spread], ceiling: float | None) -> str:
 
 
 def _caption(group: Group, ceiling: float | None, most: float) -> str:
-    interval = interval_heading(row.summary.samples for row in group.rows).replace("\n", " ")
+    interval = interval_heading(row.summary.repetitions for row in group.rows).replace("\n", " ")
     parts = [f"One dot per {group.operation}; upright line: median; bar: its {interval}."]
     if any(row.shape != group.rows[0].shape for row in group.rows):
         parts.append("Diamonds are other projects.")
