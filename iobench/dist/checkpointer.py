@@ -22,7 +22,7 @@ from iobench.dist.load.any_format import read_any
 from iobench.dist.replicas.scheme import Partner, Xor
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.dist.saves.one_rank import of_one_rank
-from iobench.dist.world import World
+from iobench.dist.world import AnyWorld
 from iobench.errors import OptionError, TransferError, UsageError
 from iobench.writers.base import Writer
 from iobench.writers.s3_store.target import is_s3
@@ -51,7 +51,7 @@ class Checkpointer(LocalCheckpointer):
     _warm = False
 
     def __new__(
-        cls, *args: Any, world: World | None = None, offload: Any = None, **options: Any
+        cls, *args: Any, world: AnyWorld = "job", offload: Any = None, **options: Any
     ) -> Self:
         """Return the Checkpointer of a rank if the job has several, or that with `offload`."""
         del args, options
@@ -66,7 +66,7 @@ class Checkpointer(LocalCheckpointer):
         self,
         location: str | Path,
         *,
-        world: World | None = None,
+        world: AnyWorld = "job",
         replicate: Partner | Xor | None = None,
         failed_restarts: int = 2,
         writers_per_node: int | Literal["auto"] | None = None,
@@ -78,6 +78,8 @@ class Checkpointer(LocalCheckpointer):
     ) -> None:
         """Add to the options of LocalCheckpointer, whose directory is the local tier of `tiers`.
 
+        - `world`: `"job"`, all ranks of the launcher's job, which must all make this call;
+          `"alone"`, this process only
         - `tiers`: `[Memory("8GiB"), Remote("s3://bucket/run")]`: snapshots wait in the memory, as
           many as fit it; checkpoints are copied to the remote tier in the background
         - `placement`: lets a save go to the remote tier directly, when that is faster

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from iobench.dist.world import World
+from iobench.dist.world import AnyWorld, World
 
 __all__ = ["kind_of_checkpointer"]
 
 
-def kind_of_checkpointer(world: World | None, offload: Any) -> type | None:
+def kind_of_checkpointer(world: AnyWorld, offload: Any) -> type | None:
     """Return the subclass for several ranks, or for an `offload`; None: Checkpointer itself.
 
     It takes time to import the others, so each is imported where it is needed.
     """
-    if (world or World.detect()).size > 1:
+    if World.of(world).size > 1:
         if offload is not None:
             from iobench.dist.ranked_offload import RankedOffloadCheckpointer
 

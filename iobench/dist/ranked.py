@@ -33,7 +33,7 @@ from iobench.dist.saves.persister import RankPersister
 from iobench.dist.saves.planning import Planning
 from iobench.dist.saves.structure import LocalState
 from iobench.dist.slice_planner import SlicePlanner
-from iobench.dist.world import World
+from iobench.dist.world import AnyWorld, World
 from iobench.dist.writers_per_node import WritersPerNode, measure_writers
 from iobench.errors import RankError, UsageError
 from iobench.writers.blocks.channel import Lease
@@ -69,8 +69,8 @@ class RankedCheckpointer(RankedReads):
     writers_per_node: WritersPerNode | None = None
     """What `writers_per_node="auto"` has measured; None otherwise."""
 
-    def __init__(self, location: str | Path, *, world: World | None = None, **options: Any) -> None:
-        self._world = world or World.detect()
+    def __init__(self, location: str | Path, *, world: AnyWorld = "job", **options: Any) -> None:
+        self._world = World.of(world)
         if options.get("tiers"):  # an error here does not wait for the other ranks
             from iobench.tiers.given import GivenTiers
 

@@ -33,7 +33,7 @@ class RankedOffloadCheckpointer(PinnedSaves, RankedCheckpointer):
     _pins: LeadingPins | FollowingPins
 
     def __init__(self, location: str | Path, *, offload: Any, **options: Any) -> None:
-        size = (options.get("world") or World.detect()).size
+        size = World.of(options.get("world", "job")).size
         self._offloaded = pinned_state(offload, options, ranks=size)
         if options.get("replicate") is not None:
             raise OptionError("offload: not with replicate; replicas have no optimizer state")

@@ -7,10 +7,11 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from iobench.errors import UsageError
+from iobench.errors import OptionError, UsageError
 
-__all__ = ["Launcher", "World"]
+__all__ = ["AnyWorld", "Launcher", "World"]
 
 Launcher = str
 """`torchrun`, `slurm`, `mpi`, or `none` for a process without ranks."""
@@ -67,6 +68,20 @@ class World:
         )
 
     @classmethod
+    def of(cls, world: AnyWorld) -> World:
+        """Return the world that the option `world` means: `"job"`, `"alone"`, or the world itself.
+
+        Raises OptionError for anything else, UsageError for variables that contradict each other.
+        """
+        if isinstance(world, World):
+            return world
+        if world == "alone":
+            return cls.single()
+        if world == "job":
+            return cls.detect()
+        raise OptionError(f"world={world!r}: 'job' for all ranks of the job, or 'alone'")
+
+    @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> World:
         """Return the world that the launcher's variables describe; one process without any.
 
@@ -79,6 +94,10 @@ class World:
             if names.rank in found and names.size in found:
                 return names.world(found)
         return cls.single()
+
+
+AnyWorld = World | Literal["job", "alone"]
+"""What an option `world` takes: all ranks of the launcher's job, this process alone, or a world."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,6 @@ def of_one_rank(state: Any) -> Any:
         if tensor is not None and tensor.device_mesh.size() > 1:
             raise StateError(
                 f"a DTensor of {list(tensor.shape)} is sharded over {tensor.device_mesh.size()} "
-                "ranks, but the Checkpointer is alone: make one in every rank, without `world`"
+                "ranks, but the Checkpointer is alone: construct it in every rank, with world='job'"
             )
     return whole

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import iobench
 from iobench.dist.world import World
-from iobench.errors import UsageError
+from iobench.errors import OptionError, UsageError
 
 _TORCHRUN = {
     "RANK": "5",
@@ -93,3 +96,23 @@ def test_contradictions_are_refused(broken: dict[str, str]) -> None:
     """Numbers that cannot be are an error of the user's environment."""
     with pytest.raises(UsageError):
         World.detect({**_TORCHRUN, **broken})
+
+
+def test_the_option_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`job` is that of the launcher, `alone` is this process only; a World is taken as it is."""
+    for name, value in _TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert World.of("job") == World.detect(_TORCHRUN)
+    assert World.of("alone").size == 1
+    assert World.of(World.detect(_SLURM)) == World.detect(_SLURM)
+    with pytest.raises(OptionError, match="world='all': 'job' for all ranks of the job, or"):
+        World.of("all")  # type: ignore[arg-type]  # what a user may write
+
+
+def test_a_checkpointer_that_is_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One rank of a job saves without the others."""
+    for name, value in _TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with iobench.Checkpointer(tmp_path / "a", world="alone") as ckpt:
+        ckpt.save({"step": 3}, 3)
+        assert ckpt.load() == {"step": 3}
