@@ -155,10 +155,10 @@ def _toctree(caption: str, pages: list[str]) -> str:
 
 
 def _add_reports(app: Sphinx) -> None:
-    """Make a report of each record in results/."""
+    """Make a report of each published record in results/, where `iobench run` writes others."""
     directory = Path(app.outdir, "reports")
     directory.mkdir(parents=True, exist_ok=True)
-    for record in sorted(Path(app.srcdir, "results").glob("*.jsonl")):
+    for record in sorted(Path(app.srcdir, "results").glob("reference-*.jsonl")):
         try:
             with chdir(app.srcdir):  # commands in the page name the record by its path
                 page = html(page_of([record.relative_to(app.srcdir)]))

@@ -114,7 +114,8 @@ def _check_urls(site: Path) -> set[Path]:
 
 
 def test_mistakes_fail(tmp_path: Path) -> None:
-    """A link to no page, an anchor to no heading, and a name without a docstring: all are named."""
+    """A link to no page, an anchor to no heading, a name without a docstring and a record that
+    cannot be read: all are named. A record of the user's own is not read."""
     (tmp_path / "docs" / "api").mkdir(parents=True)
     text = "# Title\n\n[a](docs/missing.md) [b](docs/page.md#nowhere) [c](docs/page.md#part)\n"
     (tmp_path / "README.md").write_text(text)
@@ -122,10 +123,14 @@ def test_mistakes_fail(tmp_path: Path) -> None:
     (tmp_path / "docs" / "api" / "README.md").write_text("# API\n")
     (tmp_path / "docs" / "api" / "module.md").write_text("# `iobench_undocumented`\n")
     (tmp_path / "iobench_undocumented.py").write_text(_MODULE)
+    (tmp_path / "results").mkdir()
+    for name in ("reference-torn.jsonl", "own.jsonl"):
+        (tmp_path / "results" / name).write_text("{")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0
-    for found in ("docs/missing.md", "'nowhere'", "Bare has no", "NAME has no"):
+    for found in ("docs/missing.md", "'nowhere'", "Bare has no", "NAME has no", "reference-torn"):
         assert found in done.stderr
+    assert "own.jsonl" not in done.stderr
     assert "'part'" not in done.stderr
     assert "written" not in done.stderr
     page = (tmp_path / "site" / "docs" / "api" / "module.html").read_text()
