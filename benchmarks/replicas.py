@@ -39,10 +39,10 @@ from idle import wait_until_idle
 
 from iobench.bench.judging.stats import median_interval
 from iobench.dist.control import shared_control
+from iobench.dist.replicas.partner import Partner
 from iobench.dist.replicas.recovery import RecoveryPlan, Version
 from iobench.dist.replicas.replicator import Replicator
 from iobench.dist.replicas.runtime import AgentDirectory, job_of
-from iobench.dist.replicas.scheme import Partner
 from iobench.dist.world import World
 from iobench.units import parse_size
 from iobench.writers.image import Bytes, FileImage

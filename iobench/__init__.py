@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from iobench.checkpoint.schedule import Auto, Every
     from iobench.dist.checkpointer import Checkpointer
     from iobench.dist.load.any_format import load_checkpoint
-    from iobench.dist.replicas.scheme import Partner, Xor
+    from iobench.dist.replicas.partner import Partner
     from iobench.integrations.default_writer import set_default_writer
     from iobench.tiers.local import Local
     from iobench.tiers.memory import Memory
@@ -50,7 +50,6 @@ __all__ = [
     "SavedPerRank",
     "Transfer",
     "Writer",
-    "Xor",
     "__version__",
     "dump_writer",
     "load_checkpoint",
@@ -73,8 +72,7 @@ _HOMES = {
     "Placement": "iobench.tiers.placement",
     "Remote": "iobench.tiers.remote",
     "SavedPerRank": "iobench.checkpoint.per_rank",
-    "Partner": "iobench.dist.replicas.scheme",
-    "Xor": "iobench.dist.replicas.scheme",
+    "Partner": "iobench.dist.replicas.partner",
     "Transfer": "iobench.writers.transfer",
     "Writer": "iobench.writers.base",
     "dump_writer": "iobench.writers.config",

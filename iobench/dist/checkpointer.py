@@ -19,7 +19,7 @@ from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import Content
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.load.any_format import read_any
-from iobench.dist.replicas.scheme import Partner, Xor
+from iobench.dist.replicas.partner import Partner
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.dist.saves.one_rank import of_one_rank
 from iobench.dist.world import AnyWorld
@@ -67,9 +67,8 @@ class Checkpointer(LocalCheckpointer):
         location: str | Path,
         *,
         world: AnyWorld = "job",
-        replicate: Partner | Xor | None = None,
-        failed_restarts: int = 2,
-        writers_per_node: int | Literal["auto"] | None = None,
+        replicate: Partner | None = None,
+        writers_per_node: int | None = None,
         deadline_s: float = DEADLINE_S,
         tiers: Sequence[AnyTier] = (),
         placement: Placement | None = None,
@@ -101,15 +100,13 @@ class Checkpointer(LocalCheckpointer):
                 raise OptionError("every_save: on_full='supersede' drops saves; use 'wait'")
             self._in_order = True
         many = writers_per_node
-        if many not in (None, "auto") and not (type(many) is int and many > 0):
-            raise OptionError(f"writers_per_node={many!r}: 1 or more, 'auto', or None for all")
+        if many is not None and not (type(many) is int and many > 0):
+            raise OptionError(f"writers_per_node={many!r}: 1 or more, or None for all")
         if type(deadline_s) not in (int, float) or not deadline_s > 0:
             raise OptionError(f"deadline_s={deadline_s!r}: seconds, above 0")
-        if replicate is not None and not isinstance(replicate, Partner | Xor):
+        if replicate is not None and not isinstance(replicate, Partner):
             raise OptionError(f"replicate={replicate!r}: takes a value such as iobench.Partner()")
-        if type(failed_restarts) is not int or failed_restarts < 1:
-            raise OptionError(f"failed_restarts={failed_restarts!r}: a whole number, 1 or more")
-        self._replicate, self._failed_restarts = replicate, failed_restarts
+        self._replicate = replicate
         if replicate is not None and not self._ranked:
             warnings.warn(
                 "replicate: this job has one rank, so nothing is replicated",

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from torch.distributed.checkpoint.planner import SavePlanner
-
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.persister import Snapshot
@@ -24,7 +22,6 @@ from iobench.dist.agreed import begin_agreed
 from iobench.dist.control import Control, shared_control
 from iobench.dist.ranked_reads import RankedReads
 from iobench.dist.replicas.replicator import Replicator
-from iobench.dist.restarts import FailedRestarts
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.committer import Pins, RankCommitter
 from iobench.dist.saves.content import RankContent
@@ -34,7 +31,6 @@ from iobench.dist.saves.planning import Planning
 from iobench.dist.saves.structure import LocalState
 from iobench.dist.slice_planner import SlicePlanner
 from iobench.dist.world import AnyWorld, World
-from iobench.dist.writers_per_node import WritersPerNode, measure_writers
 from iobench.errors import RankError, UsageError
 from iobench.writers.blocks.channel import Lease
 
@@ -66,8 +62,6 @@ class RankedCheckpointer(RankedReads):
     _asked: Asked | None = None
     _persister: RankPersister
     _ledger: Ledger
-    writers_per_node: WritersPerNode | None = None
-    """What `writers_per_node="auto"` has measured; None otherwise."""
 
     def __init__(self, location: str | Path, *, world: AnyWorld = "job", **options: Any) -> None:
         self._world = World.of(world)
@@ -95,7 +89,6 @@ class RankedCheckpointer(RankedReads):
             self._agreed(f"opening {location}", lambda: self._lead(location, keep))
             self._agreed(f"looking at {location}", lambda: self._writer.require(location))
             places = self._agreed("hosts", lambda: [self._world.host, self._world.node])
-            planner = self._planner([node for _, node in places])
             if self._replicate is not None:
                 self._replicator = Replicator(self._replicate, self._control, str(self._store))
         except BaseException:
@@ -103,7 +96,11 @@ class RankedCheckpointer(RankedReads):
                 self._memory_tiers.pool.close()
             self._store.release()
             raise
-        self._failed = FailedRestarts(str(self._store) if leads else None, self._writer)
+        planner = partial(
+            SlicePlanner,
+            nodes=[node for _, node in places],
+            writers_per_node=self._writers_per_node,
+        )
         hosts = [host for host, _ in places]
         assembly = placing = None
         if leads:
@@ -124,7 +121,6 @@ class RankedCheckpointer(RankedReads):
             assembly=assembly,
             placing=placing,
             replicator=self._replicator,
-            committed=self._failed.progressed,
             pins=self._rank_pins(),
             hosts=hosts,
             drain=self._drain,
@@ -169,16 +165,6 @@ class RankedCheckpointer(RankedReads):
             self._store.clean()
             self._ledger = Ledger(self._store, keep)
             self._ask_remote()
-
-    def _planner(self, nodes: list[int]) -> Callable[[], SavePlanner]:
-        """Return what plans a save: replicated tensors are cut over the ranks that hold them."""
-        many = self._writers_per_node
-        if many == "auto":
-            self.writers_per_node = measure_writers(
-                self._control, self._writer, str(self._store), deadline_s=self._deadline_s
-            )
-            many = self.writers_per_node.writers
-        return partial(SlicePlanner, nodes=nodes, writers_per_node=many)
 
     def due(self, step: int) -> bool:
         """Return whether to save after `step`, by the schedule of rank 0."""
@@ -372,8 +358,6 @@ class RankedCheckpointer(RankedReads):
         try:
             if self._replicator is not None:
                 self._replicator.close(finished=lost is None)
-            if lost is None:
-                self._failed.progressed()
         finally:
             try:
                 LocalCheckpointer.close(self)

@@ -17,7 +17,6 @@ from iobench.dist.control import Control
 from iobench.dist.load.restored import FromMemory, restore_together
 from iobench.dist.replicas.replicator import Replicated, Replicator
 from iobench.dist.replicas.restoring import Restoring
-from iobench.dist.restarts import FailedRestarts
 from iobench.dist.world import World
 from iobench.errors import DataMismatchError, RankError, TargetError, TransferError
 from iobench.writers.base import Writer
@@ -39,7 +38,6 @@ class RankedReads(Checkpointer):
 
     _world: World
     _control: Control
-    _failed: FailedRestarts
     _replicator: Replicator | None = None
     _drain: RankedDrain | None = None
     _memory_tiers: RankMemory | None = None
@@ -73,9 +71,8 @@ class RankedReads(Checkpointer):
             writer=both.writer if both else self._writer,
             serials=(both or self._ledger).serials if leads else None,
             replicator=self._replicator,
-            most_failed=self._failed_restarts,
         )
-        restoring.look(step, self._failed.counts)
+        restoring.look(step)
         memory: list[MemoryFirst] = []
         state, loaded, version = restore_together(
             restoring,
@@ -94,7 +91,6 @@ class RankedReads(Checkpointer):
             if leads:
                 self._ledger.resumed_from(loaded.step)
                 self._ledger.seen(version.serial)
-                self._failed.loaded(loaded.step)
 
         self._agreed(f"resume from step {loaded.step}", note)
         if self._replicator is not None:

@@ -15,7 +15,6 @@ from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import ObjectStore
 from iobench.checkpoint.staged_objects import StagedObjects
-from iobench.dist.restarts import FailedRestarts
 from iobench.errors import (
     DataMismatchError,
     TargetError,
@@ -249,21 +248,3 @@ def test_nothing_there(bucket: Bucket, writer: S3Writer) -> None:
     """An empty prefix has no checkpoint."""
     with pytest.raises(TargetError, match="holds no complete checkpoint"):
         load_checkpoint(bucket.target, writer=writer)
-
-
-def test_failed_restarts_are_counted(bucket: Bucket, writer: S3Writer) -> None:
-    """In an object beside the checkpoints, which is no checkpoint and is removed by a commit."""
-    with Checkpointer(bucket.target, writer=writer) as ckpt:
-        ckpt.save({"step": 5}, 5)
-        assert FailedRestarts(bucket.target, writer).counts() == {}
-        for start in (1, 2):
-            found = FailedRestarts(bucket.target, writer)
-            found.loaded(5)
-            assert found.counts() == {5: start - 1}
-        assert FailedRestarts(bucket.target, writer).counts() == {5: 2}
-        assert ".iobench-restarts.json" in bucket.names()
-        assert ckpt.steps() == [5]
-        found.progressed()
-        found.progressed()
-    assert FailedRestarts(bucket.target, writer).counts() == {}
-    assert ".iobench-restarts.json" not in bucket.names()

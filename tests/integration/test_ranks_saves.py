@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import iobench
+from iobench.units import MIB
 from tests.support import rank_saves
 from tests.support.rank_pool import FirstRanks, RankPool
 from tests.support.rank_states import digest, full
@@ -125,6 +127,14 @@ def test_damage_in_the_part_of_one_rank(pool: FirstRanks, tmp_path: Path) -> Non
     file.unlink()
     with pytest.raises(iobench.errors.DataMismatchError):
         iobench.load_checkpoint(tmp_path)
+
+
+def test_loads_on_a_full_disk(pool: FirstRanks, new_filesystem: Callable[..., Path]) -> None:
+    """A load writes nothing, so it needs no space."""
+    root = new_filesystem("tmpfs", 8 * MIB)
+    found = pool.call(rank_saves.full_disk, str(root / "runs"), str(root / "filler"))
+    assert found == [[6, 6]] * 2
+    assert sorted(os.listdir(root / "runs")) == [".iobench-lock", "step-1"]
 
 
 def test_retention_and_removal(pool: FirstRanks, tmp_path: Path) -> None:

@@ -23,14 +23,7 @@ from iobench.dist.replicas.endpoint import Endpoint, described
 from iobench.dist.replicas.fetch import Fetcher
 from iobench.dist.replicas.frames import Wire
 from iobench.dist.replicas.handshake import accept, introduce
-from iobench.dist.replicas.recovery import (
-    MemoryCopy,
-    ParityCopy,
-    RecoveryPlan,
-    Version,
-    recovery_plan,
-)
-from iobench.dist.replicas.segment import Key
+from iobench.dist.replicas.recovery import MemoryCopy, RecoveryPlan, Version
 from iobench.dist.replicas.start import stop_agent, stop_earlier_agents
 from iobench.errors import ReplicaError
 from iobench.units import MIB
@@ -66,8 +59,7 @@ def alone(base: Path) -> Iterator[Node]:
     node.stop()
 
 
-def _fetcher(plan: RecoveryPlan | None, made: list[Node], node: int) -> Fetcher:
-    assert plan is not None
+def _fetcher(plan: RecoveryPlan, made: list[Node], node: int) -> Fetcher:
     return Fetcher(
         plan,
         node=node,
@@ -77,18 +69,13 @@ def _fetcher(plan: RecoveryPlan | None, made: list[Node], node: int) -> Fetcher:
     )
 
 
-def _held(made: list[Node], version: Version) -> list[MemoryCopy | ParityCopy]:
-    found: list[MemoryCopy | ParityCopy] = []
-    for number, node in enumerate(made):
-        for one in node.own.ask("inventory")["segments"]:
-            if Version(*one["version"]) == version:
-                members = tuple(one["members"])
-                found.append(
-                    MemoryCopy(version, members[0], one["ranks"], number)
-                    if one["holder"] is None
-                    else ParityCopy(version, members, one["holder"], one["ranks"], number)
-                )
-    return found
+def _held(made: list[Node], version: Version) -> list[MemoryCopy]:
+    return [
+        MemoryCopy(version, one["rank"], one["ranks"], number)
+        for number, node in enumerate(made)
+        for one in node.own.ask("inventory")["segments"]
+        if Version(*one["version"]) == version
+    ]
 
 
 def _fetched(fetcher: Fetcher, rank: int, size: int) -> tuple[Bytes, list[str]]:
@@ -104,7 +91,7 @@ def test_a_copy_of_a_copy(three: list[Node], size: int) -> None:
     """What a trainer copies is read from its own node and from the partner, byte for byte."""
     version, data = _version(), random_bytes(size, size)
     three[0].copy(7, version, data, b"header")
-    pushed = three[0].push(7, version, Key((7,)), three[1].address)
+    pushed = three[0].push(7, version, three[1].address)
     assert pushed["sent_bytes"] == size
     assert [one.node for one in _held(three, version)] == [0, 1]
     for node in range(3):
@@ -131,30 +118,11 @@ def test_any_range(three: list[Node], start: int) -> None:
         fetcher.close()
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_parity_recovers_one_node(three: list[Node], lost: int) -> None:
-    """Every member sends its chunks; the data of one lost node follow from the others."""
-    version, group = _version(), (0, 1, 2)
-    data = [random_bytes(size, size) for size in (_SIZE, 3 * MIB, 17)]
-    for rank, node in enumerate(three):
-        node.copy(rank, version, data[rank], b"header of %d" % rank, ranks=3)
-    for rank, node in enumerate(three):
-        for holder in set(group) - {rank}:
-            node.push(rank, version, Key(group, holder), three[holder].address)
-    left = [one for one in _held(three, version) if one.node != lost]
-    reader = (lost + 1) % 3
-    fetcher = _fetcher(recovery_plan(left), three, reader)
-    assert fetcher.part(lost).header == b"header of %d" % lost
-    memory, notes = _fetched(fetcher, lost, len(data[lost]))
-    assert np.array_equal(memory, data[lost])
-    assert not notes
-
-
 def test_a_flipped_bit_in_memory_is_replaced_by_the_partner(three: list[Node]) -> None:
     """Only the damaged piece comes from the next source, and the note says so."""
     version, data = _version(), random_bytes(_SIZE, 1)
     three[0].copy(5, version, data)
-    three[0].push(5, version, Key((5,)), three[1].address)
+    three[0].push(5, version, three[1].address)
     for file in three[0].memory_files():
         flip(file, data, 2 * MIB + 1)
     plan = RecoveryPlan(version=version, ranks=8, stored=False, holders={5: (0, 1)})
@@ -195,7 +163,7 @@ def test_a_bit_flipped_on_the_wire_is_sent_again(three: list[Node]) -> None:
             part[0] ^= 1
 
     with through_proxy(three[1].address, change) as address:
-        pushed = three[0].push(3, version, Key((3,)), address)
+        pushed = three[0].push(3, version, address)
     assert pushed["damaged"] == 1
     plan = RecoveryPlan(version=version, ranks=8, stored=False, holders={3: (1,)})
     memory, _ = _fetched(_fetcher(plan, three, 0), 3, _SIZE)
@@ -215,7 +183,7 @@ def test_a_wire_that_flips_always(three: list[Node]) -> None:
         through_proxy(three[1].address, change) as address,
         pytest.raises(ReplicaError, match="arrived damaged 3 times"),
     ):
-        three[0].push(2, version, Key((2,)), address)
+        three[0].push(2, version, address)
     assert [one.node for one in _held(three, version)] == [0]
 
 
@@ -223,16 +191,16 @@ def test_a_transfer_that_breaks_leaves_the_last_complete_version(three: list[Nod
     """A sender that is killed in the middle leaves an incomplete segment, and the one before."""
     old, new, data = _version(), _version(), random_bytes(_SIZE, 4)
     three[0].copy(1, old, data)
-    three[0].push(1, old, Key((1,)), three[1].address)
+    three[0].push(1, old, three[1].address)
     three[0].copy(1, new, data)
-    part = three[0].own.describe(Key((1,)), new)[0][1]
+    part = three[0].own.describe(1, new)
     with three[1].peer() as peer:
-        fields = {**described(Key((1,)), new), "rank": 1, "ranks": 4}
+        fields = {**described(1, new), "ranks": 4}
         peer.ask("put", part.digests, size=part.size_bytes, digests=len(part.digests), **fields)
         peer.wire.send({"piece": 0}, data[:MIB])
     assert [one.node for one in _held(three, old)] == [0, 1]
     assert [one.node for one in _held(three, new)] == [0]
-    pushed = three[0].push(1, new, Key((1,)), three[1].address)  # the rest of it
+    pushed = three[0].push(1, new, three[1].address)  # the rest of it
     assert pushed["sent_bytes"] in (_SIZE, _SIZE - MIB)
     assert [one.node for one in _held(three, new)] == [0, 1]
 
@@ -316,9 +284,9 @@ def test_more_strangers_than_descriptors(alone: Node) -> None:
     "request_",
     [
         {"op": "settle", "version": [1, 2]},
-        {"op": "start", "keys": 3},
-        {"op": "describe", "version": [1, 2, "a"], "members": [], "holder": None},
-        {"op": "get", "version": [1, 2, "a"], "members": ["x"], "holder": None, "start": 0},
+        {"op": "start", "keeps": 3},
+        {"op": "describe", "version": [1, 2, "a"], "rank": None},
+        {"op": "get", "version": [1, 2, "a"], "rank": "x", "start": 0},
         {"op": "no such"},
     ],
 )
@@ -340,7 +308,7 @@ def test_peers_cannot_stop_or_change_an_agent(alone: Node) -> None:
 
 def test_memory_that_does_not_fit_the_budget(alone: Node) -> None:
     """It is refused before it is taken; what was there stays."""
-    alone.own.ask("start", keys=[{"members": [0], "holder": None}], ranks=1, budget_bytes=8 * MIB)
+    alone.own.ask("start", keeps=[0], ranks=1, budget_bytes=8 * MIB)
     first = _version()
     alone.copy(0, first, random_bytes(4 * MIB))
     with pytest.raises(ReplicaError, match=r"budget: 4\.00 MiB of 8\.00 MiB are taken"):

@@ -26,8 +26,8 @@ Told = list[list[dict[str, Any]]]
 class Job:
     """A job with one rank per node; every node is a runtime directory in `base`."""
 
-    def __init__(self, base: Path, size: int, scheme: str, **options: Any) -> None:
-        self.base, self.size, self.scheme, self.options = base, size, scheme, options
+    def __init__(self, base: Path, size: int, **options: Any) -> None:
+        self.base, self.size, self.options = base, size, options
         for node in range(size):
             (base / f"n{node}").mkdir(mode=0o700)
 
@@ -43,7 +43,6 @@ class Job:
         asked = {
             "base": str(self.base),
             "hosts": [f"n{host}" for host in hosts or range(self.size)],
-            "scheme": self.scheme,
             "steps": list(steps),
             "end": end,
             "options": self.options,
@@ -108,7 +107,7 @@ def _outcomes(told: Told, rank: int = 0) -> list[tuple[int, str]]:
 
 def test_a_node_lost_and_numbers_exchanged(base: Path) -> None:
     """The partner has the bytes of a lost node; other nodes come back with other numbers."""
-    job = Job(base, 3, "partner")
+    job = Job(base, 3)
     job.run([10], "wait")
     job.lose(0)
     told = job.run([20], "wait", hosts=[2, 0, 1])
@@ -118,24 +117,24 @@ def test_a_node_lost_and_numbers_exchanged(base: Path) -> None:
     assert job.ended()
 
 
-def test_parity_of_a_group(base: Path) -> None:
-    """One lost node of a group is recovered from parity, two are not."""
-    job = Job(base, 3, "xor", group=3)
+def test_both_nodes_of_a_pair_are_lost(base: Path) -> None:
+    """One lost node is recovered from its partner; of two, nothing is loaded from memory."""
+    job = Job(base, 2)
     job.run([10], "wait")
-    job.lose(2)
+    job.lose(1)
     told = job.run([20], "wait")
-    assert _loads(told) == [(10, True, "own"), (10, True, "own"), (10, True, "parity")]
+    assert _loads(told) == [(10, True, "own"), (10, True, "peer")]
     assert _outcomes(told) == [(20, "complete")]
     job.lose(0)
     job.lose(1)
     told = job.run([], "finish")
-    assert _loads(told) == [(None, None)] * 3
+    assert _loads(told) == [(None, None)] * 2
     assert job.ended()
 
 
 def test_memory_full_on_every_node(base: Path) -> None:
     """Nothing is taken beyond the budget; training goes on, and every failure is told."""
-    job = Job(base, 2, "partner", memory="4MiB")
+    job = Job(base, 2, memory="4MiB")
     told = job.run([10, 20], "finish")
     assert _outcomes(told) == [(10, "failed"), (20, "failed")]
     assert "do not fit the agent's budget" in told[0][1]["reason"]
@@ -144,7 +143,7 @@ def test_memory_full_on_every_node(base: Path) -> None:
 
 def test_another_run_of_the_same_location(base: Path) -> None:
     """Another token: the memory of the earlier run is freed and never loaded."""
-    job = Job(base, 2, "partner")
+    job = Job(base, 2)
     job.run([10], "wait")
     before = job.agents()
     told = job.run([], "finish", run_id="other")

@@ -19,7 +19,6 @@ from iobench.dist.replicas.endpoint import Address, Endpoint, described
 from iobench.dist.replicas.pieces import PIECE, digest_of
 from iobench.dist.replicas.recovery import Version
 from iobench.dist.replicas.runtime import AgentDirectory, AgentRecord
-from iobench.dist.replicas.segment import Key
 from iobench.dist.replicas.start import start_agent, stop_agent
 from iobench.writers.image import Bytes
 
@@ -66,7 +65,7 @@ class Node:
         self, rank: int, version: Version, memory: Bytes, header: bytes = b"", ranks: int = 4
     ) -> None:
         """Copy like a trainer: into the segment, then its header."""
-        fields = {**described(Key((rank,)), version), "ranks": ranks, "size": len(memory)}
+        fields = {**described(rank, version), "ranks": ranks, "size": len(memory)}
         _, fd = self.own.ask_fd("begin", **fields)
         os.pwrite(fd, memory.data, 0)
         os.close(fd)
@@ -74,10 +73,9 @@ class Node:
         digests = b"".join(map(digest_of, pieces))
         self.own.ask("fill", digests + header, **fields, digests=len(digests))
 
-    def push(self, rank: int, version: Version, key: Key, address: Address) -> dict[str, Any]:
+    def push(self, rank: int, version: Version, address: Address) -> dict[str, Any]:
         """Let the agent send a rank's bytes to another one."""
-        target = {"members": key.members, "holder": key.holder, "address": address}
-        return self.own.ask("push", version=version, rank=rank, targets=[target])
+        return self.own.ask("push", **described(rank, version), address=address)
 
     def memory_files(self) -> list[Path]:
         """The open memory files of the agent."""

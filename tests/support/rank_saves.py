@@ -16,6 +16,7 @@ import torch
 
 import iobench
 from iobench.checkpoint.slots import SlotPool
+from iobench.dist.control import shared_control
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
@@ -24,8 +25,9 @@ from tests.support.rank_pool import in_world, leave_world
 from tests.support.rank_states import digest, state_of
 
 __all__ = [
-    *("auto_schedule", "broken_job", "changing", "failing", "gated", "held_lock", "kept", "lazy"),
-    *("leftovers", "like_a_device", "loads", "node_local", "opens", "refused", "reused", "saves"),
+    *("auto_schedule", "broken_job", "changing", "failing", "full_disk", "gated", "held_lock"),
+    *("kept", "lazy", "leftovers", "like_a_device", "loads", "node_local", "opens", "refused"),
+    *("reused", "saves"),
 ]
 
 _SECONDS = 60.0
@@ -189,6 +191,21 @@ def loads(size: int, directory: str, on_corrupt: str) -> list[Any]:
         error = _raised(lambda: found.append(ckpt.load(on_corrupt=on_corrupt)))
         epoch = found[0]["epoch"] if found else None
         return [error, epoch, ckpt.loaded.step if ckpt.loaded else None]
+
+
+def full_disk(size: int, directory: str, filler: str) -> list[int]:
+    """Save, fill the disk, and load twice; return the epochs."""
+    world = in_world(size)
+    control = shared_control(world).sub("full disk")
+    with _checkpointer(size, directory) as ckpt:
+        ckpt.save(state_of(world.rank, size, "mixed", seed=1), 1)
+        if world.rank == 0:
+            with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(4096)):
+                    pass
+            assert not os.statvfs(directory).f_bavail
+        control.barrier("full", deadline_s=_SECONDS)
+        return [ckpt.load()["epoch"] for _ in range(2)]
 
 
 def kept(size: int, directory: str) -> list[Any]:

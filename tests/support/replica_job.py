@@ -35,11 +35,9 @@ class ReplicaJob:
     whether what the one before has left is complete and loads.
     """
 
-    def __init__(
-        self, nodes: Nodes, directory: Path, size: int = 2, scheme: str = "partner", **options: Any
-    ) -> None:
+    def __init__(self, nodes: Nodes, directory: Path, size: int = 2, **options: Any) -> None:
         self.nodes, self.directory, self.size = nodes, directory, size
-        self._scheme, self._options = scheme, {"rate": "1GiB", **options}
+        self._options = {"rate": "1GiB", **options}
         self.newest = -1
         self._held = False
 
@@ -57,7 +55,6 @@ class ReplicaJob:
         """Start the ranks. `stay`: they wait for a signal when they have saved."""
         self._held = False
         asked = {
-            "scheme": self._scheme,
             "options": {**self._options, **(options or {})},
             "options_of": options_of or {},
             "first": self.newest < 0,

@@ -1,7 +1,7 @@
 """A rank of a job that replicates: loads, saves some steps, and then ends or waits for its death.
 
-REPLICA_TEST is a JSON object: `base` and `hosts` (the runtime directory of each node), `scheme`,
-`steps`, and `end` ("finish" or "wait").
+REPLICA_TEST is a JSON object: `base` and `hosts` (the runtime directory of each node), `steps`,
+`options` of Partner, and `end` ("finish" or "wait").
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 
 from iobench.dist.control import Control
-from iobench.dist.replicas.recovery import MemoryCopy, ParityCopy, Version, recovery_plan
+from iobench.dist.replicas.partner import Partner
+from iobench.dist.replicas.recovery import Version, recovery_plan
 from iobench.dist.replicas.replicator import Replicator
-from iobench.dist.replicas.scheme import Partner, Scheme, Xor
 from iobench.dist.world import World
 from iobench.writers.image import Bytes, FileImage
-
-_SCHEMES: dict[str, type[Partner | Xor]] = {"partner": Partner, "xor": Xor}
 
 
 def _tell(**fields: Any) -> None:
@@ -36,8 +34,7 @@ def _state(step: int, rank: int) -> Bytes:
 
 
 def _load(replicator: Replicator, world: World) -> Version | None:
-    copies: list[MemoryCopy | ParityCopy] = replicator.copies()
-    plan = recovery_plan(copies)
+    plan = recovery_plan(replicator.copies())
     if plan is None:
         _tell(loaded=None)
         return None
@@ -56,8 +53,7 @@ def main() -> None:
     os.environ["IOBENCH_AGENTS"] = f"{asked['base']}/{asked['hosts'][world.node]}"
     control = Control.connect(world, deadline_s=60, lost_after_s=10)
     options = {"rate": "1GiB", **asked.get("options", {})}
-    scheme: Scheme = _SCHEMES[asked["scheme"]](**options)
-    replicator = Replicator(scheme, control, "/runs/a")
+    replicator = Replicator(Partner(**options), control, "/runs/a")
     version = _load(replicator, world)
     replicator.resumed(version)
     serial = version.serial if version else 0

@@ -8,7 +8,7 @@ import threading
 import warnings
 from typing import Any
 
-from iobench import Checkpointer, KeepLast, Partner, Xor
+from iobench import Checkpointer, KeepLast, Partner
 from iobench.dist import control
 from iobench.dist.replicas.endpoint import Endpoint
 from iobench.dist.world import World
@@ -17,7 +17,6 @@ from support.train_scripts import check, made, say
 
 __all__ = ["knocks", "replicates"]
 
-_SCHEMES: dict[str, type[Partner | Xor]] = {"partner": Partner, "xor": Xor}
 _OWN = 300_000
 """Elements of the rank's own tensor: with them a rank has two pieces."""
 
@@ -26,7 +25,7 @@ def replicates(directory: str, saves: int, asked: dict[str, Any]) -> None:
     """Load the newest step that all ranks can have, and save some more; exit with 3 if a rank is
     lost.
 
-    `asked`: `scheme`, `options`, `options_of` (by rank), `first` (there is nothing to load), `stay`
+    `asked`: `options`, `options_of` (by rank), `first` (there is nothing to load), `stay`
     (wait for a signal at the end) and `silent_s`, after which a rank is lost.
 
     Prints "loaded N SOURCES", "told WARNING", "replica N OUTCOME", "saved N", "stays" and "done".
@@ -39,8 +38,9 @@ def replicates(directory: str, saves: int, asked: dict[str, Any]) -> None:
         control._shared = control.Control.connect(
             world, deadline_s=20, lost_after_s=asked["silent_s"]
         )
-        scheme = _SCHEMES[asked["scheme"]](**options)
-        with Checkpointer(directory, keep=KeepLast(2), writer="odirect", replicate=scheme) as ckpt:
+        with Checkpointer(
+            directory, keep=KeepLast(2), writer="odirect", replicate=Partner(**options)
+        ) as ckpt:
             step = -1 if asked["first"] else _load(ckpt, world.rank)
             for now in range(step + 1, step + 1 + saves):
                 _save(ckpt, now, world.rank)

@@ -16,7 +16,6 @@ __all__ = ["SavedRun", "expect_lost"]
 
 _LOST = 3  # exit code of a rank that got a RankError
 _LIMIT_S = 60
-_FAILED_RESTARTS = 1000  # tests in a row may lose a rank before the first commit
 
 
 def expect_lost(nodes: Nodes, survivors: Sequence[Process], lost: Process) -> None:
@@ -55,7 +54,7 @@ class SavedRun:
         """Start the ranks, for `test`."""
         self._before, self._test = self._test, test
         self._expected = self.newest
-        arguments = (str(self.directory), saves, 0.0, how, restore_mode, _FAILED_RESTARTS)
+        arguments = (str(self.directory), saves, 0.0, how, restore_mode)
         return self.nodes.ranks(
             "support.train_scripts:trains", *arguments, order=next(self._orders), points=points
         )

@@ -71,7 +71,6 @@ def trains(
     pause_s: float = 0.0,
     how: str = "async",
     restore_mode: RestoreMode = "auto",
-    failed_restarts: int = 2,
     reuse_files: bool = False,
 ) -> None:
     """Load the newest checkpoint and save some more; exit with 3 after a RankError.
@@ -92,7 +91,6 @@ def trains(
             directory,
             keep=KeepLast(2),
             writer="odirect",
-            failed_restarts=failed_restarts,
             reuse_files=reuse_files,
         ) as ckpt:
             say("open")

@@ -1,1 +1,1 @@
-"""Replicas of snapshots in the memory of other nodes (Gemini, SOSP 2023), and parity (SCR)."""
+"""Replicas of snapshots in the memory of other nodes (Gemini, SOSP 2023)."""

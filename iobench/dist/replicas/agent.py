@@ -86,10 +86,8 @@ class Agent:
             self._directory.socket.unlink()
         self._local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._local.bind(str(self._directory.socket))
-        host = self._settings.host
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._remote = socket.socket(family, socket.SOCK_STREAM)
-        self._remote.bind((host, 0))
+        self._remote = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._remote.bind((self._settings.host, 0))
         for listener in (self._local, self._remote):
             listener.listen(128)
 

@@ -10,11 +10,11 @@ from iobench.dist.messages import Message
 from iobench.dist.replicas.frames import Wire
 from iobench.dist.replicas.handshake import introduce
 from iobench.dist.replicas.recovery import Version
-from iobench.dist.replicas.segment import Key, RankBytes
+from iobench.dist.replicas.segment import RankBytes
 from iobench.errors import ReplicaError
 from iobench.units import GIB
 
-__all__ = ["Address", "Endpoint", "described", "key_of", "version_of"]
+__all__ = ["Address", "Endpoint", "described", "rank_of", "version_of"]
 
 Address = tuple[str, int]
 _LONGEST = GIB  # of digests and headers
@@ -43,8 +43,7 @@ class Endpoint:
     @classmethod
     def remote(cls, address: Address, token: bytes, *, timeout_s: float | None) -> Self:
         """Connect to the agent of another node."""
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         other = f"the agent at {address[0]}:{address[1]}"
         return cls._connected(connection, address, other, token, timeout_s)
 
@@ -75,16 +74,12 @@ class Endpoint:
         answer = self.ask(op, **fields)
         return answer, self.wire.receive_fd()
 
-    def describe(self, key: Key, version: Version) -> tuple[dict[int, RankBytes], bytes]:
-        """Return the parts of a complete segment by rank, and the digests of its own bytes."""
-        self.wire.send({"op": "describe", **described(key, version)})
+    def describe(self, rank: int, version: Version) -> RankBytes:
+        """Return size, digests and header of a complete segment."""
+        self.wire.send({"op": "describe", **described(rank, version)})
         answer, payload = self.wire.answer(_LONGEST)
-        parts, at = {}, 0
-        for rank, size, digests, header in answer["parts"]:
-            middle, end = at + digests, at + digests + header
-            parts[rank] = RankBytes(size, payload[at:middle], payload[middle:end])
-            at = end
-        return parts, payload[at:]
+        cut = int(answer["digests"])
+        return RankBytes(int(answer["size"]), payload[:cut], payload[cut:])
 
     def close(self) -> None:
         """Close the connection."""
@@ -97,9 +92,9 @@ class Endpoint:
         self.close()
 
 
-def described(key: Key, version: Version) -> Message:
+def described(rank: int, version: Version) -> Message:
     """Return the fields of a request that name a segment."""
-    return {"version": version, "members": key.members, "holder": key.holder}
+    return {"version": version, "rank": rank}
 
 
 def version_of(found: Message) -> Version:
@@ -111,13 +106,9 @@ def version_of(found: Message) -> Version:
     raise ReplicaError(f"{value!r:.60} names no version")
 
 
-def key_of(found: Message) -> Key:
-    """Return the key in a message. Raises ReplicaError for anything else."""
-    members, holder = found.get("members"), found.get("holder")
-    if isinstance(members, list) and members and all(type(one) is int for one in members):
-        # Of one rank's bytes there is no holder; of parity there is one.
-        if holder is None and len(members) == 1:
-            return Key((members[0],))
-        if type(holder) is int and 0 <= holder < len(members) > 1:
-            return Key(tuple(members), holder)
-    raise ReplicaError(f"{members!r:.60}, {holder!r:.20} name no segment")
+def rank_of(found: Message) -> int:
+    """Return the rank in a message. Raises ReplicaError for anything else."""
+    rank = found.get("rank")
+    if type(rank) is not int or rank < 0:
+        raise ReplicaError(f"{rank!r:.60} names no rank")
+    return rank

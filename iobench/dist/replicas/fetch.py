@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from iobench.dist.messages import Message
 from iobench.dist.replicas.endpoint import Address, Endpoint, described
-from iobench.dist.replicas.parity import ParityReader
 from iobench.dist.replicas.pieces import digest_at, digest_of, pieces_of, span_of
 from iobench.dist.replicas.recovery import CopySource, RecoveryPlan
-from iobench.dist.replicas.segment import Key, RankBytes
+from iobench.dist.replicas.segment import RankBytes
 from iobench.errors import ReplicaError
 from iobench.writers.image import Bytes
 
@@ -66,17 +66,11 @@ class Fetcher:
         return self._parts[rank]
 
     def _part_from(self, source: CopySource, rank: int) -> RankBytes:
-        version = self._plan.version
         if source.kind == "storage":
             raise ReplicaError("only storage has them")
-        if source.kind != "parity":
-            parts, _ = self.endpoint(source.node).describe(Key((rank,)), version)
-        else:
-            holder = 1 if source.members[0] == rank else 0
-            node = self._plan.parity[source.members, holder]
-            parts, _ = self.endpoint(node).describe(Key(source.members, holder), version)
-        parts[rank].check()
-        return parts[rank]
+        part = self.endpoint(source.node).describe(rank, self._plan.version)
+        part.check()
+        return part
 
     def fetch(self, rank: int, start: int, memory: Bytes) -> Fetched:
         """Fill `memory` with the bytes of `rank` from `start` on.
@@ -111,7 +105,7 @@ class Fetcher:
         start, memory = place
         bad: list[int] = []
         done = 0
-        name = str(source.kind) if source.node is None else f"node {source.node}"
+        name = f"node {source.node}"
         try:
             for begin, end in runs_of(wanted):
                 with self._reader(source, rank, part, begin, end) as read:
@@ -144,16 +138,14 @@ class Fetcher:
 
     def _reader(
         self, source: CopySource, rank: int, part: RankBytes, begin: int, end: int
-    ) -> OwnRun | PeerRun | ParityReader:
-        version = self._plan.version
-        if source.kind == "parity":
-            return ParityReader(self, self._plan, source.members, rank, part, (begin, end))
+    ) -> OwnRun | PeerRun:
+        named = described(rank, self._plan.version)
         low, high = span_of(begin, part.size_bytes)[0], span_of(end - 1, part.size_bytes)[1]
         endpoint = self.endpoint(source.node)
         if source.kind == "peer":
-            return PeerRun(endpoint, Key((rank,)), self._plan, low, high)
+            return PeerRun(endpoint, named, low, high)
         if rank not in self._files:
-            _, self._files[rank] = endpoint.ask_fd("open", **described(Key((rank,)), version))
+            _, self._files[rank] = endpoint.ask_fd("open", **named)
         return OwnRun(self._files[rank])
 
     def endpoint(self, node: int | None) -> Endpoint:
@@ -168,10 +160,9 @@ class Fetcher:
         return self._endpoints[node]
 
     def _forget(self, source: CopySource) -> None:
-        """Close connections that are in an unknown state."""
-        for node in [source.node] if source.kind != "parity" else list(self._endpoints):
-            if (endpoint := self._endpoints.pop(node, None)) is not None:
-                endpoint.close()
+        """Close a connection that is in an unknown state."""
+        if (endpoint := self._endpoints.pop(source.node, None)) is not None:
+            endpoint.close()
 
     def close(self) -> None:
         """Close all connections."""
@@ -206,10 +197,8 @@ class OwnRun:
 class PeerRun:
     """Consecutive pieces from the agent of another node, in one answer."""
 
-    def __init__(
-        self, endpoint: Endpoint, key: Key, plan: RecoveryPlan, low: int, high: int
-    ) -> None:
-        self._endpoint, self._request = endpoint, described(key, plan.version)
+    def __init__(self, endpoint: Endpoint, named: Message, low: int, high: int) -> None:
+        self._endpoint, self._request = endpoint, named
         self._low, self._high = low, high
 
     def __enter__(self) -> Callable[[int, Bytes], None]:

@@ -1,4 +1,4 @@
-"""Holdings: all segments of one agent, at most two per key."""
+"""Holdings: all segments of one agent, at most two per rank."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Collection
 from typing import Any
 
 from iobench.dist.replicas.recovery import Version
-from iobench.dist.replicas.segment import Key, MemorySegment, NodeMemory
+from iobench.dist.replicas.segment import MemorySegment, NodeMemory
 from iobench.errors import ReplicaError
 
 __all__ = ["Holdings"]
 
 
 class Holdings:
-    """Segments by key, two generations each: one complete, one for the version that comes in.
+    """Segments by rank, two generations each: one complete, one for the version that comes in.
 
     A version that all ranks have (`settle`) is never overwritten before a newer one is settled. So
     a failure during a transfer always leaves the last settled version.
@@ -22,61 +22,61 @@ class Holdings:
 
     def __init__(self, memory: NodeMemory) -> None:
         self.memory = memory
-        self._segments: dict[Key, list[MemorySegment]] = {}
-        self._expected: frozenset[Key] | None = None
+        self._segments: dict[int, list[MemorySegment]] = {}
+        self._expected: frozenset[int] | None = None
         self._lock = threading.RLock()
 
-    def expect(self, keys: Collection[Key]) -> None:
-        """Name the keys that this start of the job will use.
+    def expect(self, ranks: Collection[int]) -> None:
+        """Name the ranks whose bytes this start of the job will keep here.
 
-        Segments of other keys stay until a newer version is settled, or until memory is short.
+        Segments of other ranks stay until a newer version is settled, or until memory is short.
         """
         with self._lock:
-            self._expected = frozenset(keys)
+            self._expected = frozenset(ranks)
 
-    def begin(self, key: Key, version: Version, ranks: int) -> MemorySegment:
+    def begin(self, rank: int, version: Version, ranks: int) -> MemorySegment:
         """Return the segment for `version`: the one that has it already, or an empty one."""
         with self._lock:
-            own = self._segments.setdefault(key, [])
+            own = self._segments.setdefault(rank, [])
             for segment in own:
                 if segment.version == version:
                     return segment
             if len(own) < 2:
-                own.append(MemorySegment(key, self.memory))
+                own.append(MemorySegment(rank, self.memory))
                 chosen = own[-1]
             else:
                 chosen = min(own, key=_worth)
             chosen.begin(version, ranks)
             return chosen
 
-    def make_room(self, key: Key) -> bool:
-        """Free segments that this start of the job does not use, for `key`; whether there were any.
+    def make_room(self, rank: int) -> bool:
+        """Free segments that this start does not use, for `rank`; return whether there were any.
 
         What they hold was saved before this start, and loaded if it was needed.
         """
         with self._lock:
             if self._expected is None:
                 return False
-            stale = self._segments.keys() - self._expected - {key}
+            stale = self._segments.keys() - self._expected - {rank}
             for one in stale:
                 self._free(one)
             return bool(stale)
 
-    def find(self, key: Key, version: Version) -> MemorySegment:
+    def find(self, rank: int, version: Version) -> MemorySegment:
         """Return the complete segment. Raises ReplicaError when there is none."""
         with self._lock:
-            for segment in self._segments.get(key, ()):
+            for segment in self._segments.get(rank, ()):
                 if segment.version == version and segment.complete:
                     return segment
-        raise ReplicaError(f"step {version.step} of rank {key.members} is not held here")
+        raise ReplicaError(f"step {version.step} of rank {rank} is not held here")
 
     def settle(self, version: Version, *, kept: bool) -> None:
         """Protect `version`, which all ranks have; or drop it, because a rank lacks it.
 
-        Once it is protected, keys that lack it are freed: they belong to an earlier placement.
+        Once it is protected, ranks that lack it are freed: they belong to an earlier placement.
         """
         with self._lock:
-            for key, own in list(self._segments.items()):
+            for rank, own in list(self._segments.items()):
                 held = [segment for segment in own if segment.version == version]
                 for segment in held:
                     if kept and segment.complete:
@@ -85,8 +85,8 @@ class Holdings:
                         segment.drop()
                 if kept and not any(segment.confirmed for segment in held):
                     older = all(one.version is None or one.version < version for one in own)
-                    if older and self._expected is not None and key not in self._expected:
-                        self._free(key)
+                    if older and self._expected is not None and rank not in self._expected:
+                        self._free(rank)
 
     def resume(self, version: Version | None) -> None:
         """Protect the version from which training continues; drop all newer ones, of None all."""
@@ -111,8 +111,7 @@ class Holdings:
             return [
                 {
                     "version": segment.version,
-                    "members": segment.key.members,
-                    "holder": segment.key.holder,
+                    "rank": segment.rank,
                     "ranks": segment.ranks,
                     "size_bytes": segment.size_bytes,
                     "confirmed": segment.confirmed,
@@ -124,14 +123,14 @@ class Holdings:
     def free(self) -> None:
         """Free all memory."""
         with self._lock:
-            for key in list(self._segments):
-                self._free(key)
+            for rank in list(self._segments):
+                self._free(rank)
 
     def _all(self) -> list[MemorySegment]:
         return [segment for own in self._segments.values() for segment in own]
 
-    def _free(self, key: Key) -> None:
-        for segment in self._segments.pop(key):
+    def _free(self, rank: int) -> None:
+        for segment in self._segments.pop(rank):
             segment.free()
 
 

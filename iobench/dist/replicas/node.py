@@ -13,16 +13,10 @@ from iobench.dist.control import Control
 from iobench.dist.interface import chosen_interface
 from iobench.dist.replicas.endpoint import Address, Endpoint, described
 from iobench.dist.replicas.fetch import Fetcher
+from iobench.dist.replicas.partner import Partner
 from iobench.dist.replicas.pieces import PIECE, digest_of
-from iobench.dist.replicas.recovery import (
-    MemoryCopy,
-    ParityCopy,
-    RecoveryPlan,
-    Version,
-)
+from iobench.dist.replicas.recovery import MemoryCopy, RecoveryPlan, Version
 from iobench.dist.replicas.runtime import AgentDirectory, AgentRecord, job_of
-from iobench.dist.replicas.scheme import Scheme
-from iobench.dist.replicas.segment import Key
 from iobench.dist.replicas.start import start_agent, stop_earlier_agents
 from iobench.errors import IobenchError, ReplicaError
 from iobench.writers.image import Bytes, FileImage
@@ -40,8 +34,8 @@ class NodeAgents:
     rank.
     """
 
-    def __init__(self, scheme: Scheme, control: Control, location: str) -> None:
-        self._scheme, self._control, self._location = scheme, control, location
+    def __init__(self, partner: Partner, control: Control, location: str) -> None:
+        self._partner, self._control, self._location = partner, control, location
         self._world = control.world
         self._job = job_of(location)
         self._directory = AgentDirectory.of(self._job)
@@ -49,7 +43,8 @@ class NodeAgents:
         self._present: Endpoint | None = None
         self.nodes: list[int] = []
         self.addresses: dict[int, Address] = {}
-        self.targets: list[list[tuple[Key, int]]] = []
+        self.targets: list[int] = []
+        """The node that keeps the copy of each rank; empty with one node."""
         self.stopped: list[AgentRecord] = []
         """Agents of earlier jobs at the same location, which were stopped."""
 
@@ -79,9 +74,7 @@ class NodeAgents:
         chosen = votes.most_common(1)[0][0] if votes else facts[0][2]
         self._token = bytes.fromhex(chosen)
         if len(set(self.nodes)) > 1:
-            self.targets = self._scheme.targets(self.nodes)
-        else:
-            self.targets = [[] for _ in self.nodes]
+            self.targets = self._partner.targets(self.nodes)
         self._connect()
 
     def _connect(self) -> None:
@@ -104,21 +97,20 @@ class NodeAgents:
 
     def start(self) -> Address:
         """Start the agent of this node unless it runs; return its address."""
-        pace = self._scheme.pace
         record = start_agent(
             self._directory,
             self._token,
             host=chosen_interface(self._world.master).address,
             job=self._job,
             location=self._location,
-            keep_s=pace.keep_s,
+            keep_s=self._partner.keep_s,
         )
         with self.local() as agent:
             agent.ask(
                 "start",
-                keys=[{"members": key.members, "holder": key.holder} for key in self._expected()],
+                keeps=self._expected(),
                 ranks=self._world.local_size,
-                budget_bytes=pace.budget_bytes,
+                budget_bytes=self._partner.budget_bytes,
             )
         return record.address
 
@@ -144,23 +136,21 @@ class NodeAgents:
 
     def set_pace(self) -> float | None:
         """Set the rate of this node's agent; return it in bytes per second. None: no other node."""
-        pace = self._scheme.pace
-        others = [node for _, node in self.targets[self._world.rank]]
-        if not others:
+        if not self.targets:
             return None
         with self.local() as agent:
             answer = agent.ask(
                 "measure",
-                address=self.addresses[others[0]],
-                share=pace.share,
-                rate_bytes_per_s=pace.rate_bytes_per_s,
+                address=self.addresses[self.targets[self._world.rank]],
+                share=self._partner.share,
+                rate_bytes_per_s=self._partner.rate_bytes_per_s,
             )
         return float(answer["rate_bytes_per_s"])
 
-    def _expected(self) -> list[Key]:
+    def _expected(self) -> list[int]:
+        """Return the ranks whose bytes this node keeps: its own, and those of its partner."""
         here = self._world.node
-        own = [Key((rank,)) for rank, node in enumerate(self.nodes) if node == here]
-        return own + [key for found in self.targets for key, node in found if node == here]
+        return [rank for nodes in (self.nodes, self.targets) for rank in _ranks_at(here, nodes)]
 
     def local(self) -> Endpoint:
         """Open a connection to this node's agent. Raises ReplicaError."""
@@ -168,8 +158,11 @@ class NodeAgents:
 
     def copy(self, version: Version, image: FileImage, header: bytes) -> None:
         """Copy the bytes of this rank into the agent of its node. Raises ReplicaError."""
-        key = Key((self._world.rank,))
-        fields = {**described(key, version), "ranks": self._world.size, "size": image.size_bytes}
+        fields = {
+            **described(self._world.rank, version),
+            "ranks": self._world.size,
+            "size": image.size_bytes,
+        }
         digests = []
         with self.local() as agent:
             _, fd = agent.ask_fd("begin", **fields)
@@ -186,22 +179,20 @@ class NodeAgents:
             agent.ask("fill", listed + header, **fields, digests=len(listed))
 
     def push(self, version: Version) -> int:
-        """Let the agent send this rank's bytes to other nodes; return the damaged pieces.
+        """Let the agent send this rank's bytes to its partner; return the damaged pieces.
 
         On return they are complete there. Raises ReplicaError.
         """
-        targets = [
-            {"members": key.members, "holder": key.holder, "address": self.addresses[node]}
-            for key, node in self.targets[self._world.rank]
-        ]
-        if not targets:
+        if not self.targets:
             return 0
+        rank = self._world.rank
+        address = self.addresses[self.targets[rank]]
         # A connection of its own without a time limit: at a low pace, minutes are in order.
         with Endpoint.local(self._directory.socket, self._token, timeout_s=None) as agent:
-            answer = agent.ask("push", version=version, rank=self._world.rank, targets=targets)
+            answer = agent.ask("push", **described(rank, version), address=address)
         return int(answer["damaged"])
 
-    def held(self) -> list[MemoryCopy | ParityCopy]:
+    def held(self) -> list[MemoryCopy]:
         """Return what all agents hold. A call of all ranks."""
         segments: list[Any] = []
         if self.first:
@@ -211,15 +202,11 @@ class NodeAgents:
             except ReplicaError:  # it has ended: it holds nothing
                 segments = []
         listed = self._control.all_gather("list replicas", segments, deadline_s=_START_S)
-        found: list[MemoryCopy | ParityCopy] = []
-        for node, own in zip(self.nodes, listed, strict=True):
-            for one in own:
-                version, members = Version(*one["version"]), tuple(one["members"])
-                if one["holder"] is None:
-                    found.append(MemoryCopy(version, members[0], one["ranks"], node))
-                else:
-                    found.append(ParityCopy(version, members, one["holder"], one["ranks"], node))
-        return found
+        return [
+            MemoryCopy(Version(*one["version"]), one["rank"], one["ranks"], node)
+            for node, own in zip(self.nodes, listed, strict=True)
+            for one in own
+        ]
 
     def fetcher(self, plan: RecoveryPlan) -> Fetcher:
         """Return a reader of the bytes of `plan`."""
@@ -258,6 +245,10 @@ class NodeAgents:
         if self._present is not None:
             self._present.close()
             self._present = None
+
+
+def _ranks_at(node: int, nodes: list[int]) -> list[int]:
+    return [rank for rank, other in enumerate(nodes) if other == node]
 
 
 def _write(fd: int, piece: Bytes, offset: int) -> None:

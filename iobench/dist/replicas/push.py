@@ -1,4 +1,4 @@
-"""push: sends a segment, or a chunk of it, to the agent of another node at the agent's pace."""
+"""push: sends a segment to the agent of another node at the agent's pace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from iobench.dist.replicas.endpoint import Address, Endpoint, described
 from iobench.dist.replicas.pieces import span_of
 from iobench.dist.replicas.recovery import Version
-from iobench.dist.replicas.segment import Key, MemorySegment
+from iobench.dist.replicas.segment import MemorySegment
 from iobench.errors import ReplicaError
 from iobench.units import MIB
 
@@ -35,23 +35,20 @@ class Pushed:
     damaged: int
 
 
-def push(
-    segment: MemorySegment, version: Version, key: Key, address: Address, agent: Agent
-) -> Pushed:
-    """Send the bytes of `segment` that belong into the segment `key` of the agent at `address`.
+def push(segment: MemorySegment, version: Version, address: Address, agent: Agent) -> Pushed:
+    """Send the bytes of `segment` to the agent at `address`. On return they are complete there.
 
-    On return they are complete there; for parity, this rank's contribution is. A piece that arrives
-    damaged is sent again, twice at most. Raises ReplicaError.
+    A piece that arrives damaged is sent again, twice at most. Raises ReplicaError.
     """
-    rank = segment.key.members[0]
-    part = segment.parts[rank]
+    part = segment.part
+    if part is None:
+        raise ReplicaError(f"step {version.step} was replaced before it was sent")
     sent = damaged = 0
     with Endpoint.remote(address, agent.token, timeout_s=_TIMEOUT_S) as other:
         answer = other.ask(
             "put",
             part.digests + part.header,
-            **described(key, version),
-            rank=rank,
+            **described(segment.rank, version),
             ranks=segment.ranks,
             size=part.size_bytes,
             digests=len(part.digests),

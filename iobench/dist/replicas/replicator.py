@@ -14,8 +14,8 @@ from iobench import linux
 from iobench.dist.control import Control
 from iobench.dist.replicas.fetch import Fetched, Fetcher
 from iobench.dist.replicas.node import NodeAgents
-from iobench.dist.replicas.recovery import MemoryCopy, ParityCopy, RecoveryPlan, Version
-from iobench.dist.replicas.scheme import Scheme
+from iobench.dist.replicas.partner import Partner
+from iobench.dist.replicas.recovery import MemoryCopy, RecoveryPlan, Version
 from iobench.errors import IobenchError, RankError, ReplicaError, UsageError
 from iobench.writers.image import Bytes, FileImage
 
@@ -69,11 +69,10 @@ class Replicator:
     them have the version; only then it replaces the one before.
     """
 
-    def __init__(self, scheme: Scheme, control: Control, location: str) -> None:
+    def __init__(self, partner: Partner, control: Control, location: str) -> None:
         self._control = control.sub("replicas")
         self._rounds = control.sub("replicas/rounds")
-        self._scheme = scheme
-        self._agents = NodeAgents(scheme, self._control, location)
+        self._agents = NodeAgents(partner, self._control, location)
         self._agents.join()
         self.rate_bytes_per_s = self._pace()
         """What a node sends at most; None with one node, which keeps only its own copies."""
@@ -85,7 +84,7 @@ class Replicator:
         self._resumed = self._closing = False
         self._untold: list[str] = []
         self._failure: str | None = None
-        if self._agents.first and not self._agents.targets[control.world.rank]:
+        if self._agents.first and not self._agents.targets:
             self._untold.append(
                 "all ranks are on one node: replicas survive a crash of the trainer, but not the "
                 "loss of the node"
@@ -130,7 +129,7 @@ class Replicator:
         for text in dict.fromkeys(untold):
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-    def copies(self) -> list[MemoryCopy | ParityCopy]:
+    def copies(self) -> list[MemoryCopy]:
         """Return what the agents of all nodes hold. A call of all ranks."""
         return self._agents.held()
 

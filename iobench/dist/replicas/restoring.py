@@ -14,7 +14,6 @@ from iobench.dist.replicas.fetch import Fetcher
 from iobench.dist.replicas.nearest import NearestStore, NearestWriter, headers_of, manifest_of
 from iobench.dist.replicas.recovery import (
     MemoryCopy,
-    ParityCopy,
     RecoveryPlan,
     StoredCopy,
     Version,
@@ -29,7 +28,7 @@ from iobench.writers.base import Writer
 
 __all__ = ["Chosen", "Restoring"]
 
-_Copies = list[MemoryCopy | ParityCopy | StoredCopy]
+_Copies = list[MemoryCopy | StoredCopy]
 
 
 @dataclass(kw_only=True)
@@ -58,8 +57,7 @@ class Chosen:
 class Restoring:
     """Finds the newest version that all ranks can have. Its calls are calls of all ranks.
 
-    `serials` returns the serial numbers of the checkpoints on storage, in rank 0. A step is passed
-    over after `most_failed` failed restarts.
+    `serials` returns the serial numbers of the checkpoints on storage, in rank 0.
     """
 
     world: World
@@ -68,11 +66,9 @@ class Restoring:
     writer: Writer
     serials: Callable[[], Mapping[int, int]] | None
     replicator: Replicator | None
-    most_failed: int
     _copies: _Copies = field(default_factory=list)
-    _failed: dict[int, int] = field(default_factory=dict)
 
-    def look(self, step: int | Literal["latest"], failed: Callable[[], dict[int, int]]) -> None:
+    def look(self, step: int | Literal["latest"]) -> None:
         """Ask all nodes and storage what there is."""
         memory = self.replicator.copies() if self.replicator else []
         held = {copy.version.step for copy in memory}
@@ -84,11 +80,9 @@ class Restoring:
             for at, serial in self.serials().items():
                 manifest = readable_manifest(self.store, at, files=False) if at in held else None
                 found.append([serial, at, manifest.attempt if manifest else ""])
-            counts = failed() if step == "latest" else {}
-            return [found, list(counts.items())]
+            return found
 
-        versions, counts = self.agreed(f"sources of step {step}", stored)[0]
-        self._failed = dict(counts)
+        versions = self.agreed(f"sources of step {step}", stored)[0]
         committed = {(serial, at): attempt for serial, at, attempt in versions if attempt}
         memory = [  # without another save of a step that was then committed
             one
@@ -101,7 +95,7 @@ class Restoring:
     def choose(self) -> Chosen | None:
         """Return the newest version; None when no version is complete."""
         while (plan := self._plan()) is not None:
-            if not plan.holders and not plan.groups:
+            if not plan.holders:
                 return Chosen(plan=plan, store=self.store, writer=self.writer)
             chosen = self._from_memory(plan)
             if chosen is not None:
@@ -109,7 +103,7 @@ class Restoring:
         return None
 
     def _plan(self) -> RecoveryPlan | None:
-        plan = recovery_plan(self._copies, failed=self._failed, most_failed=self.most_failed)
+        plan = recovery_plan(self._copies)
         if plan is not None and self.world.rank == 0:
             for version, reason in plan.passed_over:
                 warnings.warn(

@@ -1,4 +1,4 @@
-"""MemorySegment: memory for one rank's bytes, or for parity. NodeMemory: its limits."""
+"""MemorySegment: memory for one rank's bytes. NodeMemory: its limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from iobench import linux
 from iobench.dist.replicas.pieces import DIGEST, PIECE, count_of, digest_at, digest_of
 from iobench.dist.replicas.recovery import Version
@@ -18,18 +16,10 @@ from iobench.errors import ReplicaError
 from iobench.units import GIB, format_size
 from iobench.writers.image import Bytes
 
-__all__ = ["Key", "MemorySegment", "NodeMemory", "RankBytes"]
+__all__ = ["MemorySegment", "NodeMemory", "RankBytes"]
 
 _SPARE = GIB
 """Memory that is left to everything else on the node."""
-
-
-class Key(NamedTuple):
-    """What a segment holds: the bytes of the rank `members[0]`, or with `holder` (the position of
-    a member) the parity that this member keeps for the group `members`."""
-
-    members: tuple[int, ...]
-    holder: int | None = None
 
 
 class RankBytes(NamedTuple):
@@ -95,29 +85,30 @@ class NodeMemory:
 
 
 class MemorySegment:
-    """A memory file that holds one version of `key`; valid only while `complete`.
+    """A memory file that holds one version of the bytes of `rank`; valid only while `complete`.
 
     Several threads may add pieces. A thread that adds to a version that another one replaced gets a
     ReplicaError. The file is sealed against shrinking, so that a process that maps it can always
     read it.
     """
 
-    def __init__(self, key: Key, memory: NodeMemory) -> None:
-        self.key = key
+    def __init__(self, rank: int, memory: NodeMemory) -> None:
+        self.rank = rank
         self.version: Version | None = None
         self.ranks = 0
         self.complete = self.confirmed = False
-        self.parts: dict[int, RankBytes] = {}
-        self.digests = b""
-        """Of the bytes in this segment: of parity, other ones than those of its parts."""
+        self.part: RankBytes | None = None
         self.capacity_bytes = 0
-        self.size_bytes = 0
         self._memory = memory
-        self._done: dict[int, set[int]] = {}
-        self._written: set[int] = set()
+        self._done: set[int] = set()
         self._lock = threading.RLock()
         self.fd = os.memfd_create("iobench-replica", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the version; 0 while they are not known."""
+        return 0 if self.part is None else self.part.size_bytes
 
     def begin(self, version: Version, ranks: int) -> None:
         """Make the segment empty, for another version."""
@@ -129,95 +120,60 @@ class MemorySegment:
         """Make the content invalid; the memory stays, for the next version."""
         with self._lock:
             self.version, self.complete, self.confirmed = None, False, False
-            self.parts, self.digests, self.size_bytes = {}, b"", 0
-            self._done, self._written = {}, set()
+            self.part, self._done = None, set()
 
-    def declare(self, version: Version, rank: int, part: RankBytes, length: int) -> None:
-        """Provide memory for `length` bytes that come from `part` of `rank`. A repeat is allowed.
+    def declare(self, version: Version, part: RankBytes) -> None:
+        """Provide memory for the bytes of `part`, which come in pieces. A repeat is allowed.
 
         Raises ReplicaError when there is no memory, or when another part was declared.
         """
         part.check()
         with self._lock:
             self._check(version)
-            if rank in self.parts:
-                if self.parts[rank] != part:
-                    raise ReplicaError(f"rank {rank} declares two different parts of one version")
+            if self.part is not None:
+                if self.part != part:
+                    raise ReplicaError(
+                        f"rank {self.rank} declares two different parts of one version"
+                    )
                 return
-            capacity = count_of(length) * PIECE
-            if capacity > self.capacity_bytes:
-                self._memory.grow(self.fd, self.capacity_bytes, capacity)
-                self.capacity_bytes = capacity
-            self.size_bytes = max(self.size_bytes, length)
-            self.parts[rank] = part
-            self._done[rank] = set()
+            self.reserve(version, part.size_bytes)
+            self.part = part
 
-    def add(self, version: Version, rank: int, number: int, first: int, piece: Bytes) -> bool:
-        """Add the piece `number` of `rank` as piece `number - first`; False if it is damaged."""
+    def add(self, version: Version, number: int, piece: Bytes) -> None:
+        """Add the piece `number`. A damaged one stays missing."""
         with self._lock:
-            self._check(version)
-            if digest_of(piece) != digest_at(self.parts[rank].digests, number):
-                return False
-            if number in self._done[rank]:
-                return True
-            place = number - first
-            if self.key.holder is None:
-                _write(self.fd, piece, place * PIECE)
-            else:
-                self._add_parity(place, piece)
-            self._done[rank].add(number)
-            return True
+            part = self._declared(version)
+            if number not in self._done and digest_of(piece) == digest_at(part.digests, number):
+                _write(self.fd, piece, number * PIECE)
+                self._done.add(number)
 
-    def _add_parity(self, place: int, piece: Bytes) -> None:
-        whole = np.zeros(PIECE, np.uint8)
-        if place in self._written:
-            os.preadv(self.fd, [whole.data], place * PIECE)
-        whole[: len(piece)] ^= piece
-        _write(self.fd, whole, place * PIECE)
-        self._written.add(place)
-
-    def missing(self, rank: int, numbers: range) -> list[int]:
-        """Return the pieces of `rank` that were not added."""
+    def missing(self, version: Version) -> list[int]:
+        """Return the pieces that are missing. Without any, the version is complete."""
         with self._lock:
-            return [number for number in numbers if number not in self._done.get(rank, ())]
+            part = self._declared(version)
+            missing = (
+                [] if self.complete else sorted({*range(count_of(part.size_bytes))} - self._done)
+            )
+            self.complete = not missing
+            return missing
 
-    def finish(self, version: Version, expected: dict[int, range]) -> bool:
-        """Make the version complete if the pieces of all `expected` ranks are there."""
-        with self._lock:
-            self._check(version)
-            if self.complete:
-                return True
-            if any(rank not in self.parts or self.missing(rank, n) for rank, n in expected.items()):
-                return False
-            if self.key.holder is None:
-                self.digests = self.parts[self.key.members[0]].digests
-            else:
-                self.size_bytes = count_of(self.size_bytes) * PIECE
-                self.digests = self._own_digests()
-            self.complete = True
-            return True
+    def _declared(self, version: Version) -> RankBytes:
+        self._check(version)
+        if self.part is None:  # another sender has begun the version again
+            raise ReplicaError(f"step {version.step} of rank {self.rank} was not declared")
+        return self.part
 
-    def _own_digests(self) -> bytes:
-        piece, digests = np.empty(PIECE, np.uint8), []
-        for place in range(count_of(self.size_bytes)):
-            if place not in self._written:
-                _write(self.fd, np.zeros(PIECE, np.uint8), place * PIECE)
-            os.preadv(self.fd, [piece.data], place * PIECE)
-            digests.append(digest_of(piece))
-        return b"".join(digests)
-
-    def fill(self, version: Version, rank: int, part: RankBytes) -> None:
-        """Make the version complete: another process has written the bytes through a mapping."""
+    def fill(self, version: Version, part: RankBytes) -> None:
+        """Make the version complete: another process has written the bytes into the file."""
         with self._lock:
             self._check(version)
             part.check()
             if part.size_bytes > self.capacity_bytes:
                 raise ReplicaError(f"{part.size_bytes} bytes of {self.capacity_bytes} were begun")
-            self.parts, self.digests = {rank: part}, part.digests
-            self.size_bytes, self.complete = part.size_bytes, True
+            self.part, self.complete = part, True
 
     def reserve(self, version: Version, length: int) -> None:
-        """Provide memory for `length` bytes that another process writes through a mapping."""
+        """Provide memory for `length` bytes that another process writes into the file."""
         with self._lock:
             self._check(version)
             capacity = count_of(length) * PIECE

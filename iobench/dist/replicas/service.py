@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iobench.dist.messages import Message
-from iobench.dist.replicas.endpoint import key_of, version_of
+from iobench.dist.replicas.endpoint import rank_of, version_of
 from iobench.dist.replicas.frames import Wire
 from iobench.dist.replicas.pieces import PIECE, count_of
-from iobench.dist.replicas.placement import chunk_bytes, chunk_of
 from iobench.dist.replicas.push import measure, push
 from iobench.dist.replicas.recovery import Version
-from iobench.dist.replicas.segment import Key, MemorySegment, RankBytes
+from iobench.dist.replicas.segment import MemorySegment, RankBytes
 from iobench.errors import ReplicaError
 from iobench.units import GIB
 from iobench.writers.image import Bytes
@@ -23,19 +22,9 @@ from iobench.writers.image import Bytes
 if TYPE_CHECKING:
     from iobench.dist.replicas.agent import Agent
 
-__all__ = ["Service", "pieces_for"]
+__all__ = ["Service"]
 
 _LONGEST = GIB  # of digests and headers
-
-
-def pieces_for(key: Key, rank: int, size_bytes: int) -> range:
-    """Return the pieces of `rank` that belong into the segment `key`."""
-    if key.holder is None:
-        return range(count_of(size_bytes))
-    chunk = chunk_bytes(size_bytes, len(key.members)) // PIECE
-    first = chunk_of(key.members.index(rank), key.holder) * chunk
-    whole = count_of(size_bytes)
-    return range(min(first, whole), min(first + chunk, whole))
 
 
 class Service:
@@ -87,8 +76,7 @@ class Service:
 
     def _start(self, message: Message, length: int) -> None:
         self._wire.take(length, 0)
-        keys = [key_of(one) for one in message["keys"]]
-        self._agent.holdings.expect(keys)
+        self._agent.holdings.expect([int(rank) for rank in message["keeps"]])
         self._agent.ranks = int(message["ranks"])
         self._agent.finished.clear()
         budget = message["budget_bytes"]
@@ -97,61 +85,59 @@ class Service:
 
     def _begin(self, message: Message, length: int) -> None:
         self._wire.take(length, 0)
-        key, version = key_of(message), version_of(message)
+        rank, version = rank_of(message), version_of(message)
         try:
-            segment = self._segment(key, version, int(message["ranks"]))
-            self._with_room(key, lambda: segment.reserve(version, int(message["size"])))
+            segment = self._segment(rank, version, int(message["ranks"]))
+            self._with_room(rank, lambda: segment.reserve(version, int(message["size"])))
         except ReplicaError as error:
             self._refused(error)
             return
         self._answer()
         self._wire.send_fd(segment.fd)
 
-    def _segment(self, key: Key, version: Version, ranks: int) -> MemorySegment:
-        return self._agent.holdings.begin(key, version, ranks)
+    def _segment(self, rank: int, version: Version, ranks: int) -> MemorySegment:
+        return self._agent.holdings.begin(rank, version, ranks)
 
-    def _with_room(self, key: Key, take: Callable[[], None]) -> None:
+    def _with_room(self, rank: int, take: Callable[[], None]) -> None:
         """Call `take`, which takes memory; again without segments of an earlier placement."""
         try:
             take()
         except ReplicaError:
-            if not self._agent.holdings.make_room(key):
+            if not self._agent.holdings.make_room(rank):
                 raise
             take()
 
     def _fill(self, message: Message, length: int) -> None:
-        payload = self._wire.take(length, _LONGEST)
-        key, version = key_of(message), version_of(message)
-        cut = int(message["digests"])
-        part = RankBytes(int(message["size"]), payload[:cut], payload[cut:])
+        part = self._described_part(message, length)
+        version = version_of(message)
         try:
-            segment = self._segment(key, version, int(message["ranks"]))
-            segment.fill(version, key.members[0], part)
+            segment = self._segment(rank_of(message), version, int(message["ranks"]))
+            segment.fill(version, part)
         except ReplicaError as error:
             self._refused(error)
             return
         self._answer()
 
+    def _described_part(self, message: Message, length: int) -> RankBytes:
+        """Receive digests and header of a rank's bytes."""
+        payload = self._wire.take(length, _LONGEST)
+        cut = int(message["digests"])
+        return RankBytes(int(message["size"]), payload[:cut], payload[cut:])
+
     def _push(self, message: Message, length: int) -> None:
-        """Send a complete segment of a rank of this node to other agents; answer when it is there.
+        """Send a complete segment of a rank of this node to another agent; answer when it is there.
 
         The connection of the trainer may end meanwhile: the transfer is finished.
         """
         self._wire.take(length, 0)
-        rank, version = int(message["rank"]), version_of(message)
+        rank, version = rank_of(message), version_of(message)
         try:
-            segment = self._agent.holdings.find(Key((rank,)), version)
-            sent = [
-                push(segment, version, key_of(target), tuple(target["address"]), self._agent)
-                for target in message["targets"]
-            ]
+            segment = self._agent.holdings.find(rank, version)
+            sent = push(segment, version, tuple(message["address"]), self._agent)
         except ReplicaError as error:
             self._refused(error)
             return
-        self._answer(
-            sent_bytes=sum(one.sent_bytes for one in sent),
-            damaged=sum(one.damaged for one in sent),
-        )
+        self._answer(sent_bytes=sent.sent_bytes, damaged=sent.damaged)
 
     def _measure(self, message: Message, length: int) -> None:
         """Measure the rate to another agent and set the pace, a share of it."""
@@ -176,38 +162,27 @@ class Service:
 
     def _put(self, message: Message, length: int) -> None:
         """Receive the pieces of one rank, until the sender says that it has sent all."""
-        payload = self._wire.take(length, _LONGEST)
-        key, version, rank = key_of(message), version_of(message), int(message["rank"])
-        cut = int(message["digests"])
-        part = RankBytes(int(message["size"]), payload[:cut], payload[cut:])
-        if rank not in key.members:
-            self._refused(ReplicaError(f"rank {rank} is not in the group {key.members}"))
-            return
-        numbers = pieces_for(key, rank, part.size_bytes)
+        part = self._described_part(message, length)
+        rank, version = rank_of(message), version_of(message)
         try:
-            segment = self._segment(key, version, int(message["ranks"]))
+            segment = self._segment(rank, version, int(message["ranks"]))
             if not segment.complete:
-                span = (numbers.stop - numbers.start) * PIECE
-                if key.holder is None:
-                    span = part.size_bytes
-                self._with_room(key, lambda: segment.declare(version, rank, part, span))
+                self._with_room(rank, lambda: segment.declare(version, part))
+            missing = segment.missing(version)
         except ReplicaError as error:
             self._refused(error)
             return
-        missing = [] if segment.complete else segment.missing(rank, numbers)
         self._answer(missing=_ranges(missing))
         memory = np.empty(PIECE, np.uint8)
         while (found := self._wire.receive()) is not None:  # at its end: it stays incomplete
             message, length = found
             try:
                 if "piece" in message:
-                    number = self._piece(message, length, numbers, memory)
-                    segment.add(version, rank, number, numbers.start, memory[:length])
+                    number = self._piece(message, length, part, memory)
+                    segment.add(version, number, memory[:length])
                     continue
                 self._wire.take(length, 0)
-                missing = [] if segment.complete else segment.missing(rank, numbers)
-                if not missing and not segment.complete:
-                    segment.finish(version, self._all_of(segment, key))
+                missing = segment.missing(version)
             except ReplicaError as error:
                 self._refused(error)
                 raise
@@ -215,43 +190,33 @@ class Service:
             if not missing:
                 return
 
-    def _piece(self, message: Message, length: int, numbers: range, memory: Bytes) -> int:
+    def _piece(self, message: Message, length: int, part: RankBytes, memory: Bytes) -> int:
         """Receive a piece into `memory`; return its number."""
         number = int(message["piece"])
-        if length > PIECE or number not in numbers:
+        if length > PIECE or number not in range(count_of(part.size_bytes)):
             raise ReplicaError(f"piece {number} of {length} bytes has no position here")
         self._wire.take_into(memory[:length])
         return number
 
-    @staticmethod
-    def _all_of(segment: MemorySegment, key: Key) -> dict[int, range]:
-        """Return the pieces of every rank that make `segment` complete."""
-        givers = [m for place, m in enumerate(key.members) if place != key.holder]
-        return {
-            rank: pieces_for(key, rank, segment.parts[rank].size_bytes)
-            if rank in segment.parts
-            else range(1)
-            for rank in givers
-        }
-
     def _describe(self, message: Message, length: int) -> None:
         self._wire.take(length, 0)
         try:
-            segment = self._agent.holdings.find(key_of(message), version_of(message))
+            segment = self._agent.holdings.find(rank_of(message), version_of(message))
+            part = segment.part
+            if part is None:
+                raise ReplicaError(f"rank {segment.rank} was replaced by another save")
         except ReplicaError as error:
             self._refused(error)
             return
-        parts = dict(segment.parts)
-        listed = [[r, p.size_bytes, len(p.digests), len(p.header)] for r, p in parts.items()]
-        payload = b"".join([*(p.digests + p.header for p in parts.values()), segment.digests])
-        self._wire.send({"ok": True, "parts": listed}, payload)
+        fields = {"ok": True, "size": part.size_bytes, "digests": len(part.digests)}
+        self._wire.send(fields, part.digests + part.header)
 
     def _get(self, message: Message, length: int) -> None:
         """Send bytes of a complete segment. The receiver compares the digests."""
         self._wire.take(length, 0)
         start, stop = int(message["start"]), int(message["stop"])
         try:
-            segment = self._agent.holdings.find(key_of(message), version_of(message))
+            segment = self._agent.holdings.find(rank_of(message), version_of(message))
             if not 0 <= start <= stop <= segment.size_bytes:
                 raise ReplicaError(f"[{start}, {stop}) of {segment.size_bytes} bytes")
         except ReplicaError as error:
@@ -268,7 +233,7 @@ class Service:
         """Pass the memory of a complete segment, readable only."""
         self._wire.take(length, 0)
         try:
-            segment = self._agent.holdings.find(key_of(message), version_of(message))
+            segment = self._agent.holdings.find(rank_of(message), version_of(message))
             fd = os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC)
         except ReplicaError as error:
             self._refused(error)

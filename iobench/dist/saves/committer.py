@@ -77,7 +77,6 @@ class RankCommitter:
     assembly: Assembly | None
     hosts: Sequence[str]
     replicator: Replicator | None = None
-    committed: Callable[[], None] = lambda: None
     drain: RankedDrain | None = None
     pins: Pins | None = None
     placing: Placing | None = None
@@ -167,7 +166,6 @@ class RankCommitter:
                 save.status = "committed"
                 try:
                     place.committed(save, order.serial)
-                    self.committed()
                 finally:
                     self._ended(save, order)
             probe = 0 if memory is None else place.probe_bytes(self.control.world.size)

@@ -15,11 +15,11 @@ from iobench.dist.replicas.bucket import TokenBucket
 from iobench.dist.replicas.holdings import Holdings
 from iobench.dist.replicas.pieces import DIGEST, PIECE, digest_of
 from iobench.dist.replicas.recovery import Version
-from iobench.dist.replicas.segment import Key, MemorySegment, NodeMemory, RankBytes
+from iobench.dist.replicas.segment import MemorySegment, NodeMemory, RankBytes
 from iobench.errors import ReplicaError
 from iobench.units import GIB, MIB
 
-_KEY = Key((0,))
+_RANK = 0
 
 
 @pytest.fixture
@@ -35,13 +35,16 @@ def _version(serial: int) -> Version:
     return Version(serial, serial * 10, "a")
 
 
-def _put(holdings: Holdings, serial: int, key: Key = _KEY, *, whole: bool = True) -> MemorySegment:
+def _put(
+    holdings: Holdings, serial: int, rank: int = _RANK, *, whole: bool = True
+) -> MemorySegment:
     version, piece = _version(serial), np.full(PIECE, serial, np.uint8)
-    segment = holdings.begin(key, version, 1)
-    segment.declare(version, 0, RankBytes(PIECE, digest_of(piece), b""), PIECE)
+    segment = holdings.begin(rank, version, 1)
+    segment.declare(version, RankBytes(PIECE, digest_of(piece), b""))
     if whole:
-        assert segment.add(version, 0, 0, 0, piece)
-        assert segment.finish(version, {0: range(1)})
+        segment.add(version, 0, piece)
+        assert segment.missing(version) == []
+        assert segment.complete
     return segment
 
 
@@ -113,17 +116,12 @@ def test_ranks_of_an_earlier_placement_are_freed_when_the_new_one_is_safe(
     holdings: Holdings,
 ) -> None:
     """A node that got other ranks keeps the old bytes until all ranks have a newer version."""
-    other = Key((5,))
     _put(holdings, 1)
     holdings.settle(_version(1), kept=True)
-    holdings.expect([other])
-    version, piece = _version(2), np.zeros(PIECE, np.uint8)
-    segment = holdings.begin(other, version, 1)
-    segment.declare(version, 5, RankBytes(PIECE, digest_of(piece), b""), PIECE)
-    segment.add(version, 5, 0, 0, piece)
-    segment.finish(version, {5: range(1)})
+    holdings.expect([5])
+    _put(holdings, 2, rank=5)
     assert _steps(holdings) == [10, 20]
-    holdings.settle(version, kept=True)
+    holdings.settle(_version(2), kept=True)
     assert _steps(holdings) == [20]
     assert holdings.memory.taken_bytes == MIB
 
@@ -134,34 +132,34 @@ def test_a_writer_of_a_replaced_version_is_stopped(holdings: Holdings) -> None:
     _put(holdings, 2, whole=False)
     _put(holdings, 3, whole=False)
     with pytest.raises(ReplicaError, match="step 10 was replaced or dropped"):
-        old.add(_version(1), 0, 0, 0, np.zeros(PIECE, np.uint8))
+        old.add(_version(1), 0, np.zeros(PIECE, np.uint8))
+    with pytest.raises(ReplicaError, match="step 10 was replaced or dropped"):
+        old.missing(_version(1))  # not "nothing is missing"
 
 
 def test_damage_and_contradictions_are_refused(holdings: Holdings) -> None:
     """A piece with another digest, a second declaration, digests of another size."""
     segment = _put(holdings, 1, whole=False)
-    assert not segment.add(_version(1), 0, 0, 0, np.zeros(PIECE, np.uint8))
-    assert not segment.finish(_version(1), {0: range(1)})
-    assert segment.missing(0, range(1)) == [0]
+    segment.add(_version(1), 0, np.zeros(PIECE, np.uint8))
+    assert segment.missing(_version(1)) == [0]
+    assert not segment.complete
     with pytest.raises(ReplicaError, match="two different parts"):
-        segment.declare(_version(1), 0, RankBytes(1, bytes(DIGEST), b""), 1)
+        segment.declare(_version(1), RankBytes(1, bytes(DIGEST), b""))
     with pytest.raises(ReplicaError, match="do not fit 2 bytes of data"):
-        segment.declare(_version(1), 1, RankBytes(2, b"", b""), 2)
-    with pytest.raises(ReplicaError, match="step 10 of rank"):
-        holdings.find(_KEY, _version(1))
+        segment.declare(_version(1), RankBytes(2, b"", b""))
+    with pytest.raises(ReplicaError, match="step 10 of rank 0"):
+        holdings.find(_RANK, _version(1))
 
 
-def test_a_repeated_piece_of_parity_counts_once(holdings: Holdings) -> None:
-    """XOR of the same piece twice would remove it again."""
-    key, version = Key((0, 1, 2), 0), _version(1)
-    pieces = {1: np.full(PIECE, 0b0110, np.uint8), 2: np.full(PIECE, 0b0011, np.uint8)}
-    segment = holdings.begin(key, version, 3)
-    for rank, piece in pieces.items():
-        segment.declare(version, rank, RankBytes(PIECE, digest_of(piece), b""), PIECE)
-        for _ in range(3):
-            assert segment.add(version, rank, 0, 0, piece)
-    assert segment.finish(version, {1: range(1), 2: range(1)})
-    assert segment.digests == digest_of(pieces[1] ^ pieces[2])
+def test_a_repeated_piece_is_allowed(holdings: Holdings) -> None:
+    """A second sender of the same version, and a version that is not declared yet."""
+    segment = _put(holdings, 1)
+    segment.add(_version(1), 0, np.full(PIECE, 1, np.uint8))
+    segment.declare(_version(1), RankBytes(PIECE, digest_of(np.full(PIECE, 1, np.uint8)), b""))
+    assert segment.complete
+    begun = holdings.begin(_RANK, _version(2), 1)
+    with pytest.raises(ReplicaError, match="was not declared"):
+        begun.missing(_version(2))
 
 
 def test_memory_is_refused_before_it_is_taken() -> None:
@@ -170,7 +168,7 @@ def test_memory_is_refused_before_it_is_taken() -> None:
     holdings = Holdings(memory)
     _put(holdings, 1)
     with pytest.raises(ReplicaError, match=r"5\.00 MiB more .* 1\.00 GiB are available, 1\.00 GiB"):
-        holdings.begin(_KEY, _version(2), 1).reserve(_version(2), 5 * MIB)
+        holdings.begin(_RANK, _version(2), 1).reserve(_version(2), 5 * MIB)
     assert memory.taken_bytes == MIB
     holdings.free()
     assert memory.taken_bytes == 0
@@ -186,7 +184,7 @@ def test_an_error_of_the_kernel_takes_nothing(
 
     monkeypatch.setattr(linux, "fallocate", full)
     with pytest.raises(ReplicaError, match="No space left"):
-        holdings.begin(_KEY, _version(1), 1).reserve(_version(1), MIB)
+        holdings.begin(_RANK, _version(1), 1).reserve(_version(1), MIB)
     assert holdings.memory.taken_bytes == 0
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.dist.replicas.placement import parity_groups, partner_nodes
+from iobench.dist.replicas.partner import partner_nodes
 from iobench.dist.replicas.recovery import (
     CopySource,
     MemoryCopy,
-    ParityCopy,
     StoredCopy,
     Version,
     recovery_plan,
 )
 
 _OLD, _NEW = Version(1, 10, "a"), Version(2, 20, "a")
-Copies = list[MemoryCopy | ParityCopy | StoredCopy]
+Copies = list[MemoryCopy | StoredCopy]
 
 
 def _own(version: Version, nodes: list[int]) -> Copies:
@@ -27,14 +25,6 @@ def _own(version: Version, nodes: list[int]) -> Copies:
 def _partners(version: Version, nodes: list[int]) -> Copies:
     partner = partner_nodes(max(nodes) + 1)
     return [MemoryCopy(version, rank, len(nodes), partner[n]) for rank, n in enumerate(nodes)]
-
-
-def _parity(version: Version, nodes: list[int], size: int) -> Copies:
-    return [
-        ParityCopy(version, group, place, len(nodes), nodes[rank])
-        for group in parity_groups(nodes, size)
-        for place, rank in enumerate(group)
-    ]
 
 
 def _without(copies: Copies, *lost: int) -> Copies:
@@ -103,29 +93,6 @@ def test_saves_of_one_step_by_two_starts_are_never_mixed() -> None:
     assert plan.version == _OLD
 
 
-def test_a_step_that_failed_twice_is_passed_over() -> None:
-    """Once it is still tried; after two failed restarts the version before it is chosen."""
-    copies = [*_own(_NEW, [0, 1]), StoredCopy(_OLD)]
-    once = recovery_plan(copies, failed={20: 1})
-    twice = recovery_plan(copies, failed={20: 2})
-    only = recovery_plan(_own(_NEW, [0, 1]), failed={20: 9})
-    assert once is not None
-    assert once.version == _NEW
-    assert twice is not None
-    assert twice.version == _OLD
-    assert twice.passed_over == ((_NEW, "2 restarts from it failed"),)
-    assert only is not None  # there is no other
-    assert (only.version, only.passed_over) == (_NEW, ())
-
-
-def test_of_steps_that_all_failed_the_newest_is_chosen() -> None:
-    """Without an alternative, a step that failed is better than no step."""
-    copies = [*_own(_NEW, [0, 1]), StoredCopy(_OLD)]
-    plan = recovery_plan(copies, failed={10: 5, 20: 2})
-    assert plan is not None
-    assert plan.version == _NEW
-
-
 def test_a_node_with_another_number_still_serves_what_it_holds() -> None:
     """A node that comes back as number 3 has the bytes of rank 0: others read them there."""
     plan = recovery_plan([MemoryCopy(_NEW, 0, 2, 3), MemoryCopy(_NEW, 1, 2, 1)])
@@ -133,15 +100,15 @@ def test_a_node_with_another_number_still_serves_what_it_holds() -> None:
     assert plan.sources(0, 0) == [CopySource("peer", 3)]
 
 
-def test_two_nodes_of_one_parity_group() -> None:
-    """Parity recovers one lost node of a group; two need an older version on storage."""
+def test_two_partners_are_lost() -> None:
+    """A copy survives one node of a pair; with both, the older version on storage is taken."""
     nodes = [0, 1, 2, 3]
-    copies = [*_own(_NEW, nodes), *_parity(_NEW, nodes, 4), StoredCopy(_OLD)]
+    copies = [*_own(_NEW, nodes), *_partners(_NEW, nodes), StoredCopy(_OLD)]
     one = recovery_plan(_without(copies, 2))
     two = recovery_plan(_without(copies, 2, 3))
     assert one is not None
     assert one.version == _NEW
-    assert one.sources(2, 2) == [CopySource("parity", None, (0, 1, 2, 3))]
+    assert one.sources(2, 2) == [CopySource("peer", 3)]
     assert two is not None
     assert two.version == _OLD
     assert two.passed_over == ((_NEW, "no source has the bytes of ranks 2, 3"),)
@@ -150,25 +117,20 @@ def test_two_nodes_of_one_parity_group() -> None:
 @given(
     st.integers(2, 9),
     st.integers(1, 3),
-    st.sampled_from(["own", "partner", "parity"]),
-    st.integers(2, 8),
+    st.booleans(),
     st.sets(st.integers(0, 8)),
 )
 def test_what_survives_the_loss_of_nodes(
-    count: int, local: int, scheme: str, size: int, lost: set[int]
+    count: int, local: int, partners: bool, lost: set[int]
 ) -> None:
-    """The plan has the new version exactly if the scheme can lose these nodes."""
+    """The plan has the new version exactly if the copies can lose these nodes."""
     nodes = [rank // local for rank in range(count * local)]
     lost = {node for node in lost if node < count}
     copies = _own(_NEW, nodes)
-    if scheme == "partner":
+    if partners:
         copies += _partners(_NEW, nodes)
         partner = partner_nodes(count)
         survives = not any(partner[node] in lost for node in lost)
-    elif scheme == "parity":
-        copies += _parity(_NEW, nodes, size)
-        groups = [{nodes[rank] for rank in group} for group in parity_groups(nodes, size)]
-        survives = all(len(group & lost) <= 1 for group in groups)
     else:
         survives = not lost
     survives = survives and len(lost) < count
@@ -179,13 +141,3 @@ def test_what_survives_the_loss_of_nodes(
         sources = plan.sources(rank, node)
         assert sources
         assert all(source.node not in lost for source in sources)
-
-
-@pytest.mark.parametrize("member", [0, 1, 2])
-def test_parity_with_a_missing_part_recovers_nothing(member: int) -> None:
-    """Without the parity of one more member, the lost rank cannot be had."""
-    nodes = [0, 1, 2]
-    copies = _without([*_own(_NEW, nodes), *_parity(_NEW, nodes, 3)], member)
-    other = (member + 1) % 3
-    copies = [one for one in copies if not (isinstance(one, ParityCopy) and one.holder == other)]
-    assert recovery_plan(copies) is None

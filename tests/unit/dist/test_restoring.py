@@ -1,11 +1,9 @@
-"""What a load chooses: from the copies that nodes hold, storage, and failed restarts."""
+"""What a load chooses: from the copies that nodes hold and storage."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, cast
-
-import pytest
 
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.replicas.recovery import MemoryCopy, Version
@@ -56,9 +54,7 @@ class _Memory:
         return None
 
 
-def _restoring(
-    step: Any = "latest", *, failed: dict[int, int] | None = None, memory: _Memory | None = None
-) -> Restoring:
+def _restoring(memory: _Memory | None = None) -> Restoring:
     storage = _Storage({10: "a", 20: "b"})
     made = Restoring(
         world=World.single(),
@@ -67,9 +63,8 @@ def _restoring(
         writer=cast(Writer, make("buffered")),
         serials=storage.serials,
         replicator=cast(Replicator, memory),
-        most_failed=2,
     )
-    made.look(step, lambda: failed or {})
+    made.look("latest")
     return made
 
 
@@ -81,17 +76,6 @@ def test_without_replicas_the_newest_checkpoint_is_read_as_before() -> None:
     assert chosen.plan.version.step == 20
     assert (chosen.store, chosen.writer) == (restoring.store, restoring.writer)
     assert chosen.close() == []
-
-
-def test_a_step_that_failed_two_restarts_is_passed_over_and_told() -> None:
-    """The checkpoint before it is loaded; a step that is asked for is loaded in any case."""
-    with pytest.warns(RuntimeWarning, match="step 20 is passed over: 2 restarts from it failed"):
-        chosen = _restoring(failed={20: 2}).choose()
-    assert chosen is not None
-    assert chosen.plan.version.step == 10
-    asked = _restoring(20, failed={20: 2}).choose()
-    assert asked is not None
-    assert asked.plan.version.step == 20
 
 
 def test_the_same_save_in_memory_and_on_storage() -> None:
