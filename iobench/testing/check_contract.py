@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from iobench.errors import OptionError, TransferError, UnknownNameError
+from iobench.errors import OptionError, TransferError, UnknownNameError, UsageError
 from iobench.testing.check import check
 from iobench.testing.content import BrokenImage, content, empty_like
 from iobench.testing.expect import expect, expect_raises, expect_same
@@ -58,6 +58,23 @@ def wrong_options_refused(harness: WriterHarness) -> None:
             expect_raises(OptionError, kind, **{info.name: info.low - 1})
         if info.high is not None:
             expect_raises(OptionError, kind, **{info.name: info.high + 1})
+
+
+@check(needs_storage=False)
+def other_kinds_of_targets_refused(harness: WriterHarness) -> None:
+    """A target of a kind that the writer does not accept raises UsageError in every operation."""
+    writer, image = harness.writer, harness.image("file", content(100))
+    targets = {"file": "other-kinds-refused", "s3": "s3://bucket/run", "": "no-such://bucket/run"}
+    for scheme, target in targets.items():
+        if scheme in writer.schemes:
+            continue
+        expect_raises(UsageError, writer.write, image, target)
+        expect_raises(UsageError, writer.write_many, [image], target)
+        expect_raises(UsageError, writer.write_many, [], target)
+        expect_raises(UsageError, writer.read, empty_like(image), target)
+        expect_raises(UsageError, writer.open, f"{target}/file")
+        expect_raises(UsageError, writer.open_source, f"{target}/file")
+        expect_raises(UsageError, writer.require, target)
 
 
 def _expect_adds_up(moved: Transfer, harness: WriterHarness, operation: str, size: int) -> None:

@@ -57,6 +57,8 @@ class BothTiers(Writer):
     again from the other tier. If the local tier fails, the remote one reads the rest.
     """
 
+    schemes = ("file", "s3")
+
     def __init__(self, local: Writer, remote: RemoteCheckpoint) -> None:
         self.name = local.name  # type: ignore[misc]  # of this one, not of the class
         self.options = local.options

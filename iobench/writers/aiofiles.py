@@ -84,6 +84,7 @@ class AiofilesWriter(Writer):
         then removes the new file and raises CancelledError. Once the rename has begun, the whole
         file is published.
         """
+        self.check_scheme(target)
         meter = self._meter()
         await self._awrite(image, target, durable, durable and sync_directory, meter)
         return meter.transfer(self.name, "write", image.size_bytes, durable=durable)
@@ -97,6 +98,7 @@ class AiofilesWriter(Writer):
         sync_directory: bool = True,
     ) -> Transfer:
         """Like `write_many`, but awaitable, with the option `files` as the files in flight."""
+        self.check_scheme(target)
         meter = self._meter()
         names: dict[str, None] = {}
         files = size = 0
@@ -119,6 +121,7 @@ class AiofilesWriter(Writer):
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
         """Like `read`, but awaitable. When cancelled, it first waits for the blocks in flight."""
+        self.check_scheme(target)
         meter = self._meter()
         start, stop = self._range_to_fill(image, start, stop)
         path = os.path.join(target, image.path)

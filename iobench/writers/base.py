@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
 from iobench.errors import UnavailableError, UsageError, transfer_errors
@@ -17,6 +18,9 @@ from iobench.writers.stream import Stream
 from iobench.writers.transfer import Fallback, Meter, Transfer
 
 __all__ = ["Availability", "Writer"]
+
+_MOVING = {"write": 1, "write_many": 1, "read": 1, "open": 0, "open_source": 0}
+"""The methods that take a target, each with the position of this argument."""
 
 
 class Writer(ABC):
@@ -39,6 +43,16 @@ class Writer(ABC):
 
     Each Transfer of this writer reports it among its `fallbacks`.
     """
+
+    def __init_subclass__(cls, **how: Any) -> None:
+        """Check the target's scheme in each method of the class that moves bytes.
+
+        Without the check, a writer of files given `s3://bucket/run` creates `./s3:/bucket/run`. The
+        check is here and not in the methods, so that no writer can forget it.
+        """
+        super().__init_subclass__(**how)
+        for name in _MOVING.keys() & vars(cls).keys():
+            setattr(cls, name, _with_scheme_checked(vars(cls)[name], _MOVING[name]))
 
     def __init__(self, options: WriterOptions | None = None, **values: Any) -> None:
         """Take `options`, or `values` for some of them: `ODirectWriter(block_size="8MiB")`."""
@@ -90,6 +104,7 @@ class Writer(ABC):
         them. An image is taken when it is needed and released soon after: `images` may be a
         generator that makes them.
         """
+        self.check_scheme(target)
         none = self._meter().transfer(self.name, "write", 0, durable=durable, files=0)
         parts = (
             self.write(image, target, durable=durable, sync_directory=sync_directory)
@@ -131,6 +146,8 @@ class Writer(ABC):
     @classmethod
     def check_scheme(cls, target: str | Path) -> None:
         """Raise UsageError for a target of a kind that this writer does not accept."""
+        if isinstance(target, PurePath) and target.parts[:1] == ("s3:",):
+            raise UsageError(f"{target}: a Path drops a slash of s3://; give the target as a str")
         scheme, separator, _ = str(target).partition("://")
         scheme = scheme if separator else "file"
         if scheme in cls.schemes:
@@ -144,6 +161,7 @@ class Writer(ABC):
 
     def require(self, target: str | Path) -> None:
         """Raise UnavailableError with reason and remedy unless `available(target)`."""
+        self.check_scheme(target)
         answer = self.available(target)
         if not answer.ok:
             raise UnavailableError(self.name, answer.reason, answer.remedy)
@@ -170,3 +188,14 @@ class Writer(ABC):
     def __repr__(self) -> str:
         shown = ", ".join(f"{k}={v!r}" for k, v in self.options.to_dict().items())
         return f"{type(self).__name__}({shown})"
+
+
+def _with_scheme_checked(method: Callable[..., Any], position: int) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def checked(self: Writer, *args: Any, **how: Any) -> Any:
+        # A call without a target raises the TypeError of the method itself.
+        if len(args) > position or "target" in how:
+            self.check_scheme(args[position] if len(args) > position else how["target"])
+        return method(self, *args, **how)
+
+    return checked

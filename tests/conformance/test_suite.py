@@ -120,6 +120,12 @@ class _MixesThreads(BufferedWriter):
         meter.count("buffered", image.size_bytes)
 
 
+class _TakesAnyTarget(BufferedWriter):
+    @classmethod
+    def check_scheme(cls, target):
+        pass
+
+
 class _ClosesWhateverHappens(BufferedWriter):
     def _stream(self, file, meter, size):
         stream = super()._stream(file, meter, size)
@@ -145,10 +151,14 @@ class _ClosesWhateverHappens(BufferedWriter):
         (_ReplacesAnything, ["a_name_that_is_a_pipe_or_device"]),
         (_MixesThreads, ["several_threads_at_once"]),
         (_ClosesWhateverHappens, ["close_in_finally_publishes_nothing"]),
+        (_TakesAnyTarget, ["other_kinds_of_targets_refused"]),
     ],
 )
-def test_a_broken_writer_fails(writer: type, names: list[str], tmp_path: Path) -> None:
+def test_a_broken_writer_fails(
+    writer: type, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A writer with one fault raises AssertionError in the checks of the broken claims."""
+    monkeypatch.chdir(tmp_path)  # one of them writes to ./s3:
     _LeaksAThread.ended.clear()
     for name in names:
         with pytest.raises(AssertionError):

@@ -75,6 +75,7 @@ class SlicedFiles(Writer):
 
     name = "slices"
     summary = "reads files that were written in slices"
+    schemes = ("file", "s3")
 
     def __init__(
         self,

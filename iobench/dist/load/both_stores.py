@@ -168,6 +168,8 @@ class _Remote(NamedTuple):
 class _Reads(Writer):
     """The reads of both tiers, by the place that is read."""
 
+    schemes = ("file", "s3")
+
     def __init__(self, stores: BothStores, local: Writer, remote: Writer) -> None:
         self.name = local.name  # type: ignore[misc]  # of this one, not of the class
         self.options = local.options

@@ -64,7 +64,6 @@ class PosixWriter(Writer):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
-        self.check_scheme(target)
         meter = self._meter()
         path = os.path.join(target, image.path)
         with transfer_errors("writing", path), self._create(path, meter) as file:
@@ -136,7 +135,6 @@ class PosixWriter(Writer):
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
-        self.check_scheme(target)
         meter = self._meter()
         start, stop = self._range_to_fill(image, start, stop)
         path = os.path.join(target, image.path)
@@ -152,7 +150,6 @@ class PosixWriter(Writer):
         return meter.transfer(self.name, "read", stop - start, durable=True)
 
     def open(self, target: str | Path, size: int | None = None) -> Stream:
-        self.check_scheme(target)
         meter = self._meter()
         with transfer_errors("opening", target):
             file = self._create(target, meter)
