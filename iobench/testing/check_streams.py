@@ -196,18 +196,32 @@ def abort_removes(harness: WriterHarness) -> None:
 
 
 @check()
-def dropped_unflushed_warns(harness: WriterHarness) -> None:
-    """A stream that is dropped without flush and close publishes nothing and warns."""
-    for written in (10, 3 * harness.block_size + 5):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            stream = harness.open("file")
-            stream.write(content(written))
-            del stream
-            gc.collect()
-        kinds = [warning.category for warning in caught]
-        expect(ResourceWarning in kinds, f"no ResourceWarning after {written} bytes, but {kinds}")
-        harness.expect_nothing("file")
+def dropped_publishes_nothing(harness: WriterHarness) -> None:
+    """A stream that is dropped without close, flushed or not, publishes nothing and warns."""
+
+    def save(size: int, *, flush: bool) -> None:
+        stream = harness.open("file")
+        stream.write(content(size))
+        if flush:
+            stream.flush()  # a serializer may flush after each part
+        raise _TroubleError
+
+    for before in (None, b"before"):
+        if before is not None:
+            harness.put("file", before)
+        for size in (10, 3 * harness.block_size + 5):
+            for flush in (False, True):
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    expect_raises(_TroubleError, save, size, flush=flush)
+                    gc.collect()
+                texts = [str(one.message) for one in caught if one.category is RuntimeWarning]
+                expect(
+                    any("file: dropped without close()" in text for text in texts),
+                    f"no RuntimeWarning with the name after {size} bytes, but {texts}",
+                )
+                expect(harness.test_target.stored("file") == before, f"published, {flush=}")
+                harness.expect_no_leftovers()
 
 
 @check()

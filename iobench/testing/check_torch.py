@@ -157,7 +157,7 @@ def unpicklable_leaves_nothing(harness: WriterHarness) -> None:
     """If torch.save fails in the middle, no new file appears and an old one is unchanged."""
     broken = {"weight": torch.zeros(100_000), "function": lambda: None}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of the stream that torch.save dropped
+        warnings.simplefilter("ignore", RuntimeWarning)  # of the stream that torch.save dropped
         error = expect_raises(Exception, lambda: torch.save(broken, _file(harness)))
         expect("lambda" in str(error) or "local" in str(error), f"another failure: {error!r}")
         gc.collect()

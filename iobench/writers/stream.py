@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import sys
 import threading
 import warnings
@@ -20,6 +21,13 @@ from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["Stream"]
+
+
+_END = struct.Struct("<4sQ2H2L4Q4sLQL4s4H2LH")
+"""What torch writes last: zip64 end of directory, its locator, end of directory."""
+_LAST_RECORD = b"/.data/serialization_id"
+_EXTRA = 28  # most bytes of the zip64 field between a record's name and the end of the directory
+_TAIL = len(_LAST_RECORD) + _EXTRA + _END.size
 
 
 class _File(Protocol):
@@ -40,13 +48,14 @@ class Stream(io.RawIOBase):
       An exception removes everything written.
     - `f.close()` does the same without a `with`. While an exception is propagating (in a `finally`
       block, for example) it removes the file and warns, as the file may be incomplete.
-    - `torch.save(obj, writer.open(path))` works too. torch calls `flush` last, which makes the
-      bytes durable or raises the failure. Dropping the flushed object publishes the file.
+    - `torch.save(obj, writer.open(path))` works too. torch writes the end of its zip and calls
+      `flush`, which makes the bytes durable or raises the failure. The end of the zip proves that
+      the file is complete, so dropping the object publishes it.
 
-    A forked child does not own the stream: `close` raises there, and the parent keeps the file.
-    An object that is dropped in any other state removes the file and warns. The same happens, with
-    exit code 120, when the interpreter ends first. Once the file is published, `transfer` is its
-    record.
+    An object that is dropped in any other state removes the file and warns, also after a `flush`: a
+    serializer may flush between two parts. The same happens, with exit code 120, when the
+    interpreter ends first. A forked child does not own the stream: `close` raises there, and the
+    parent keeps the file. Once the file is published, `transfer` is its record.
     """
 
     def __init__(self, file: _File, writer: str, meter: Meter, *, durable: bool = True) -> None:
@@ -54,7 +63,8 @@ class Stream(io.RawIOBase):
         self._file, self._writer, self._meter, self._durable = file, writer, meter, durable
         self._opened_under, self._pid = sys.exception(), os.getpid()
         self._failure: BaseException | None = None
-        self._flushed = self._done = False
+        self._flushed = self._done = self._dropped = False
+        self._tail = b""
         self._inside_s = meter.elapsed_s()
         self._opened_by = threading.current_thread()
         interpreter_end.at_end(self, Stream._at_end)
@@ -110,6 +120,8 @@ class Stream(io.RawIOBase):
                 self._append(view)
             except BaseException as error:
                 raise self._failed(error, "writing") from error
+        # A save that fails ends its zip too: that end proves nothing.
+        self._tail = b"" if self._in_trouble() else (self._tail + view[-_TAIL:].tobytes())[-_TAIL:]
         return len(view)
 
     def flush(self) -> None:
@@ -137,8 +149,13 @@ class Stream(io.RawIOBase):
         """
         if self.closed:
             return
-        if self._in_trouble():
-            self._discard()
+        if self._dropped:
+            if not self._is_complete():
+                self._discard("dropped without close()")
+                return
+        elif self._in_trouble():
+            trouble = type(sys.exception()).__name__
+            self._discard(f"closed while {trouble} is being raised or handled")
             return
         try:
             self._check_usable()
@@ -159,15 +176,16 @@ class Stream(io.RawIOBase):
             self.transfer = self._meter.transfer(self._writer, "write", size, durable=self._durable)
             super().close()
 
-    def _discard(self) -> None:
-        path, trouble = self._file.path, type(sys.exception()).__name__
-        known = self._failure is not None
+    def _discard(self, why: str) -> None:
+        """Remove the file, and warn unless the caller knows: of a failure, or as a forked child."""
+        known = self._failure is not None or os.getpid() != self._pid
         self.abort()
         if not known:
             warnings.warn(
-                f"{path}: closed while {trouble} is being raised or handled; nothing was published",
+                f"{self._file.path}: {why}; nothing was published",
                 RuntimeWarning,
                 stacklevel=3,
+                source=self,
             )
 
     def abort(self) -> None:
@@ -197,23 +215,16 @@ class Stream(io.RawIOBase):
             self.close()
 
     def __del__(self) -> None:
-        if self.closed or not hasattr(self, "_flushed"):
-            return
-        if os.getpid() != self._pid:
-            self.abort()
-            return
-        if self._flushed and self._failure is None:
-            self._opened_under = sys.exception()
+        if hasattr(self, "_dropped") and not self.closed:
+            self._dropped = True
             self.close()
-            return
-        path = self._file.path
-        self.abort()
-        warnings.warn(
-            f"{path}: dropped without close(); nothing was published",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
-        )
+
+    def _dealloc_warn(self, wrapper: object) -> None:  # noqa: ARG002
+        """Called by io before `close` when a BufferedWriter over this stream is dropped unclosed.
+
+        `close` alone would look like a call by the user.
+        """
+        self._dropped = True
 
     def _at_end(self) -> None:
         """Finish at the end of the interpreter, before the threads end that `_release` awaits."""
@@ -224,8 +235,8 @@ class Stream(io.RawIOBase):
             interpreter_end.lost(
                 f"{path}: a daemon thread had not closed it when the interpreter ended"
             )
-        elif self._flushed and not failed:
-            self._opened_under = sys.exception()
+        elif self._is_complete():
+            self._dropped = True
             self.close()
         else:
             self.abort()
@@ -244,6 +255,12 @@ class Stream(io.RawIOBase):
             yield
         finally:
             self._inside_s += self._meter.elapsed_s() - begin
+
+    def _is_complete(self) -> bool:
+        """Whether the file is complete and durable without a `close` that says so."""
+        return (
+            self._flushed and self._failure is None and _ends_torch_zip(self._tail, self._position)
+        )
 
     def _in_trouble(self) -> bool:
         """Whether an exception is propagating now that was not when the stream was opened."""
@@ -265,3 +282,24 @@ class Stream(io.RawIOBase):
             error = TransferError.wrap(error, doing, self._file.path)
         self._failure = error
         return error
+
+
+def _ends_torch_zip(tail: bytes, size_bytes: int) -> bool:
+    """Whether a file of `size_bytes` that ends with `tail` is a complete zip of torch.save.
+
+    The end must say where its directory is, and this must be right for the size. A directory alone
+    proves nothing: a ZipFile that is dropped writes one for the members so far. torch adds the
+    record of the serialization id only when all others are written.
+    """
+    if len(tail) < _END.size:
+        return False
+    rest, end = tail[: -_END.size], tail[-_END.size :]
+    _, _, made_by, needed, _, _, _, count, length, start, *_ = _END.unpack(end)
+    stop = size_bytes - _END.size
+    few, short, first = min(count, 0xFFFF), min(length, 0xFFFFFFFF), min(start, 0xFFFFFFFF)
+    wanted = (
+        *(b"PK\x06\x06", 44, made_by, needed, 0, 0, count, count, length, start),
+        *(b"PK\x06\x07", 0, stop, 1),
+        *(b"PK\x05\x06", 0, 0, few, few, short, first, 0),
+    )
+    return start + length == stop and _LAST_RECORD in rest and end == _END.pack(*wanted)

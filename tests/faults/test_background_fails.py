@@ -169,7 +169,7 @@ def test_short_writes(open_stream: Callable[[], Stream], storage: _Storage, tmp_
         assert storage.index == -1
 
 
-@pytest.mark.filterwarnings("ignore:.*dropped without close:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:.*dropped without close:RuntimeWarning")
 def test_collected_in_its_own_worker(
     open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path
 ) -> None:

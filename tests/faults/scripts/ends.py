@@ -115,8 +115,9 @@ def save_stream(writer: str) -> None:
     global kept
     kept = make(writer).open(f"{directory}/file")
     torch.save(STATE, kept)
-    if end == "open":
+    if end == "flushed":
         kept.write(b"and more")
+        kept.flush()
 
 
 def raise_system_exit(number: int, frame: object) -> None:

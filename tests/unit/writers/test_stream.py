@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-from collections.abc import Callable
+import io
+import struct
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from iobench.errors import TransferError
+from iobench.writers import stream as stream_module
 from iobench.writers.image import Bytes
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
@@ -92,24 +98,170 @@ def test_a_flushed_stream_is_not_synced_again() -> None:
     assert file.steps == ["set_size 0", "sync", "set_size 3", "sync", "publish", "release"]
 
 
-def test_dropped_after_flush_publishes() -> None:
-    """The end of `torch.save(obj, writer.open(path))`."""
-    stream = _Counted(file := _File())
-    stream.write(b"abc")
-    stream.flush()
-    del stream
+def _published(file: _File) -> bool:
     gc.collect()
-    assert file.steps == ["set_size 3", "sync", "publish", "release"]
+    assert ("publish" in file.steps) != ("abandon" in file.steps)
+    return "publish" in file.steps
 
 
-def test_dropped_after_flush_and_more_does_not() -> None:
-    """Bytes after the last flush are not durable, so nothing is published."""
-    stream = _Counted(file := _File())
+@pytest.mark.parametrize("tensors", [0, 3, 70_000])
+def test_torch_save_in_one_line(tensors: int) -> None:
+    """The end of the zip proves that the file is complete. More records than 16 bits count."""
+    file = _File()
+    torch.save([torch.zeros(1) for _ in range(tensors)], _Counted(file))
+    assert _published(file)
+
+
+def test_the_end_of_a_large_zip() -> None:
+    """Beyond 4 GiB the last record has a zip64 field. Sizes do not fit into the old end record."""
+    start, length = (4 << 30) + 1000, 507
+    stop = start + length
+    entry = b"archive/.data/serialization_id" + struct.pack("<2HQ", 1, 8, start - 100)
+    end = (
+        struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 798, 45, 0, 0, 7, 7, length, start)
+        + struct.pack("<4sLQL", b"PK\x06\x07", 0, stop, 1)
+        + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 7, 7, length, 0xFFFFFFFF, 0)
+    )
+    assert stream_module._ends_torch_zip(entry + end, stop + len(end))
+    assert not stream_module._ends_torch_zip(entry + end, stop + len(end) + 1)
+    assert not stream_module._ends_torch_zip(b"x" * len(entry) + end, stop + len(end))
+
+
+def test_no_end_but_the_exact_one() -> None:
+    """A zip whose end is cut, changed or followed by more bytes is not complete."""
+    zipped = io.BytesIO()
+    torch.save([torch.zeros(100)], zipped)
+    data = zipped.getvalue()
+    whole = stream_module._ends_torch_zip
+    assert whole(data, len(data))
+    for cut in (1, 22, 42, 98, 120, len(data)):
+        assert not whole(data[:-cut], len(data) - cut)
+    assert not whole(data + b"x", len(data) + 1)
+    for at in range(len(data) - 98, len(data)):
+        if at not in range(len(data) - 86, len(data) - 82):  # the versions
+            changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+            assert not whole(changed, len(data)), len(data) - at
+
+
+def _flushed_midway(stream: _Counted) -> None:
+    stream.write(b"one part")
     stream.flush()
-    stream.write(b"abc")
-    with pytest.warns(ResourceWarning, match="/the/file: dropped without close"):
-        stream = None
-    assert file.steps == ["set_size 0", "sync", "release", "abandon"]
+
+
+def _legacy_torch_file(stream: _Counted) -> None:
+    torch.save([torch.zeros(9)], stream, _use_new_zipfile_serialization=False)
+
+
+def _more_after_the_zip(stream: _Counted) -> None:
+    torch.save([torch.zeros(9)], stream)
+    stream.write(b"and more")
+    stream.flush()
+
+
+def _two_zips(stream: _Counted) -> None:
+    stream.write(b"a header")
+    torch.save([torch.zeros(9)], stream)
+
+
+def _zip_in_progress(stream: _Counted) -> None:
+    """A ZipFile that is dropped writes the end of the zip, and flushes."""
+    archive = zipfile.ZipFile(stream, "w")
+    archive.writestr("archive/data.pkl", b"the first of several")
+
+
+@pytest.mark.parametrize(
+    "save",
+    [_flushed_midway, _legacy_torch_file, _more_after_the_zip, _two_zips, _zip_in_progress],
+)
+@pytest.mark.parametrize(
+    "leave",
+    ["returns", "raises", "interrupted", "exits", "generator", "thread"],
+)
+def test_dropped_without_close(save: Callable, leave: str) -> None:
+    """However the last reference goes, a flush publishes nothing: it may come between two parts."""
+    file = _File()
+    errors = {"raises": KeyError, "interrupted": KeyboardInterrupt, "exits": SystemExit}
+
+    def run() -> None:
+        stream = _Counted(file)
+        save(stream)
+        if leave in errors:
+            raise errors[leave]
+
+    def run_generator() -> Iterator[None]:
+        stream = _Counted(file)
+        save(stream)
+        yield
+        stream.close()
+
+    def run_and_leave() -> None:
+        if leave == "generator":
+            next(run_generator())
+        elif leave == "thread":
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+        else:
+            with contextlib.suppress(*errors.values()):
+                run()
+        gc.collect()
+
+    with pytest.warns(RuntimeWarning, match=r"/the/file: dropped without close\(\)"):
+        run_and_leave()
+    assert not _published(file)
+
+
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("text", [False, True])
+def test_a_dropped_wrapper(text: bool, complete: bool) -> None:
+    """io's wrappers close the stream when they are dropped, which is not a close by the user."""
+    file = _File()
+
+    def save() -> None:
+        wrapper = io.BufferedWriter(_Counted(file))
+        wrapper = io.TextIOWrapper(wrapper) if text else wrapper
+        wrapper.write("one part" if text else b"one part")
+        wrapper.flush()
+        if not complete:
+            raise KeyError
+        wrapper.close()
+
+    def save_and_leave() -> None:
+        with contextlib.suppress(KeyError):
+            save()
+        gc.collect()
+
+    if complete:
+        save_and_leave()
+    else:
+        with pytest.warns(RuntimeWarning, match="dropped without"):
+            save_and_leave()
+    assert _published(file) == complete
+
+
+def test_torch_save_that_fails() -> None:
+    """torch ends the zip of a save that fails too. A later flush does not make that complete."""
+    file = _File()
+
+    def save() -> None:
+        stream = _Counted(file)
+        with contextlib.suppress(Exception):
+            torch.save([torch.zeros(9), lambda: None], stream)
+        stream.flush()
+
+    with pytest.warns(RuntimeWarning, match="dropped without"):
+        save()
+    assert not _published(file)
+
+
+def test_torch_save_in_an_except_block() -> None:
+    """The last checkpoint of a job that failed."""
+    file = _File()
+    try:
+        raise KeyError
+    except KeyError:
+        torch.save([torch.zeros(9)], _Counted(file))
+    assert _published(file)
 
 
 @pytest.mark.parametrize(
