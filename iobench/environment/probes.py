@@ -18,6 +18,7 @@ from typing import TypeAlias
 from iobench.environment.device import DeviceMonitor
 from iobench.environment.direct import try_direct
 from iobench.environment.storage import check_directory
+from iobench.environment.syncs import try_sync
 from iobench.linux import (
     RWF_DONTCACHE,
     cachestat_resident_bytes,
@@ -207,7 +208,11 @@ def _fsync(room: Path) -> _Found:
             start = time.perf_counter()
             os.fsync(descriptor)
             times.append(time.perf_counter() - start)
+        _, ignored = try_sync(descriptor, room)
     median, worst = format_seconds(sorted(times)[_FSYNCS // 2]), format_seconds(max(times))
+    if ignored:
+        remedy = "Nothing is durable here. Look at LD_PRELOAD, and for a filter of the container."
+        return False, f"{median}: nothing is synced here ({ignored})", remedy
     return True, f"median {median}, worst {worst} ({_FSYNCS} times, 4 KiB each)", ""
 
 

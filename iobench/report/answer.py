@@ -14,7 +14,7 @@ from pathlib import Path
 from iobench import workloads
 from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.report.summary import NOT_STEADY, Report, Summary
-from iobench.report.winners import RANKED, Winner
+from iobench.report.winners import RANKED, Winner, can_win
 from iobench.results.setting import at_target
 from iobench.units import GIB, count_of, format_seconds, format_size
 
@@ -72,7 +72,7 @@ def _there(report: Report, target: str, rows: Sequence[Summary]) -> Iterator[str
 
 
 def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
-    ranked = [one for one in rows if one.verdict in RANKED]
+    ranked = can_win(rows)
     if not ranked:
         yield f"no valid figure: {', '.join(f'{one.label} is {one.verdict}' for one in rows)}"
         return
@@ -96,7 +96,8 @@ def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
 
 
 def _not_counted(rows: Sequence[Summary]) -> Iterator[str]:
-    bad = [f"{one.label} ({one.verdict})" for one in rows if one.verdict not in RANKED]
+    ranked = can_win(rows)
+    bad = [f"{one.label} ({one.verdict})" for one in rows if one not in ranked]
     if 0 < len(bad) < len(rows):
         yield f"not counted: {', '.join(bad)}"
 

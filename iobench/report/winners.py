@@ -21,10 +21,11 @@ from iobench.report.row import Summary
 from iobench.results import Operation, Sample
 from iobench.results.setting import IF_SET
 
-__all__ = ["RANKED", "Winner", "find_target_winners", "find_winners"]
+__all__ = ["PROVED", "RANKED", "Winner", "can_win", "find_target_winners", "find_winners"]
 
-RANKED = (VerdictStatus.VALID, VerdictStatus.SCALED)
-"""Verdicts of the figures that can win."""
+PROVED = (VerdictStatus.VALID, VerdictStatus.SCALED)
+RANKED = (*PROVED, VerdictStatus.UNPROVED)
+"""Verdicts of the figures that can win; see `can_win`."""
 
 _REFERENCE = "buffered"  # what most frameworks do by default
 
@@ -118,11 +119,18 @@ def _kinds(rows: Sequence[_Row]) -> list[tuple[Operation, str | None]]:
 
 
 def _ranked(rows: Sequence[_Row], kind: tuple[Operation, str | None]) -> list[_Row]:
-    return [
-        row
-        for row in rows
-        if (row[0].operation, row[0].axes.restore_as) == kind and row[0].verdict in RANKED
-    ]
+    of_kind = [row for row in rows if (row[0].operation, row[0].axes.restore_as) == kind]
+    able = can_win([row[0] for row in of_kind])
+    return [row for row in of_kind if row[0] in able]
+
+
+def can_win(rows: Sequence[Summary]) -> list[Summary]:
+    """Return those of `rows`, which are compared with each other, that can win.
+
+    Figures that are NOT PROVED do not beat proved ones. Where none is proved, they are ranked.
+    """
+    proved = [one for one in rows if one.verdict in PROVED]
+    return proved or [one for one in rows if one.verdict in RANKED]
 
 
 def _measured_floor(rows: Sequence[_Row]) -> float | None:

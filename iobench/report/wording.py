@@ -12,7 +12,7 @@ from iobench.report.ceiling import NO_JOB, Ceiling
 from iobench.report.grid import Grid
 from iobench.report.ranks import rank_lines, straggler_lines
 from iobench.report.summary import Report, Summary
-from iobench.report.winners import RANKED
+from iobench.report.winners import PROVED
 from iobench.results import Run
 from iobench.results.labels import common_axes
 from iobench.units import GIB, count_of, format_rate, format_size
@@ -60,6 +60,7 @@ _DROPPED_FIRST = (
 _STYLES = {
     VerdictStatus.VALID: "green",
     VerdictStatus.SCALED: "yellow",
+    VerdictStatus.UNPROVED: "bold yellow",
     VerdictStatus.INVALID: "bold red",
     VerdictStatus.FAILED: "bold red",
 }
@@ -146,7 +147,7 @@ def columns(report: Report, *, details: bool = False) -> list[str]:
         "last": all(one.axes.numjobs == 1 for one in rows),
         "memory": all(one.memory is None or one.memory.total_bytes is None for one in rows),
         "phases": not details,
-        "verdict": len(verdicts) == 1 and verdicts <= set(RANKED),
+        "verdict": len(verdicts) == 1 and verdicts <= set(PROVED),
     }
     return [name for name in _COLUMNS if not absent.get(name, False)]
 
@@ -173,7 +174,7 @@ def footnotes(report: Report) -> list[str]:
 def urgent_notes(report: Report) -> list[str]:
     """Return the footnotes for every reader: failures, also of fio, stragglers, and bad rows."""
     bad = {
-        reason for one in report.summaries if one.verdict not in RANKED for reason in one.reasons
+        reason for one in report.summaries if one.verdict not in PROVED for reason in one.reasons
     }
     fio = [
         _no_ceiling(of, one) for of, one in _ceilings(report) if one.reason not in (None, NO_JOB)

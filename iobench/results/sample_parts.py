@@ -77,12 +77,14 @@ class Stored:
     `unsynced_bytes`: in the page cache, dirty or under write-back; None where the kernel cannot
     say, and `unseen` is the reason then. `flushed`: whether the device flushed
     its cache before the writer of a save returned; None where the kernel does not count that.
+    `ignored_syncs`: why a sync makes nothing durable here; empty where it does.
     """
 
     problems: tuple[str, ...]
     unsynced_bytes: int | None
     unseen: str = ""
     flushed: bool | None = None
+    ignored_syncs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

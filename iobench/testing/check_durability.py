@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ def _stream(harness: WriterHarness, name: str, data: bytes) -> None:
 def durable_files_are_synced(harness: WriterHarness) -> None:
     """After a durable write, files are regular, no page is dirty, and the device was flushed.
 
-    What the kernel does not show here is not checked: see `Instruments`.
+    Where the kernel shows neither dirty pages nor flushes, a warning says that it is NOT PROVED.
     """
     directory = _directory(harness)
     if directory is None:
@@ -60,6 +61,13 @@ def durable_files_are_synced(harness: WriterHarness) -> None:
         now = monitor.read()
         if instruments.flush_counts and before and now and now.flushes == before.flushes:
             unflushed.append(name)
+    expect(not instruments.ignored_syncs, f"syncs are ignored here: {instruments.ignored_syncs}")
+    if instruments.unseen and not instruments.flush_counts:
+        warnings.warn(
+            f"durability of {harness.writer.name!r} is NOT PROVED in {directory}: "
+            f"{instruments.unseen}, and no flushes of a device can be counted",
+            stacklevel=2,
+        )
     names = ["file", "stream", *(image.path for image in many)]
     found = instruments.inspect(directory, [(name, size) for name in names])
     expect(not found.problems, f"not as written: {', '.join(found.problems)}")

@@ -97,8 +97,8 @@ def _comment(outcome: Outcome, tuned: Tuned) -> Iterator[str]:
     yield f"{outcome.chosen.writer} for {outcome.objective.goal} of {tuned.workload}"
     yield f"on {tuned.storage}: {tuned.median}."
     yield f"{tuned.finding}."
-    if judged and judged.status is VerdictStatus.INVALID:
-        yield f"The figures are INVALID: {judged.reasons[0]}."
+    if judged and judged.status in (VerdictStatus.INVALID, VerdictStatus.UNPROVED):
+        yield f"The figures are {judged.status}: {judged.reasons[0]}."
     yield f"By iobench autotune, {tuned.date[:10]}. In the trainer:"
     yield '    writer = iobench.load_writer("writer.toml")'
 

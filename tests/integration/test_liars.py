@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from support.liars import LIARS, AdmitsIt, Liar, WritesBack, run, table, verdicts
+from support.liars import LIARS, AdmitsIt, Liar, SaysDirect, WritesBack, run, table, verdicts
 
 from iobench import workloads
+from iobench.bench.judging.verdict import Context, judge
 from iobench.bench.targets import directory
 from iobench.bench.targets.choose import target_of
+from iobench.results import read
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Step
 from iobench.tune.objective import Objective
@@ -24,6 +28,11 @@ from iobench.writers.base import Writer
 from iobench.writers.registry import make
 
 _HONEST = ("buffered", "uncached", "odirect", "uring", "hybrid")
+_EXPECTED = {
+    ("tmpfs", "restore"): "INVALID",
+    ("fuse", "save"): "NOT PROVED",
+    ("overlay", "save"): "NOT PROVED",
+}
 _DOC = Path(__file__).parents[2] / "docs" / "statistics.md"
 
 Mount = Callable[[str, int], Path]
@@ -73,7 +82,8 @@ def test_no_liar_is_valid(shared_filesystems: Mount, tmp_path: Path) -> None:
 def test_honest_writers_are_believed_on(
     kind: str, shared_filesystems: Mount, tmp_path: Path
 ) -> None:
-    """Their saves are VALID where pages are always dirty, or hidden; so are their cold restores."""
+    """Their saves are VALID where pages are always dirty, or hidden and a device counts; so are
+    their cold restores. Where nothing counts (FUSE, overlayfs), saves are NOT PROVED."""
     root = shared_filesystems(kind, 1024 * MIB) / tmp_path.name
     root.mkdir()
     honest = able(root)
@@ -83,7 +93,7 @@ def test_honest_writers_are_believed_on(
         for operation in ("save", "restore"):
             status, reasons = found[writer.name, operation]
             cold = [one.text for one in reasons if one.text.startswith("not cold")]
-            expected = "INVALID" if kind == "tmpfs" and operation == "restore" else "VALID"
+            expected = _EXPECTED.get((kind, operation), "VALID")
             assert status == expected, (writer.name, operation, reasons)
             assert bool(cold) is (expected == "INVALID")
 
@@ -121,8 +131,8 @@ def test_a_tuning_eliminates_liars(
             verify = verify or (name != "buffered" and kinds[name].lies_in == "restore")
             step = Step(phase="race", round=number, size_bytes=6 * MIB, verify=verify)
             error = trial(one, step).error
-            if name == "buffered":
-                assert error is None
+            if name == "buffered" or (name == SaysDirect.name and goal == "stall"):
+                assert error is None  # the memory of a stall is not measured
             elif garbage:
                 assert error is not None
                 assert "tensors" in error
@@ -131,3 +141,56 @@ def test_a_tuning_eliminates_liars(
                 # A Checkpointer, which the stall is measured with, commits no such save.
                 refused = "did not make its files durable" in error
                 assert kinds[name].reason in error or (name == AdmitsIt.name and refused)
+
+
+_NO_SYNCS = """
+int fsync(int fd) { return 0; }
+int fdatasync(int fd) { return 0; }
+int syncfs(int fd) { return 0; }
+int sync_file_range(int fd, long offset, long length, unsigned flags) { return 0; }
+void sync(void) {}
+"""
+
+
+@pytest.fixture
+def without_syncs(tmp_path: Path) -> Iterator[None]:
+    """Children load a library that makes every sync do nothing, as libeatmydata does."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler here, for a library that replaces fsync")
+    source, library = tmp_path / "no_syncs.c", tmp_path / "no_syncs.so"
+    source.write_text(_NO_SYNCS)
+    subprocess.run([compiler, "-w", "-shared", "-fPIC", "-o", library, source], check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_PRELOAD", str(library))
+        yield
+
+
+@pytest.mark.usefixtures("without_syncs")
+def test_nothing_is_valid_where_a_library_ignores_syncs(tiny_path: Path, tmp_path: Path) -> None:
+    """Not a save nor a restore of a run; a tuning writes no file; doctor reports a failure."""
+    (tmp_path / "target").mkdir()
+    record, config = tmp_path / "run.jsonl", tmp_path / "writer.toml"
+    names = ",".join(one.name for one in able(tmp_path, ("buffered", "odirect")))
+
+    def iobench(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "iobench", *words, "--target", str(tmp_path / "target")]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    asked = ("--writer", names, "--repeat", "2", "-o", str(record))
+    run = iobench("run", str(tiny_path), *asked)
+    assert run.returncode == 0, run.stderr
+    result = read(record)
+    context = Context.of(result.run)
+    found = {str(judge(one, context).status) for one in result.samples}
+    assert found == {"INVALID"}
+    assert "syncs are ignored here" in run.stdout
+
+    asked = ("--writer", names, "--max-time", "30s", "-o", str(config))
+    tuned = iobench("autotune", str(tiny_path), *asked)
+    assert tuned.returncode != 0
+    assert "syncs are ignored here" in tuned.stdout + tuned.stderr
+    assert not config.exists()
+
+    doctor = iobench("doctor")
+    assert "nothing is synced here" in doctor.stdout

@@ -35,7 +35,7 @@ from iobench.writers.source import Source
 from iobench.writers.transfer import PathCount, Transfer
 from support.one_by_one import OneByOne
 
-__all__ = ["LIARS", "Liar", "run", "table", "verdicts"]
+__all__ = ["LIARS", "Liar", "SaysDirect", "run", "table", "verdicts"]
 
 _HEADER = "| writer | what it does | save | restore | why |"
 _SMALL = 4 * KIB  # most of the tensors are larger
@@ -268,9 +268,19 @@ class InventsPaths(Liar):
         return replace(done, paths={"direct": PathCount(operations=1, bytes=done.bytes // 2)})
 
 
+class SaysDirect(Liar):
+    name = "says-direct"
+    lie = "writes through the page cache, and reports all bytes by `direct`"
+    reason = "went through the page cache"
+
+    def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
+        done = super().write(image, target, **how)
+        return replace(done, paths={"direct": PathCount(operations=1, bytes=done.bytes)})
+
+
 LIARS: tuple[type[Liar], ...] = (
     *(SkipsSync, AdmitsIt, WritesBack, Late, Unlinks, Garbage, FromMemory, OtherDevice, Elsewhere),
-    *(Mounts, InventsPhases, NotANumber, InventsPaths),
+    *(Mounts, InventsPhases, NotANumber, InventsPaths, SaysDirect),
 )
 
 

@@ -1,7 +1,8 @@
-"""Verdict: whether a figure is VALID, VALID (scaled) or INVALID, and why.
+"""Verdict: whether a figure is VALID, VALID (scaled), NOT PROVED or INVALID, and why.
 
 The rules are those of an honest number (docs/results.md): cold and proved cold, verified, the bytes
-on the device, the whole workload, something stored at all. Facts that a reader needs (a
+on the device, the whole workload, something stored at all. Where the kernel shows nothing that
+could prove a figure or disprove it, the figure is NOT PROVED. Facts that a reader needs (a
 fallback, a note, a missing counter, a volatile target) are reasons that invalidate nothing.
 """
 
@@ -37,6 +38,7 @@ REACHED_LIMIT = 0.99  # with a smaller part at the device, the bytes did not rea
 NEAR_ZERO = 0.1  # with a smaller part by one counter, no other counter makes up for it
 _CLOCK_SLACK, _CLOCK_SLACK_S = 0.1, 0.05  # by which phases may exceed the clock
 _COUNTED_LEAST, _COUNTED_MOST = 0.99, 1.25  # limits for a writer's bytes by path over bytes moved
+_PAST_THE_CACHE = {"direct", "gds"}
 _PADDING = 64 * KIB  # of one operation: the largest alignment of direct I/O
 WRONG_BYTES = "wrong bytes: tensors differ from what was saved"
 _VOLATILE = ("tmpfs", "ramfs")
@@ -48,6 +50,7 @@ class VerdictStatus(StrEnum):
 
     VALID = "VALID"
     SCALED = "VALID (scaled)"
+    UNPROVED = "NOT PROVED"
     INVALID = "INVALID"
     FAILED = "FAILED"
 
@@ -133,11 +136,13 @@ def volatile_of(storage: Mapping[str, Any]) -> str | None:
 
 def judge(sample: Sample, context: Context) -> Verdict:
     """Return the verdict on one sample; pass a save through `with_verification` first."""
-    invalid = list(_invalid(sample, context))
+    invalid, unproved = list(_invalid(sample, context)), list(_unproved(sample, context))
     status = VerdictStatus.VALID if context.scale is None else VerdictStatus.SCALED
+    if unproved:
+        status = VerdictStatus.UNPROVED
     return Verdict(
         status=VerdictStatus.INVALID if invalid else status,
-        reasons=(*invalid, *_noted(sample, context)),
+        reasons=(*invalid, *unproved, *_noted(sample, context)),
     )
 
 
@@ -251,6 +256,11 @@ def violations(sample: Sample) -> Iterator[Reason]:
     """
     if not sample.stores:
         return
+    if sample.stored is not None and sample.stored.ignored_syncs:
+        yield Reason(
+            text="syncs are ignored here, so nothing is durable",
+            measured=(sample.stored.ignored_syncs,),
+        )
     if sample.operation == "save":
         yield from _not_durable(sample)
     if sample.stored is not None and sample.stored.problems:
@@ -302,6 +312,25 @@ def _paths_wrong(sample: Sample) -> Iterator[Reason]:
         yield Reason(
             text="its paths do not add up to the bytes moved",
             measured=(f"{counted} of {sample.bytes} bytes",),
+        )
+    yield from _cached_all_the_same(sample)
+
+
+def _cached_all_the_same(sample: Sample) -> Iterator[Reason]:
+    """Yield a reason if more of the files is in the page cache than other paths can have left."""
+    direct = sum(sample.paths[name].bytes for name in _PAST_THE_CACHE & sample.paths.keys())
+    cached = sample.memory.page_cache_bytes if sample.memory is not None else None
+    if cached is None or not direct:
+        return
+    others = sum(
+        path.bytes + _PADDING * path.operations
+        for name, path in sample.paths.items()
+        if name not in _PAST_THE_CACHE
+    )
+    if cached - others > max(_PADDING, NEAR_ZERO * direct):
+        yield Reason(
+            text="went through the page cache, and not past it as the writer reports",
+            measured=(f"{cached} bytes are cached",),
         )
 
 
@@ -379,7 +408,6 @@ def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
         if volatile := context.volatile_under(sample):
             yield Reason(text=f"not durable: {volatile}")
         yield from _unreached(sample)[1]
-        yield from _unproved(sample, context)
     for fallback in sample.fallbacks:
         yield Reason(text=f"wanted {fallback.wanted}, used {fallback.used}: {fallback.reason}")
     for note in sample.notes:
@@ -387,12 +415,26 @@ def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
 
 
 def _unproved(sample: Sample, context: Context) -> Iterator[Reason]:
-    """Yield a note where no dirty pages and no device counter can show a missing sync of a save."""
-    unseen = sample.stored.unseen if sample.stored is not None else ""
-    if sample.operation != "save" or not unseen or context.volatile_under(sample) is not None:
+    """Yield why nothing proves the figure, and nothing could disprove it.
+
+    Of a save no counter shows a missing sync. Of a restore the device delivered all bytes, but this
+    process read only a part of them: the rest may be from memory, while another program read.
+    """
+    if not sample.stores or context.volatile_under(sample) is not None:
         return
-    if _counts(sample)["device"] is None:
-        yield Reason(text=f"not proved durable: {unseen}, and the device has no counter")
+    counts = _counts(sample)
+    if sample.operation == "save":
+        unseen = sample.stored.unseen if sample.stored is not None else ""
+        if unseen and counts["device"] is None:
+            yield Reason(text=f"not proved durable: {unseen}, and the device has no counter")
+        return
+    process, moved = counts["process"], sample.stored_bytes
+    if process is None or not moved or not NEAR_ZERO <= process / moved < REACHED_LIMIT:
+        return
+    yield Reason(
+        text="not proved cold: this process read a part of the bytes, the rest may be from memory",
+        measured=(_percent(process / moved),),
+    )
 
 
 def _merge(same: Sequence[Reason], of: int) -> Reason:

@@ -19,7 +19,14 @@ def over_ranks(stored: Stored, others: Sequence[Stored | None]) -> Stored:
     known = [one.unsynced_bytes for one in (stored, *found) if one.unsynced_bytes is not None]
     total = sum(known)
     unseen = next((one.unseen for one in (stored, *found) if one.unseen), "")
-    return replace(stored, unsynced_bytes=None if unseen and not total else total, unseen=unseen)
+    return replace(
+        stored,
+        unsynced_bytes=None if unseen and not total else total,
+        unseen=unseen,
+        ignored_syncs=next(
+            (one.ignored_syncs for one in (stored, *found) if one.ignored_syncs), ""
+        ),
+    )
 
 
 def all_true(values: Iterable[bool | None]) -> bool | None:

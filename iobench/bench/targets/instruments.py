@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import tempfile
@@ -19,13 +18,10 @@ from iobench import linux
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.targets.entries import entries_below
 from iobench.environment.mounts import mounts_in
+from iobench.environment.syncs import BY_A_LIBRARY, PROBE_BYTES, try_sync
 from iobench.results.records import Stored
-from iobench.units import KIB
 
 __all__ = ["Changes", "Instruments"]
-
-_PROBE_BYTES = 256 * KIB  # more than a file system writes for the metadata of one file
-_NO_CACHESTAT = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +39,8 @@ class Instruments:
     """Whether the device's counter grows with the bytes that are written."""
     flush_counts: bool = False
     """Whether the device's counter of flushes grows with a sync."""
+    ignored_syncs: str = ""
+    """Why a sync makes nothing durable here; empty where it does."""
     mounts: frozenset[int] = frozenset()
     """The ids of the mounts in the directory; others are made later, by a writer."""
 
@@ -51,25 +49,16 @@ class Instruments:
         """Write and sync a temporary file in `directory`, and read the counters. Raises OSError."""
         before = monitor.read()
         with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(os.urandom(_PROBE_BYTES))
-            file.flush()
-            try:
-                dirty = linux.cachestat_unsynced_bytes(file.fileno())
-                os.fsync(file.fileno())
-                left = linux.cachestat_unsynced_bytes(file.fileno())
-            except OSError as error:
-                if error.errno not in _NO_CACHESTAT:
-                    raise
-                os.fsync(file.fileno())
-                unseen = f"no cachestat here ({error.strerror})"
-            else:
-                unseen = _unseen(dirty, left)
+            unseen, ignored = try_sync(file.fileno(), directory)
+            if unseen:
+                ignored = _unflushed(file.fileno(), monitor)
         after = monitor.read()
         grown = after - before if before and after else None
         return cls(
             unseen=unseen,
-            device_counts=grown is not None and grown.write_bytes >= _PROBE_BYTES,
+            device_counts=grown is not None and grown.write_bytes >= PROBE_BYTES,
             flush_counts=grown is not None and grown.flushes > 0,
+            ignored_syncs=ignored,
             mounts=frozenset(one.mount_id for one in mounts_in(os.path.realpath(directory))),
         )
 
@@ -111,6 +100,7 @@ class Instruments:
             problems=tuple(look.problems),
             unsynced_bytes=None if self.unseen else look.unsynced_bytes,
             unseen=self.unseen,
+            ignored_syncs=self.ignored_syncs,
         )
 
     def _mounted(self, top: str) -> Iterator[str]:
@@ -189,10 +179,16 @@ class _Look:
             self.problems.append(f"{name} was changed after its save")
 
 
-def _unseen(dirty: int, left: int) -> str:
-    if dirty < _PROBE_BYTES:
-        return "cachestat shows no dirty pages on this file system"
-    return "pages stay dirty after a sync on this file system" if left else ""
+def _unflushed(fd: int, monitor: Monitor) -> str:
+    """Return a reason if only the system call makes the device flush; for want of dirty pages."""
+    flushes = []
+    for sync in (os.fsync, linux.kernel_fsync):
+        before = monitor.read()
+        os.pwrite(fd, os.urandom(PROBE_BYTES), 0)
+        sync(fd)
+        after = monitor.read()
+        flushes.append(before is not None and after is not None and after.flushes > before.flushes)
+    return BY_A_LIBRARY if flushes == [False, True] else ""
 
 
 def _kind(mode: int) -> str:

@@ -12,7 +12,7 @@ from iobench.bench.judging import stats
 from iobench.bench.judging.verdict import Context, judge
 from iobench.report.page.palette import colour_of, shape_of
 from iobench.report.summary import Report, Summary, group, summarise
-from iobench.report.winners import RANKED
+from iobench.report.winners import PROVED, RANKED
 from iobench.results import Interference, Operation, ResultFile, Sample, WorldFacts
 from iobench.results.setting import at_target
 from iobench.units import GIB, format_rate, format_seconds, format_size
@@ -38,7 +38,7 @@ class RunRow:
 
     @property
     def counts(self) -> bool:
-        """Whether this row can win: not INVALID, not FAILED."""
+        """Whether its figure counts: not INVALID, not FAILED."""
         return self.summary.verdict in RANKED
 
     @property
@@ -62,7 +62,7 @@ class RunRow:
     def words(self, sample: Sample) -> dict[str, str]:
         """Return what a tooltip says about `sample`, by the names of SAMPLE_HEADINGS."""
         verdict = judge(sample, self.context)
-        bad = verdict.status not in RANKED
+        bad = verdict.status not in PROVED
         return {
             "writer": self.summary.label,
             "repetition": str(sample.repetition),

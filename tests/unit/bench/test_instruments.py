@@ -13,7 +13,10 @@ import pytest
 
 from iobench import linux
 from iobench.bench.targets.instruments import Changes, Instruments
+from iobench.environment import syncs
 from iobench.environment.device import DeviceCounters, parse_stat
+from iobench.environment.mounts import parse_mountinfo
+from iobench.environment.syncs import BY_A_LIBRARY
 from iobench.units import KIB
 
 PROBE = 256 * KIB
@@ -34,18 +37,26 @@ class _Device:
 
 
 @pytest.mark.parametrize(
-    ("counts", "unseen"),
+    ("kind", "counts", "unseen", "ignored"),
     [
-        ((PROBE, 0), ""),
-        ((0, 0), "cachestat shows no dirty pages on this file system"),
-        ((PROBE, PROBE), "pages stay dirty after a sync on this file system"),
-        ((errno.ENOSYS,), f"no cachestat here ({os.strerror(errno.ENOSYS)})"),
+        ("ext4", (PROBE, 0, 0), "", ""),
+        ("overlay", (0, 0, 0), "cachestat shows no dirty pages on this file system", ""),
+        ("tmpfs", (PROBE, PROBE, PROBE), "pages stay dirty after a sync on this file system", ""),
+        ("ext4", (errno.ENOSYS,), f"no cachestat here ({os.strerror(errno.ENOSYS)})", ""),
+        ("ext4", (PROBE, PROBE, 0), "", BY_A_LIBRARY),
+        ("xfs", (PROBE, PROBE, PROBE), "", "pages of xfs stay dirty after fsync(2)"),
     ],
 )
 def test_the_probe_finds_out_what_can_be_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], unseen: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    counts: tuple[int, ...],
+    unseen: str,
+    ignored: str,
 ) -> None:
-    """Like ext4; overlayfs, FUSE and DAX; tmpfs; and Linux before 6.5. No file is left behind."""
+    """Like ext4; overlayfs, FUSE and DAX; tmpfs; Linux before 6.5; a preloaded library; a filter
+    that ignores the system call. No file is left behind."""
     answers = iter(counts)
 
     def counted(fd: int) -> int:
@@ -54,9 +65,11 @@ def test_the_probe_finds_out_what_can_be_seen(
             raise OSError(answer, os.strerror(answer))
         return answer
 
+    mount = parse_mountinfo(f"1 0 0:1 / / rw - {kind} none rw")[0]
+    monkeypatch.setattr(syncs, "mount_of", lambda _: mount)
     monkeypatch.setattr(linux, "cachestat_unsynced_bytes", counted)
     found = Instruments.probe(tmp_path, _Device(PROBE))
-    assert found == Instruments(unseen=unseen, device_counts=True)
+    assert found == Instruments(unseen=unseen, ignored_syncs=ignored, device_counts=True)
     assert os.listdir(tmp_path) == []
 
 

@@ -18,6 +18,7 @@ from support.cli import app
 from support.one_by_one import OneByOne
 from typer.testing import CliRunner
 
+from iobench import linux
 from iobench.bench import fio
 from iobench.bench import plan as plan_module
 from iobench.bench.axes import Axes
@@ -115,6 +116,8 @@ def fake_fio(monkeypatch: pytest.MonkeyPatch, idle: object) -> FakeFio:
     monkeypatch.setattr(plan_module, "fio_version", lambda: "3.33")
     monkeypatch.setattr(directory, "settled", lambda *_: nullcontext())
     monkeypatch.setattr(os, "fsync", lambda _fd: None)
+    # The probe of the directory would find that out: no page is counted as dirty.
+    monkeypatch.setattr(linux, "cachestat_unsynced_bytes", lambda _fd: 0)
     described: dict[str, Any] = {"machine": {}, "storage": {}}
     monkeypatch.setattr(directory, "describe_environment", lambda _target: described)
     # The tests' file system may be one that evicts nothing, and that is not the question here.

@@ -20,6 +20,7 @@ from iobench.results import (
     Cold,
     DeviceCounts,
     Fallback,
+    MemoryUse,
     PathCount,
     ResultFile,
     Sample,
@@ -226,17 +227,6 @@ def test_the_limits_themselves_are_allowed(sample: Sample) -> None:
         (
             replace(
                 SAVE,
-                device=moved(read=None, write=None),
-                stored=stored(unseen="no pages"),
-            ),
-            [
-                "not checked against the device's own counter: there is none",
-                "not proved durable: no pages, and the device has no counter",
-            ],
-        ),
-        (
-            replace(
-                SAVE,
                 fallbacks=(Fallback(wanted="uncached", used="buffered", reason="Linux 6.1"),),
                 notes=("another process wrote",),
             ),
@@ -417,3 +407,54 @@ def test_replicas_share_what_their_machine_read(
     verdict = judge(sample, context)
     assert (verdict.status is VerdictStatus.INVALID) == invalid, verdict
     assert invalid == any("did not come from" in reason.text for reason in verdict.reasons)
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        (
+            replace(SAVE, device=moved(read=None, write=None), stored=stored(unseen="no pages")),
+            "not proved durable: no pages, and the device has no counter",
+        ),
+        (
+            replace(RESTORE, device=replace(moved_all(read=SIZE), process_read_bytes=SIZE // 2)),
+            "not proved cold: this process read a part of the bytes, the rest may be from memory "
+            "(50%)",
+        ),
+    ],
+)
+def test_what_nothing_could_disprove_is_not_proved(sample: Sample, expected: str) -> None:
+    """Neither valid nor invalid; scaled or not."""
+    verdict = judge(sample, FULL)
+    assert verdict.status is VerdictStatus.UNPROVED
+    assert reasons(verdict)[0] == expected
+    assert judge(sample, replace(FULL, scale="1 layer")).status is VerdictStatus.UNPROVED
+
+
+@pytest.mark.parametrize("sample", [SAVE, RESTORE])
+def test_ignored_syncs_make_everything_invalid(sample: Sample) -> None:
+    ignored = replace(stored(), ignored_syncs="a library replaces fsync")
+    verdict = judge(replace(sample, stored=ignored), FULL)
+    assert verdict.status is VerdictStatus.INVALID
+    assert reasons(verdict) == [
+        "syncs are ignored here, so nothing is durable (a library replaces fsync)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cached", "paths", "valid"),
+    [
+        (SIZE, {"direct": SIZE}, False),
+        (0, {"direct": SIZE}, True),
+        (SIZE, {"buffered": SIZE}, True),
+        (SIZE // 2, {"direct": SIZE // 2, "buffered": SIZE // 2}, True),
+        (None, {"direct": SIZE}, True),
+    ],
+)
+def test_direct_bytes_are_not_in_the_page_cache(
+    cached: int | None, paths: dict[str, int], valid: bool
+) -> None:
+    counted = {name: PathCount(operations=1, bytes=part) for name, part in paths.items()}
+    memory = MemoryUse(process_bytes=0, page_cache_bytes=cached)
+    verdict = judge(replace(SAVE, paths=counted, memory=memory), FULL)
+    assert (verdict.status is VerdictStatus.VALID) is valid
