@@ -28,6 +28,7 @@ import pytest
 import typer.main
 from hypothesis import settings
 from support.preloaded import run_preloaded
+from support.whole_run import WholeRun
 
 from iobench.cli.main import run as run_command
 from iobench.units import MIB
@@ -60,11 +61,15 @@ MakeFilesystem = Callable[..., Path]
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def pytest_configure() -> None:
-    """Let commands be interrupted also where the tests run in the background, or under nohup.
+_SILENCE_S = 600  # pyproject.toml ends each test after 300 s
 
-    A shell starts those with SIGINT or SIGHUP ignored, and every child inherits that.
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch the run. Let commands be interrupted also where the tests run in the background, or
+    under nohup: a shell starts those with SIGINT or SIGHUP ignored, and every child inherits that.
     """
+    if not hasattr(config, "workerinput"):  # the process that has no tests, or that has them all
+        config.pluginmanager.register(WholeRun(config, _SILENCE_S))
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
