@@ -29,7 +29,7 @@ from iobench.integrations.staged_directory import StagedDirectory
 from iobench.writers.base import Writer
 from iobench.writers.local.deferred_free import remove_tree
 
-with needs("accelerate", "accelerate>=1.0"):
+with needs("accelerate", "accelerate>=1"):
     import accelerate
 
 __all__ = ["attach", "detach"]

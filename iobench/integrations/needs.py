@@ -1,7 +1,9 @@
-"""The error of an integration whose framework is not installed."""
+"""The error of an integration whose framework is missing or too old."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +12,18 @@ __all__ = ["needs"]
 
 @contextmanager
 def needs(package: str, requirement: str) -> Iterator[None]:
-    """Wrap the imports of `package`: ImportError names what to install if it is missing."""
+    """Wrap the imports of `package`.
+
+    `requirement` is what pip installs: `package>=1.2`, or a text without a version. Raises
+    ImportError that names it if the package is missing or older.
+    """
+    least = requirement.partition(">=")[2]
+    if least and (found := _older(package, least)):
+        raise ImportError(
+            f"this integration of iobench needs {requirement}, and {package} {found} is installed: "
+            f"pip install '{requirement}'",
+            name=package,
+        )
     try:
         yield
     except ModuleNotFoundError as error:
@@ -20,3 +33,28 @@ def needs(package: str, requirement: str) -> Iterator[None]:
             f"this integration of iobench needs {package}: pip install '{requirement}'",
             name=error.name,
         ) from error
+
+
+def _older(package: str, least: str) -> str:
+    """Return the installed version if it is older than `least`, else an empty string.
+
+    A package without metadata, such as a source tree on the path, is taken as it is.
+    """
+    try:
+        found = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return found if _release(found) < _release(least) else ""
+
+
+def _release(version: str) -> list[int]:
+    """Return the leading numbers of a version without zeros at their end: 5.0rc1 is [5]."""
+    numbers: list[int] = []
+    for part in version.split("."):
+        digits = "".join(itertools.takewhile(str.isdecimal, part))
+        numbers += [int(digits)] if digits else []
+        if digits != part:
+            break
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers

@@ -1,10 +1,12 @@
-"""The message of an integration whose framework is not installed."""
+"""The message of an integration whose framework is not installed or too old."""
 
 from __future__ import annotations
 
 import importlib
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +44,69 @@ def test_other_failures_are_themselves() -> None:
         needs("lightning", "lightning"),
     ):
         importlib.import_module("no_such_module")
+
+
+def _install(directory: Path, version: str) -> None:
+    """Put a `transformers` of this version, without the names of another one, on the path."""
+    (directory / "transformers").mkdir()
+    (directory / "transformers" / "__init__.py").touch()
+    (directory / "transformers" / "trainer.py").touch()
+    metadata = directory / f"transformers-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: transformers\nVersion: {version}\n"
+    )
+
+
+@pytest.mark.slow
+def test_an_old_framework_is_named(tmp_path: Path) -> None:
+    """Transformers 4 lacks names that the integration imports: the message says what to install."""
+    _install(tmp_path, "4.57.1")
+    first = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    code = f"{first}; import iobench.integrations.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: this integration of iobench needs transformers>=5, and transformers 4.57.1 "
+        "is installed: pip install 'transformers>=5'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "least", "enough"),
+    [
+        ("4.57.1", "5", False),
+        ("5.0.0", "5", True),
+        ("5", "5.0", True),
+        ("5.0.0rc1", "5", True),
+        ("0.9.4", "0.17", False),
+        ("0.17.0+cu128", "0.17", True),
+        ("10.1.dev0", "9", True),
+    ],
+)
+def test_versions_are_compared_as_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, least: str, enough: bool
+) -> None:
+    """0.9 is older than 0.17; parts that are zero or not a number do not count."""
+    _install(tmp_path, version)
+    monkeypatch.syspath_prepend(tmp_path)
+    if enough:
+        with needs("transformers", f"transformers>={least}"):
+            pass
+    else:
+        with (
+            pytest.raises(ImportError, match=f"transformers {version} is installed"),
+            needs("transformers", f"transformers>={least}"),
+        ):
+            pass
+
+
+def test_extras_install_what_the_integrations_need() -> None:
+    """The extra `integrations` and `needs` name the same versions."""
+    root = Path(__file__).parents[3]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for framework in ("accelerate", "lightning", "transformers"):
+        source = (root / f"iobench/integrations/{framework}.py").read_text()
+        (given,) = (one for one in extras["integrations"] if one.startswith(framework))
+        assert f'needs("{framework}", "{given}")' in source
