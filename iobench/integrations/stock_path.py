@@ -12,7 +12,6 @@ import logging
 import os
 import stat
 from dataclasses import dataclass
-from pathlib import Path
 
 from iobench.environment.mounts import read_mounts
 from iobench.errors import UsageError
@@ -28,7 +27,7 @@ __all__ = [
 _log = logging.getLogger("iobench")
 _SPARE_BYTES = 16 * 2**20  # for the file system's own metadata
 _KINDS = {"s3": "buckets", "file": "files"}
-_STATUS = Path("/proc/self/status")
+_SPECIAL = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 _KEPT = ("user.", "system.posix_acl_access", "security.capability")
 
 
@@ -189,8 +188,12 @@ def _replaced_in_place(path: str) -> int:
         raise StockOnly("the file has no name of its own")
     if found.st_nlink > 1:
         raise StockOnly("the old file has several hard links")
-    if not _like_new(found, os.stat(os.path.dirname(real))):
-        raise StockOnly("the old file has another owner or other permissions than a new one")
+    if not os.access(real, os.W_OK, effective_ids=True):
+        raise StockOnly("the old file is not writable")  # stock says so; a rename would succeed
+    if not _has_our_owner(found, os.stat(os.path.dirname(real))):
+        raise StockOnly("the old file has another owner than a new one")
+    if found.st_mode & _SPECIAL:  # writers copy the other permissions
+        raise StockOnly("the old file has a set-ID or sticky bit")
     if any(name.startswith(_KEPT) for name in _attributes(real)):
         raise StockOnly("the old file has extended attributes")
     if _is_mounted(real):
@@ -204,23 +207,10 @@ def _check_new(path: str) -> None:
         raise StockOnly("a link into a directory that does not exist")
 
 
-def _like_new(found: os.stat_result, directory: os.stat_result) -> bool:
-    """Whether the file has the owner, group and mode that a new file in `directory` would have."""
+def _has_our_owner(found: os.stat_result, directory: os.stat_result) -> bool:
+    """Whether the file has the owner and group that a new file in `directory` would have."""
     group = directory.st_gid if directory.st_mode & stat.S_ISGID else os.getegid()
-    same_owner = (found.st_uid, found.st_gid) == (os.geteuid(), group)
-    return same_owner and stat.S_IMODE(found.st_mode) == 0o666 & ~_umask()
-
-
-def _umask() -> int:
-    """Return the process's umask; os.umask returns it only by changing it for all threads."""
-    try:
-        lines = _STATUS.read_text().splitlines()
-    except OSError as error:  # /proc is not mounted, as in some containers
-        raise StockOnly(f"the umask is unknown ({_STATUS}: {error.strerror})") from error
-    for line in lines:
-        if line.startswith("Umask:"):
-            return int(line.split()[1], 8)
-    raise StockOnly(f"the umask is unknown ({_STATUS} lacks it)")
+    return (found.st_uid, found.st_gid) == (os.geteuid(), group)
 
 
 def _attributes(path: str) -> list[str]:

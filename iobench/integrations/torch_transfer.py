@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import pickle
 import time
 import types
@@ -64,16 +65,21 @@ def prepare_save(
     with bypass():
         if not torch_image.is_like_stock():
             raise StockOnly("this torch writes different bytes")
-    target = StockPath.of(path, writer, stock_renames=False)
-    image = torch_image.image(
-        target.name,
-        obj,
-        target.directory,
+    describe = functools.partial(
+        torch_image.image,
+        state=obj,
         crc=torch.serialization.get_crc32_options(),
         pickle_module=_PICKLE,
         pickle_protocol=pickle_protocol,
         _disable_byteorder_record=_disable_byteorder_record,
     )
+    try:
+        target = StockPath.of(path, writer, stock_renames=False)
+    except StockOnly:
+        if os.path.isfile(path):  # stock truncates it before it pickles, so pickle once before
+            describe(os.path.basename(path), target=os.path.dirname(path))
+        raise
+    image = describe(target.name, target=target.directory)
     if image is None:
         raise StockOnly("its storages are on a device other than CUDA")
     target.check_room(image.size_bytes)

@@ -27,7 +27,7 @@ import iobench.safetensors
 import iobench.torch
 from iobench.errors import SaveError, UsageError
 from iobench.formats import torch_image
-from iobench.integrations import default_writer, safetensors_transfer, stock_path
+from iobench.integrations import default_writer, safetensors_transfer
 from iobench.testing import moto_s3
 from iobench.writers.s3 import S3Writer
 
@@ -404,6 +404,18 @@ def _open(path: Path) -> None:
     path.chmod(0o664)
 
 
+def _read_only(path: Path) -> None:
+    path.write_bytes(b"old")
+    path.chmod(0o400)
+    if not os.access(path, os.W_OK):
+        pytest.skip("only root may write to a file of mode 0400")
+
+
+def _set_id(path: Path) -> None:
+    path.write_bytes(b"old")
+    path.chmod(0o4755)
+
+
 def _attributes(path: Path) -> None:
     path.write_bytes(b"old")
     try:
@@ -421,8 +433,10 @@ _OLD: dict[str, tuple[Callable[[Path], None], str]] = {
     "link": (_linked, ""),
     "dangling": (_dangling, ""),
     "hard": (_hard, "hard links"),
-    "private": (_private, "permissions"),
-    "open": (_open, "permissions"),
+    "private": (_private, ""),
+    "open": (_open, ""),
+    "read-only": (_read_only, ""),
+    "set-ID": (_set_id, "set-ID"),
     "attributes": (_attributes, "extended attributes"),
 }
 
@@ -465,29 +479,52 @@ def test_what_is_left_of_an_old_file(
     finally:
         os.umask(before)
     assert _listed(tmp_path / "ours") == _listed(tmp_path / "stock")
-    if kind == "private" and umask == 0o077:
-        reason = ""
     assert len(log_lines()) == bool(reason)
     assert all(reason in line for line in log_lines())
 
 
-@pytest.mark.parametrize("text", [None, "Name:\tpython\n"])
-def test_an_unknown_umask(
-    text: str | None,
-    tmp_path: Path,
-    log_lines: Callable[[], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
+def _stranger(path: Path) -> None:
+    path.write_bytes(b"old")
+    if os.geteuid() != 0:
+        pytest.skip("another owner needs root")
+    os.chown(path, 65534, 65534)
+
+
+@pytest.mark.parametrize(
+    "prepare", [*(_OLD[kind][0] for kind in _OLD if kind != "dangling"), _stranger]
+)
+def test_what_cannot_be_pickled_leaves_every_old_file(
+    prepare: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    """Where /proc is not mounted, or old: stock torch writes over a file, and the log says why."""
-    status = tmp_path / "status"
-    if text is not None:
-        status.write_text(text)
-    monkeypatch.setattr(stock_path, "_STATUS", status)
-    for value in (1, 2):  # only the second one has an old file
-        iobench.torch.save({"a": value}, tmp_path / "m.pt", writer=WRITER)
-        assert torch.load(tmp_path / "m.pt") == {"a": value}
-    (line,) = log_lines()
-    assert f"the umask is unknown ({status}" in line
+    """Whatever its mode, owner and links are: also files that only stock torch can replace."""
+    prepare(tmp_path / "m.pt")
+    before = _listed(tmp_path)
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        iobench.torch.save({"a": lambda: 1}, tmp_path / "m.pt", writer=WRITER)
+    assert _listed(tmp_path) == before
+
+
+def test_files_that_may_not_be_written_stay(
+    sticky: Path, as_nobody: Callable[[Callable[[], None]], None]
+) -> None:
+    """A rename would replace a file of mode 0400; stock torch refuses, and so do we."""
+
+    path = sticky / "m.pt"
+
+    def save() -> None:
+        for mode, saved in ((0o600, True), (0o644, True), (0o400, False)):
+            torch.save({"a": 0}, path)
+            path.chmod(mode)
+            ours = _error(lambda: iobench.torch.save({"a": 1}, path, writer="buffered"))
+            assert (ours is None) == saved
+            if not saved:
+                assert ours == _error(lambda: torch.save({"a": 1}, path))
+            assert torch.load(path) == {"a": int(saved)}
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+            path.unlink()
+
+    iobench.torch.save({"a": 1}, sticky / "first.pt", writer="buffered")  # loads the modules
+    as_nobody(save)
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "hard", "private", "open", "plain"])

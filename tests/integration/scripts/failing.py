@@ -22,6 +22,11 @@ large = torch.ones(24 * 2**20)
 attempt("full", large, f"{full}/large.pt")
 attempt("sealed", {"a": 1}, f"{sealed}/m.pt")
 torch.save({"a": 1}, "old.pt")
+for mode in (0o600, 0o644, 0o400):
+    os.chmod("old.pt", mode)
+    attempt("pickle", {"a": lambda: 1}, "old.pt")
+    print(torch.load("old.pt"))
+os.link("old.pt", "other.pt")
 attempt("pickle", {"a": lambda: 1}, "old.pt")
 print(torch.load("old.pt"))
 tempfile.tempdir = "/no/such/directory"
