@@ -13,6 +13,7 @@ import time
 import weakref
 from pathlib import Path
 
+from iobench import linux
 from iobench.errors import TargetError, TransferError, transfer_errors
 from iobench.writers.local.new_file import make_directories
 
@@ -87,7 +88,9 @@ class DirectoryLock:
                 f"{self._holder} and open another"
             )
         with transfer_errors("checking", self._path):
-            note = self._path.read_bytes()  # opened anew: a network file system asks its server
+            note = linux.read_regular(
+                self._path
+            )  # opened anew: a network file system asks its server
         if note != self._note:
             raise TargetError(
                 f"{self._path.parent} is in use by another job too: "

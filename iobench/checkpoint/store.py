@@ -193,7 +193,7 @@ class DirectoryStore:
     def manifest(self, step: int, *, files: bool = True) -> Manifest:
         file = self.locate(step) / MANIFEST
         with transfer_errors("reading", file):
-            return Manifest.parse(file.read_bytes(), str(file), files=files)
+            return Manifest.parse(linux.read_regular(file), str(file), files=files)
 
     def serials(self) -> dict[int, int]:
         return {}  # a listing does not have them, and a manifest is read quickly

@@ -84,7 +84,7 @@ def read_layout(directory: Path) -> StateLayout:
     """Return the layout of the state in `directory`. Raises TargetError if there is none."""
     path = directory / LAYOUT
     try:
-        return StateLayout.from_json(path.read_bytes(), str(path))
+        return StateLayout.from_json(linux.read_regular(path), str(path))
     except FileNotFoundError:
         raise TargetError(
             f"{directory}: holds no offload state (it has no {LAYOUT}); "
@@ -104,7 +104,7 @@ class StateFile:
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         with transfer_errors("opening", path):
-            self.fd = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+            self.fd = linux.open_regular(path, os.O_RDWR | os.O_DIRECT)
         try:
             found = os.fstat(self.fd).st_size
             if found != size:

@@ -295,7 +295,7 @@ def found_pins(directory: Path, records: Sequence[GenerationRecord]) -> list[Fou
 
 def _owner(directory: Path, pin: Pin) -> str | None:
     try:
-        data = (directory / f"extra-{pin.extra}").read_bytes()
+        data = linux.read_regular(directory / f"extra-{pin.extra}")
         return str(torch.load(io.BytesIO(data), weights_only=True)["checkpointer"])
     except Exception:  # noqa: BLE001 -- damaged: it stays, and a load of it says so
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import xxhash
 
+from iobench import linux
 from iobench.errors import DataMismatchError, transfer_errors
 from iobench.offload.record import Pin
 from iobench.writers.local.new_file import write_bytes
@@ -38,7 +39,7 @@ class PinExtras:
             return None
         path = self._path(pin.extra)
         try:
-            data = path.read_bytes()
+            data = linux.read_regular(path)
         except FileNotFoundError:
             raise DataMismatchError(f"{path}: missing, it belongs to step {pin.step}") from None
         if xxhash.xxh3_64_hexdigest(data) != pin.extra:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from iobench import linux
 from iobench.errors import DataMismatchError, TargetError, transfer_errors
 from iobench.offload.files import LAYOUT, read_layout
 from iobench.offload.record import GenerationRecord
@@ -78,7 +79,7 @@ def noted_size(base: Path) -> NotedSize | None:
     path = base / _NOTE
     try:
         with transfer_errors("reading", path):
-            data = path.read_bytes() if path.exists() else b""
+            data = linux.read_regular(path) if path.exists() else b""
         return msgspec.json.decode(data, type=NotedSize) if data else None
     except msgspec.DecodeError as error:
         raise DataMismatchError(f"{path}: not the size of a job ({error})") from error

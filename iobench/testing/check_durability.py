@@ -6,6 +6,7 @@ They look at files, so a target that is not a `Directory` passes them.
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 from iobench.bench.targets.instruments import Instruments
 from iobench.environment import DeviceMonitor
-from iobench.errors import TargetError
+from iobench.errors import TargetError, TransferError
 from iobench.testing.check import check
 from iobench.testing.content import content
 from iobench.testing.expect import expect, expect_raises
@@ -183,3 +184,43 @@ def a_name_that_is_a_pipe_or_device(harness: WriterHarness) -> None:
         expect((after.st_ino, after.st_mode) == (before.st_ino, before.st_mode), "was replaced")
         path.unlink()
     harness._made.discard("special")
+
+
+@check()
+def special_files_are_not_read(harness: WriterHarness) -> None:
+    """Where a pipe, socket or device has the name, reading raises TransferError, without a wait."""
+    directory = _directory(harness)
+    if directory is None:
+        return
+    path = directory / "special"
+    harness._made.add("special")
+    with socket.socket(socket.AF_UNIX) as bound:
+        kinds: list[tuple[str, Callable[[], object]]] = [
+            ("a pipe", lambda: os.mkfifo(path)),
+            ("a socket", lambda: _bind(bound, path)),
+        ]
+        if os.geteuid() == 0:
+            zero = os.makedev(1, 5)
+            kinds.append(("a device", lambda: os.mknod(path, stat.S_IFCHR | 0o600, zero)))
+        for kind, make in kinds:
+            try:
+                make()
+            except OSError:  # the file system has none, or the container forbids them
+                continue
+            for read in (
+                lambda: harness.read(harness.image("special", content(10))),
+                lambda: harness.writer.open_source(harness.test_target.locate("special")).close(),
+            ):
+                error = expect_raises(TransferError, read)
+                expect(kind in str(error), f"the message does not say that it is {kind}: {error}")
+            path.unlink()
+    harness._made.discard("special")
+
+
+def _bind(bound: socket.socket, path: Path) -> None:
+    """Make the socket `path`; its whole name may be too long for a socket's address."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        bound.bind(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)

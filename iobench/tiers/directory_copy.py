@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from iobench import linux
 from iobench.checkpoint.lock import DirectoryLock
 from iobench.checkpoint.staged import MANIFEST, StagedCheckpoint
 from iobench.errors import TargetError, transfer_errors
@@ -40,7 +41,7 @@ class DirectoryCopy(StagedCheckpoint):
         path = self.directory / source.name
         with transfer_errors("copying to", path):
             make_directories(path.parent)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = linux.open_regular(path, os.O_RDWR | os.O_CREAT)
             try:
                 sent = self._fill(fd, source)
                 os.ftruncate(fd, source.size_bytes)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from iobench import linux
 from iobench.writers.image import Bytes, FileImage
 
 __all__ = ["BytesSource", "ImageSource", "LocalSource", "RangeSource", "Source"]
@@ -36,10 +37,10 @@ class Source(Protocol):
 
 
 class LocalSource(io.FileIO):
-    """A file of a mounted file system. Raises the unchanged OSError of open(2)."""
+    """A regular file of a mounted file system. Raises the OSError of `linux.open_regular`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(os.fspath(path), "rb")
+        super().__init__(os.fspath(path), "rb", opener=lambda name, _: linux.open_regular(name))
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
         """Return up to `size` bytes at each of `offsets`; fewer at the end of the file."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import platform
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,3 +244,56 @@ def test_priority_is_never_raised() -> None:
     before, after = priorities_in_a_thread(own, 10)
     assert before[0] == own
     assert after == (own, _BEST_EFFORT_7)
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_APPEND])
+def test_only_regular_files_are_opened(tmp_path: Path, flags: int) -> None:
+    """A pipe without another end, a socket, a device and a directory: an error at once."""
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(tmp_path):
+        bound.bind("socket")
+        for name, kind in (("pipe", "a pipe"), ("socket", "a socket"), ("/dev/null", "a device")):
+            with pytest.raises(OSError, match=f"{kind}, not a regular file") as raised:
+                linux.open_regular(tmp_path / name, flags)
+            assert raised.value.errno == errno.ENXIO
+            assert raised.value.filename == str(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        linux.open_regular(tmp_path, flags)
+    with pytest.raises(FileNotFoundError):
+        linux.open_regular(tmp_path / "none", flags)
+
+
+def test_a_regular_file_is_opened_as_open_does(tmp_path: Path) -> None:
+    """Its flags are those that were asked for, without O_NONBLOCK."""
+    path = tmp_path / "file"
+    path.write_bytes(b"data")
+    fd = linux.open_regular(path, os.O_RDWR | os.O_APPEND)
+    try:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        assert flags & (os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK) == os.O_RDWR | os.O_APPEND
+        assert not os.get_inheritable(fd)
+    finally:
+        os.close(fd)
+    assert linux.read_regular(path) == b"data"
+
+
+def test_a_leased_file_is_waited_for(tmp_path: Path) -> None:
+    """An open breaks the lease of another process; without a wait it would fail (EAGAIN)."""
+    path = tmp_path / "file"
+    path.write_bytes(b"data")
+    code = (
+        "import fcntl, os, signal, sys\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])\n"
+        "fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n"
+        "print(flush=True)\n"
+        "signal.sigwait([signal.SIGIO])\n"
+        "fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)\n"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE)
+    with holder:
+        assert holder.stdout is not None
+        if not holder.stdout.readline():
+            pytest.skip("this file system has no leases")
+        assert linux.read_regular(path) == b"data"
+    assert holder.returncode == 0

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from iobench import linux
 from iobench.errors import TargetError
 from iobench.writers.transfer import Meter
 
@@ -20,14 +21,6 @@ _ATTRIBUTES = ("user.", "system.posix_acl_access")  # the kernel sets the others
 
 _NOT_PERMITTED = {errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 """The process has no right to set owner, permissions or attributes, or the file system has none."""
-
-_KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 def existing_file(path: str | os.PathLike[str]) -> tuple[str, os.stat_result | None]:
@@ -63,9 +56,9 @@ def _stat(how: Callable[[str], os.stat_result], path: str) -> os.stat_result | N
 def check_replaceable(path: str, old: os.stat_result | None) -> None:
     """Raise TargetError unless `path` is free or a regular file: a writer would replace it."""
     if old is not None and not stat.S_ISREG(old.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(old.st_mode), "not a regular file")
         raise TargetError(
-            f"{path}: is {kind}, which a writer would replace by a file; name a file, or a new one"
+            f"{path}: is {linux.kind_of(old.st_mode)}, which a writer would replace by a file; "
+            "name a file, or a new one"
         )
 
 

@@ -291,7 +291,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def open_source(path: str | Path, flags: int, size_bytes: int) -> int:
     """Open a file for reading. Raises DataMismatchError unless it has exactly `size_bytes`."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+        fd = linux.open_regular(path, os.O_RDONLY | flags)
     except OSError as error:
         if flags & os.O_DIRECT and error.errno == errno.EINVAL:
             raise  # the writer reports the refused O_DIRECT
