@@ -13,8 +13,8 @@ import time
 import weakref
 from pathlib import Path
 
-from iobench import linux
 from iobench.errors import TargetError, TransferError, transfer_errors
+from iobench.regular_file import read_regular
 from iobench.writers.local.new_file import make_directories
 
 __all__ = ["LOCK", "DirectoryLock", "lock_directory"]
@@ -88,9 +88,7 @@ class DirectoryLock:
                 f"{self._holder} and open another"
             )
         with transfer_errors("checking", self._path):
-            note = linux.read_regular(
-                self._path
-            )  # opened anew: a network file system asks its server
+            note = read_regular(self._path)  # opened anew: a network file system asks its server
         if note != self._note:
             raise TargetError(
                 f"{self._path.parent} is in use by another job too: "

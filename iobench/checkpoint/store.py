@@ -27,6 +27,7 @@ from iobench.checkpoint.staged import (
 )
 from iobench.environment.memory import available_bytes
 from iobench.errors import IobenchError, OptionError, TargetError, transfer_errors
+from iobench.regular_file import read_regular
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.local.new_file import PART_SUFFIX, sync_directory
@@ -193,7 +194,7 @@ class DirectoryStore:
     def manifest(self, step: int, *, files: bool = True) -> Manifest:
         file = self.locate(step) / MANIFEST
         with transfer_errors("reading", file):
-            return Manifest.parse(linux.read_regular(file), str(file), files=files)
+            return Manifest.parse(read_regular(file), str(file), files=files)
 
     def serials(self) -> dict[int, int]:
         return {}  # a listing does not have them, and a manifest is read quickly

@@ -10,6 +10,7 @@ from iobench import linux
 from iobench.errors import DataMismatchError, TargetError, TransferError, transfer_errors
 from iobench.offload.layout import BLOCK, StateLayout
 from iobench.offload.record import area_bytes
+from iobench.regular_file import open_regular, read_regular
 from iobench.units import format_size
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
@@ -84,7 +85,7 @@ def read_layout(directory: Path) -> StateLayout:
     """Return the layout of the state in `directory`. Raises TargetError if there is none."""
     path = directory / LAYOUT
     try:
-        return StateLayout.from_json(linux.read_regular(path), str(path))
+        return StateLayout.from_json(read_regular(path), str(path))
     except FileNotFoundError:
         raise TargetError(
             f"{directory}: holds no offload state (it has no {LAYOUT}); "
@@ -104,7 +105,7 @@ class StateFile:
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         with transfer_errors("opening", path):
-            self.fd = linux.open_regular(path, os.O_RDWR | os.O_DIRECT)
+            self.fd = open_regular(path, os.O_RDWR | os.O_DIRECT)
         try:
             found = os.fstat(self.fd).st_size
             if found != size:

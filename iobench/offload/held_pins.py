@@ -28,6 +28,7 @@ from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.record_areas import read_records
 from iobench.offload.restore import HeldPin
 from iobench.offload.store import GenerationStore
+from iobench.regular_file import read_regular
 from iobench.tiers.source_file import LocalDamageError
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
@@ -295,7 +296,7 @@ def found_pins(directory: Path, records: Sequence[GenerationRecord]) -> list[Fou
 
 def _owner(directory: Path, pin: Pin) -> str | None:
     try:
-        data = linux.read_regular(directory / f"extra-{pin.extra}")
+        data = read_regular(directory / f"extra-{pin.extra}")
         return str(torch.load(io.BytesIO(data), weights_only=True)["checkpointer"])
     except Exception:  # noqa: BLE001 -- damaged: it stays, and a load of it says so
         return None

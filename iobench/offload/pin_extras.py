@@ -8,9 +8,9 @@ from pathlib import Path
 
 import xxhash
 
-from iobench import linux
 from iobench.errors import DataMismatchError, transfer_errors
 from iobench.offload.record import Pin
+from iobench.regular_file import read_regular
 from iobench.writers.local.new_file import write_bytes
 
 __all__ = ["PinExtras"]
@@ -39,7 +39,7 @@ class PinExtras:
             return None
         path = self._path(pin.extra)
         try:
-            data = linux.read_regular(path)
+            data = read_regular(path)
         except FileNotFoundError:
             raise DataMismatchError(f"{path}: missing, it belongs to step {pin.step}") from None
         if xxhash.xxh3_64_hexdigest(data) != pin.extra:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from iobench import linux
 from iobench.errors import DataMismatchError, TargetError, transfer_errors
 from iobench.offload.files import LAYOUT, read_layout
 from iobench.offload.record import GenerationRecord
 from iobench.offload.record_areas import read_records
+from iobench.regular_file import read_regular
 from iobench.writers.local.new_file import sync_directory, write_bytes
 
 __all__ = [
@@ -79,7 +79,7 @@ def noted_size(base: Path) -> NotedSize | None:
     path = base / _NOTE
     try:
         with transfer_errors("reading", path):
-            data = linux.read_regular(path) if path.exists() else b""
+            data = read_regular(path) if path.exists() else b""
         return msgspec.json.decode(data, type=NotedSize) if data else None
     except msgspec.DecodeError as error:
         raise DataMismatchError(f"{path}: not the size of a job ({error})") from error

@@ -7,12 +7,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from iobench import linux
 from iobench.errors import transfer_errors
 from iobench.offload.clones import PinClones
 from iobench.offload.files import StateFile, areas_of
 from iobench.offload.layout import StateLayout
 from iobench.offload.record import GenerationRecord, area_bytes
+from iobench.regular_file import read_regular
 
 __all__ = ["RecordAreas", "read_records"]
 
@@ -84,7 +84,7 @@ def read_records(directory: Path, layout: StateLayout) -> list[GenerationRecord]
     size = area_bytes(layout)
     path = directory / "records"
     with transfer_errors("reading", path):
-        data = linux.read_regular(path)
+        data = read_regular(path)
     areas = range(areas_of(layout))
     read = [GenerationRecord.decode(data[n * size : (n + 1) * size], layout) for n in areas]
     found = sorted((r for r in read if r is not None), key=lambda r: r.sequence, reverse=True)

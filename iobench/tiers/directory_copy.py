@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from iobench import linux
 from iobench.checkpoint.lock import DirectoryLock
 from iobench.checkpoint.staged import MANIFEST, StagedCheckpoint
 from iobench.errors import TargetError, transfer_errors
+from iobench.regular_file import open_regular
 from iobench.tiers.pace import DrainPace
 from iobench.tiers.source_file import BLOCK_BYTES, SourceFile
 from iobench.writers.image import Bytes
@@ -41,7 +41,7 @@ class DirectoryCopy(StagedCheckpoint):
         path = self.directory / source.name
         with transfer_errors("copying to", path):
             make_directories(path.parent)
-            fd = linux.open_regular(path, os.O_RDWR | os.O_CREAT)
+            fd = open_regular(path, os.O_RDWR | os.O_CREAT)
             try:
                 sent = self._fill(fd, source)
                 os.ftruncate(fd, source.size_bytes)

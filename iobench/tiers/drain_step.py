@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iobench import linux
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError
+from iobench.regular_file import read_regular
 from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.queue import DrainQueue, Queued
 from iobench.tiers.remote import RemoteTier
@@ -94,7 +94,7 @@ class DrainStep:
         """Return the local manifest and its text; None if it is that of a later save."""
         path = self.local.locate(entry.step) / MANIFEST
         try:
-            text = linux.read_regular(path)
+            text = read_regular(path)
             manifest = Manifest.parse(text, str(path))
         except (DataMismatchError, OSError) as error:
             raise LocalDamageError(str(error)) from error

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import xxhash
 
-from iobench import linux
 from iobench.errors import transfer_errors
+from iobench.regular_file import open_regular, read_regular
 from iobench.text import parse_json
 
 __all__ = ["JOURNAL", "DrainEvent", "DrainJournal"]
@@ -84,7 +84,7 @@ class DrainJournal:
         """Return the undamaged events, oldest first; none when there is no journal."""
         with transfer_errors("reading", self._path):
             try:
-                text = linux.read_regular(self._path)
+                text = read_regular(self._path)
             except FileNotFoundError:
                 return []
         return list(_parsed(text))
@@ -94,7 +94,7 @@ class DrainJournal:
         with transfer_errors("writing", self._path):
             if not self._path.exists():
                 return
-            text = linux.read_regular(self._path)
+            text = read_regular(self._path)
             events = list(_parsed(text))
             lines = text.count(b"\n")
             if len(events) == lines <= 2 * _KEPT and text.endswith(b"\n"):
@@ -106,7 +106,7 @@ class DrainJournal:
     def add(self, event: DrainEvent) -> None:
         """Append an event. Raises TransferError, for example when the disk is full."""
         with self._lock, transfer_errors("writing", self._path):
-            fd = linux.open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            fd = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 os.write(fd, _line(event).encode())  # one write: a kill leaves it whole or cut off
             finally:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from iobench import linux
 from iobench.checkpoint.order import readable_manifest
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, TransferError
+from iobench.regular_file import open_regular
 from iobench.units import MIB
 from iobench.writers.image import Bytes
 
@@ -38,7 +38,7 @@ class SourceFile:
         self.name, self.size_bytes = name, size_bytes
         self._path = directory / name
         try:
-            self._fd = linux.open_regular(self._path)
+            self._fd = open_regular(self._path)
         except OSError as error:
             raise self._damage(error) from error
         found = os.fstat(self._fd).st_size

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from iobench import linux
+from iobench.regular_file import open_regular
 from iobench.writers.image import Bytes, FileImage
 
 __all__ = ["BytesSource", "ImageSource", "LocalSource", "RangeSource", "Source"]
@@ -37,10 +37,10 @@ class Source(Protocol):
 
 
 class LocalSource(io.FileIO):
-    """A regular file of a mounted file system. Raises the OSError of `linux.open_regular`."""
+    """A regular file of a mounted file system. Raises the OSError of `open_regular`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(os.fspath(path), "rb", opener=lambda name, _: linux.open_regular(name))
+        super().__init__(os.fspath(path), "rb", opener=lambda name, _: open_regular(name))
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
         """Return up to `size` bytes at each of `offsets`; fewer at the end of the file."""

@@ -16,7 +16,7 @@ _FLOORS = (
     *("results", "offload", "dist", "tiers", "checkpoint", "workloads", "formats", "writers"),
 )
 """From the top down; a floor may import those after it, and itself."""
-_LEAVES = ("environment", "linux", "text", "units", "errors", "_version")
+_LEAVES = ("environment", "linux", "regular_file", "text", "units", "errors", "_version")
 """Any floor may import them; each may import only those after it, and itself."""
 _OPEN = ("testing", "__main__", "__init__")
 """May import anything; nothing but tests may import `testing`."""

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from iobench import linux
+from iobench.regular_file import open_regular, read_regular
 
 
 @pytest.fixture
@@ -254,27 +255,27 @@ def test_only_regular_files_are_opened(tmp_path: Path, flags: int) -> None:
         bound.bind("socket")
         for name, kind in (("pipe", "a pipe"), ("socket", "a socket"), ("/dev/null", "a device")):
             with pytest.raises(OSError, match=f"{kind}, not a regular file") as raised:
-                linux.open_regular(tmp_path / name, flags)
+                open_regular(tmp_path / name, flags)
             assert raised.value.errno == errno.ENXIO
             assert raised.value.filename == str(tmp_path / name)
     with pytest.raises(IsADirectoryError):
-        linux.open_regular(tmp_path, flags)
+        open_regular(tmp_path, flags)
     with pytest.raises(FileNotFoundError):
-        linux.open_regular(tmp_path / "none", flags)
+        open_regular(tmp_path / "none", flags)
 
 
 def test_a_regular_file_is_opened_as_open_does(tmp_path: Path) -> None:
     """Its flags are those that were asked for, without O_NONBLOCK."""
     path = tmp_path / "file"
     path.write_bytes(b"data")
-    fd = linux.open_regular(path, os.O_RDWR | os.O_APPEND)
+    fd = open_regular(path, os.O_RDWR | os.O_APPEND)
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         assert flags & (os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK) == os.O_RDWR | os.O_APPEND
         assert not os.get_inheritable(fd)
     finally:
         os.close(fd)
-    assert linux.read_regular(path) == b"data"
+    assert read_regular(path) == b"data"
 
 
 def test_a_leased_file_is_waited_for(tmp_path: Path) -> None:
@@ -295,5 +296,5 @@ def test_a_leased_file_is_waited_for(tmp_path: Path) -> None:
         assert holder.stdout is not None
         if not holder.stdout.readline():
             pytest.skip("this file system has no leases")
-        assert linux.read_regular(path) == b"data"
+        assert read_regular(path) == b"data"
     assert holder.returncode == 0

@@ -8,8 +8,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from iobench import linux
 from iobench.errors import TargetError
+from iobench.regular_file import kind_of
 from iobench.writers.transfer import Meter
 
 __all__ = ["check_replaceable", "copy_metadata", "copy_owner", "existing_file", "set_permissions"]
@@ -57,7 +57,7 @@ def check_replaceable(path: str, old: os.stat_result | None) -> None:
     """Raise TargetError unless `path` is free or a regular file: a writer would replace it."""
     if old is not None and not stat.S_ISREG(old.st_mode):
         raise TargetError(
-            f"{path}: is {linux.kind_of(old.st_mode)}, which a writer would replace by a file; "
+            f"{path}: is {kind_of(old.st_mode)}, which a writer would replace by a file; "
             "name a file, or a new one"
         )
 

@@ -13,6 +13,7 @@ from typing import Self
 
 from iobench import linux
 from iobench.errors import DataMismatchError, TransferError, transfer_errors
+from iobench.regular_file import open_regular
 from iobench.writers.availability import Availability
 from iobench.writers.local.deferred_free import freed_later
 from iobench.writers.local.file_metadata import (
@@ -291,7 +292,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def open_source(path: str | Path, flags: int, size_bytes: int) -> int:
     """Open a file for reading. Raises DataMismatchError unless it has exactly `size_bytes`."""
     try:
-        fd = linux.open_regular(path, os.O_RDONLY | flags)
+        fd = open_regular(path, os.O_RDONLY | flags)
     except OSError as error:
         if flags & os.O_DIRECT and error.errno == errno.EINVAL:
             raise  # the writer reports the refused O_DIRECT
