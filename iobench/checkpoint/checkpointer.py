@@ -170,7 +170,6 @@ class LocalCheckpointer:
         `close` raises what failed later.
         """
         self._check_usable()
-        self._persister.raise_failure()
         content = self._content_of(state)
         self._persister.prepare(content.size_bytes, wait=wait, pinned=not content.on_cpu)
         if wait:
@@ -349,7 +348,8 @@ class LocalCheckpointer:
             raise UsageError("this Checkpointer is closed")
 
     def _content_of(self, state: Any) -> Content:
-        """Return what a save of `state` would write; copy nothing."""
+        """Return what a save of `state` would write; copy nothing. Raise what failed before."""
+        self._persister.raise_failure()
         return self._serializer.serialize(state)
 
     def _begin(self, state: Any, step: int, *, late: bool = False) -> tuple[Any, Save]:

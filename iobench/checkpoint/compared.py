@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from iobench.checkpoint.manifest import FileRecord
 from iobench.errors import DataMismatchError
+from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 
-__all__ = ["ComparedImage", "compared"]
+__all__ = ["ComparedImage", "compared", "read_compared"]
 
 
 @contextmanager
@@ -37,6 +41,24 @@ def compared(image: FileImage, record: FileRecord, where: object) -> Iterator[Co
         raise DataMismatchError(
             f"{where}: damaged, {len(wrong)} of {len(record.pieces)} checksums differ: {shown}"
         )
+
+
+def read_compared(writer: Writer, location: str | Path, record: FileRecord) -> bytes:
+    """Return the bytes of a small file of the checkpoint at `location`, compared with `record`.
+
+    Raises DataMismatchError for damage, and TransferError.
+    """
+    where = os.path.join(location, record.path)
+    try:
+        memory = np.empty(record.size_bytes, dtype=np.uint8)
+    except (MemoryError, ValueError) as error:  # of a manifest that no writer has made
+        raise DataMismatchError(
+            f"{where}: its manifest says {record.size_bytes} bytes, which do not fit the memory"
+        ) from error
+    image = FileImage.of(record.path, [memory])
+    with compared(image, record, where) as incoming:
+        writer.read(incoming, location)
+    return memory.tobytes()
 
 
 @dataclass(frozen=True, kw_only=True)

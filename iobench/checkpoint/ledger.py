@@ -128,18 +128,27 @@ class Ledger:
             }
 
     def claim(self, save: Save) -> None:
-        """Record `save` as pending. Raises UsageError when its step is saved already."""
+        """Record `save` as pending. Raises UsageError when its step is saved already.
+
+        Before it raises, the store is listed: a checkpoint that someone has removed is forgotten.
+        """
         with self._lock:
             earlier = self._saves.get(save.step)
             if earlier and earlier.on_the_way:
                 raise UsageError(f"step {save.step} is being saved already")
-            if save.step in self._serials.keys() - self._replaceable:
+            if save.step in self._serials.keys() - self._replaceable and self._is_there(save.step):
                 raise UsageError(
                     f"step {save.step} is saved already, in {self._store.locate(save.step)}; "
                     f"to replace it, call remove({save.step}) first"
                 )
             self._saves = {step: other for step, other in self._saves.items() if other.on_the_way}
             self._saves[save.step] = save
+
+    def _is_there(self, step: int) -> bool:
+        if step in self._store.steps():
+            return True
+        self._forget([step])
+        return False
 
     def holds(self, step: int) -> bool:
         """Return whether there is a checkpoint of `step`."""

@@ -16,9 +16,11 @@ from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.text import parse_json
 
-__all__ = ["SCHEMA", "FileRecord", "Manifest", "Piece", "PinnedGeneration"]
+__all__ = ["MANIFEST", "SCHEMA", "FileRecord", "Manifest", "Piece", "PinnedGeneration"]
 
 SCHEMA = "iobench.checkpoint/1"
+MANIFEST = "manifest.json"
+"""File that describes the checkpoint; written last."""
 
 _CHECKSUM = ',"xxh3_64":"'
 _FILES, _AFTER_FILES = b'"files":[', b'],"format":'
@@ -46,6 +48,16 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     path: str
     size_bytes: _Count
     pieces: tuple[Piece, ...]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a path that could lead out of the checkpoint's directory.
+
+        Loads that copy a checkpoint make directories for the paths of its manifest, and a manifest
+        in a bucket may come from anyone who can write there.
+        """
+        parts = self.path.split("/")
+        if "\0" in self.path or not {"", ".", ".."}.isdisjoint(parts):
+            raise ValueError(f"path {self.path!r}: must be relative, without '.', '..' and NUL")
 
     def pieces_json(self) -> bytes:
         """Return the pieces as JSON."""
@@ -95,6 +107,13 @@ class Manifest(
     serial: _Count = 0
     attempt: str = ""
     offload: PinnedGeneration | tuple[PinnedGeneration, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for two files of one path, and for one with that of the manifest."""
+        paths = [MANIFEST, *(file.path for file in self.remote_files)]
+        if len(set(paths)) < len(paths):
+            twice = max(paths, key=paths.count)
+            raise ValueError(f"path {twice!r}: a checkpoint has one file of this name")
 
     @property
     def pinned(self) -> tuple[PinnedGeneration, ...]:

@@ -14,10 +14,9 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 
-from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.manifest import MANIFEST, Manifest
 from iobench.checkpoint.names import name_of
 from iobench.checkpoint.removal import Backlog, remove_all, warn_of
-from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.staged_objects import SERIAL, StagedObjects
 from iobench.errors import DataMismatchError, IobenchError, UsageError
 from iobench.writers.base import Writer

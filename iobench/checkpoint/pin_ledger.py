@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from iobench.checkpoint.manifest import Manifest, PinnedGeneration
+from iobench.checkpoint.manifest import MANIFEST, Manifest, PinnedGeneration
 from iobench.checkpoint.order import outlines, readable_manifest
 from iobench.checkpoint.pinned_state import FoundPin, PinnedState, described_pin
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.staged import MANIFEST
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import UsageError, transfer_errors
 from iobench.writers.image import FileImage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 from typing import Any
 
@@ -17,7 +17,7 @@ from iobench.checkpoint.per_rank import SavedPerRank
 from iobench.errors import DataMismatchError
 from iobench.formats.tensors import torch_dtype
 
-__all__ = ["unflatten"]
+__all__ = ["readable", "unflatten"]
 
 
 def unflatten(
@@ -29,11 +29,27 @@ def unflatten(
     ranks saved becomes the value of `rank`, any other one a SavedPerRank. Raises DataMismatchError
     for a skeleton that `flatten` cannot have made.
     """
-    try:
+    with readable("the state's skeleton"):
         return _Unflattener(tensors, rank, ranks).decode(skeleton)
-    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+
+
+@contextmanager
+def readable(where: str) -> Iterator[None]:
+    """Raise DataMismatchError with `where` for errors of the body, which reads a state's structure.
+
+    A file with other content than a save writes can have the right checksum: that of an older or
+    damaged program. The load then goes on to another checkpoint, as with other damage.
+    """
+    try:
+        yield
+    except DataMismatchError as error:
+        raise DataMismatchError(f"{where}: {error}") from error
+    except (
+        *(ArithmeticError, AttributeError, LookupError),
+        *(RuntimeError, TypeError, ValueError),  # RecursionError too
+    ) as error:
         raise DataMismatchError(
-            f"the state's skeleton cannot be read ({type(error).__name__}: {error})"
+            f"{where}: cannot be read ({type(error).__name__}: {error!s:.200})"
         ) from error
 
 

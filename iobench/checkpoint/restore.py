@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 import torch
 
-from iobench.checkpoint.compared import compared
+from iobench.checkpoint.compared import compared, read_compared
 from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import by_age, readable_manifest
 from iobench.checkpoint.per_rank import PerRank
-from iobench.checkpoint.rebuild import unflatten
+from iobench.checkpoint.rebuild import readable, unflatten
 from iobench.checkpoint.serialized import SKELETON, TENSORS
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import (
@@ -34,7 +34,6 @@ from iobench.formats import safetensors
 from iobench.formats.collector import collector_paused
 from iobench.formats.tensors import dtype_name
 from iobench.writers.base import Writer
-from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer
 
 __all__ = [
@@ -207,14 +206,12 @@ def read_plain(
     if manifest.format != FORMAT:
         raise DataMismatchError(f"{store}: step {step} has the unknown format {manifest.format!r}")
     location = store.locate(step)
-    record = manifest.file(SKELETON)
-    image = FileImage.of(SKELETON, [np.empty(record.size_bytes, dtype=np.uint8)])
-    with compared(image, record, os.path.join(location, SKELETON)) as incoming:
-        writer.read(incoming, location)
-    text = image.views(0, image.size_bytes)[0].tobytes()
+    text = read_compared(writer, location, manifest.file(SKELETON))
     tensors, image = safetensors.prepare(TENSORS, location, writer)
     with collector_paused():
-        state = select(unflatten(_parsed(text), tensors, rank=rank, ranks=ranks))
+        with readable(os.path.join(location, SKELETON)):
+            state = unflatten(_parsed(text), tensors, rank=rank, ranks=ranks)
+        state = select(state)
     if like is not None:
         _compare(f"{store}: step {step}", like, state)
     record = manifest.file(TENSORS)

@@ -16,12 +16,12 @@ from typing import Protocol, Self
 
 from iobench import linux
 from iobench.checkpoint.lock import DirectoryLock
+from iobench.checkpoint.manifest import MANIFEST
 from iobench.checkpoint.removal import remove_all, remove_entry, warn_of
 from iobench.errors import TargetError, transfer_errors
 from iobench.writers.local.new_file import sync_directory
 
 __all__ = [
-    "MANIFEST",
     "REPLACED_SUFFIX",
     "STAGING_SUFFIX",
     "Staged",
@@ -30,9 +30,6 @@ __all__ = [
     "put_back",
     "reraise",
 ]
-
-MANIFEST = "manifest.json"
-"""File that describes the checkpoint; written last."""
 
 STAGING_SUFFIX = ".iobench-staging"
 

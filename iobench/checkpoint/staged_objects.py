@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Self
 
-from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.manifest import MANIFEST
 from iobench.errors import IobenchError, TargetError
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer

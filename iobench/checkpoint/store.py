@@ -14,11 +14,10 @@ from typing import Protocol
 
 from iobench import linux
 from iobench.checkpoint.lock import DirectoryLock, lock_directory
-from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.manifest import MANIFEST, Manifest
 from iobench.checkpoint.names import name_of, step_of
 from iobench.checkpoint.removal import Backlog, remove_all, remove_entry, warn_of
 from iobench.checkpoint.staged import (
-    MANIFEST,
     REPLACED_SUFFIX,
     STAGING_SUFFIX,
     Staged,

@@ -175,8 +175,15 @@ class RankedCheckpointer(RankedReads):
         return found
 
     def _content_of(self, state: Any) -> RankContent:
-        local = self._planning.local(state)
-        return self._planning.content(-1, local, self._agreed("plan", lambda: local.told()))
+        found: list[LocalState] = []
+
+        def look() -> dict[str, Any]:
+            found.append(self._planning.local(state))
+            return {**found[0].told(), "failed": list(self._persister.failed)}
+
+        every = self._agreed("plan", look)
+        self._raise_failure([rank for rank, one in enumerate(every) if one["failed"]])
+        return self._planning.content(-1, found[0], every)
 
     def _begin(
         self,
@@ -348,24 +355,29 @@ class RankedCheckpointer(RankedReads):
             return
         self._finish_copy()
         self._persister.wait()
-        lost = None
+        failures: list[Exception] = []
+        together = True
         try:
             if self._drain is not None:
                 self._drain.finish(self._agreed)
+        except Exception as error:  # noqa: BLE001 -- raised below; a filter may raise a warning
+            failures.append(error)
+        try:
             self._control.barrier("close", deadline_s=self._deadline_s)
         except RankError as error:
-            lost = error
+            failures.append(error)
+            together = False
         try:
             if self._replicator is not None:
-                self._replicator.close(finished=lost is None)
+                self._replicator.close(finished=together)
         finally:
             try:
                 LocalCheckpointer.close(self)
             finally:
                 if self._drain is not None:
                     self._drain.stop()
-        if lost is not None:
-            raise lost
+        if failures:
+            raise failures[0]
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and self._unclosed.alive and os.getpid() == self._pid:

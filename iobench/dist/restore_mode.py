@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from iobench.dist.exchange import Exchange
@@ -119,6 +120,11 @@ class Reader:
         done = meter.transfer(self._writer.name, "read", size, durable=True, files=files)
         several = distinct and len(every) > 1
         return replace(done, read_amplification=sum(every) / distinct if several else None)
+
+    def refuse(self, error: Exception) -> None:
+        """Take part in a `read` of the others with `error`, which raises RankError in them."""
+        with suppress(RankError):
+            self._control.all_gather("wanted", None, deadline_s=self._deadline_s, error=error)
 
     @property
     def _nodes(self) -> Sequence[int]:

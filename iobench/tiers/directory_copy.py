@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from iobench.checkpoint.lock import DirectoryLock
-from iobench.checkpoint.staged import MANIFEST, StagedCheckpoint
+from iobench.checkpoint.manifest import MANIFEST
+from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.errors import TargetError, transfer_errors
 from iobench.regular_file import open_regular
 from iobench.tiers.pace import DrainPace

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.manifest import MANIFEST, Manifest
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError
 from iobench.regular_file import read_regular

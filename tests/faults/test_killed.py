@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.manifest import MANIFEST
 from iobench.testing import KilledSaves, killed_saves
 from iobench.units import KIB
 from iobench.writers.base import Writer

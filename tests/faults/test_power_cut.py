@@ -27,7 +27,7 @@ from support.offload_training import (
 
 import iobench
 import iobench.torch
-from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.manifest import MANIFEST
 from iobench.formats import safetensors
 from iobench.integrations.dcp import StorageWriter
 from iobench.integrations.staged_directory import StagedDirectory

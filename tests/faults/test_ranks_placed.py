@@ -13,7 +13,7 @@ from support.s3_servers import s3_server
 from support.tiers import events
 
 from iobench import load_checkpoint
-from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.manifest import MANIFEST
 from iobench.testing import LocalS3
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from support.s3_servers import SERVERS, s3_server
 
-from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.manifest import MANIFEST
 from iobench.errors import TransferError
 from iobench.testing import LocalS3, killed_saves
 from iobench.units import MIB

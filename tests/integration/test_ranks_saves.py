@@ -50,6 +50,31 @@ def test_rank_0_decides_which_snapshot_is_written(
     assert rank_saves.leftovers(str(directory)) == []
 
 
+def test_an_error_of_prepare_in_one_rank(pool: FirstRanks, tmp_path: Path) -> None:
+    """It is raised in all ranks, and none waits for another: the next saves work."""
+    (first, failed, steps), (own, own_failed, own_steps) = pool.call(
+        rank_saves.prepared, str(tmp_path)
+    )
+    assert own.startswith("StateError")
+    assert first.startswith("RankError: rank 1 (host")
+    assert "object" in first
+    assert "No space left on device" in failed
+    assert "No space left on device" in own_failed
+    assert steps == own_steps == [1, 3]
+
+
+def test_a_rank_without_memory_for_a_load(pool: FirstRanks, tmp_path: Path) -> None:
+    """The others do not wait for it. It is not damage: no other checkpoint is tried."""
+    (first, threads, epoch), (own, own_threads, _) = pool.call(
+        rank_saves.without_memory, str(tmp_path)
+    )
+    assert own == "MemoryError: no pages"
+    assert first.startswith("RankError: rank 1 (host")
+    assert "no pages" in first
+    assert threads == own_threads == []
+    assert epoch == 5
+
+
 @pytest.mark.parametrize(
     ("what", "how"),
     [

@@ -154,3 +154,13 @@ def test_what_ranks_cannot_have(ranks: RankPool, tmp_path: Path) -> None:
         assert "Paced(Local(...)) is for one rank" in paced
         assert "must be another directory" in same
     assert not local.exists()
+
+
+def test_a_warning_of_close_that_is_an_error(ranks: RankPool, tmp_path: Path) -> None:
+    """The Checkpointer of every rank is closed all the same, and the directory is free."""
+    found = ranks.first(2).call(rank_tiers.warned, str(tmp_path / "a"), str(tmp_path / "b"))
+    for rank, error, is_open, steps in found:
+        assert error.startswith("RankError: rank 0 (host" if rank else "RuntimeWarning: step 1")
+        assert "step 1 is not copied" in error
+        assert not is_open
+        assert steps == [1]

@@ -20,7 +20,7 @@ from support.tiers import events, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Placement, Remote, load_checkpoint
 from iobench.checkpoint.copies import Copy
-from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.manifest import MANIFEST
 from iobench.errors import OptionError, TransferError
 from iobench.testing import LocalS3
 from iobench.tiers.directory_copy import DirectoryCopy

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 import iobench
 from iobench.checkpoint.slots import SlotPool
 from iobench.dist.control import shared_control
+from iobench.dist.load import shared_reader
 from iobench.dist.saves.assembly import Assembly
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
@@ -26,8 +28,8 @@ from tests.support.rank_states import digest, state_of
 
 __all__ = [
     *("auto_schedule", "broken_job", "changing", "failing", "full_disk", "gated", "held_lock"),
-    *("kept", "lazy", "leftovers", "like_a_device", "loads", "node_local", "opens", "refused"),
-    *("reused", "saves"),
+    *("kept", "lazy", "leftovers", "like_a_device", "loads", "node_local", "opens", "prepared"),
+    *("refused", "reused", "saves", "without_memory"),
 ]
 
 _SECONDS = 60.0
@@ -125,6 +127,40 @@ def failing(size: int, directory: str, what: str, how: str) -> list[Any]:
     ckpt.close()
     status = [save.status for save in ckpt.saves]
     return [first, second, third, steps, status]
+
+
+def prepared(size: int, directory: str) -> list[Any]:
+    """Prepare a state that rank 1 cannot save, then after a save that failed in the background."""
+    world = in_world(size)
+    state = state_of(world.rank, size, "rows")
+    ckpt = _checkpointer(size, directory)
+    bad = {**state, "own": iobench.PerRank(object() if world.rank else 1)}
+    first = _raised(lambda: ckpt.prepare(bad))
+    ckpt.save(state, 1)
+    with _fault("write:1", size):
+        failed = ckpt.save_async(state, 2)
+        until_s = time.monotonic() + _SECONDS
+        # Rank 0 comes to its next call at once: it may not know of the failure yet.
+        while world.rank and failed.status != "failed" and time.monotonic() < until_s:
+            time.sleep(0.01)
+    second = _raised(lambda: ckpt.prepare(state))
+    ckpt.prepare(state)
+    ckpt.save(state, 3)
+    ckpt.close()
+    return [first, second, ckpt.steps()]
+
+
+def without_memory(size: int, directory: str) -> list[Any]:
+    """Load together while rank 1 gets no memory for the file; then load."""
+    world = in_world(size)
+    state = state_of(world.rank, size, "mixed")
+    with _checkpointer(size, directory) as ckpt:
+        ckpt.save(state, 1)
+        full = mock.patch.object(shared_reader, "fresh_pages", side_effect=MemoryError("no pages"))
+        with full if world.rank == 1 else contextlib.nullcontext():
+            error = _raised(lambda: ckpt.load(restore_mode="broadcast", on_corrupt="previous"))
+        threads = [one.name for one in threading.enumerate() if one.name == "iobench-check"]
+        return [error, threads, ckpt.load(restore_mode="broadcast")["epoch"]]
 
 
 def refused(size: int, directory: str, what: str) -> list[str]:

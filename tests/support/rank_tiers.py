@@ -15,13 +15,14 @@ import torch
 
 import iobench
 from iobench.tiers import both_tiers
+from iobench.tiers.drain import Drain
 from iobench.tiers.file_copier import FileCopier
 from iobench.units import MIB
 from tests.support.rank_pool import in_world
 from tests.support.rank_saves import _other_node, _raised
 from tests.support.rank_states import digest, full, state_of
 
-__all__ = ["dead", "node_local", "reads_both", "refused", "restores", "saves"]
+__all__ = ["dead", "node_local", "reads_both", "refused", "restores", "saves", "warned"]
 
 
 @contextlib.contextmanager
@@ -167,6 +168,25 @@ def dead(size: int, local: str, remote: str, environ: dict[str, str]) -> list[An
             state = ckpt.load()
             found = [save.copies[0].state, error, float(state["w"].sum()), ckpt.steps()]
     return [*found, [str(one.message) for one in said if one.category is RuntimeWarning]]
+
+
+def warned(size: int, local: str, remote: str) -> list[Any]:
+    """Close while a filter makes errors of warnings; open and close again."""
+    world = in_world(size)
+
+    def finish(*_: Any) -> bool:
+        warnings.warn("step 1 is not copied", RuntimeWarning, stacklevel=2)
+        return True
+
+    with contextlib.ExitStack() as stack:
+        ckpt = stack.enter_context(_opened(size, local, remote, {}))
+        ckpt.save({"w": torch.ones(3)}, 1)
+        with mock.patch.object(Drain, "finish", finish), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            first = _raised(ckpt.close)
+        open_still = ckpt._unclosed.alive
+    with _opened(size, local, remote, {}) as again:
+        return [world.rank, first, open_still, again.steps()]
 
 
 def refused(size: int, local: str, remote: str) -> list[str]:

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
-from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.manifest import MANIFEST, Manifest
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.errors import TargetError
 from iobench.tiers.both_tiers import BothTiers, RemoteCheckpoint

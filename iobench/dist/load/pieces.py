@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.rebuild import unflatten
+from iobench.checkpoint.rebuild import readable, unflatten
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.load.elsewhere import without
 from iobench.dist.load.like import compared_with, empty_local, local_box, sharded_like
@@ -26,7 +26,7 @@ from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Transfer
 
-__all__ = ["read_pieces"]
+__all__ = ["disjoint", "read_pieces"]
 
 _LARGE = MIB
 
@@ -81,18 +81,20 @@ def read_pieces(
     all of the other tensors. A large piece that is a whole tensor stays where it was read.
     """
     stored = stored_state(store, writer, step, manifest)
-    skeleton = _selected(stored.skeleton, rank, ranks)
     where = f"{store}: step {step}"
+    with readable(where):
+        skeleton = _selected(stored.skeleton, rank, ranks)
+        listed = stock_paths(skeleton, range(manifest.world_size))
+        names = dict.fromkeys(name for _, name in listed)
+        if lacking := names.keys() - stored.tensors.keys():
+            raise DataMismatchError(f"lacks the tensor {min(lacking)}")
     sharded, gone = compared_with(like, stored, where, elsewhere)
-    listed = stock_paths(skeleton, range(manifest.world_size))
     needed = {name for path, name in listed if path not in gone}
     wanted: dict[str, _Wanted] = {}
     copies: dict[StoredPiece, list[_Copy]] = defaultdict(list)
     with collector_paused():
-        for name in dict.fromkeys(name for _, name in listed):
-            saved = stored.tensors.get(name)
-            if saved is None:
-                raise DataMismatchError(f"{where} lacks the tensor {name}")
+        for name in names:
+            saved = stored.tensors[name]
             wanted[name] = _wanted(saved, sharded.get(name))
             if name in needed:
                 _add_copies(name, saved, wanted[name], copies)
@@ -139,6 +141,7 @@ def _add_copies(
 ) -> None:
     """Add what to copy. Raises DataMismatchError if the chunks do not cover what is wanted."""
     left = wanted.memory.numel()
+    parts: list[tuple[tuple[int, int], ...]] = []
     for chunk in saved.chunks:
         begins, place = [], wanted.memory
         for dim, (at, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
@@ -150,9 +153,33 @@ def _add_copies(
             place = place.narrow(dim, first - wanted.offsets[dim], last - first)
         else:
             left -= place.numel()
+            ends = zip(begins, place.shape, chunk.offsets, strict=True)
+            parts.append(tuple((at + begin, at + begin + size) for begin, size, at in ends))
             copies[chunk.piece].append(_Copy(chunk, saved.dtype, tuple(begins), place, wanted))
-    if left:
-        raise DataMismatchError(f"the chunks of {name} do not cover it: {left} elements differ")
+    if left or not disjoint(parts):
+        raise DataMismatchError(f"the chunks of {name} do not cover it, each element once")
+
+
+def disjoint(parts: Sequence[tuple[tuple[int, int], ...]]) -> bool:
+    """Return whether no two boxes have an element in common.
+
+    A box has a begin and an end in each dimension. The sweep is along the dimension in which most
+    of them begin at different places, so shards along one dimension cost a sort.
+    """
+    if len(parts) < 2:
+        return True
+    if not parts[0]:
+        return False  # scalars
+    dims = range(len(parts[0]))
+    dim = max(dims, key=lambda dim: len({part[dim][0] for part in parts}))
+    reached: list[tuple[tuple[int, int], ...]] = []
+    for part in sorted(parts, key=lambda part: part[dim][0]):
+        reached = [other for other in reached if other[dim][1] > part[dim][0]]
+        for other in reached:
+            if all(a < d and c < b for (a, b), (c, d) in zip(part, other, strict=True)):
+                return False
+        reached.append(part)
+    return True
 
 
 def _data_of(copy: _Copy, data: Bytes) -> torch.Tensor:

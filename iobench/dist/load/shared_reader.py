@@ -76,12 +76,9 @@ class SharedReader:
         for at in range(max(int(one["windows"]) for one in counts)):
             window = windows[at] if at < len(windows) else {}
             memory = {path: memory[path] for path in window if path in memory}
-            for path in window.keys() - memory.keys():
-                # Address space for the whole file. Pages take memory when they are filled, and
-                # are given up with the window.
-                size = files[path].size_bytes
-                memory[path] = fresh_pages(size, huge=not host_takes_free_memory())
-            transfers.append(self._read_window(location, numbers, window, memory, deliver))
+            sizes = {path: files[path].size_bytes for path in window.keys() - memory.keys()}
+            check = _Check(self._writer, location, memory, deliver)
+            transfers.append(self._read_window(location, numbers, window, memory, sizes, check))
         reader = self._reader
         if not transfers:
             transfers.append(reader.read({}, str(location), []))
@@ -98,16 +95,25 @@ class SharedReader:
         location: str | Path,
         numbers: Mapping[str, int],
         window: Mapping[str, Sequence[StoredPiece]],
-        memory: Mapping[str, Bytes],
-        deliver: Deliver,
+        memory: dict[str, Bytes],
+        sizes: Mapping[str, int],
+        check: _Check,
     ) -> Transfer:
-        check = _Check(self._writer, location, memory, deliver)
         images: dict[int, FileImage] = {}
         wanted: list[Range] = []
-        for path, pieces in window.items():
-            image = FileImage.of(path, [memory[path]])
-            images[numbers[path]] = WatchedImage(image, check.watch(pieces))
-            wanted += _ranges(numbers[path], pieces)
+        try:
+            for path, size in sizes.items():
+                # Address space for the whole file. Pages take memory when they are filled, and
+                # are given up with the window.
+                memory[path] = fresh_pages(size, huge=not host_takes_free_memory())
+            for path, pieces in window.items():
+                image = FileImage.of(path, [memory[path]])
+                images[numbers[path]] = WatchedImage(image, check.watch(pieces))
+                wanted += _ranges(numbers[path], pieces)
+            check.start()
+        except Exception as error:
+            self._reader.refuse(error)  # the other ranks wait for what this one wants
+            raise
         owners = None
         if self._owners is not None:
             owners = {numbers[at]: rank for at, rank in self._owners.items() if at in numbers}
@@ -179,6 +185,9 @@ class _Check:
         self._left: dict[StoredPiece, None] = {}
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="iobench-check", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; then call `end`."""
         self._thread.start()
 
     def watch(self, pieces: Sequence[StoredPiece]) -> Any:

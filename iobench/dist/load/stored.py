@@ -5,20 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from math import prod
+from typing import Annotated, Any, NamedTuple
 
-import numpy as np
+import msgspec
 import torch
 
-from iobench.checkpoint.compared import compared
+from iobench.checkpoint.compared import read_compared
 from iobench.checkpoint.manifest import FileRecord, Manifest
+from iobench.checkpoint.rebuild import readable
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.saves.index import INDEX
-from iobench.errors import DataMismatchError
 from iobench.formats.tensors import torch_dtype
 from iobench.writers.base import Writer
-from iobench.writers.image import FileImage
 
 __all__ = ["StoredChunk", "StoredPiece", "StoredState", "StoredTensor", "stored_state"]
 
@@ -67,32 +68,53 @@ def stored_state(
     Raises DataMismatchError for damage, and TransferError.
     """
     location = store.locate(step)
-    record = manifest.file(INDEX)
-    where = os.path.join(location, INDEX)
-    image = FileImage.of(INDEX, [np.empty(record.size_bytes, dtype=np.uint8)])
-    with compared(image, record, where) as incoming:
-        writer.read(incoming, location)
-    try:
-        found = json.loads(image.views(0, image.size_bytes)[0].tobytes())
+    text = read_compared(writer, location, manifest.file(INDEX))
+    with readable(os.path.join(location, INDEX)):
+        found = _parsed(text)
         pieces = [_pieces(file) for file in manifest.files[: manifest.world_size]]
-        tensors = {
-            name: StoredTensor(
-                torch_dtype(one["dtype"]),
-                tuple(one["shape"]),
-                [
-                    StoredChunk(pieces[rank][number], at, tuple(offsets), tuple(sizes))
-                    for rank, number, at, offsets, sizes in one["chunks"]
-                ],
-            )
-            for name, one in found["tensors"].items()
-        }
-        return StoredState(
-            skeleton=found["skeleton"],
-            tensors=tensors,
-            files={file.path: file for file in manifest.files},
-        )
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise DataMismatchError(f"{where}: not the index of a checkpoint ({error!r})") from error
+        tensors = {name: one.stored(pieces) for name, one in found.tensors.items()}
+    return StoredState(
+        skeleton=found.skeleton,
+        tensors=tensors,
+        files={file.path: file for file in manifest.files},
+    )
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Tensor(msgspec.Struct):
+    """A tensor in the index. A chunk has a rank, a piece, a begin in it, offsets and sizes."""
+
+    dtype: str
+    shape: tuple[_Count, ...]
+    chunks: list[tuple[_Count, _Count, _Count, tuple[_Count, ...], tuple[_Count, ...]]]
+
+    def stored(self, pieces: list[list[StoredPiece]]) -> StoredTensor:
+        """Return the tensor. Raises ValueError or LookupError for one that no save has written."""
+        dtype, dims, elements = torch_dtype(self.dtype), len(self.shape), 0
+        chunks = []
+        for rank, number, at, offsets, sizes in self.chunks:
+            piece, count = pieces[rank][number], prod(sizes)
+            end = at + count * dtype.itemsize
+            if not dims == len(offsets) == len(sizes) or end > piece.stop - piece.start:
+                raise ValueError(f"{piece.name} of {piece.path} is not a part of its tensor")
+            chunks.append(StoredChunk(piece, at, offsets, sizes))
+            elements += count
+        if elements != prod(self.shape):  # before memory is taken for it
+            raise ValueError(f"chunks of {elements} elements for a tensor of {list(self.shape)}")
+        return StoredTensor(dtype, self.shape, chunks)
+
+
+class _Index(msgspec.Struct):
+    skeleton: Any
+    tensors: dict[str, _Tensor]
+
+
+def _parsed(text: bytes) -> _Index:
+    with suppress(ValueError, RecursionError):  # such as half of a surrogate pair
+        return msgspec.json.decode(text, type=_Index)
+    return msgspec.convert(json.loads(text), _Index)
 
 
 def _pieces(file: FileRecord) -> list[StoredPiece]:

@@ -19,7 +19,7 @@ from iobench.bench.planning import make_plan
 from iobench.bench.processes.group import InProcess
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.trial import Trial
-from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.manifest import MANIFEST
 from iobench.writers.local import posix
 
 _WORKLOAD = """\

@@ -24,7 +24,7 @@ from iobench.bench.judging.verdict import violations
 from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.targets.instruments import Instruments
 from iobench.bench.trial import Trial
-from iobench.checkpoint.staged import MANIFEST
+from iobench.checkpoint.manifest import MANIFEST
 from iobench.environment import DeviceCounters
 from iobench.errors import TransferError
 from iobench.results.codec import from_record, to_record

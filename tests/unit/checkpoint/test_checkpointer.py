@@ -316,6 +316,19 @@ def test_a_step_saved_twice(make: Make, gated, how: str) -> None:
         ckpt.remove(5)
 
 
+@pytest.mark.parametrize("how", ["save", "save_async"])
+def test_a_step_whose_directory_was_removed(make: Make, runs: Path, how: str) -> None:
+    """Someone has removed it by hand: it is saved again, because nothing is there."""
+    ckpt = make()
+    ckpt.save(_state(1), 1)
+    shutil.rmtree(runs / "step-1")
+    getattr(ckpt, how)(_state(9), 1)
+    assert _value(ckpt.load()) == 9
+    with pytest.raises(UsageError, match="step 1 is saved already"):
+        ckpt.save(_state(1), 1)
+    assert _value(ckpt.load()) == 9
+
+
 def test_resumed_from_an_older_one(make: Make) -> None:
     """After load(step) later checkpoints may be replaced, but no others."""
     ckpt = make()

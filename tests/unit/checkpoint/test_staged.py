@@ -11,7 +11,8 @@ import pytest
 
 from iobench import linux
 from iobench.checkpoint import staged
-from iobench.checkpoint.staged import MANIFEST, STAGING_SUFFIX, StagedCheckpoint
+from iobench.checkpoint.manifest import MANIFEST
+from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, TransferError
 
 
