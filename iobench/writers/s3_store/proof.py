@@ -1,7 +1,11 @@
-"""S3Proof: checks that the key holds the bytes that were sent, and removes only our own object.
+"""S3Proof: checks that the key holds the bytes that were sent, and removes only damaged ones.
 
 A broken proxy may answer in place of the store. An answer proves a save only if it has an ETag.
 Only the ETag that the store gave to our object identifies it as ours.
+
+An object is removed only if its checksum proves that it is damaged: a reader that compares it with
+the store's own checksum would take the damaged bytes for good ones. An object that could not be
+checked stays: it is most likely good, and the one that it replaced is gone.
 """
 
 from __future__ import annotations
@@ -60,9 +64,9 @@ class S3Proof:
     def check(self, answer: Mapping[str, Any], sent: SentObject, meter: Meter) -> None:
         """Compare the checksum that the store returns, in `answer` or else by HeadObject.
 
-        Raises TransferError if the key holds other bytes. The object is removed if it has the ETag
-        of `answer`, because a failed write publishes nothing. It is also removed if HeadObject
-        fails or is interrupted. A store that returns no checksum at all is a fallback.
+        Raises TransferError if the key holds other bytes; they are removed if they have the ETag of
+        `answer`. If HeadObject fails or is interrupted the object stays, and the error says that it
+        is complete. A store that returns no checksum at all is a fallback.
         """
         if sent.checksum is None:
             return
@@ -73,8 +77,12 @@ class S3Proof:
                     self.head, meter, doing="checking what was stored", where=self._target
                 )
             except BaseException as error:
-                why = "the server could not be asked what it stored"
-                self.take_back(error, [answer["ETag"]], why)
+                self._report(
+                    error,
+                    f"the server has answered that the object is complete, with the ETag "
+                    f"{answer['ETag']}, so it was left there; only its {sent.checksum.name} could "
+                    "not be compared",
+                )
                 raise
         value, stored = found.get(field), found.get("ContentLength", sent.size_bytes)
         if stored == sent.size_bytes and value in sent.checksums:
@@ -93,15 +101,16 @@ class S3Proof:
         )
 
     def take_back(self, error: BaseException, etags: Collection[str], why: str) -> None:
-        """Remove our object because of `error`, and report its fate.
-
-        A TransferError is raised again with the fate in its text; another error gets a note.
-        """
+        """Remove our damaged object because of `error`, and report its fate; see `_report`."""
         fate = self._removed(etags)
+        self._report(error, fate if isinstance(error, TransferError) else f"{why}; {fate}")
+
+    def _report(self, error: BaseException, text: str) -> None:
+        """Raise a TransferError again with this text too; add a note to another error."""
         if isinstance(error, TransferError):
-            text = f"{error.strerror}; {fate}"
-            raise TransferError(error.errno, text, error.filename) from error
-        error.add_note(f"{self._target}: {why}; {fate}")
+            more = f"{error.strerror}; {text}"
+            raise TransferError(error.errno, more, error.filename) from error
+        error.add_note(f"{self._target}: {text}")
 
     def _removed(self, etags: Collection[str]) -> str:
         """Remove the object if it has one of the `etags`. Return its fate in words."""
