@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from math import prod
 from typing import IO, Any, cast
 
@@ -55,8 +56,8 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
     save that fails or is killed leaves no `.metadata`; complete files of it may stay. `transfers`
     has one Transfer for each file of this rank.
 
-    An interpreter that ends waits for the last `async_save` that runs in a thread. If that save
-    failed, the exit code is 120 and stderr has a message.
+    An interpreter that ends waits for each `async_save` that runs in a thread. If one fails, or has
+    failed since the newest save began, the exit code is 120 and stderr has a message.
 
     Overwriting removes the old `.metadata` first: a save that is killed leaves no checkpoint, never
     a mix of two. Save to a new location to keep the old checkpoint until the new one is complete.
@@ -98,13 +99,13 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Called by DCP: note whether this rank is the coordinator and saves with collectives."""
         del args
-        _newest.begin(self.checkpoint_id)
+        _saves.begin(self.checkpoint_id)
         self._own_rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
         self._finishes = is_coordinator or self._own_rank is not None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Remove an old `.metadata`. With `overwrite=False` raise TargetError for one instead."""
-        with _newest.step():
+        with _saves.step():
             self._remove_metadata(metadata_name(self._own_rank))
         if self._own_rank is not None:
             return dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{self._own_rank}_"))
@@ -140,7 +141,7 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         def write(number: int) -> tuple[Transfer, list[WriteResult]]:
             return self._write_file(f"{prefix}{number}{DEFAULT_SUFFIX}", groups[number], planner)
 
-        with _newest.step(last=not self._finishes):
+        with _saves.step(last=not self._finishes):
             numbers = range(len(groups))
             files = map_in_workers(self._thread_count, write, numbers, caller_waits=True)
         self.transfers += [transfer for transfer, _ in files]
@@ -180,7 +181,7 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         metadata.storage_meta = self.storage_meta()
         name = metadata_name(self._own_rank)
         with (
-            _newest.step(last=True),
+            _saves.step(last=True),
             self._files.writer.open(self._files.path(name)) as stream,
         ):
             pickle.dump(metadata, cast(IO[bytes], stream))
@@ -192,60 +193,86 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
 
-class _Newest:
-    """The newest save in a thread of DCP; the script may never look at its future.
+class _Save:
+    """One save, in the thread that has made this object.
 
-    CPython joins that thread before it ends. A signal handler that raises SystemExit interrupts
-    this join, so it is repeated here. The next save clears the failure of the last one.
+    `over`: the last step of this rank is done, or one of its steps has raised `failure`.
     """
 
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._over = threading.Event()
-        self._location = self._failure = ""
-
-    def begin(self, location: DcpLocation) -> None:
-        thread, self._failure = threading.current_thread(), ""
-        if thread is not threading.main_thread():
-            self._thread, self._location, self._over = (
-                thread,
-                os.fspath(location),
-                threading.Event(),
-            )
-            interpreter_end.at_end(self, _Newest._at_end)
+    def __init__(self, location: DcpLocation) -> None:
+        self.thread = threading.current_thread()
+        self.location, self.failure = os.fspath(location), ""
+        self.over = threading.Event()
 
     @contextlib.contextmanager
     def step(self, *, last: bool = False) -> Iterator[None]:
         """Run one step of the save; `last` marks the last step of this rank."""
-        own = threading.current_thread() is self._thread
         try:
             yield
         except BaseException as error:
-            if own:
-                self._failure = repr(error)
-                self._over.set()
+            self.failure = repr(error)
+            self.over.set()
             raise
-        if own and last:
-            self._over.set()
+        if last:
+            self.over.set()
 
-    def _at_end(self) -> None:
-        thread = self._thread
-        assert thread is not None
-        if not thread.daemon:
+    def end(self) -> None:
+        """Wait for the save at the end of the interpreter, and report its failure."""
+        if not self.thread.daemon:
             # No join: after an interrupted join CPython 3.11 and 3.12 report the thread as ended.
-            while thread in threading.enumerate() and not self._over.wait(0.05):
+            while self.thread in threading.enumerate() and not self.over.wait(0.05):
                 pass
             # A thread that is killed inside torch's C++ code aborts the process.
             until_s = time.monotonic() + _LEAVING_S
-            while thread in threading.enumerate() and time.monotonic() < until_s:
+            while self.thread in threading.enumerate() and time.monotonic() < until_s:
                 time.sleep(0.01)
-        if self._failure:
-            interpreter_end.lost(f"async_save to {self._location} failed: {self._failure}")
-        elif not self._over.is_set():
-            interpreter_end.lost(f"async_save to {self._location} did not end")
+        if self.failure:
+            interpreter_end.lost(f"async_save to {self.location} failed: {self.failure}")
+        elif not self.over.is_set():
+            interpreter_end.lost(f"async_save to {self.location} did not end")
 
 
-_newest = _Newest()
+class _BackgroundSaves:
+    """The saves in threads of DCP that the script may never ask about: it may drop their futures.
+
+    CPython joins these threads before it ends. A signal handler that raises SystemExit interrupts
+    this join, so it is repeated here. A save that begins later than the failure of another one
+    clears that failure: the script could have asked before. Saves may overlap.
+    """
+
+    def __init__(self) -> None:
+        self._saves: list[_Save] = []
+        self._lock = threading.RLock()  # a signal handler may save too
+        self._own = threading.local()
+
+    def begin(self, location: DcpLocation) -> None:
+        """Begin a save of this thread. One of the main thread raises its errors to the script."""
+        self._own.save = save = _Save(location)
+        with self._lock:
+            self._saves = [one for one in self._saves if self._runs(one)]
+            if save.thread is not threading.main_thread():
+                self._saves.append(save)
+        interpreter_end.at_end(self, _BackgroundSaves._at_end)
+
+    @staticmethod
+    def _runs(save: _Save) -> bool:
+        """Whether the save has steps left. DCP may fail between two: then its thread ends."""
+        alive = (
+            save.thread is not threading.current_thread() and save.thread in threading.enumerate()
+        )
+        return alive and not save.over.is_set()
+
+    def step(self, *, last: bool = False) -> AbstractContextManager[None]:
+        """Run one step of this thread's save; `last` marks the last step of this rank."""
+        save: _Save | None = getattr(self._own, "save", None)
+        return contextlib.nullcontext() if save is None else save.step(last=last)
+
+    def _at_end(self) -> None:
+        for save in self._saves:
+            save.end()
+
+
+_saves = _BackgroundSaves()
 
 
 def _size_bytes(item: WriteItem) -> int:

@@ -179,3 +179,44 @@ def test_an_object(how: str, server: ScriptedS3) -> None:
     assert ("the interpreter ended before close()" in ended.stderr) == (how == "flushed")
     assert server.objects == ({} if how == "flushed" else {"run/model": bytes([1]) * (11 << 20)})
     assert not server.uploads
+
+
+_OVERLAPPING = """
+import faulthandler, sys, threading
+import torch
+import torch.distributed.checkpoint as dcp
+from iobench.integrations.dcp import StorageWriter
+
+class Late(StorageWriter):
+    def write_data(self, plan, planner):
+        begun.set()
+        assert may_go.wait(30)
+        return super().write_data(plan, planner)
+
+faulthandler.dump_traceback_later(60, exit=True)
+directory, how = sys.argv[1:]
+begun, may_go = threading.Event(), threading.Event()
+STATE = {"w": torch.ones(1000)}
+first = dcp.async_save(STATE, storage_writer=Late("/dev/null/first", "buffered"), no_dist=True)
+assert begun.wait(30)
+second = dcp.async_save(STATE, storage_writer=StorageWriter(directory, "buffered"), no_dist=True)
+second.result()
+may_go.set()
+if how == "later":
+    assert first.exception()
+    third = dcp.async_save(STATE, storage_writer=StorageWriter(directory, "buffered"), no_dist=True)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("now", _LOST), ("later", 0)])
+def test_saves_that_overlap(how: str, code: int, tmp_path: Path) -> None:
+    """A failure after a later save began is reported; a save that begins afterwards clears it."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _OVERLAPPING, tmp_path, how],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert ("async_save to /dev/null/first failed" in ended.stderr) == (code == _LOST)
+    assert (tmp_path / ".metadata").exists()
