@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +14,7 @@ import typer
 from iobench.cli.servers import quiet_stdout
 from iobench.dist.world import World
 from iobench.errors import IobenchError, RankError, UsageError
+from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
     from iobench.bench.ranks.group import Launched
@@ -23,12 +25,14 @@ _INTERRUPTED = 130
 
 
 @contextmanager
-def launched() -> Iterator[Launched | None]:
+def launched(target: str | Path | None = None) -> Iterator[Launched | None]:
     """Yield the ranks of the launcher in rank 0, and None in a process without a launcher.
 
     The other ranks serve rank 0 here, print nothing but their own errors, and exit with rank 0's
-    exit code. When the block raises, they end too.
+    exit code. When the block raises, they end too. `target` is where the ranks save; rank 0 may
+    publish its address there.
     """
+    directory = Path(target) if target and not is_s3(target) and Path(target).is_dir() else None
     world = World.detect()
     if world.size == 1:
         yield None
@@ -38,8 +42,8 @@ def launched() -> Iterator[Launched | None]:
     from iobench.dist.control import Control
 
     if world.rank:
-        _serve(world)
-    with Control.connect(world) as control:
+        _serve(world, directory)
+    with Control.connect(world, directory=directory) as control:
         members = introduce(control)
         assert members is not None
         ranks = Launched(control, members)
@@ -54,13 +58,13 @@ def launched() -> Iterator[Launched | None]:
         ranks.end(0)
 
 
-def _serve(world: World) -> None:
+def _serve(world: World, directory: Path | None) -> None:
     """Serve rank 0 and exit like it. An interrupt reaches all ranks, and rank 0 tells of it."""
     from iobench.bench.ranks.serve import serve
     from iobench.dist.control import Control
 
     try:
-        with quiet_stdout(), Control.connect(world) as control:
+        with quiet_stdout(), Control.connect(world, directory=directory) as control:
             code = serve(control)
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None

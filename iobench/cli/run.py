@@ -230,7 +230,7 @@ def run(
         )
         return
     with ExitStack() as stack:
-        ranks = stack.enter_context(launched())
+        ranks = stack.enter_context(launched(target[0].partition(",")[0] if target else None))
         _check_effects(ctx, repeat, format_, dry_run=dry_run, ranks=ranks)
         with preparing("reading the workload and trying the writers", quiet=quiet):
             with collector_paused():  # the import of torch takes 0.15 s less

@@ -19,7 +19,8 @@ def agreed(
     If it raises, so does this in every rank: the rank's own error where it happened, a RankError
     that names the rank in the others. The ranks can go on after that.
     """
-    return begin_agreed(control, phase, work, deadline_s=deadline_s)()
+    found: list[Any] = _begin(_at_once(control.all_gather), phase, work, deadline_s)()
+    return found
 
 
 def begin_agreed(

@@ -6,25 +6,31 @@
 Values are JSON. Each call has a deadline. When a rank ends, fails, is silent or comes too late,
 every waiting rank gets a RankError at once that names this rank, its host and its phase; afterwards
 all calls raise it. Only an `error` that a rank passes to a call leaves the others usable.
+
+When a call returns, the other ranks need this process no more to return from it. So any rank may
+end at once after the last call; only after `begin_all_gather` rank 0 must make another call.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import socket
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from iobench.dist.hub import Hub
 from iobench.dist.interface import Interface
 from iobench.dist.member import Member
-from iobench.dist.messages import Message
+from iobench.dist.messages import EVERY_RANK, Message, json_bytes
 from iobench.dist.rendezvous import Meeting, meet
 from iobench.dist.world import World
 from iobench.errors import RankError, UsageError
@@ -32,15 +38,24 @@ from iobench.units import parse_seconds
 
 __all__ = ["ClockOffset", "Control", "shared_control"]
 
-LOST_AFTER_S = 30.0
-"""Silence after which a rank is lost. A rank that ends is known at once."""
+LOST_AFTER_S = 300.0
+"""Silence after which a rank is lost. The variable IOBENCH_LOST_AFTER gives another time.
+
+A rank that ends is known at once. So this is for hosts that vanish, and must be longer than a
+debugger, a frozen control group or the move of a virtual machine stops a rank.
+"""
 
 CONNECT_S = 300.0
 """How long the ranks may take to start. The variable IOBENCH_CONNECT gives another time."""
 
-_CONNECT = "IOBENCH_CONNECT"
-_PATIENCE_S = 30.0
-"""After which rank 0 tells that it waits for ranks to connect."""
+_CONNECT, _LOST_AFTER = "IOBENCH_CONNECT", "IOBENCH_LOST_AFTER"
+_PATIENCE_S = 5.0
+"""After which rank 0 warns that it waits for ranks to connect."""
+
+_ALONE_S = 30.0
+"""After which rank 0 fails if no other rank has connected, although all had started long before."""
+
+_TRY_S = 10.0
 
 _LATE_S = 10.0
 """How long rank 0, after a loss, waits for ranks that have not connected, to tell them of it."""
@@ -89,40 +104,54 @@ class Control:
         cls,
         world: World,
         *,
+        directory: Path | None = None,
         deadline_s: float | None = None,
-        lost_after_s: float = LOST_AFTER_S,
+        lost_after_s: float | None = None,
     ) -> Control:
         """Connect all ranks of `world`. On return all of them are connected.
 
-        `deadline_s` is that of IOBENCH_CONNECT, or 300 s, unless it is given. After 30 s rank 0
-        warns of the ranks that are missing (RuntimeWarning).
+        `directory` is one that all ranks have for their data: rank 0 may publish its address there
+        until all are connected. `deadline_s` is that of IOBENCH_CONNECT, or 300 s, unless it is
+        given; `lost_after_s` that of IOBENCH_LOST_AFTER, or 300 s. After 5 s rank 0 warns of the
+        ranks that are missing (RuntimeWarning).
 
-        Raises RankError when one is missing after `deadline_s`, UsageError when nothing tells where
-        rank 0 is.
+        Raises RankError when one is missing after `deadline_s`, and in rank 0 after 30 s if no
+        other rank has connected, torch.distributed is initialized and no deadline is given.
+        UsageError when nothing says where rank 0 is. A failure leaves nothing behind: the ranks may
+        connect again.
         """
         if world.size == 1:
             return cls(world)
-        deadline_s = _connect_s() if deadline_s is None else deadline_s
+        patient = deadline_s is not None or bool(os.environ.get(_CONNECT))
+        deadline_s = deadline_s or _seconds(_CONNECT, CONNECT_S)
+        lost_after_s = lost_after_s or _seconds(_LOST_AFTER, LOST_AFTER_S)
         until_s = time.monotonic() + deadline_s
-        meeting = meet(world, deadline_s=deadline_s)
-        hub = None
-        if meeting.server is not None:
-            hub = Hub(
-                meeting.server,
-                size=world.size,
-                token=meeting.token,
-                host=world.host,
-                lost_after_s=lost_after_s,
-            )
-        member = _connected(world, meeting, until_s, lost_after_s)
-        control = cls(world, member, hub, meeting.interface)
+        meeting = meet(world, deadline_s=deadline_s, directory=directory)
+        hub = member = None
         try:
+            if meeting.server is not None:
+                hub = Hub(
+                    meeting.server,
+                    size=world.size,
+                    token=meeting.token,
+                    host=world.host,
+                    lost_after_s=lost_after_s,
+                )
+            member = _connected(world, meeting, until_s, lost_after_s)
+            control = cls(world, member, hub, meeting.interface)
             if hub is not None and deadline_s > _PATIENCE_S:
-                _warn_of(hub.missing(_PATIENCE_S), deadline_s)
+                _await_ranks(hub, world.size, deadline_s, patient=patient)
             control.barrier("connect", deadline_s=max(1.0, until_s - time.monotonic()))
-        except RankError:
+            if not world.placed:
+                hosts = control.all_gather("hosts", world.host, deadline_s=deadline_s)
+                control.world = world.on(hosts)
+        except BaseException as error:
             if hub is not None:
-                hub.missing(min(_LATE_S, until_s - time.monotonic()), broken=True)
+                if isinstance(error, RankError):
+                    hub.missing(min(_LATE_S, until_s - time.monotonic()), broken=True)
+                hub.abandon(f"rank 0 (host {world.host}) failed: {type(error).__name__}: {error}")
+            if member is not None:
+                member.close()
             raise
         finally:
             meeting.withdraw()
@@ -145,6 +174,8 @@ class Control:
     ) -> list[Any]:
         """Return the values of all ranks, in rank order, in every rank.
 
+        Equal ones may be one object.
+
         A rank that passes an `error` makes the call raise RankError in all ranks; further calls
         work.
         """
@@ -155,9 +186,10 @@ class Control:
     ) -> Callable[[], list[Any]]:
         """Send the value of this rank. Return a function that waits for those of all ranks.
 
-        It returns and raises what `all_gather` does. Call it once.
+        It returns and raises what `all_gather` does. Call it once. Rank 0 does not wait until the
+        others have the values: a trainer waits for this.
         """
-        return self._begin("all-gather", phase, value, deadline_s, error)
+        return self._begin("all-gather", phase, value, deadline_s, error, acknowledged=False)
 
     def gather(
         self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
@@ -253,6 +285,8 @@ class Control:
         deadline_s: float,
         error: object,
         source: int = 0,
+        *,
+        acknowledged: bool = True,
     ) -> Callable[[], list[Any]]:
         if self._member is None:
             if error is not None:
@@ -265,12 +299,14 @@ class Control:
             "kind": kind,
             "phase": phase,
             "aside": self._aside,
-            "value": value,
             "error": None if error is None else str(error),
             "deadline_s": deadline_s,
             "source": source,
+            "acknowledged": acknowledged,
         }
-        return partial(_values, phase, self._member.begin(message, deadline_s))
+        lines = value if kind == "scatter" and value is not None else [value]
+        values = b"\n".join(map(json_bytes, lines))
+        return partial(_values, phase, self._member.begin(message, deadline_s, values))
 
 
 def _values(phase: str, wait: Callable[[], Message]) -> list[Any]:
@@ -281,31 +317,54 @@ def _values(phase: str, wait: Callable[[], Message]) -> list[Any]:
             "; ".join(f"rank {rank} (host {host}), {phase!r}: {why}" for rank, host, why in errors),
             ranks=[rank for rank, _, _ in errors],
         )
-    values: list[Any] = answer["values"]
-    return values
+    values: list[Any] = json.loads(b"[%b]" % answer["values"])
+    return values * int(answer.get("times", 1))
 
 
-def _connect_s() -> float:
-    found = os.environ.get(_CONNECT)
+def _seconds(variable: str, default_s: float) -> float:
+    """Return the time that the environment variable gives. Raises UsageError, OptionError."""
+    found = os.environ.get(variable)
     if not found:
-        return CONNECT_S
-    seconds = parse_seconds(found, _CONNECT)
+        return default_s
+    seconds = parse_seconds(found, variable)
     if seconds <= 0:
-        raise UsageError(f"{_CONNECT}={found}: must be more than 0")
+        raise UsageError(f"{variable}={found}: must be more than 0")
     return seconds
 
 
-def _warn_of(missing: list[int], deadline_s: float) -> None:
-    """Warn of the ranks that have not connected."""
-    if missing:
-        shown = ", ".join(map(str, missing[:_MOST_SHOWN]))
-        more = "" if len(missing) <= _MOST_SHOWN else f" and {len(missing) - _MOST_SHOWN} more"
-        warnings.warn(
-            f"rank 0 waits for ranks {shown}{more} to connect: they have not within "
-            f"{_PATIENCE_S:g} s, and the job fails after {deadline_s:g} s ({_CONNECT})",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+def _await_ranks(hub: Hub, size: int, deadline_s: float, *, patient: bool) -> None:
+    """Warn of the ranks that have not connected. Raises RankError if rank 0 stays alone.
+
+    Ranks whose process groups are initialized have imported everything and met already. If only
+    rank 0 connects then, it is a script in which only rank 0 saves. If others have connected, they
+    are waited for: a rank may read a model meanwhile.
+    """
+    missing = hub.missing(_PATIENCE_S)
+    if not missing or hub.broken:
+        return
+    shown = ", ".join(map(str, missing[:_MOST_SHOWN]))
+    more = "" if len(missing) <= _MOST_SHOWN else f" and {len(missing) - _MOST_SHOWN} more"
+    together = not patient and _groups_are_initialized()
+    end_s = _ALONE_S if together and len(missing) == size - 1 else deadline_s
+    warnings.warn(
+        f"rank 0 waits for ranks {shown}{more}: they have not connected within {_PATIENCE_S:g} s, "
+        f"and rank 0 fails after {end_s:g} s ({_CONNECT} gives another time); {EVERY_RANK}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    if together and len(missing) == size - 1:
+        missing = hub.missing(_ALONE_S - _PATIENCE_S, count=1)
+        if len(missing) == size - 1 and not hub.broken:
+            raise RankError(
+                f"no other rank has connected to rank 0 within {_ALONE_S:g} s, although "
+                f"torch.distributed is initialized in all ranks; {EVERY_RANK}",
+                ranks=missing,
+            )
+
+
+def _groups_are_initialized() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _connected(world: World, meeting: Meeting, until_s: float, lost_after_s: float) -> Member:
@@ -314,7 +373,8 @@ def _connected(world: World, meeting: Meeting, until_s: float, lost_after_s: flo
         host, port = meeting.address
         connection = None
         try:
-            connection = socket.create_connection((host, port), timeout=lost_after_s)
+            timeout_s = min(_TRY_S, max(1.0, until_s - time.monotonic()))
+            connection = socket.create_connection((host, port), timeout=timeout_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return Member(
                 connection,
@@ -343,15 +403,15 @@ _shared: Control | None = None
 _sharing = threading.Lock()
 
 
-def shared_control(world: World) -> Control:
+def shared_control(world: World, directory: Path | None = None) -> Control:
     """Return the connection of this process to the ranks of `world`; connect at the first call.
 
-    Every user takes a `sub` of it. It lives as long as the process.
+    Every user takes a `sub` of it. It lives as long as the process. `directory`: see `connect`.
     """
     global _shared
     with _sharing:
-        if _shared is None or _shared.world != world:
+        if _shared is None or not _shared.world.same_rank(world):
             if _shared is not None and _shared.world.size > 1:
                 raise UsageError(f"this process is {_shared.world} of another job already")
-            _shared = Control.connect(world)
+            _shared = Control.connect(world, directory=directory)
         return _shared

@@ -2,6 +2,9 @@
 
 A rank that ends in any way closes its connection, so the hub knows it at once. A rank that is
 stopped or cut off is known by its silence. Either way all ranks are told which one is lost.
+
+The process of rank 0 may end as soon as a call returns there, and the hub with it. So rank 0 gets
+its answer last, when all other ranks have acknowledged theirs.
 """
 
 from __future__ import annotations
@@ -16,9 +19,17 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
 
-from iobench.dist.messages import PREFIX, Message, length_of, pack, proof, unpack
+from iobench.dist.messages import (
+    EVERY_RANK,
+    PREFIX,
+    Message,
+    length_of,
+    pack,
+    proof,
+    split,
+    suspended_s,
+)
 from iobench.dist.newcomers import Newcomers
 from iobench.errors import RankError
 from iobench.writers.blocks import interpreter_end
@@ -26,9 +37,11 @@ from iobench.writers.blocks import interpreter_end
 __all__ = ["Hub"]
 
 _GREETING_S = 5.0
-_ROOM = 1024  # connections that wait for the hub
+_ROOM = 4096  # connections that wait for the hub; the kernel cuts it to net.core.somaxconn
 _STRANGERS = 64  # connections of others than ranks
 _LOOK_S = 0.02
+_ACKNOWLEDGE_S = 30.0
+"""How long rank 0 waits until the others have acknowledged their answers."""
 
 
 @dataclass(kw_only=True)
@@ -52,7 +65,16 @@ class _Round:
     kind: str
     until_s: float
     deadline_s: float
-    sent: dict[int, Message] = field(default_factory=dict)
+    sent: dict[int, tuple[Message, bytes]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class _Owed:
+    """The answer of rank 0 to a call, and the ranks that have not acknowledged theirs."""
+
+    ranks: set[int]
+    answer: bytes
+    until_s: float
 
 
 class Hub:
@@ -68,7 +90,9 @@ class Hub:
         self._host, self._server = host, server
         self._peers: dict[int, _Peer] = {}
         self._rounds: dict[tuple[str, int], _Round] = {}
+        self._owed: dict[tuple[str, int], _Owed] = {}
         self._broken: Message | None = None
+        self._broken_owed = False
         self._abandoned = self._said_all = False
         self._serving: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
         self._newcomers = Newcomers(size + _STRANGERS, _GREETING_S)
@@ -89,6 +113,12 @@ class Hub:
             self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(self._lost_after_s)
 
+    def abandon(self, why: str) -> None:
+        """Tell all ranks `why` rank 0 cannot go on, and end the thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._break, [0], why)
+        self.close()
+
     def _at_end(self) -> None:
         """The interpreter of rank 0 ends: tell the ranks that may still need it."""
         with contextlib.suppress(RuntimeError):
@@ -99,14 +129,22 @@ class Hub:
         self._abandoned = True
         self._thread.join(2 * _GREETING_S)
 
-    def missing(self, timeout_s: float, *, broken: bool = False) -> list[int]:
-        """Wait until all ranks have connected; return those that have not after `timeout_s`.
+    @property
+    def broken(self) -> bool:
+        """Whether a rank was lost."""
+        return self._broken is not None
 
-        The wait ends when the job is broken, unless `broken`: then it is for those that come late,
-        to be told why.
+    def missing(
+        self, timeout_s: float, *, count: int | None = None, broken: bool = False
+    ) -> list[int]:
+        """Wait until all other ranks have connected, or `count` of them.
+
+        Return those that have not after `timeout_s`. The wait ends when the job is broken, unless
+        `broken`: then it is for those that come late, to be told why.
         """
         until_s = time.monotonic() + timeout_s
-        while (left := self._absent()) and time.monotonic() < until_s:
+        enough = 0 if count is None else self._size - 1 - count
+        while len(left := self._absent()) > enough and time.monotonic() < until_s:
             if self._broken and not broken:
                 break
             time.sleep(_LOOK_S)
@@ -129,7 +167,7 @@ class Hub:
             self._loop.close()
 
     async def _serve(self, server: socket.socket) -> None:
-        listening = await asyncio.start_server(self._connected, sock=server)
+        listening = await asyncio.start_server(self._connected, sock=server, backlog=_ROOM)
         pause_s = min(1.0, self._lost_after_s / 4)
         while not (self._ended.is_set() and (self._abandoned or self._all_left())):
             if self._ended.is_set():
@@ -167,6 +205,8 @@ class Hub:
         return ranks
 
     def _all_left(self) -> bool:
+        if self._owed or self._broken_owed:
+            return False
         return self._broken is not None or all(peer.closed for peer in self._peers.values())
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -179,7 +219,7 @@ class Hub:
             rank = await asyncio.wait_for(self._greet(reader, writer), _GREETING_S)
             self._newcomers.remove(writer)
             while True:
-                self._receive(rank, await _read(reader))
+                self._receive(rank, *await _read(reader))
         except (OSError, EOFError, LookupError, TypeError, ValueError, OverflowError):
             if rank is not None and self._peers[rank].writer is writer:
                 self._left(rank)
@@ -194,7 +234,7 @@ class Hub:
         """Check that a rank of this job is calling, and answer so that it can check the hub."""
         nonce = secrets.token_hex(16)
         writer.write(pack({"type": "nonce", "nonce": nonce}))
-        hello = await _read(reader, hello=True)
+        hello, _ = await _read(reader, hello=True)
         rank = int(hello["rank"])
         expected = proof(self._token, nonce, f"rank {rank}")
         if not hmac.compare_digest(str(hello["proof"]), expected):
@@ -209,7 +249,7 @@ class Hub:
             self._send(rank, self._broken)
         return rank
 
-    def _receive(self, rank: int, message: Message) -> None:
+    def _receive(self, rank: int, message: Message, value: bytes) -> None:
         peer = self._peers[rank]
         peer.seen_s = now_s = time.monotonic()
         match message["type"]:
@@ -218,8 +258,11 @@ class Hub:
                 self._send(rank, answer)
             case "beat":
                 self._send(rank, {"type": "beat"})
+            case "acknowledge":
+                self._acknowledge(rank, (str(message["sub"]), int(message["number"])))
             case "close":
                 peer.closed = True
+                self._acknowledge(rank)
                 for call in self._rounds.values():
                     self._check_present(call)
             case "fail":
@@ -228,9 +271,9 @@ class Hub:
             case "put":
                 if not message["aside"]:
                     peer.phase, peer.phase_since_s = str(message["phase"]), now_s
-                self._put(rank, message, now_s)
+                self._put(rank, message, value, now_s)
 
-    def _put(self, rank: int, message: Message, now_s: float) -> None:
+    def _put(self, rank: int, message: Message, value: bytes, now_s: float) -> None:
         key = (str(message["sub"]), int(message["number"]))
         deadline_s = float(message["deadline_s"])
         call = self._rounds.setdefault(
@@ -250,7 +293,7 @@ class Hub:
                 "make the same calls in the same order",
             )
             return
-        call.sent[rank] = message
+        call.sent[rank] = message, value
         if len(call.sent) == self._size:
             del self._rounds[key]
             self._answer(key, call)
@@ -267,23 +310,49 @@ class Hub:
 
     def _answer(self, key: tuple[str, int], call: _Round) -> None:
         """Send every rank what it asked for: the values, or the errors of the ranks that failed."""
-        errors = {
-            rank: f"{sent['error']}"
-            for rank, sent in sorted(call.sent.items())
-            if sent.get("error") is not None
-        }
-        for rank, sent in call.sent.items():
-            answer: Message = {"type": "answer", "sub": key[0], "number": key[1]}
-            if errors:
-                answer["errors"] = [
-                    [one, self._peers[one].host, error] for one, error in errors.items()
-                ]
-            else:
-                answer["values"] = _values(call, rank, sent)
-            self._send(rank, answer)
+        waits = bool(call.sent[0][0]["acknowledged"])
+        answer: Message = {"type": "answer", "sub": key[0], "number": key[1], "acknowledge": waits}
+        errors = [
+            [rank, self._peers[rank].host, f"{sent['error']}"]
+            for rank, (sent, _) in sorted(call.sent.items())
+            if sent["error"] is not None
+        ]
+        if errors:
+            packed = [pack({**answer, "errors": errors})] * self._size
+        else:
+            packed = _packed(call, answer)
+        for rank in range(1, self._size):
+            self._write(rank, packed[rank])
+        if not waits:
+            self._write(0, packed[0])
+            return
+        there = {rank for rank, peer in self._peers.items() if rank and not peer.closed}
+        until_s = time.monotonic() + _ACKNOWLEDGE_S
+        self._owed[key] = _Owed(ranks=there - {*self._lost()}, answer=packed[0], until_s=until_s)
+        self._settle()
+
+    def _acknowledge(self, rank: int, key: tuple[str, int] | None = None) -> None:
+        """Note that `rank` has its answer to the call `key`, or needs none any more."""
+        for one in [key] if key else list(self._owed):
+            if one in self._owed:
+                self._owed[one].ranks.discard(rank)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Answer rank 0 where all others have their answers, or had time enough."""
+        now_s = time.monotonic()
+        for key, owed in list(self._owed.items()):
+            if not owed.ranks or now_s > owed.until_s:
+                del self._owed[key]
+                self._write(0, owed.answer)
+        if self._broken_owed and not self._owed:
+            assert self._broken is not None
+            self._broken_owed = False
+            self._send(0, self._broken)
 
     def _look(self) -> None:
         """Break the job for a silent rank, and for a call whose deadline has passed."""
+        self._settle()
         if self._broken:
             return
         now_s = time.monotonic()
@@ -298,10 +367,11 @@ class Hub:
         for call in self._rounds.values():
             if now_s > call.until_s:
                 missing = self._missing(call)
+                never = any(rank not in self._peers for rank in missing)
                 self._break(
                     missing,
                     f"{self._names(missing)} did not reach phase {call.phase!r} within "
-                    f"{call.deadline_s:g} s",
+                    f"{round(call.deadline_s, 1):g} s" + (f"; {EVERY_RANK}" if never else ""),
                 )
                 return
 
@@ -311,11 +381,13 @@ class Hub:
         Whoever suspends a job (SIGSTOP of all ranks, a virtual machine that is moved) resumes it
         later. What the ranks sent meanwhile is not read yet.
         """
-        if paused_s > self._lost_after_s / 2:
+        if paused_s > suspended_s(self._lost_after_s):
             for peer in self._peers.values():
                 peer.seen_s += paused_s
             for call in self._rounds.values():
                 call.until_s += paused_s
+            for owed in self._owed.values():
+                owed.until_s += paused_s
 
     def _missing(self, call: _Round) -> list[int]:
         return [rank for rank in range(self._size) if rank not in call.sent]
@@ -333,6 +405,7 @@ class Hub:
         return ", ".join(named)
 
     def _left(self, rank: int) -> None:
+        self._acknowledge(rank)
         if rank in self._peers and not self._peers[rank].closed:
             self._break([rank], f"{self._names([rank])} ended")
 
@@ -346,32 +419,48 @@ class Hub:
             "message": message,
             "exit_code": exit_code,
         }
-        for rank in sorted(self._peers, reverse=True):  # rank 0, whose process may end now, last
-            self._send(rank, self._broken)
+        for rank in self._peers:
+            if rank:
+                self._send(rank, self._broken)
+        self._broken_owed = 0 in self._peers
+        for rank in ranks:
+            self._acknowledge(rank)
+        self._settle()
 
     def _send(self, rank: int, message: Message) -> None:
+        self._write(rank, pack(message))
+
+    def _write(self, rank: int, data: bytes) -> None:
         writer = self._peers[rank].writer
         if not (self._said_all or writer.is_closing()):
-            writer.write(pack(message))  # asyncio keeps what the rank does not take yet
+            writer.write(data)  # asyncio keeps what the rank does not take yet
 
 
-def _values(call: _Round, rank: int, sent: Message) -> list[Any]:
-    """Return the values for `rank`: of all ranks, of the source, or none."""
+def _packed(call: _Round, answer: Message) -> list[bytes]:
+    """Return the answer for each rank: with the values of all ranks, of the source, or none.
+
+    An answer that is the same for all ranks is packed once, and equal values are sent once: to pack
+    the values of 1,024 ranks for each of them would take a second in each save.
+    """
+    size = len(call.sent)
+    values = [call.sent[rank][1] for rank in range(size)]
     match call.kind:
-        case "all-gather":
-            return [call.sent[one]["value"] for one in range(len(call.sent))]
-        case "gather" if rank == 0:
-            return [call.sent[one]["value"] for one in range(len(call.sent))]
-        case "broadcast":
-            return [call.sent[int(sent["source"])]["value"]]
         case "scatter":
-            return [call.sent[0]["value"][rank]]
-    return []
+            return [pack(answer, value) for value in values[0].split(b"\n")]
+        case "broadcast":
+            return [pack(answer, values[int(call.sent[0][0]["source"])])] * size
+        case "gather":
+            return [pack(answer, b",".join(values)), *[pack(answer, b"")] * (size - 1)]
+        case "all-gather" if all(value == values[0] for value in values):
+            return [pack({**answer, "times": size}, values[0])] * size
+        case "all-gather":
+            return [pack(answer, b",".join(values))] * size
+    return [pack(answer, b"")] * size
 
 
-async def _read(reader: asyncio.StreamReader, *, hello: bool = False) -> Message:
+async def _read(reader: asyncio.StreamReader, *, hello: bool = False) -> tuple[Message, bytes]:
     size = length_of(await reader.readexactly(PREFIX.size), hello=hello)
-    return unpack(await reader.readexactly(size))
+    return split(await reader.readexactly(size))
 
 
 _hubs: weakref.WeakSet[Hub] = weakref.WeakSet()

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from iobench.dist.world import World, is_loopback
 from iobench.errors import UsageError
 
 __all__ = ["Interface", "chosen_interface"]
@@ -29,24 +30,44 @@ class Interface:
         return f"{self.name} ({self.address}, {self.why})"
 
 
-def chosen_interface(
-    master: str | None = None, environ: Mapping[str, str] | None = None
-) -> Interface:
+def chosen_interface(world: World, environ: Mapping[str, str] | None = None) -> Interface:
     """Return the interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names.
 
-    Without them it is the one with the route to the host `master`, and without a master the
-    loopback. Both variables hold a list of names. NCCL takes each as the beginning of a name, as a
-    whole name after `=`, and excludes after `^`. Raises UsageError when none matches.
+    Without them it is the loopback if all ranks are on this node, else the one with the route to
+    the launcher's master. Both variables hold a list of names. NCCL takes each as the beginning of
+    a name, as a whole name after `=`, and excludes after `^`. Raises UsageError when none matches,
+    and when other nodes cannot reach the one that was found.
     """
     found = os.environ if environ is None else environ
     for variable in _VARIABLES:
         if wanted := found.get(variable):
-            return _named(variable, wanted)
-    if master is None:
+            return _reachable(world, _named(variable, wanted))
+    if world.on_one_node:
         return Interface("lo", "127.0.0.1", "all ranks are on this node")
-    address = _route_to(master)
+    if world.master is None:
+        return _reachable(world, Interface("lo", "127.0.0.1", "no MASTER_ADDR"))
+    address = _route_to(world.master)
     name = next((name for name, own in _addresses().items() if own == address), "?")
-    return Interface(name, address, f"the route to {master}")
+    return _reachable(world, Interface(name, address, f"the route to {world.master}"))
+
+
+def _reachable(world: World, interface: Interface) -> Interface:
+    """Return an interface that other nodes can reach, if the world has some.
+
+    On the master itself the route to the master is the loopback where /etc/hosts has its name at
+    127.0.1.1, like Debian's. The only other interface is meant then.
+    """
+    if world.on_one_node or not is_loopback(interface.address):
+        return interface
+    others = {name: one for name, one in _addresses().items() if not is_loopback(one)}
+    if len(others) == 1:
+        ((name, address),) = others.items()
+        return Interface(name, address, "the only one besides the loopback")
+    shown = ", ".join(f"{name} ({one})" for name, one in others.items()) or "none but the loopback"
+    raise UsageError(
+        f"{world}: other nodes cannot reach {interface}; set GLOO_SOCKET_IFNAME to the interface "
+        f"between the nodes (there are: {shown})"
+    )
 
 
 def _named(variable: str, wanted: str) -> Interface:

@@ -15,10 +15,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from iobench.dist.messages import PREFIX, Message, length_of, pack, proof, unpack
+from iobench.dist.messages import (
+    PREFIX,
+    Message,
+    length_of,
+    pack,
+    proof,
+    split,
+    suspended_s,
+    unpack,
+)
 from iobench.errors import RankError, UsageError
 
 __all__ = ["Member"]
+
+_GREETING_S = 30.0
 
 
 class Member:
@@ -40,7 +51,7 @@ class Member:
         self._closed = False
         self._heard_s = time.monotonic()
         self._phase = "connect"
-        self._hub_host = _greet(connection, rank, token, host, lost_after_s)
+        self._hub_host = _greet(connection, rank, token, host, min(_GREETING_S, lost_after_s))
         seconds = int(max(1, lost_after_s))
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, 0))
@@ -55,13 +66,18 @@ class Member:
         """
         return self.begin(message, deadline_s)()
 
-    def begin(self, message: Message, deadline_s: float) -> Callable[[], Message]:
-        """Send a call. Return a function that waits for the hub's answer; see `call`."""
+    def begin(
+        self, message: Message, deadline_s: float, values: bytes | None = None
+    ) -> Callable[[], Message]:
+        """Send a call. Return a function that waits for the hub's answer; see `call`.
+
+        `values` is the JSON of what this rank gives. The answer has that of all ranks in `values`.
+        """
         key = (str(message["sub"]), int(message["number"]))
         self.check()
         if not message.get("aside"):
             self._phase = str(message.get("phase", self._phase))
-        self._send(message)
+        self._send(message, values)
         return partial(self._answer, key, time.monotonic() + deadline_s + self._lost_after_s)
 
     def _answer(self, key: tuple[str, int], until_s: float) -> Message:
@@ -75,7 +91,7 @@ class Member:
                     continue
                 self._changed.wait(min(1.0, self._lost_after_s / 4))
                 before_s, now_s = now_s, time.monotonic()
-                if now_s - before_s > self._lost_after_s / 2:  # this process was suspended itself
+                if now_s - before_s > suspended_s(self._lost_after_s):
                     listening_s, until_s = now_s, until_s + now_s - before_s
             return self._answers.pop(key)
 
@@ -118,8 +134,8 @@ class Member:
         if self._closed:
             raise UsageError("the connection to the other ranks is closed")
 
-    def _send(self, message: Message) -> None:
-        data = pack(message)
+    def _send(self, message: Message, values: bytes | None = None) -> None:
+        data = pack(message, values)
         try:
             with self._sending:
                 self._connection.sendall(data)
@@ -132,9 +148,14 @@ class Member:
     def _receive(self) -> None:
         try:
             while True:
-                message = _read(self._connection)
+                message, values = split(_read(self._connection))
                 self._heard_s = time.monotonic()
-                self._take(message)
+                if message.get("acknowledge") and self._rank:
+                    with contextlib.suppress(RankError, UsageError):
+                        key = {"sub": message["sub"], "number": message["number"]}
+                        self._send({"type": "acknowledge", **key})
+                # After that: this process may end as soon as a call returns.
+                self._take({**message, "values": values})
         except (OSError, EOFError, KeyError, ValueError, TypeError):
             with self._changed:
                 if not self._closed and self._broken is None:
@@ -195,12 +216,12 @@ def _greet(connection: socket.socket, rank: int, token: str, host: str, timeout_
     Raises ConnectionError for another job, and OSError.
     """
     connection.settimeout(timeout_s)
-    asked = _read(connection)
+    asked = unpack(_read(connection, hello=True))
     nonce = secrets.token_hex(16)
     own: dict[str, Any] = {"rank": rank, "host": host, "nonce": nonce}
     own["proof"] = proof(token, str(asked.get("nonce")), f"rank {rank}")
     connection.sendall(pack(own))
-    answer = _read(connection)
+    answer = unpack(_read(connection, hello=True))
     if answer.get("type") == "refused":
         raise RankError(f"rank {rank} (host {host}): {answer.get('reason')}", ranks=[rank])
     if not hmac.compare_digest(str(answer.get("proof")), proof(token, nonce, "hub")):
@@ -208,8 +229,8 @@ def _greet(connection: socket.socket, rank: int, token: str, host: str, timeout_
     return str(answer.get("host"))
 
 
-def _read(connection: socket.socket) -> Message:
-    return unpack(_exactly(connection, length_of(_exactly(connection, PREFIX.size))))
+def _read(connection: socket.socket, *, hello: bool = False) -> bytes:
+    return _exactly(connection, length_of(_exactly(connection, PREFIX.size), hello=hello))
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

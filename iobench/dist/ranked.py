@@ -33,6 +33,7 @@ from iobench.dist.slice_planner import SlicePlanner
 from iobench.dist.world import AnyWorld, World
 from iobench.errors import RankError, UsageError
 from iobench.writers.blocks.channel import Lease
+from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
     from iobench.tiers.given import GivenTiers
@@ -69,7 +70,8 @@ class RankedCheckpointer(RankedReads):
             from iobench.tiers.given import GivenTiers
 
             GivenTiers.of(options["tiers"]).check(location, options, ranked=True)
-        shared = shared_control(self._world)
+        shared = shared_control(self._world, None if is_s3(location) else Path(location))
+        self._world = shared.world
         # All ranks make their Checkpointers in the same order.
         number = _made[shared] = _made.get(shared, 0) + 1
         control = shared.sub(f"checkpointer {number}")

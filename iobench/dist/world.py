@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from iobench.errors import OptionError, UsageError
 
-__all__ = ["AnyWorld", "Launcher", "World"]
+__all__ = ["AnyWorld", "Launcher", "World", "is_loopback"]
 
 Launcher = str
 """`torchrun`, `slurm`, `mpi`, or `none` for a process without ranks."""
@@ -23,7 +23,9 @@ class World:
 
     `rank` counts from 0 to `size` - 1, `local_rank` to `local_size` - 1 on its node, and `node` to
     `nodes` - 1. `job` is the same text in all ranks and another one after a restart of the job.
-    `master` is the address at which the launcher lets the ranks meet, if it tells one.
+    `master` is the address at which the launcher lets the ranks meet, if it names one. Without
+    `placed` the launcher does not say which ranks share a node: they are counted as those of one
+    node until `on` is given their hosts.
     """
 
     rank: int
@@ -36,6 +38,7 @@ class World:
     job: str
     launcher: Launcher
     master: str | None = None
+    placed: bool = True
 
     def __post_init__(self) -> None:
         for name, value, count in (
@@ -51,6 +54,30 @@ class World:
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size} (host {self.host})"
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether no rank is on another node, so that they may meet at the loopback."""
+        if self.master is not None and is_loopback(self.master):
+            return True
+        return self.nodes == 1 and (self.placed or self.master is None)
+
+    def same_rank(self, other: World) -> bool:
+        """Whether both are the same rank of the same job, wherever its ranks are."""
+        return (self.job, self.rank, self.size) == (other.job, other.rank, other.size)
+
+    def on(self, hosts: Sequence[str]) -> World:
+        """Return this world with the places that follow from the host of each rank."""
+        names = list(dict.fromkeys(hosts))
+        own = hosts[self.rank]
+        return replace(
+            self,
+            local_rank=hosts[: self.rank].count(own),
+            local_size=hosts.count(own),
+            node=names.index(own),
+            nodes=len(names),
+            placed=True,
+        )
 
     @classmethod
     def single(cls) -> World:
@@ -109,19 +136,19 @@ class _Names:
     size: str
     local_rank: tuple[str, ...]
     local_size: tuple[str, ...]
-    node: str | None = None
-    nodes: str | None = None
+    node: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
     job: tuple[str, ...] = ()
 
     def world(self, found: Mapping[str, str]) -> World:
         rank, size = _number(found, self.rank), _number(found, self.size)
         local_rank = _first_number(found, self.local_rank)
         local_size = _first_number(found, self.local_size)
-        node = _number(found, self.node) if self.node and self.node in found else None
-        nodes = _number(found, self.nodes) if self.nodes and self.nodes in found else None
+        node, nodes = _first_number(found, self.node), _first_number(found, self.nodes)
         if local_size is None and self.launcher == "slurm" and node is not None:
             local_size = _tasks_of(node, found)
-        if local_size is None:  # torchrun sets it always; others for ranks on several nodes
+        placed = local_size is not None or nodes is not None
+        if local_size is None:
             local_size = size if nodes in (None, 1) else -(-size // (nodes or 1))
         if local_rank is None:
             local_rank = rank % local_size
@@ -141,6 +168,7 @@ class _Names:
             job=job or self.launcher,
             launcher=self.launcher,
             master=found.get("MASTER_ADDR") or _first_host(found, self.launcher),
+            placed=placed,
         )
 
 
@@ -150,8 +178,8 @@ _LAUNCHERS = (
         rank="RANK",
         size="WORLD_SIZE",
         local_rank=("LOCAL_RANK",),
-        local_size=("LOCAL_WORLD_SIZE",),
-        node="GROUP_RANK",
+        local_size=("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),  # DeepSpeed's launcher has the second names
+        node=("GROUP_RANK", "CROSS_RANK"),
         job=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"),
     ),
     _Names(
@@ -161,8 +189,8 @@ _LAUNCHERS = (
         size="SLURM_STEP_NUM_TASKS",
         local_rank=("SLURM_LOCALID",),
         local_size=(),
-        node="SLURM_NODEID",
-        nodes="SLURM_STEP_NUM_NODES",
+        node=("SLURM_NODEID",),
+        nodes=("SLURM_STEP_NUM_NODES",),
         job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
     ),
     _Names(
@@ -182,6 +210,11 @@ _LAUNCHERS = (
         job=("PMI_JOBID", "PALS_APID"),
     ),
 )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` is an address of the loopback, or its name."""
+    return host == "localhost" or host.startswith("127.")
 
 
 def _number(found: Mapping[str, str], name: str) -> int:

@@ -145,6 +145,7 @@ class ShardedAdamW(Optimizer):
             )
         specs_of(self.param_groups)  # raises for parameters that cannot be offloaded
         self._control = shared_control(self._world).sub("offload")
+        self._world = self._control.world
         self._group, self._deadline_s = group, deadline_s
         self._parameters = [p for group in self.param_groups for p in group["params"]]
         self._ranges = ranges_of([p.numel() for p in self._parameters], self._world.size)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import signal
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.nodes import Nodes, Process, open_nodes
+from support.nodes import Node, Nodes, Process, open_nodes
 
 _SILENT_S = 2.0
 _DEADLINE_S = 60.0
@@ -186,11 +190,12 @@ def test_all_are_stopped_and_resumed(nodes: Nodes) -> None:
 def test_two_jobs_at_one_address(nodes: Nodes, tmp_path: Path) -> None:
     """The ranks of the second job end with a message; the first job goes on."""
     environ = {"IOBENCH_STORE": f"tcp://{nodes[0].address}:20001"}
+    other = {**environ, "IOBENCH_TOKEN": "another secret"}
     script = "support.rank_scripts:gathers"
     first = nodes.ranks(script, _SILENT_S, 20, 300, 0.01, order=[0, 1], environ=environ)
     for rank in first:
         rank.wait_for("round 1", 30)
-    second = nodes.ranks(script, _SILENT_S, 2, 3, 0.01, order=[0, 2], environ=environ)
+    second = nodes.ranks(script, _SILENT_S, 2, 3, 0.01, order=[0, 2], environ=other)
     assert 0 not in nodes.wait(second, 30), [rank.stdout() for rank in second]
     assert "cannot listen on" in second[0].stderr()
     assert "rank 0 cannot be reached" in second[1].stdout()
@@ -206,7 +211,7 @@ def test_address_of_an_earlier_start(nodes: Nodes, tmp_path: Path) -> None:
             "support.rank_scripts:gathers",
             *(_SILENT_S, deadline_s, 3, 0.01),
             order=[0, 1],
-            environ={"IOBENCH_STORE": str(tmp_path)},
+            environ={"IOBENCH_STORE": str(tmp_path), "IOBENCH_TOKEN": ""},
             job="same",
             port=29400,
             points={0: [f"iobench.dist.{point}"]},
@@ -217,6 +222,92 @@ def test_address_of_an_earlier_start(nodes: Nodes, tmp_path: Path) -> None:
     ranks = start("control.meet:before:1:slow", 20)
     assert nodes.wait(ranks, 30) == [0, 0], [rank.stdout() + rank.stderr() for rank in ranks]
     assert not list(tmp_path.iterdir())
+
+
+def test_ranks_meet_in_the_directory_of_their_data(nodes: Nodes, tmp_path: Path) -> None:
+    """Without a store: rank 0 publishes its address and a secret there, for this user only."""
+    unset = ["IOBENCH_TOKEN"]
+    script = "support.rank_scripts:meets"
+    points = {1: ["iobench.dist.control.meet:before:1:stop"]}
+    ranks = nodes.ranks(script, str(tmp_path), 30, *unset, order=[0, 1], points=points)
+    ranks[1].wait_stopped(30)
+    while not (files := list(tmp_path.iterdir())):
+        nodes.sleep(0.05)
+    (file,) = files
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(json.loads(file.read_text())["token"]) == 32
+    ranks[1].resume()
+    assert nodes.wait(ranks, 60) == [0, 0], [rank.stdout() for rank in ranks]
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_without_a_secret(nodes: Nodes) -> None:
+    """Nothing that all nodes share: no rank goes on with a secret that others can compute."""
+    ranks = nodes.ranks("support.rank_scripts:meets", None, 30, "IOBENCH_TOKEN", order=[0, 1])
+    assert nodes.wait(ranks, 30) == [_LOST, _LOST]
+    for rank in ranks:
+        assert "UsageError" in rank.stdout()
+        assert "set IOBENCH_STORE to a directory that all nodes share, or IOBENCH_TOKEN" in (
+            rank.stdout()
+        )
+
+
+def _places(nodes: Nodes, ranks: Sequence[Process]) -> list[Any]:
+    assert nodes.wait(ranks, 60) == [0] * len(ranks), [r.stdout() + r.stderr() for r in ranks]
+    found = [json.loads(rank.stdout()) for rank in ranks]
+    assert all(one == found[0] for one in found)
+    places: list[Any] = found[0]
+    return places
+
+
+def test_a_launcher_that_names_no_nodes(nodes: Nodes) -> None:
+    """Ranks that know only their number and MASTER_ADDR: they meet, and learn who shares a node."""
+    unset = ["LOCAL_WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"]
+    script = "support.rank_scripts:meets"
+    ranks = nodes.ranks(script, None, 30, *unset, order=[0, 1], per_node=2)
+    places = _places(nodes, ranks)
+    assert [place for place, _ in places] == [
+        [0, 0, 2, 0, 2, True],
+        [1, 1, 2, 0, 2, True],
+        [2, 0, 2, 1, 2, True],
+        [3, 1, 2, 1, 2, True],
+    ]
+    assert [address for _, address in places] == [nodes[number].address for number in (0, 0, 1, 1)]
+
+
+@contextlib.contextmanager
+def _own_name_is_the_loopback(node: Node, file: Path) -> Iterator[None]:
+    """Debian's /etc/hosts has the host's own name at 127.0.1.1."""
+    hosts = node.run("cat", "/etc/hosts").replace(f"{node.address} {node.host}", "")
+    file.write_text(f"{hosts}\n127.0.1.1 {node.host}\n")
+    node.run("mount", "--bind", file, "/etc/hosts")
+    try:
+        yield
+    finally:
+        node.run("umount", "/etc/hosts")
+
+
+def test_a_master_whose_name_is_the_loopback(nodes: Nodes, tmp_path: Path) -> None:
+    """Rank 0 publishes an address that other nodes can reach, or says what to set."""
+    script, environ = "support.rank_scripts:meets", {"MASTER_ADDR": "node0"}
+    with _own_name_is_the_loopback(nodes[0], tmp_path / "hosts"):
+        ranks = nodes.ranks(script, str(tmp_path), 30, order=[0, 1], environ=environ)
+        assert [at for _, at in _places(nodes, ranks)] == [nodes[0].address, nodes[1].address]
+        store = {**environ, "IOBENCH_STORE": str(tmp_path)}
+        ranks = nodes.ranks(script, None, 30, order=[0, 1], environ=store)
+        assert [at for _, at in _places(nodes, ranks)] == [nodes[0].address, nodes[1].address]
+        bridge = ["link", "add", "docker0", "type", "veth", "peer", "name", "container0"]
+        nodes[0].run("ip", *bridge)
+        nodes[0].run("ip", "address", "add", "172.17.0.1/16", "dev", "docker0")
+        try:
+            ranks = nodes.ranks(script, None, 2, order=[0, 1], environ=store)
+            assert nodes.wait(ranks, 30) == [_LOST, _LOST]
+            assert "other nodes cannot reach lo (127.0." in ranks[0].stdout()
+            assert "set GLOO_SOCKET_IFNAME" in ranks[0].stdout()
+            chosen = {**store, "GLOO_SOCKET_IFNAME": "eth0"}
+            _places(nodes, nodes.ranks(script, None, 30, order=[0, 1], environ=chosen))
+        finally:
+            nodes[0].run("ip", "link", "del", "docker0")
 
 
 def test_one_rank_alone(nodes: Nodes) -> None:

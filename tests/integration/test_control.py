@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from dataclasses import replace
@@ -133,18 +134,92 @@ def test_a_missing_rank_is_named() -> None:
     with start_ranks(code, 3, environ={"IOBENCH_CONNECT": "5s"}) as ranks:
         (code_, _, err), _, (other, _, other_err) = ranks.ends()
         assert (code_, other) == (1, 1)
-        assert "rank 0 waits for ranks 1 to connect" in err
+        assert re.search("rank 0 waits for ranks 1(, 2)?: they have not connected", err)
         for shown in (err, other_err):
             assert "rank 1 (never connected) did not reach phase 'connect'" in shown
+            assert "construct the Checkpointer in every rank, or pass world='alone'" in shown
 
 
+@pytest.mark.parametrize("name", ["IOBENCH_CONNECT", "IOBENCH_LOST_AFTER"])
 @pytest.mark.parametrize("text", ["0", "soon"])
-def test_a_deadline_that_is_not_one(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """IOBENCH_CONNECT is a time, above 0."""
-    monkeypatch.setenv("IOBENCH_CONNECT", text)
+def test_a_deadline_that_is_not_one(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both variables are times, above 0."""
+    monkeypatch.setenv(name, text)
     world = replace(World.single(), size=2)
-    with pytest.raises(UsageError, match=f"IOBENCH_CONNECT.*{text}"):
+    with pytest.raises(UsageError, match=f"{name}.*{text}"):
         Control.connect(world)
+
+
+def test_silence_that_is_too_long() -> None:
+    """IOBENCH_LOST_AFTER says after how long a stopped rank is lost."""
+    code = _waiting().replace(", lost_after_s=2", "")
+    with start_ranks(code, 2, environ={"IOBENCH_LOST_AFTER": "2s"}) as ranks:
+        for rank in range(2):
+            assert ranks.line(rank) == "connected"
+        ranks.kill(1, signal.SIGSTOP)
+        code_, out, err = ranks.end(0, timeout_s=15)
+        assert code_ == 0, err
+        assert "rank 1 (" in out
+        assert "is silent for" in out
+
+
+def test_only_rank_0_makes_a_checkpointer(tmp_path: Path) -> None:
+    """All ranks have initialized process groups, so rank 0 soon knows that it stays alone."""
+    code = f"""
+import os, time, warnings
+import torch.distributed as dist
+import iobench, iobench.dist.control as module
+module._PATIENCE_S, module._ALONE_S = 0.5, 2.0
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    try:
+        iobench.Checkpointer({str(tmp_path)!r})
+    except iobench.errors.RankError as error:
+        print(list(error.ranks), error, flush=True)
+    with iobench.Checkpointer({str(tmp_path)!r}, world="alone") as ckpt:
+        ckpt.save({{"step": 3}}, 3)
+        print(ckpt.load(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+    with start_ranks(code, 3) as ranks:
+        (code_, out, err), *_ = ranks.ends()
+        assert code_ == 0, err
+        alone, loaded = out.splitlines()
+        remedy = "construct the Checkpointer in every rank, or pass world='alone'"
+        assert "rank 0 waits for ranks 1, 2: they have not connected within 0.5 s" in err
+        assert remedy in err
+        assert alone.startswith("[1, 2] no other rank has connected to rank 0 within 2 s")
+        assert alone.endswith(remedy)
+        assert loaded == "{'step': 3}"
+
+
+def test_a_second_try_shows_the_cause() -> None:
+    """A failed connect leaves nothing behind: the next one fails for the same reason, or works."""
+    code = (
+        _BEGIN.partition("control =")[0]
+        + """
+for deadline_s in (1, 1, 20):
+    if world.rank and deadline_s == 1:
+        continue
+    if world.rank:
+        sys.stdin.readline()
+    try:
+        control = Control.connect(world, deadline_s=deadline_s)
+    except RankError as error:
+        print(error, flush=True)
+assert control.all_gather("a", world.rank, deadline_s=9) == [0, 1]
+control.close()
+"""
+    )
+    environ = {"IOBENCH_STORE": f"tcp://127.0.0.1:{free_port()}", "IOBENCH_TOKEN": "secret"}
+    with start_ranks(code, 2, environ=environ, stdin=True) as ranks:
+        shown = [ranks.line(0), ranks.line(0)]
+        ranks.tell(1, "go")
+        (code_, _, err), (other, _, other_err) = ranks.ends()
+        assert (code_, other) == (0, 0), err + other_err
+        for line in shown:
+            assert "rank 1 (never connected) did not reach phase 'connect'" in line
 
 
 def test_different_calls_are_refused() -> None:
@@ -169,7 +244,8 @@ def test_other_meeting_points(kind: str, tmp_path: Path) -> None:
     (tmp_path / "old.address").write_text("{}")
     where = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else str(tmp_path)
     code = _BEGIN + "assert control.all_gather('a', 1, deadline_s=9) == [1, 1]\ncontrol.close()"
-    with start_ranks(code, 2, environ={"IOBENCH_STORE": where}) as ranks:
+    environ = {"IOBENCH_STORE": where, "IOBENCH_TOKEN": "secret" if kind == "tcp" else ""}
+    with start_ranks(code, 2, environ=environ) as ranks:
         assert [end[0] for end in ranks.ends()] == [0, 0]
 
 

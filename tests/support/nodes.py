@@ -118,8 +118,9 @@ class Nodes(Sequence["Node"]):
         """Start one process a rank, with torchrun's variables; return them in rank order.
 
         `order`: the number of the node of each group of `per_node` ranks. `points`: kill points of
-        a rank (see support.kill_points). `target`: "module:function", called with `arguments` in a
-        forked process, or a command. Every job gets its own port and run id.
+        a rank (see support.kill_points). `environ`: more variables. `target`: "module:function",
+        called with `arguments` in a forked process, or a command. Every job gets its own port and
+        run id.
         """
         self._port += 10
         port = port or self._port
@@ -134,6 +135,7 @@ class Nodes(Sequence["Node"]):
             "TORCHELASTIC_RUN_ID": job or f"job-{port}",
             "TORCHELASTIC_RESTART_COUNT": restart,
             "TORCHELASTIC_MAX_RESTARTS": 3,
+            "IOBENCH_TOKEN": "secret",  # torchrun's agent, whose store has one, does not run here
         }
         started = []
         for rank in range(size):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
+from pathlib import Path
 
 from iobench.dist import control as shared
 from iobench.dist.control import Control
 from iobench.dist.world import World
-from iobench.errors import RankError
+from iobench.errors import RankError, UsageError
 
-__all__ = ["gathers", "joined"]
+__all__ = ["gathers", "joined", "meets"]
 
 
 def joined() -> World:
@@ -19,6 +21,24 @@ def joined() -> World:
     world = World.detect()
     shared._shared = Control.connect(world, deadline_s=30, lost_after_s=2)
     return world
+
+
+def meets(directory: str | None, deadline_s: float, *unset: str) -> None:
+    """Connect without the variables `unset`, and print the places of all ranks and interfaces."""
+    for name in unset:
+        os.environ.pop(name, None)
+    world = World.detect()
+    where = None if directory is None else Path(directory)
+    try:
+        with Control.connect(world, directory=where, deadline_s=deadline_s) as control:
+            own = control.world
+            place = [own.rank, own.local_rank, own.local_size, own.node, own.nodes, own.placed]
+            assert control.interface is not None
+            address = control.interface.address
+            print(json.dumps(control.all_gather("places", [place, address], deadline_s=30)))
+    except (RankError, UsageError) as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        raise SystemExit(3) from None
 
 
 def gathers(

@@ -41,6 +41,13 @@ class Ranks:
         assert stdout is not None
         return stdout.readline().strip()
 
+    def tell(self, rank: int, line: str) -> None:
+        """Send a line to a rank that was started with `stdin`."""
+        stdin = self.processes[rank].stdin
+        assert stdin is not None
+        stdin.write(f"{line}\n")
+        stdin.flush()
+
     def end(self, rank: int, timeout_s: float = 60) -> tuple[int, str, str]:
         """Wait for the end of a rank; return its exit code, stdout and stderr."""
         out, err = self.processes[rank].communicate(timeout=timeout_s)
@@ -53,7 +60,12 @@ class Ranks:
 
 @contextlib.contextmanager
 def start_ranks(
-    code: str, size: int, *, environ: dict[str, str] | None = None, local_size: int | None = None
+    code: str,
+    size: int,
+    *,
+    environ: dict[str, str] | None = None,
+    local_size: int | None = None,
+    stdin: bool = False,
 ) -> Iterator[Ranks]:
     """Start `size` ranks that run the Python `code`; kill those that are left at the end."""
     local = local_size or size
@@ -79,6 +91,7 @@ def start_ranks(
                 Preloaded(
                     ["-c", code],
                     env=common | own,
+                    stdin=subprocess.PIPE if stdin else None,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                 )
@@ -88,6 +101,6 @@ def start_ranks(
         for process in processes:
             process.kill()
             process.wait()
-            for stream in (process.stdout, process.stderr):
+            for stream in (process.stdin, process.stdout, process.stderr):
                 if stream:
                     stream.close()

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from iobench.dist.control import Control
-from iobench.dist.interface import chosen_interface
 from iobench.dist.replicas.endpoint import Address, Endpoint, described
 from iobench.dist.replicas.fetch import Fetcher
 from iobench.dist.replicas.partner import Partner
@@ -97,10 +96,12 @@ class NodeAgents:
 
     def start(self) -> Address:
         """Start the agent of this node unless it runs; return its address."""
+        interface = self._control.interface
+        assert interface is not None  # a job of several ranks has one
         record = start_agent(
             self._directory,
             self._token,
-            host=chosen_interface(self._world.master).address,
+            host=interface.address,
             job=self._job,
             location=self._location,
             keep_s=self._partner.keep_s,

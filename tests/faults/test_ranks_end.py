@@ -1,0 +1,80 @@
+"""Ranks that end at once after their last call, as many training scripts do.
+
+`close` returns in a rank only when all others can end without it, and so does `wait`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.preloaded import run_preloaded
+from support.ranks import start_ranks
+
+import iobench
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imports() -> None:
+    """Start the process that ranks are forked from; it stays."""
+    run_preloaded(["-c", ""], env=os.environ, timeout=120)
+
+
+_SCRIPT = """
+import os, warnings
+import torch
+import iobench
+warnings.simplefilter("error")
+ckpt = iobench.Checkpointer({directory!r}, keep=iobench.KeepLast(1))
+rank = int(os.environ["RANK"])
+ckpt.save_async({{"w": torch.ones(1000), "own": iobench.PerRank(rank)}}, 1)
+{call}
+print("done", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    "call", ["ckpt.close()", "ckpt.wait()", "ckpt.wait(); ckpt.load()", "ckpt.save({'a': 1}, 2)"]
+)
+def test_a_rank_ends_after_its_last_call(tmp_path: Path, size: int, call: str) -> None:
+    """No rank gets an error after a save that is complete."""
+    directory = tmp_path / "a"
+    script = _SCRIPT.format(directory=str(directory), call=call)
+    with start_ranks(script, size) as ranks:
+        ends = ranks.ends()
+    assert [(code, out) for code, out, _ in ends] == [(0, "done\n")] * size, ends
+    assert iobench.load_checkpoint(directory) is not None
+
+
+@pytest.mark.parametrize("call", ["all_gather", "gather", "broadcast", "scatter", "barrier"])
+def test_rank_0_ends_before_the_others_read(call: str) -> None:
+    """The others have their answers when a call returns in rank 0, although they are slow."""
+    code = f"""
+import os, threading, time
+from iobench.dist import member
+from iobench.dist.control import Control
+from iobench.dist.world import World
+world = World.detect()
+control = Control.connect(world, deadline_s=30)
+if world.rank:
+    control.barrier("begin", deadline_s=30)
+    read = member._read
+    def slowly(connection, **how):
+        text = read(connection, **how)
+        time.sleep(0.3)
+        return text
+    member._read = slowly
+else:
+    control.barrier("begin", deadline_s=30)
+value = ["x"] * 2 if {call!r} == "scatter" and not world.rank else None
+values = () if {call!r} == "barrier" else (value,)
+control.{call}("last", *values, deadline_s=30)
+print("done", flush=True)
+os._exit(0)
+"""
+    with start_ranks(code, 2) as ranks:
+        ends = ranks.ends()
+    assert [(code, out) for code, out, _ in ends] == [(0, "done\n")] * 2, ends
