@@ -5,9 +5,11 @@ time for it: on tmpfs more than the copy of the bytes (docs/decisions/0063).
 
 The old file keeps its inode. So it must be a file that no process uses: whoever has it open, or has
 mapped it, would find the new bytes in it. A write lease says that (fcntl(2), F_SETLEASE): the
-kernel grants it only while no other descriptor or mapping exists. It knows those of this machine
-alone, so that only local file systems are used. Clients of an NFS server on this machine hold no
-descriptor: docs/checkpointer.md says to leave `reuse_files` off there.
+kernel grants it only while no other descriptor or mapping exists. Before the lease the file gets a
+name that no other process knows, so that it cannot be opened between lease and overwrite. The
+kernel knows the descriptors of this machine alone, so that only local file systems are used.
+Clients of an NFS server on this machine hold no descriptor: docs/checkpointer.md says to leave
+`reuse_files` off there.
 """
 
 from __future__ import annotations
@@ -58,17 +60,28 @@ def with_space_of_spare(path: str, part: str, fd: int, flags: int) -> int:
     spare = _spares.pop(path, None)
     if spare is None:
         return fd
-    other = -1
+    directory, name = os.path.split(part)
+    hidden = os.path.join(directory, f".{name}")
     try:
-        other = os.open(spare, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags)
-        if _is_replacement(other, fd) and _is_unused(other):
-            os.rename(spare, part)
-            other, fd = fd, other
-    except OSError:  # the new file is as good
+        os.rename(spare, hidden)
+    except OSError:  # there is none; the new file is as good
+        return fd
+    old = -1
+    try:
+        old = os.open(hidden, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags)
+        if _is_replacement(old, fd) and _is_unused(old):
+            os.rename(hidden, part)
+            old, fd = fd, old
+            return fd
+    except OSError:
         pass
     finally:
-        if other >= 0:
-            os.close(other)
+        if old >= 0:
+            os.close(old)
+    try:
+        os.rename(hidden, spare)
+    except OSError:  # the directory of the spare is gone
+        os.unlink(hidden)
     return fd
 
 

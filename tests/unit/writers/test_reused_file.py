@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE
+from types import BuiltinFunctionType, ModuleType
+from typing import Any, Self
 
 import numpy as np
 import pytest
 
 from iobench.units import KIB, MIB
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local import reused_file
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.local.reused_file import reusing
 from iobench.writers.registry import make
@@ -120,6 +127,90 @@ def test_a_file_that_is_still_used_keeps_its_bytes(
         assert {file.read_bytes() for file in spare.iterdir()} == {b"\xaa" * _OLD}
     finally:
         release()
+
+
+_READER = """
+import sys
+path, opened = sys.argv[1], None
+for line in sys.stdin:
+    if line == "open\\n":
+        try:
+            opened = open(path, "rb", buffering=0)
+            answer = "opened"
+        except FileNotFoundError:
+            answer = "missing"
+    else:
+        answer = "no file" if opened is None else f"{set(opened.read())}"
+    print(answer, flush=True)
+"""
+
+
+class _Reader:
+    """Another process that opens the old checkpoint at one moment of the save, and reads later."""
+
+    def __init__(self, path: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _READER, path], stdin=PIPE, stdout=PIPE, text=True
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def ask(self, what: str) -> str:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+
+def test_a_file_that_is_opened_while_it_is_taken(
+    directory: Path, spare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, between and after each system call, the reader finds the old bytes or no file."""
+    passed: list[str] = []
+    moment = 0
+
+    def meeting(name: str, call: Callable) -> Callable:
+        def called(*args: Any, **how: Any) -> Any:
+            if len(passed) == moment:
+                opened.append(reader.ask("open"))
+            passed.append(name)
+            return call(*args, **how)
+
+        return called
+
+    class Meeting:
+        """A module, in whose functions the reader comes first."""
+
+        def __init__(self, module: ModuleType) -> None:
+            self._module = module
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self._module, name)
+            return meeting(name, found) if isinstance(found, BuiltinFunctionType) else found
+
+    monkeypatch.setattr(reused_file, "os", Meeting(os))
+    monkeypatch.setattr(reused_file, "fcntl", Meeting(fcntl))
+    before = (spare / "model").read_bytes()
+    outcomes, moments = set(), 1
+    while moment < moments:
+        (spare / "model").write_bytes(before)
+        passed.clear()
+        opened: list[str] = []
+        with _Reader(spare / "model") as reader:
+            _write(directory, spare, _data(MIB))
+            if not opened:  # after the last of them
+                opened.append(reader.ask("open"))
+            outcomes.add((opened[0], reader.ask("read")))
+        (directory / "model").unlink()
+        moment, moments = moment + 1, len(passed) + 1
+    assert "fcntl" in passed
+    assert moments > 8
+    assert outcomes == {("opened", "{170}"), ("missing", "no file")}
 
 
 def test_a_failed_write_leaves_nothing(directory: Path, spare: Path) -> None:
