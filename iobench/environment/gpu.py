@@ -15,6 +15,7 @@ from iobench.environment.kernelfs import read_text
 from iobench.units import MIB
 
 _DRIVER, _NVIDIA_FS = Path("/proc/driver/nvidia"), Path("/proc/driver/nvidia-fs")
+_PCI = len("0000:17:00.0")
 _QUERY = "name,memory.total,driver_version,pci.bus_id"
 
 
@@ -54,27 +55,41 @@ def parse_driver_version(text: str) -> str | None:
     return found[1] if found else None
 
 
-def describe_gpus() -> list[dict[str, Any]]:
-    """Return name, memory in bytes, driver and PCI address of every NVIDIA GPU.
+def gpus_of_driver() -> list[dict[str, Any]]:
+    """Return name, driver and PCI address of every NVIDIA GPU from the driver's files.
 
-    Runs nvidia-smi; if that is missing or fails, reads the driver's files. Never raises.
+    It takes no time and starts no program. Without these files (WSL) it returns nothing.
     """
-    import shutil
-    import subprocess
-
-    program = shutil.which("nvidia-smi")
-    if program is not None:
-        command = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-        try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        except (OSError, subprocess.SubprocessError):
-            pass
-        else:
-            return parse_nvidia_smi(answer.stdout)
     driver = parse_driver_version(read_text(_DRIVER / "version") or "")
     return [
         parse_gpu_information(read_text(path) or "") | {"driver": driver}
         for path in sorted((_DRIVER / "gpus").glob("*/information"))
+    ]
+
+
+def describe_gpus() -> list[dict[str, Any]]:
+    """Return name, memory in bytes, driver and PCI address of every NVIDIA GPU.
+
+    Runs nvidia-smi; if that is missing or fails, reads the driver's files. Names are those of the
+    driver's files in either case, like in `machine_fingerprint`. Never raises.
+    """
+    import shutil
+    import subprocess
+
+    known = gpus_of_driver()
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return known
+    command = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return known
+    # nvidia-smi writes the PCI domain with 8 digits, the driver's files with 4.
+    names = {(gpu["pci"] or "")[-_PCI:]: gpu["name"] for gpu in known}
+    return [
+        gpu | {"name": names.get(gpu["pci"][-_PCI:], gpu["name"])}
+        for gpu in parse_nvidia_smi(answer.stdout)
     ]
 
 

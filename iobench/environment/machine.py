@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iobench.environment.cpu import describe_cpu, describe_virtualisation
-from iobench.environment.gpu import describe_gds, describe_gpus
+from iobench.environment.gpu import describe_gds, describe_gpus, gpus_of_driver
 from iobench.environment.memory import describe_cgroup, describe_memory, describe_page_cache
 from iobench.environment.mounts import read_mounts
 from iobench.environment.software import describe_software, distribution
@@ -62,14 +62,18 @@ def describe_environment(directory: Path | str) -> dict[str, Any]:
 
 
 def machine_fingerprint() -> str:
-    """Return `describe_machine()["fingerprint"]`, collecting only the facts that it covers."""
+    """Return `describe_machine()["fingerprint"]`, collecting only the facts that it covers.
+
+    All ranks of a node call it when they start. So it does not run nvidia-smi, which takes seconds
+    then, wherever the driver's files have the names.
+    """
     return fingerprint(
         {
             "kernel_version": ".".join(map(str, kernel_version())),
             "cpu": describe_cpu(),
             "memory": describe_memory(),
             "cgroup": describe_cgroup(read_mounts()),
-            "gpus": describe_gpus(),
+            "gpus": gpus_of_driver() or describe_gpus(),
         }
     )
 

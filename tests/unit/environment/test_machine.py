@@ -6,12 +6,13 @@ import copy
 import errno
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from iobench.environment import describe_machine, fingerprint
+from iobench.environment import describe_machine, fingerprint, gpu, machine_fingerprint
 from iobench.environment.cpu import count_ranges, parse_cpuinfo
 from iobench.environment.gpu import (
     find_cufile,
@@ -193,6 +194,46 @@ def test_gpus_without_nvidia_smi() -> None:
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build"
     assert parse_driver_version(version) == "570.86.15"
     assert parse_driver_version("") is None
+
+
+@pytest.fixture
+def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Make the driver's files of one GPU, and an nvidia-smi that records its calls."""
+
+    def make(model: str) -> Path:
+        driver, calls = tmp_path / "nvidia", tmp_path / "calls"
+        if model:
+            (driver / "gpus/0000:0f:00.0").mkdir(parents=True)
+            text = f"Model: \t\t {model}\nBus Location: \t 0000:0F:00.0\n"
+            (driver / "gpus/0000:0f:00.0/information").write_text(text)
+        program = tmp_path / "nvidia-smi"
+        line = "NVIDIA H100 80GB HBM3, 81559, 550.54.15, 00000000:0F:00.0"
+        program.write_text(f"#!/bin/sh\necho called >> {calls}\necho '{line}'\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        monkeypatch.setattr(gpu, "_DRIVER", driver)
+        return calls
+
+    return make
+
+
+def test_a_fingerprint_runs_no_nvidia_smi(nvidia: Callable[[str], Path]) -> None:
+    """All ranks of a node take it when they load a tuned writer."""
+    calls = nvidia("NVIDIA H100 80GB HBM3 of the driver")
+    found = machine_fingerprint()
+    assert not calls.exists()
+    described = describe_machine()
+    assert calls.exists()
+    assert described["fingerprint"] == found
+    assert described["gpus"][0]["name"] == "NVIDIA H100 80GB HBM3 of the driver"
+    assert described["gpus"][0]["memory_bytes"] == 81559 * MIB
+
+
+def test_a_fingerprint_without_the_drivers_files(nvidia: Callable[[str], Path]) -> None:
+    """WSL has only nvidia-smi."""
+    calls = nvidia("")
+    assert machine_fingerprint() == describe_machine()["fingerprint"]
+    assert calls.read_text().count("called") == 2
 
 
 def test_cufile_is_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
