@@ -35,7 +35,7 @@ from iobench.formats import torch_file
 from iobench.formats.tensors import allocate
 from iobench.units import GIB, MIB, parse_size
 from iobench.writers.blocks import prefault
-from iobench.writers.registry import parse_specs
+from iobench.writers.config import load_writer
 
 State = dict[str, torch.Tensor]
 Load = Callable[[], State]
@@ -62,7 +62,7 @@ def arms(directory: Path) -> dict[str, Load]:
         "torch load": lambda: torch.load(directory / "t"),
     }
     for spec in WRITERS:
-        (writer,) = parse_specs(spec)
+        writer = load_writer(spec)
         for how, given, ahead in (
             ("in place", None, True),
             ("no pages ahead", None, False),

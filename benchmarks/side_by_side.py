@@ -33,8 +33,9 @@ from iobench.formats import torch_file
 from iobench.formats.torch_settings import crc32_setting
 from iobench.units import GIB, MIB, parse_size
 from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.config import load_writer
 from iobench.writers.image import FileImage
-from iobench.writers.registry import make, parse_specs
+from iobench.writers.registry import make
 
 TENSORS = 64
 WRITERS = ["hybrid", "uring", "odirect", "uncached", "buffered"]
@@ -148,7 +149,7 @@ class Bench:
 
 def add_writers(bench: Bench) -> None:
     for spec in WRITERS:
-        (writer,) = parse_specs(spec)
+        writer = load_writer(spec)
 
         def save(writer=writer) -> None:
             writer.write(bench.image("image", bench.state), bench.directory)

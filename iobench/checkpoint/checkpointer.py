@@ -29,7 +29,7 @@ from iobench.units import parse_size
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
-from iobench.writers.registry import make
+from iobench.writers.config import load_writer
 
 __all__ = ["LocalCheckpointer"]
 
@@ -51,7 +51,7 @@ class LocalCheckpointer:
     States are nested dicts, lists and tuples of tensors (CPU or CUDA), numpy arrays, numbers,
     strings, bytes and None. They are restored on the CPU.
 
-    - `writer`: a Writer or its name: the I/O path
+    - `writer`: the I/O path: a Writer, or a text for `load_writer`
     - `slots`: number of snapshots in host memory. With 1, a save waits until the previous one is
       on storage (CheckFreq). With more, it waits only for its copy (PCcheck). The newest waiting
       snapshot is written next; older ones are dropped and become `superseded`
@@ -98,7 +98,7 @@ class LocalCheckpointer:
         check_option("bandwidth_limit", bandwidth_limit, int, str, NoneType, example='"500MiB"')
         check_flags(lazy=lazy, reuse_files=reuse_files)
         limit = rate_limit(bandwidth_limit)
-        self._writer = make(writer) if isinstance(writer, str) else writer
+        self._writer = load_writer(writer) if isinstance(writer, str) else writer
         if not self._writer.stores:
             raise UsageError(f"writer {self._writer.name!r} stores nothing; choose another writer")
         pool = SlotPool(slots, None if budget is None else parse_size(budget))

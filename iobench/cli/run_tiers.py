@@ -86,9 +86,9 @@ def _measured(
     from iobench.tiers.file import TiersFile
     from iobench.train.arm import Arm
     from iobench.train.tiered_saver import TieredSaver
-    from iobench.writers.registry import make
+    from iobench.writers.config import load_writer
 
-    read, by = TiersFile.read(tiers), make(writer)
+    read, by = TiersFile.read(tiers), load_writer(writer)
     by.require(target)
     state = {"tensor": torch.randint(0, 256, (size_bytes,), dtype=torch.uint8)}
     arm = Arm(mode="async", by=by, slots=2, tiers=read)

@@ -10,7 +10,7 @@ import threading
 from iobench.errors import UnavailableError, UsageError
 from iobench.writers import registry
 from iobench.writers.base import Writer
-from iobench.writers.config import is_path, load_writer, read_config
+from iobench.writers.config import load_writer, read_config
 
 __all__ = [
     *("CONFIG", "EXEC", "WriterLike"),
@@ -88,20 +88,10 @@ def _config_of_exec() -> str | None:
 
 
 def _made(writer: WriterLike) -> Writer:
-    made = writer if isinstance(writer, Writer) else _named(os.fspath(writer))
+    made = writer if isinstance(writer, Writer) else load_writer(writer)
     if not made.stores:
         raise UsageError(f"writer {made.name!r} stores nothing; choose one that stores files")
     return made
-
-
-def _named(text: str) -> Writer:
-    """Return the writer of a config's path, or of a name and options as on the command line."""
-    if is_path(text) or "," not in text:
-        return load_writer(text)
-    found = registry.parse_specs(text)
-    if len(found) != 1:
-        raise UsageError(f"writer {text!r} names {len(found)} writers; give exactly one")
-    return found[0]
 
 
 def _after_fork() -> None:

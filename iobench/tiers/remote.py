@@ -27,7 +27,7 @@ from iobench.tiers.pace import DrainPace
 from iobench.tiers.remote_copy import RemoteCopy
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
 from iobench.writers.base import Writer
-from iobench.writers.registry import make
+from iobench.writers.config import load_writer
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.s3_store.upload import leaving_failed
@@ -43,7 +43,8 @@ class Remote:
 
     - `location`: `s3://bucket/prefix`, or a directory of another file system
     - `keep`: which checkpoints stay there
-    - `writer`: a Writer or its name, for reads and for a bucket's options; "s3" or "hybrid"
+    - `writer`: a Writer, or a text for `load_writer`, for reads and for a bucket's options; "s3" or
+      "hybrid"
     - `bandwidth_limit`: bytes per second of all copies (`"500MiB"`)
     - `max_lag`: how long a checkpoint may wait for its copy (`"10min"`)
     - `max_lag_size`: how many bytes may wait for their copies (`"500GiB"`); None: no limit
@@ -116,7 +117,7 @@ class Remote:
     def new_writer(self) -> Writer:
         """Return the writer. Raises UsageError when it cannot write to the location."""
         name = self.writer or ("s3" if is_s3(self.location) else "hybrid")
-        writer = make(name) if isinstance(name, str) else name
+        writer = load_writer(name) if isinstance(name, str) else name
         writer.check_scheme(self.location)
         if not writer.stores:
             raise UsageError(f"writer {writer.name!r} stores nothing; choose another writer")

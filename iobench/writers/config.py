@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 import warnings
 from collections.abc import Iterable
@@ -26,11 +27,13 @@ from iobench.writers.s3_store.target import is_s3
 from iobench.writers.transfer import Fallback
 from iobench.writers.tuned import Tuned
 
-__all__ = ["SCHEMA", "WriterConfig", "dump_writer", "is_path", "load_writer", "read_config"]
+__all__ = ["SCHEMA", "WriterConfig", "dump_writer", "load_writer", "read_config"]
 
 SCHEMA = "iobench.writer/1"
 _FAMILY, _VERSION = SCHEMA.split("/")
 _KEYS = ("schema", "writer", "format", "options", "tuned")
+
+_OPTION = re.compile(r",\s*\w+\s*=")
 
 _warned: set[str] = set()
 """The files that have already caused the warning about another machine."""
@@ -84,11 +87,6 @@ def dump_writer(
     return "\n".join(lines) + "\n"
 
 
-def is_path(text: str) -> bool:
-    """Whether `text` is the path of a writer's file, and not a name with or without options."""
-    return text.endswith(".toml") or "/" in text.partition(",")[0]
-
-
 def load_writer(
     path_or_name: str | os.PathLike[str],
     fallback: str | None = None,
@@ -96,13 +94,17 @@ def load_writer(
     target: str | Path | None = None,
     **overrides: Any,
 ) -> Writer:
-    """Make the writer of that name or TOML file; `overrides` replace options of the file.
+    """Make a writer from its name or TOML file; `overrides` replace options of both.
 
-    A text that ends in `.toml` or contains a `/` is a path. The writer is tried in `target`, or
-    else in the target that the file was tuned for, if that exists. Without either, the first
-    transfer shows whether it works. A file from another machine causes one RuntimeWarning.
+    A text that ends in `.toml` or contains a `/`, and any Path, is the path of a file. Options may
+    follow a text after commas: `odirect,block_size=8MiB`, `writer.toml,threads=2`. All functions
+    that take the text of one writer read it like this.
 
-    `fallback` is the name of another writer. It replaces a writer that does not work here, with a
+    The writer is tried in `target`, or else in the target that the file was tuned for, if that
+    exists. Without either, the first transfer shows whether it works. A file from another machine
+    causes one RuntimeWarning.
+
+    `fallback` is the text of another writer. It replaces a writer that does not work here, with a
     RuntimeWarning, and each of its Transfers records that among its `fallbacks`. A writer of files
     cannot replace one of buckets, nor the reverse: both raise UnavailableError.
 
@@ -110,13 +112,13 @@ def load_writer(
     UnknownNameError and OptionError for its content. Raises UnavailableError with a remedy for a
     writer that does not work here.
     """
-    text = os.fspath(path_or_name)
-    config = read_config(text) if text.endswith(".toml") or "/" in text else None
+    config, name, options = _read_text(path_or_name)
+    options = {**options, **overrides}
     place = _trial_target(target, config)
     try:
-        writer = config.make(**overrides) if config else registry.make(text, **overrides)
+        made = config.make(**options) if config else registry.make(name, **options)
         if place is not None:
-            _require(writer, place, given=target is not None)
+            _require(made, place, given=target is not None)
     except UnavailableError as error:
         if fallback is not None:
             return _replacement(fallback, error, place)
@@ -125,7 +127,25 @@ def load_writer(
         raise
     if config and config.tuned:
         _check_machine(config.path, config.tuned)
-    return writer
+    return made
+
+
+def _read_text(
+    path_or_name: str | os.PathLike[str],
+) -> tuple[WriterConfig | None, str, dict[str, Any]]:
+    """Return the content of the file if the text names one, the name, and the options after it."""
+    text = os.fspath(path_or_name)
+    whole = not isinstance(path_or_name, str) or (_is_path(text) and not _OPTION.search(text))
+    found = [(text, {})] if whole else registry.split_specs(text)  # paths may contain commas
+    if len(found) != 1:
+        raise UsageError(f"writer {text!r} names {len(found)} writers; give exactly one")
+    ((name, options),) = found
+    config = read_config(name) if whole or _is_path(name) else None
+    return config, name, dict(options)
+
+
+def _is_path(text: str) -> bool:
+    return text.endswith(".toml") or "/" in text
 
 
 def read_config(path: str | os.PathLike[str]) -> WriterConfig:
@@ -204,20 +224,21 @@ def _require(writer: Writer, place: str | Path, *, given: bool) -> None:
             raise
 
 
-def _replacement(name: str, error: UnavailableError, place: str | Path | None) -> Writer:
-    writer = registry.make(name)
+def _replacement(text: str, error: UnavailableError, place: str | Path | None) -> Writer:
+    config, name, options = _read_text(text)
+    writer = config.make(**options) if config else registry.make(name, **options)
     if place is not None:
         try:
             writer.check_scheme(place)
         except UsageError:
             raise UnavailableError(
                 error.name,
-                f"{error.reason.rstrip('.')}, and fallback={name!r} cannot store in {place}.",
-                f"{error.remedy} To store elsewhere, use load_writer({name!r}).".lstrip(),
+                f"{error.reason.rstrip('.')}, and fallback={text!r} cannot store in {place}.",
+                f"{error.remedy} To store elsewhere, use load_writer({text!r}).".lstrip(),
             ) from error
         writer.require(place)
-    writer.replaces = Fallback(wanted=error.name, used=name, reason=error.reason)
-    warnings.warn(f"{name} is used in its place: {error}", RuntimeWarning, stacklevel=3)
+    writer.replaces = Fallback(wanted=error.name, used=writer.name, reason=error.reason)
+    warnings.warn(f"{writer.name} is used in its place: {error}", RuntimeWarning, stacklevel=3)
     return writer
 
 

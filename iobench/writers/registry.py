@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from iobench.errors import UnavailableError, UnknownNameError, UsageError
 from iobench.writers.base import Writer
 
-__all__ = ["GROUP", "Registry", "make", "names", "parse_specs", "split_specs", "writer_class"]
+__all__ = ["GROUP", "Registry", "make", "names", "split_specs", "writer_class"]
 
 GROUP = "iobench.writers"
 
@@ -82,15 +82,15 @@ def split_specs(text: str) -> list[tuple[str, dict[str, str]]]:
     for token in (part.strip() for part in text.split(",")):
         key, equals, value = (part.strip() for part in token.partition("="))
         if not token:
-            raise UsageError(f"--writer {text!r}: an empty name between commas")
+            raise UsageError(f"writer {text!r}: an empty name between commas")
         if not equals and chosen and _is_option(token, chosen[-1][0]):
-            raise UsageError(f"--writer {text!r}: option {token!r} has no value; write {token}=...")
+            raise UsageError(f"writer {text!r}: option {token!r} has no value; write {token}=...")
         if not equals:
             chosen.append((token, {}))
         elif not chosen:
-            raise UsageError(f"--writer {text!r}: option {token!r} has no writer before it")
+            raise UsageError(f"writer {text!r}: option {token!r} has no writer before it")
         elif key in chosen[-1][1]:
-            raise UsageError(f"--writer {text!r}: option {key!r} twice for {chosen[-1][0]}")
+            raise UsageError(f"writer {text!r}: option {key!r} twice for {chosen[-1][0]}")
         else:
             chosen[-1][1][key] = value
     return chosen
@@ -102,12 +102,3 @@ def _is_option(token: str, writer: str) -> bool:
     if token in known or writer not in known:
         return False
     return token in {field.name for field in dataclasses.fields(writer_class(writer).Options)}
-
-
-def parse_specs(text: str) -> list[Writer]:
-    """Make the writers that `split_specs` returns. Raises UsageError, also for duplicates."""
-    writers = [make(name, **values) for name, values in split_specs(text)]
-    for index, writer in enumerate(writers):
-        if any(w.name == writer.name and w.options == writer.options for w in writers[:index]):
-            raise UsageError(f"--writer {text!r}: {writer.name} with the same options twice")
-    return writers

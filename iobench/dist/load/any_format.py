@@ -9,7 +9,7 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.restore import OnCorrupt, read_plain, restore
 from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.writers.base import Writer
-from iobench.writers.registry import make
+from iobench.writers.config import load_writer
 from iobench.writers.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def load_checkpoint(
     For evaluation and export: it takes no lock, asks no other rank and changes nothing. It reads
     checkpoints of one process and of several ranks. See `Checkpointer.load`.
     """
-    chosen = make(writer) if isinstance(writer, str) else writer
+    chosen = load_writer(writer) if isinstance(writer, str) else writer
     store = store_at(location, chosen)
     return restore(store, chosen, step, on_corrupt=on_corrupt, like=like, read=read_any)[0]
 

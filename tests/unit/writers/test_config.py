@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 import iobench
 from iobench.environment import describe_machine, machine_fingerprint
 from iobench.errors import OptionError, TargetError, UnavailableError, UnknownNameError, UsageError
+from iobench.integrations.default_writer import chosen_writer
 from iobench.writers import config, registry
 from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
@@ -229,6 +231,50 @@ def test_by_name() -> None:
     assert load_writer("odirect", threads=7).options == ODirectWriter.Options(threads=7)
 
 
+@pytest.mark.parametrize("read", [load_writer, chosen_writer], ids=["load_writer", "chosen"])
+def test_texts(read: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name or a file, each with or without options, is read alike by all functions."""
+    monkeypatch.chdir(tmp_path)
+    text = dump_writer(ODirectWriter(threads=2, block_size="1MiB"))
+    for name in ("writer.toml", "plain", "a,b.toml"):
+        Path(name).write_text(text)
+    wanted = ODirectWriter.Options(threads=2, block_size="1MiB")
+    for found in ("writer.toml", "./writer.toml", "./plain", "a,b.toml", Path("plain")):
+        assert read(found).options == wanted
+    for found in ("writer.toml, threads=3", f"{tmp_path}/plain,threads=3"):
+        assert read(found).options == replace(wanted, threads=3)
+    assert read("odirect,block_size=8MiB,threads=7").options == ODirectWriter.Options(
+        block_size="8MiB", threads=7
+    )
+    url = "http://127.0.0.1:9000/x.toml"
+    for found in (f"s3,endpoint_url={url}", f"s3,threads=2,endpoint_url={url}"):
+        made = read(found)
+        assert isinstance(made, S3Writer)
+        assert made.options.endpoint_url == url
+
+
+@pytest.mark.parametrize("read", [load_writer, chosen_writer], ids=["load_writer", "chosen"])
+def test_texts_refused(read: Callable, tmp_path: Path) -> None:
+    for text, message in {
+        "odirect,buffered": "names 2 writers; give exactly one",
+        "odirect,threads": "option 'threads' has no value",
+        "odirct,threads=2": "did you mean 'odirect'",
+        "none.toml,threads=2": r"^none\.toml: no such file",
+        f"{tmp_path}/none,threads=2": "none: no such file",
+        "": "an empty name",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            read(text)
+    with pytest.raises(UsageError, match="odirect: no such file"):
+        read(Path("odirect"))
+
+
+def test_an_override_of_an_option_in_the_text() -> None:
+    """The argument of the call is the nearer one."""
+    made = load_writer("odirect,threads=2,block_size=1MiB", threads=3)
+    assert made.options == ODirectWriter.Options(threads=3, block_size="1MiB")
+
+
 class Refusing(BufferedWriter):
     """A writer that is unavailable everywhere."""
 
@@ -287,6 +333,15 @@ def test_a_fallback_is_asked_for_and_recorded(tmp_path: Path) -> None:
             stream.write(b"x" * 10_000)
         assert stream.transfer.fallbacks == (wanted,)
     assert load_writer("buffered").write(image, tmp_path).fallbacks == ()
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_fallback_with_options(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="^buffered is used in its place"):
+        writer = load_writer("refusing", fallback="buffered,threads=3", target=tmp_path)
+    assert writer.options == BufferedWriter.Options(threads=3)
+    assert writer.replaces
+    assert writer.replaces.used == "buffered"
 
 
 @pytest.mark.usefixtures("refusing")
