@@ -58,7 +58,9 @@ def _target(winner: Winner) -> str:
     if winner.repetitions < LEAST_SAMPLES:
         few = count_of(winner.repetitions, "sample")
         return f"{few} cannot name the faster one; highest median: {winner.fastest} {does}"
-    return f"{_who(winner)} {does} {next(_faster(winner), 'faster')}"
+    names = [winner.fastest, *winner.equals]
+    who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]} (undecided)"
+    return f"{who} {does} {next(_faster(winner), 'faster')}"
 
 
 def _there(report: Report, target: str, rows: Sequence[Summary]) -> Iterator[str]:
@@ -91,8 +93,10 @@ def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
         yield f"{few} cannot name a winner; highest median: {best.label} at {_rate(best)}"
         return
     slower = next((one for one in ranked if one.label == winner.reference), None)
-    yield ", ".join([_who(winner), *_faster(winner), *_of_fio(best)])
-    yield from _seconds(report, best, slower)
+    lead = [f"{best.label} {text}" if winner.equals else text for text in _faster(winner)]
+    yield ", ".join([_who(winner, len(ranked)), *lead, *_of_fio(best)])
+    ratio = winner.ratio if slower and slower.axes.numjobs == best.axes.numjobs else None
+    yield from _seconds(report, best, ratio)
 
 
 def _not_counted(rows: Sequence[Summary]) -> Iterator[str]:
@@ -102,19 +106,30 @@ def _not_counted(rows: Sequence[Summary]) -> Iterator[str]:
         yield f"not counted: {', '.join(bad)}"
 
 
-def _who(winner: Winner) -> str:
+def _who(winner: Winner, ranked: int) -> str:
+    """Return the fastest of `ranked` contenders, and those from which it cannot be told apart."""
     names = [winner.fastest, *winner.equals]
     if len(names) == 1:
         return names[0]
-    shown = names[: _MOST_NAMES if len(names) > _MOST_NAMES else len(names) - 1]
-    last = names[-1] if len(names) <= _MOST_NAMES else f"{len(names) - _MOST_NAMES} more"
-    return f"{', '.join(shown)} or {last} (undecided)"
+    many = len(names) > _MOST_NAMES
+    last = f"{len(names) - _MOST_NAMES} more" if many else names[-1]
+    either = f"{', '.join(names[:_MOST_NAMES] if many else names[:-1])} or {last}"
+    if 2 * len(names) > ranked > 2:
+        apart = f"no winner: {len(names)} of {ranked} cannot be told apart"
+        return apart if many else f"{apart} ({either})"
+    return f"{either} (undecided)"
 
 
 def _faster(winner: Winner) -> Iterator[str]:
-    if winner.ratio is not None:
-        digits = 0 if winner.ratio >= 9.95 else 1 if winner.ratio >= 1.95 else 2
-        yield f"{winner.ratio:.{digits}f}x faster than {winner.reference}"
+    """Yield the lead with its interval: `5.6x faster than buffered (3.7x to 7.0x)`."""
+    if winner.ratio is None:
+        return
+    digits = 0 if winner.ratio >= 9.95 else 1 if winner.ratio >= 1.95 else 2
+    text = f"{winner.ratio:.{digits}f}x faster than {winner.reference}"
+    if winner.ratio_ci95 is not None:
+        low, high = winner.ratio_ci95
+        text += f" ({low:.{digits}f}x to {high:.{digits}f}x)"
+    yield text
 
 
 def _of_fio(best: Summary) -> Iterator[str]:
@@ -122,27 +137,33 @@ def _of_fio(best: Summary) -> Iterator[str]:
         yield f"{100 * best.of_ceiling:.0f}% of fio"
 
 
-def _seconds(report: Report, best: Summary, slower: Summary | None) -> Iterator[str]:
-    """Yield how long the whole checkpoint takes, and how long it takes with `slower`."""
+def _seconds(report: Report, best: Summary, ratio: float | None) -> Iterator[str]:
+    """Yield how long the whole checkpoint takes, and how long by what is `ratio` times slower."""
     workload = report.workload
     factor = workload.full_bytes / workload.bytes if workload.bytes else 1.0
     own_s, size = factor * best.bytes / best.median_bytes_per_s, format_size(factor * best.bytes)
     text = f"{size}: {format_seconds(own_s)}"
     # More processes move more bytes: their times are of different checkpoints.
-    if slower is not None and slower.axes.numjobs == best.axes.numjobs:
-        text += f" instead of {format_seconds(factor * slower.bytes / slower.median_bytes_per_s)}"
-    yield text + (f", extrapolated from {format_size(best.bytes)}" if workload.scaled else "")
+    if ratio is not None:
+        text += f" instead of {format_seconds(own_s * ratio)}"
+    if workload.scaled:
+        text += f", extrapolated from {format_size(best.bytes)}"
+        text += ", not steady" if _is_moving(best) else ""
+    yield text
+
+
+def _is_moving(one: Summary) -> bool:
+    return any(text.startswith(NOT_STEADY) for text in one.reasons)
 
 
 def _noise(report: Report) -> Iterator[str]:
     series = [one for one in report.summaries if one.verdict in RANKED]
-    moving = [one for one in series if any(text.startswith(NOT_STEADY) for text in one.reasons)]
+    moving = [one for one in series if _is_moving(one)]
     if moving:
-        times = 2 * max(one.repetitions for one in series)
         are = "is" if len(moving) == 1 else "are"
         yield (
-            f"{len(moving)} of {len(series)} series {are} not steady; --repeat {times} would "
-            "narrow the intervals"
+            f"{len(moving)} of {len(series)} series {are} not steady: let the storage rest or "
+            "warm up; more repetitions do not help"
         )
     for one in report.winners:
         if one.measured:

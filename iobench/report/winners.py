@@ -45,9 +45,9 @@ class Winner:
     the fastest won. `floor` is the part up to which a difference is noise; `measured` says whether
     this run's A/A measured it. `repetitions` counts the repetitions of the fastest.
 
-    `reference` is a contender that the fastest is shown to be faster than: the baseline,
-    `buffered`, or the slowest. `ratio` is the rate of the fastest over that of `reference`, paired
-    by repetition, and `ratio_ci95` its 95% interval.
+    `reference` is a contender, chosen before the run, that the fastest is shown to be faster than:
+    the baseline, or else `buffered`. `ratio` is the rate of the fastest over that of `reference`,
+    paired by repetition, and `ratio_ci95` its 95% interval.
     """
 
     operation: Operation
@@ -145,8 +145,8 @@ def _lead(
 ) -> dict[str, Any]:
     """Return the fields of the `Winner` among `rows`, which `names` name.
 
-    It is compared with the slowest row, or with one that `references` mean; the last one counts
-    most.
+    Its ratio is to a row that `references` mean; the last one counts most. A row that the samples
+    choose, such as the slowest one, would make a claim by chance.
     """
     floor = max(measured or 0.0, LEAST_FLOOR)
     best = fastest([samples for _, samples in rows], floor)
@@ -159,11 +159,11 @@ def _lead(
         "repetitions": len(rates_by_repetition(first[1])),
     }
     slower = [i for i in range(len(rows)) if i != best.first and i not in best.equals]
-    if not slower:
-        return lead
-    chosen = min(slower, key=lambda i: rows[i][0].median_bytes_per_s)
+    chosen = None
     for is_meant in references:
         chosen = next((i for i in slower if is_meant(rows[i])), chosen)
+    if chosen is None:
+        return lead
     difference = compare_paired(first[1], rows[chosen][1], floor)
     assert difference is not None, "a contender that is slower has common repetitions"
     assert difference.finding is Finding.BETTER

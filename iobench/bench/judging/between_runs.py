@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iobench.bench.judging.comparison import LEAST_FLOOR, Finding, rates_by_repetition
-from iobench.bench.judging.stats import Interval, Ratio, log_ratio
+from iobench.bench.judging.stats import Interval, Ratio, log_ratio, student_quantile
 from iobench.results.records import Sample
 
 __all__ = ["RunsDifference", "compare_levels", "control_floor", "huber_mean", "level"]
@@ -25,7 +24,6 @@ _HUBER = 2.0  # 99% as efficient as the mean for normal noise
 _CONFIDENCE = 0.952  # at 95% false alarms would be 5% exactly, and no simulation could bound them
 _TINY = 1e-300  # in place of a distance of zero
 _SWEEPS = 20
-_GRID = 20_001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +79,9 @@ def compare_levels(new: Sequence[float], old: Sequence[float]) -> RunsDifference
     logs = [np.log(side) for side in (new, old)]
     free = len(new) + len(old) - 2
     variance = sum(float(np.sum((one - np.mean(one)) ** 2)) for one in logs) / free
-    reach = _student(free, _CONFIDENCE) * math.sqrt(variance * (1 / len(new) + 1 / len(old)))
+    reach = student_quantile(free, _CONFIDENCE) * math.sqrt(
+        variance * (1 / len(new) + 1 / len(old))
+    )
     middle = float(np.mean(logs[0]) - np.mean(logs[1]))
     return RunsDifference(
         ratio=log_ratio(middle, Interval(middle - reach, middle + reach), len(new) + len(old)),
@@ -97,15 +97,3 @@ def control_floor(floor: float, ratio: float, controls: Iterable[float]) -> floa
     """
     shifts = [max(one, 1 / one) for one in controls if (one < 1) == (ratio < 1)]
     return (1 + floor) * max(shifts, default=1.0) - 1
-
-
-@lru_cache(maxsize=1024)
-def _student(free: int, confidence: float) -> float:
-    """Return t with P(|T| < t) = `confidence` for `free` degrees of freedom, 1 or more.
-
-    With t = sqrt(free) tan(x) the density of |T| is proportional to cos(x)^(free - 1).
-    """
-    angles = np.linspace(0, math.pi / 2, _GRID)
-    density = np.cos(angles) ** (free - 1)
-    parts = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return math.sqrt(free) * math.tan(float(np.interp(confidence, parts / parts[-1], angles)))

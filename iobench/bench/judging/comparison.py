@@ -8,11 +8,20 @@ docs/statistics.md has the reasons and the error rates.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from iobench.bench.judging.stats import Ratio, independent_log_ratio, median, paired_log_ratio, rate
+from iobench.bench.judging.stats import (
+    Ratio,
+    independent_log_ratio,
+    median,
+    paired_log_ratio,
+    rate,
+    student_quantile,
+)
 from iobench.results.identity import figure_of
 from iobench.results.records import Sample
 
@@ -34,6 +43,7 @@ LEAST_FLOOR = 0.02
 """Differences up to 2% are never claimed: a convention, for machines whose floor is unknown."""
 LEAST_SAMPLES = 5
 """With fewer pairs, chance alone orders all of them alike in more than 1 of 16 cases."""
+_FALSE_CLAIMS = 0.05  # of runs of equal contenders
 
 
 class Finding(StrEnum):
@@ -71,7 +81,7 @@ class Fastest:
     """Positions of the contender with the highest median, and of its equals.
 
     `equals` are the contenders that it is not shown to be faster than. Without equals it is the
-    winner.
+    winner. Of contenders that are all equally fast, at most 5% of runs show any difference.
     """
 
     first: int
@@ -81,17 +91,32 @@ class Fastest:
 def fastest(contenders: Sequence[Sequence[Sample]], floor: float = LEAST_FLOOR) -> Fastest:
     """Return the fastest of several contenders, from their samples of one operation and run.
 
-    Raises ValueError without a contender.
+    The fastest is chosen by the same samples that it is compared by. So a difference must pass the
+    rule of a pair (`Difference`) and Student's paired t test of the logarithms, with Bonferroni's
+    correction for all pairs of contenders. Raises ValueError without a contender.
     """
     middles = [median(_rates(samples)) for samples in contenders]
     first = max(range(len(middles)), key=middles.__getitem__)
+    pairs = max(1, math.comb(len(contenders), 2))
     equals = []
     for position, samples in enumerate(contenders):
         difference = compare_paired(contenders[first], samples, floor)
         shown = difference is not None and difference.finding is Finding.BETTER
+        shown = shown and _is_beyond_chance(contenders[first], samples, pairs)
         if position != first and not shown:
             equals.append(position)
     return Fastest(first=first, equals=tuple(equals))
+
+
+def _is_beyond_chance(one: Iterable[Sample], other: Iterable[Sample], pairs: int) -> bool:
+    """Return whether the paired t test shows a difference at 5% over `pairs` comparisons."""
+    first, second = rates_by_repetition(one), rates_by_repetition(other)
+    logs = [math.log(first[n] / second[n]) for n in sorted(first.keys() & second.keys())]
+    if len(logs) < 2:
+        return False
+    error = statistics.stdev(logs) / math.sqrt(len(logs))
+    reach = student_quantile(len(logs) - 1, 1 - _FALSE_CLAIMS / pairs) * error
+    return abs(statistics.fmean(logs)) > reach
 
 
 def compare_paired(

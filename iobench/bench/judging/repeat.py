@@ -73,7 +73,7 @@ class Repeat:
     def __str__(self) -> str:
         if self.precision is None or self.max_s is None:
             return count_of(self.times, "repetition")
-        within = f"until the intervals are within {100 * self.precision:g}%"
+        within = f"until each interval is at most {100 * self.precision:g}% wide"
         return f"{within}, at least {self.times} times, at most {format_seconds(self.max_s)}"
 
 

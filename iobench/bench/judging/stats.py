@@ -34,9 +34,12 @@ __all__ = [
     "paired_log_ratio",
     "rate",
     "steady_state",
+    "student_quantile",
 ]
 
 NO_INTERVAL = "1 sample: no interval"
+
+_GRID = 20_001
 
 CONFIDENCE = 0.95
 """The confidence of an interval with enough samples."""
@@ -244,3 +247,15 @@ def _array(values: Sequence[float]) -> NDArray[np.float64]:
     if not np.isfinite(array).all():
         raise ValueError("every value must be finite")
     return array
+
+
+@lru_cache(maxsize=1024)
+def student_quantile(free: int, confidence: float) -> float:
+    """Return t with P(|T| < t) = `confidence` for `free` degrees of freedom, 1 or more.
+
+    With t = sqrt(free) tan(x) the density of |T| is proportional to cos(x)^(free - 1).
+    """
+    angles = np.linspace(0, math.pi / 2, _GRID)
+    density = np.cos(angles) ** (free - 1)
+    parts = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(free) * math.tan(float(np.interp(confidence, parts / parts[-1], angles)))

@@ -37,37 +37,41 @@ def said(report: Report) -> dict[str, tuple[str, ...]]:
     return {line.subject: line.texts for line in answer(report)}
 
 
-def test_the_recorded_run_is_answered_in_five_lines(terminal: Terminal) -> None:
-    """At 80 columns: the fastest paths, their lead, and the next command."""
+def test_the_recorded_run_is_answered_in_its_first_lines(terminal: Terminal) -> None:
+    """At 80 columns: the fastest paths, their lead with its interval, and the next command."""
     render(replace(summarise(REFERENCE), target=str(Path.cwd())), "table", terminal)
     shown = without_styles(terminal.getvalue()).splitlines()
-    assert shown[:5] == [
-        "Save:    odirect or uncached (undecided), 4.3x faster than buffered, 67% of fio",
-        "         75.31 GiB: 58.9 s instead of 4 min 14 s, extrapolated from 1.50 GiB",
-        "Restore: odirect, 1.09x faster than buffered, 107% of fio",
+    assert shown[:6] == [
+        "Save:    no winner: 2 of 3 cannot be told apart (odirect or uncached), odirect",
+        "         4.3x faster than buffered (4.2x to 4.3x), 67% of fio",
+        "         75.31 GiB: 58.9 s instead of 4 min 15 s, extrapolated from 1.50 GiB",
+        "Restore: odirect, 1.09x faster than buffered (1.04x to 1.15x), 107% of fio",
         "         75.31 GiB: 42.5 s instead of 46.6 s, extrapolated from 1.50 GiB",
         "Next:    iobench autotune llama7b",
     ]
 
 
 def test_a_winner_is_compared_with_what_it_beats() -> None:
-    """With `buffered` if that is slower, otherwise with the slowest. The document has names and
-    ratio."""
+    """With `buffered` if that is slower, otherwise with none. The document has names and ratio."""
     report = summarise(of({"odirect": [1.0] * 5, "uncached": [4.0] * 5, "buffered": [2.0] * 5}))
     assert said(report)["Save"][0].startswith("odirect, 2.0x faster than buffered")
     (winner,) = report.document()["winners"]
     assert (winner["fastest"], winner["equals"], winner["reference"]) == ("odirect", [], "buffered")
     assert winner["ratio"] == pytest.approx(2.0)
     report = summarise(of({"odirect": [2.0] * 5, "uncached": [30.0] * 5, "buffered": [1.0] * 5}))
-    assert said(report)["Save"][0].startswith("buffered, 30x faster than uncached")
+    (winner,) = report.document()["winners"]
+    assert (winner["fastest"], winner["ratio"]) == ("buffered", None)
+    assert said(report)["Save"][0].startswith("buffered, ")
+    assert "faster" not in said(report)["Save"][0]
 
 
 def test_times_of_other_numbers_of_processes_are_not_compared() -> None:
     """Four processes save four times the bytes: in more time, at a higher rate."""
     path = Path(__file__).parents[3] / "results" / "reference-numjobs-llama7b-zero3.jsonl"
     lines = said(summarise(read(path)))["Save"]
-    assert re.search(r"x faster than peer:torch-save numjobs=\d$", lines[0])
-    assert re.fullmatch(r"[0-9.]+ GiB: .*, extrapolated from [0-9.]+ [GM]iB", lines[1])
+    assert re.fullmatch(
+        r"[0-9.]+ GiB: .*, extrapolated from [0-9.]+ [GM]iB(, not steady)?", lines[1]
+    )
     assert " instead of " not in lines[1]
 
 
@@ -97,7 +101,8 @@ def test_invalid_figures_are_named_and_not_counted() -> None:
 def test_noise_says_how_many_series_move_and_what_to_do() -> None:
     report = summarise(of({"odirect": [1.0, 2.0, 1.0, 2.0, 3.0], "buffered": [9.0] * 5}))
     assert said(report)["Noise"] == (
-        "1 of 2 series is not steady; --repeat 10 would narrow the intervals",
+        "1 of 2 series is not steady: let the storage rest or warm up; "
+        "more repetitions do not help",
     )
     assert "Noise" not in said(summarise(of({"odirect": [1.0] * 5, "buffered": [9.0] * 5})))
 
@@ -121,7 +126,7 @@ def test_a_run_that_stopped_says_how_far_it_came() -> None:
 
 
 def test_pairs_of_one_repetition_are_one_rate() -> None:
-    """The samples of an A/A run do not make an interval narrower, or more repetitions needed."""
+    """The samples of an A/A run do not make an interval narrower."""
     rates = [1.0, 2.0, 1.0, 2.0, 3.0]
     once = summarise(of({"odirect": rates}))
     twice = of({"odirect": rates})
@@ -130,7 +135,6 @@ def test_pairs_of_one_repetition_are_one_rate() -> None:
     for one, other in zip(once.summaries, report.summaries, strict=True):
         assert (other.samples, other.repetitions) == (2 * one.samples, one.samples)
         assert other.ci95_bytes_per_s == one.ci95_bytes_per_s
-    assert "--repeat 10 would" in said(report)["Noise"][0]
 
 
 @pytest.mark.parametrize(

@@ -84,13 +84,13 @@ def test_the_answer_begins_with_the_faster_target() -> None:
     lines = said(TWICE)
     assert list(lines)[:3] == ["Target", "Save", "Restore"]
     assert lines["Target"] == (
-        f"{B} saves 2.0x faster than {A}",
-        f"{B} restores 2.0x faster than {A}",
+        f"{B} saves 2.0x faster than {A} (2.0x to 2.0x)",
+        f"{B} restores 2.0x faster than {A} (2.0x to 2.0x)",
     )
     for operation in ("Save", "Restore"):
         texts = lines[operation]
-        assert texts[0] == f"{A}: odirect, 4.0x faster than buffered, 50% of fio"
-        assert texts[2] == f"{B}: odirect, 3.0x faster than buffered, 50% of fio"
+        assert texts[0] == f"{A}: odirect, 4.0x faster than buffered (4.0x to 4.0x), 50% of fio"
+        assert texts[2] == f"{B}: odirect, 3.0x faster than buffered (3.0x to 3.0x), 50% of fio"
         assert all("instead of" in text for text in (texts[1], texts[3]))
     assert lines["Next"][0] == f"iobench autotune llama7b --target {B}"
 
@@ -105,7 +105,10 @@ def test_a_faster_target_needs_what_a_winner_needs() -> None:
     same = run_of({A: {"odirect": 1.0}, B: {"odirect": 1.01}})
     assert said(same)["Target"][0] == f"{A} or {B} (undecided) saves faster"
     three = run_of({A: {"odirect": 4.0}, B: {"odirect": 1.0}, MEMORY: {"buffered": 1.01}})
-    assert said(three)["Target"][0] == f"{B} or {MEMORY} (undecided) saves 4.0x faster than {A}"
+    assert (
+        said(three)["Target"][0]
+        == f"{B} or {MEMORY} (undecided) saves 4.0x faster than {A} (4.0x to 4.0x)"
+    )
 
 
 def test_a_target_without_a_valid_figure_is_not_compared() -> None:
@@ -150,7 +153,9 @@ def test_the_report_fits_80_columns(terminal: Terminal, details: bool) -> None:
     render(report, "table", terminal, details=details)
     text = without_styles(terminal.getvalue())
     assert max(map(len, text.splitlines())) <= 80
-    assert text.splitlines()[0] == f"Target:  {B} saves 2.0x faster than {A}"
+    assert " ".join(text.split()).startswith(
+        f"Target: {B} saves 2.0x faster than {A} (2.0x to 2.0x)"
+    )
     for one in report.summaries:
         assert re.search(rf"^{re.escape(one.label)} +{one.operation} ", text, re.MULTILINE)
 
