@@ -29,6 +29,7 @@ from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
 
 TENSORS = 64
+DEVICE = "cuda"
 WRITERS = ("gds", "odirect", "uring", "hybrid", "buffered")
 
 
@@ -40,7 +41,7 @@ def main() -> int:
         return 3
     each = arguments.size // TENSORS
     state = {
-        f"layer.{i}.weight": torch.randint(0, 256, (each,), dtype=torch.uint8, device="cuda")
+        f"layer.{i}.weight": torch.randint(0, 256, (each,), dtype=torch.uint8, device=DEVICE)
         for i in range(TENSORS)
     }
     rates: dict[str, list[float]] = {}
@@ -66,7 +67,7 @@ def main() -> int:
             job = fio.FioJob(ioengine="io_uring", block_size=16 * MIB, iodepth=8)
             for operation in ("save", "restore"):
                 sample = fio.run_job(job, operation, directory, job.size_for(arguments.size))
-                rates.setdefault(f"fio {operation}", []).append(sample.rate_bytes_per_s)
+                rates.setdefault(f"fio {operation}", []).append(sample.bytes / sample.elapsed_s)
             fio.cleanup(directory)
     for name, found_rates in sorted(rates.items()):
         each_round = " ".join(f"{rate / MIB:.0f}" for rate in found_rates)
@@ -93,7 +94,7 @@ def _arms(
             transfers[f"{name} save"] = safetensors.save(state, "f", directory, writer)
 
         def restore(name: str = name, writer: object = writer) -> dict[str, torch.Tensor]:
-            found, moved = safetensors.load("f", directory, writer, device="cuda")
+            found, moved = safetensors.load("f", directory, writer, device=DEVICE)
             transfers[f"{name} restore"] = moved
             return found
 
@@ -105,14 +106,13 @@ def _arms(
             file.flush()
             os.fsync(file.fileno())
 
-    arms["torch.save"] = stock_save, lambda: torch.load(directory / "f", map_location="cuda")
-    pinned = torch.empty(GIB, dtype=torch.uint8, pin_memory=True)
-    source = torch.empty(GIB, dtype=torch.uint8, device="cuda")
-    times = sum(t.numel() for t in state.values()) / GIB
+    arms["torch.save"] = stock_save, lambda: torch.load(directory / "f", map_location=DEVICE)
+    tensors = list(state.values())
+    pinned = torch.empty_like(tensors[0], device="cpu", pin_memory=DEVICE == "cuda")
 
     def copy_out() -> None:
-        for _ in range(round(times)):
-            pinned.copy_(source, non_blocking=True)
+        for tensor in tensors:
+            pinned.copy_(tensor, non_blocking=True)
 
     arms["PCIe copy to pinned"] = copy_out, None
     return arms
