@@ -33,7 +33,7 @@ def write(result: ResultFile, stream: TextIO) -> None:
     have.sort(key=lambda one: (one.operation == "restore", names[figure_of(one)]))
     width = console_for(stream).width
     for sample in have:
-        what = f"{names[figure_of(sample)]} {sample.operation} {sample.repetition}"
+        what = f"{names[figure_of(sample)]} {sample.operation} {sample.repetition + 1}"
         stream.write(wrapped(f"{what}: {format_seconds(sample.elapsed_s)}", width) + "\n")
         for line in _lines(sample, min(_MOST_COLUMNS, width - _LABEL_WIDTH)):
             stream.write(wrapped(line, width, " " * _LABEL_WIDTH) + "\n")

@@ -172,16 +172,29 @@ def _stopped(result: ResultFile) -> str | None:
     """Return `stopped after 2 of 20 repetitions (interrupted)`; None for a complete run."""
     if result.incomplete is None:
         return None
-    counts = Counter(sample.repetition for sample in result.samples)
-    done = sum(count == max(counts.values()) for count in counts.values())
+    taken: dict[int, list[Sample]] = {}
+    for sample in result.samples:
+        taken.setdefault(sample.repetition, []).append(sample)
+    done = len(taken) - (not _is_complete(taken, result.failures))
     planned = result.run.plan.get("repeat")
     fixed = isinstance(planned, int) and result.run.plan.get("precision") is None
     times = f"{done} of {planned} repetitions" if fixed else f"{done} repetitions"
     when = f"after {times}"
-    if len(counts) < 2:  # whether the first one is complete is not known
+    if len(taken) < 2:  # whether the first one is complete is not known
         when = f"in the first of {planned} repetitions" if fixed else "in the first repetition"
     why = "killed, or still running" if result.end is None else result.end.status
     return f"stopped {when} ({why})"
+
+
+def _is_complete(taken: Mapping[int, Sequence[Sample]], failures: Sequence[Failure]) -> bool:
+    """Whether the last repetition has the samples of the one before it, less those of contenders
+    that failed in it. All before it are complete: one begins after the other."""
+    if len(taken) < 2:
+        return False
+    *_, before, last = sorted(taken)
+    failed = {contender_of(one) for one in failures if one.repetition == last}
+    wanted = Counter(figure_of(one) for one in taken[before] if contender_of(one) not in failed)
+    return not wanted - Counter(map(figure_of, taken[last]))
 
 
 def _rank(one: Summary) -> tuple[bool, str, bool, float]:
@@ -309,6 +322,6 @@ def _outlier(samples: Sequence[Sample], position: int, rates: Sequence[float]) -
     if samples[position].interference is not None:
         disturbed = disturbed or ["nothing unusual seen"]
     return Reason(
-        text=f"repetition {samples[position].repetition} is an outlier, and is counted",
+        text=f"repetition {samples[position].repetition + 1} is an outlier, and is counted",
         measured=(format_rate(rates[position]), *disturbed),
     )

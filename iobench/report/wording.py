@@ -273,8 +273,8 @@ def _times(summary: Summary) -> str:
 
 def _failure_lines(report: Report) -> list[str]:
     return [
-        f"failed: {one.setting.name} {one.operation} in repetition {one.repetition}, and left out "
-        f"from then on: {one.error}"
+        f"failed: {one.setting.name} {one.operation} in repetition {one.repetition + 1}, and left "
+        f"out from then on: {one.error}"
         for one in report.failures
     ]
 

@@ -237,7 +237,7 @@ class Failure(HasSetting):
     @property
     def why(self) -> str:
         """Why its contender is not ranked: `its save failed in repetition 3 (OSError: ...)`."""
-        return f"its {self.operation} failed in repetition {self.repetition} ({self.error})"
+        return f"its {self.operation} failed in repetition {self.repetition + 1} ({self.error})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ class RunRow:
         bad = verdict.status not in PROVED
         return {
             "writer": self.summary.label,
-            "repetition": str(sample.repetition),
+            "repetition": str(sample.repetition + 1),
             "rate": format_rate(stats.rate(sample.bytes, sample.elapsed_s)),
             "time": f"{format_seconds(sample.elapsed_s)} for {format_size(sample.bytes)}",
             "verdict": f"{verdict.status}: {verdict.reasons[0]}" if bad else str(verdict.status),

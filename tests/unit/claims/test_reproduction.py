@@ -149,7 +149,7 @@ def test_a_writer_that_failed_is_not_judged(record: ResultFile) -> None:
         started_at=own.started_at,
     )
     with pytest.raises(
-        ResultFileError, match=r"hybrid has failed \(its save failed in repetition 9"
+        ResultFileError, match=r"hybrid has failed \(its save failed in repetition 10"
     ):
         judged(replace(record, failures=(failure,)), "save", 1.6)
 

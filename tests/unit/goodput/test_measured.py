@@ -152,7 +152,7 @@ def test_a_writer_that_failed_is_not_planned_for(example: ResultFile, samples_to
     result = replace(example, samples=samples, failures=(failure,))
     found, notes = from_results(result, invalid_too=True)
     assert [one.name for one in found] == ["buffered"]
-    why = "its restore failed in repetition 4 (OSError: gone)"
+    why = "its restore failed in repetition 5 (OSError: gone)"
     assert f"odirect is not planned for: {why}" in notes
     reason = r"it has no samples; odirect serializer=torch: its restore failed"
     with pytest.raises(ResultFileError, match=reason):

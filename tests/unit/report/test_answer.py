@@ -15,7 +15,7 @@ from iobench.report.answer import answer
 from iobench.report.durations import duration_form
 from iobench.report.render import render
 from iobench.report.summary import Report, summarise
-from iobench.results import End, ResultFile, read
+from iobench.results import End, Failure, ResultFile, read
 
 REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 
@@ -123,6 +123,23 @@ def test_a_run_that_stopped_says_how_far_it_came() -> None:
     assert "Stopped" not in said(summarise(REFERENCE))
     early = summarise(of({"odirect": [1.0], "buffered": []}, end=end))
     assert said(early)["Stopped"] == ("in the first of 5 repetitions (interrupted)",)
+
+
+@pytest.mark.parametrize("done", [3, 4])
+def test_a_contender_that_fails_leaves_repetitions_complete(done: int) -> None:
+    """`buffered` has failed in the third one, which may be the last, and is left out from then on."""
+    result = of({"odirect": [1.0] * done, "buffered": [2.0] * 2}, end=None)
+    failure = Failure(
+        run_id=result.run.run_id,
+        repetition=2,
+        order=0,
+        setting=result.samples[-1].setting,
+        operation="save",
+        error="OSError: gone",
+        started_at=result.run.started_at,
+    )
+    (stopped,) = said(summarise(replace(result, failures=(failure,))))["Stopped"]
+    assert stopped == f"after {done} of 5 repetitions (killed, or still running)"
 
 
 def test_pairs_of_one_repetition_are_one_rate() -> None:

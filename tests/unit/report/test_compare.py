@@ -225,14 +225,14 @@ def test_what_failed_now_is_not_judged() -> None:
         ("buffered", "restore"),
     ]
     assert all(row.spoilt and not row.regression for row in spoilt)
-    why = "FAILED now: its restore failed in repetition 4 (OSError: [Errno 28] No space left"
+    why = "FAILED now: its restore failed in repetition 5 (OSError: [Errno 28] No space left"
     assert all(row.notes[0].startswith(why) for row in spoilt)
 
 
 def test_what_failed_before_is_not_judged_and_not_spoilt_now() -> None:
     comparison = compare([failing("buffered", "restore", 4)], [REFERENCE], 0.05)
     (row, _) = [row for row in comparison.rows if row.finding is None]
-    assert row.notes[0].startswith("FAILED before: its restore failed in repetition 4")
+    assert row.notes[0].startswith("FAILED before: its restore failed in repetition 5")
     assert comparison.spoilt == []
 
 
@@ -244,7 +244,7 @@ def test_a_failure_before_the_first_sample_is_not_missing(tuned: bool) -> None:
         new = replace(new, failures=(failure,))
     comparison = compare([REFERENCE], [new], 0.05)
     assert (comparison.missing, comparison.added) == ((), ())
-    why = "its save failed in repetition 0 (OSError: [Errno 28] No space left on device)"
+    why = "its save failed in repetition 1 (OSError: [Errno 28] No space left on device)"
     assert comparison.failed == {"odirect save": why, "odirect restore": why}
     assert comparison.spoilt == ["odirect save", "odirect restore"]
 

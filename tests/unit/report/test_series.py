@@ -34,7 +34,7 @@ def test_bars_are_parts_of_the_highest() -> None:
 def test_a_sample_has_a_line_for_each_way_of_counting(example: ResultFile) -> None:
     lines = drawn(with_series(example, (2**20, 2**20, 0)))
     sample = example.samples[0]
-    assert lines[0] == f"{sample.writer} {sample.operation} {sample.repetition}: 260 ms"
+    assert lines[0] == f"{sample.writer} {sample.operation} {sample.repetition + 1}: 260 ms"
     # The last interval lasts 0.06 s: as many bytes there are a higher rate.
     assert lines[1].startswith("  completed ██· 100 ms each, up to 10.00 MiB/s")
     assert lines[2].startswith("  device    ·▅█ 100 ms each, up to 16.67 MiB/s")

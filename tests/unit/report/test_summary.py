@@ -160,7 +160,7 @@ def test_an_outlier_is_flagged_and_counted(example: ResultFile) -> None:
     samples = tuple(replace(save, elapsed_s=t, repetition=i) for i, t in enumerate(times, 1))
     one = summarise(replace(example, samples=samples)).summaries[0]
     assert one.samples == 6
-    assert "repetition 6 is an outlier, and is counted (0.20 GiB/s (0.21 GB/s))" in one.reasons
+    assert "repetition 7 is an outlier, and is counted (0.20 GiB/s (0.21 GB/s))" in one.reasons
 
 
 def test_a_save_that_nothing_read_back_is_invalid(example: ResultFile) -> None:

@@ -118,7 +118,7 @@ def _rates(values: Sequence[int], interval_s: float, elapsed_s: float) -> list[t
 
 
 def _figure(sample: Sample) -> str:
-    return f"repetition {sample.repetition}, {format_seconds(sample.elapsed_s)}"
+    return f"repetition {sample.repetition + 1}, {format_seconds(sample.elapsed_s)}"
 
 
 def _caption(shown: list[tuple[RunRow, Sample]], most: float) -> str:

@@ -126,7 +126,7 @@ def test_the_tooltip_of_a_sample(recorded: ResultFile) -> None:
     (first, *_) = measured.rows
     words = first.words(first.samples[0])
     assert words["others"] == "250 ms of CPU stolen, 1.00 MiB written"
-    assert words["repetition"] == str(first.samples[0].repetition)
+    assert words["repetition"] == str(first.samples[0].repetition + 1)
     assert words["verdict"].startswith("VALID")
     lost = replace(first.samples[0], bytes=1)
     assert "moved another number of bytes" in first.words(lost)["verdict"]
