@@ -123,7 +123,7 @@ def check_interrupted(process: Run, target: Path, record: Path, report: Path | N
     stdout, stderr = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 130, stderr
     measured = bool(read(record).samples)
-    stopped = r"Stopped: after \d+ of 1000 repetitions \(interrupted\)\n"
+    stopped = r"Stopped: (after \d+|in the first) of 1000 repetitions \(interrupted\)\n"
     assert bool(re.match(stopped, stdout)) == measured
     assert bool(stdout) == measured
     lines = [line for line in stderr.splitlines() if not _PLAN.match(line)]

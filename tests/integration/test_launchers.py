@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.slurm import open_slurm, slurm_is_installed
+from support.slurm import open_slurm, slurm_lacks
 
 _PLACES = """
 import json
@@ -56,7 +56,7 @@ def test_mpirun(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.skipif(not slurm_is_installed(), reason="Slurm's daemons or srun are not installed")
+@pytest.mark.skipif(slurm_lacks() is not None, reason=slurm_lacks() or "")
 def test_srun(tmp_path: Path) -> None:
     """Two tasks of one node, below a controller and a node of Slurm that this test starts."""
     repository = Path(__file__).parents[2]

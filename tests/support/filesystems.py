@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import struct
 import subprocess
@@ -10,7 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["after_power_cut", "shut_down"]
+__all__ = ["after_power_cut", "no_private_mounts", "shut_down"]
+
+
+@functools.cache
+def no_private_mounts() -> str | None:
+    """Why a process cannot have mounts that no other process sees; None if it can. In a chroot
+    whose root is not a mount point, mounts would be seen outside."""
+    command = ["unshare", "--mount", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return f"no private mounts can be made here: {done.stderr.strip()}" if done.returncode else None
 
 
 def shut_down(root: Path) -> None:

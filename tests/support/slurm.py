@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-__all__ = ["open_slurm", "slurm_is_installed"]
+__all__ = ["open_slurm", "slurm_lacks"]
 
 _READY_S = 30.0
 
@@ -48,9 +48,13 @@ _MUNGE_FILES = {
 }
 
 
-def slurm_is_installed() -> bool:
-    """Return whether all programs that `open_slurm` and its users need are here."""
-    return all(map(_program, ("munged", "slurmctld", "slurmd", "srun", "sinfo")))
+def slurm_lacks() -> str | None:
+    """What `open_slurm` and its users need and this machine has not; None if it has all."""
+    if not all(map(_program, ("munged", "slurmctld", "slurmd", "srun", "sinfo"))):
+        return "Slurm's daemons or srun are not installed"
+    if not os.path.ismount("/sys/fs/cgroup"):
+        return "slurmd needs control groups: nothing is mounted on /sys/fs/cgroup"
+    return None
 
 
 def _program(name: str) -> str | None:

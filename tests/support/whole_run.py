@@ -16,6 +16,7 @@ import pytest
 
 __all__ = ["WholeRun"]
 
+_SHOWN = 10
 _POLL_S = 1
 _DUMPS_S = 1  # for the stacks of the workers
 _SUMMARY_S = 30  # xdist waits 10 s for its workers
@@ -35,6 +36,7 @@ class WholeRun:
         self.silence_s = silence_s
         self.summary_s: float = _SUMMARY_S
         self._running: dict[str, float] = {}
+        self._files: Any = None
         self._event_s = time.monotonic()
         self._finishes = False
         self._ended = threading.Event()
@@ -85,7 +87,16 @@ class WholeRun:
                     self._reschedule(other)
                 return crashed
 
-        return Files(config, log)
+        self._files = Files(config, log)
+        return self._files
+
+    def _waiting(self) -> list[str]:
+        """The tests of which no worker has reported the end."""
+        if self._files is None:
+            return []
+        work = [self._files.workqueue, *self._files.assigned_work.values()]
+        tests = [item for files in work for tests in files.values() for item in tests.items()]
+        return [name for name, ended in tests if not ended and name not in self._running]
 
     def _end(self, nodeid: str) -> None:
         self._running.pop(nodeid, None)
@@ -115,8 +126,8 @@ class WholeRun:
         now = time.monotonic()
         lines = [f"the run hangs: no test began or ended for {self.silence_s:.0f} s; running:"]
         lines += [f"{nodeid} (for {now - at:.0f} s)" for nodeid, at in [*self._running.items()]]
-        if len(lines) == 1:
-            lines.append("no test")
+        if waiting := self._waiting():
+            lines += [f"not run: {len(waiting)}, the first ones are", *waiting[:_SHOWN]]
         sys.stderr.write("\n".join(["", *lines, ""]))
         sys.stderr.flush()
         faulthandler.dump_traceback(sys.__stderr__ or 2)
