@@ -127,7 +127,7 @@ def test_a_run_that_stopped_says_how_far_it_came() -> None:
 
 @pytest.mark.parametrize("done", [3, 4])
 def test_a_contender_that_fails_leaves_repetitions_complete(done: int) -> None:
-    """`buffered` has failed in the third one, which may be the last, and is left out from then on."""
+    """`buffered` has failed in the third one, which may be the last. It has no more samples."""
     result = of({"odirect": [1.0] * done, "buffered": [2.0] * 2}, end=None)
     failure = Failure(
         run_id=result.run.run_id,
