@@ -11,12 +11,9 @@ from iobench.bench.judging.stats import Interval
 from iobench.errors import UnknownNameError
 
 __all__ = [
-    *("CLAIMS", "OFFLOAD_CLAIMS"),
+    "CLAIMS",
     *("Answer", "Claim", "ClaimFinding", "ClaimMeasure", "Side", "Study", "study"),
 ]
-
-OFFLOAD_CLAIMS = "sk-hynix-offload"
-"""Claims that compare optimizers, not writers: no Study; iobench.claims.offloaded judges them."""
 
 ClaimMeasure = Literal["save", "restore", "wall clock", "overhead", "stall"]
 
@@ -222,5 +219,5 @@ CLAIMS = {
 def study(name: str) -> Study:
     """Return the study of that name. Raises UnknownNameError."""
     if name not in CLAIMS:
-        raise UnknownNameError("claim", name, [*CLAIMS, OFFLOAD_CLAIMS])
+        raise UnknownNameError("claim", name, list(CLAIMS))
     return CLAIMS[name]

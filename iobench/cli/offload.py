@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Show optimizer state on storage, or convert it to stock files.",
+    help="Show optimizer state on storage, or export it to stock files.",
 )
 
 _DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of the optimizer's state.")]
@@ -41,7 +41,6 @@ def show(directory: _DirectoryArgument, format_: FormatOption = ListingFormat.TA
         f"{count_of(len(layout.parameters), 'parameter')}, {elements:,} elements in "
         f"{count_of(layout.chunks, 'chunk')}; {format_size(found.reserved_bytes)} reserved for "
         f"{layout.slots} generations"
-        + (f"; clones of pins: {format_size(found.cloned_bytes)}" if layout.clones else "")
     )
     print(
         f"{'generation':>10}  {'steps':>8}  {'pinned as':>9}  {'committed':<19}  "
@@ -73,7 +72,6 @@ def _as_json(found: FoundState) -> dict[str, object]:
         "chunks": layout.chunks,
         "pins": layout.pins,
         "reserved_bytes": found.reserved_bytes,
-        "cloned_bytes": found.cloned_bytes,
         "generations": [
             {
                 "generation": one.generation,
@@ -121,26 +119,3 @@ def _wanted(step: str) -> int | Literal["latest", "pinned"]:
         return int(step)
     except ValueError:
         raise UsageError(f"--step {step}: a number, pinned or latest") from None
-
-
-@app.command("import")
-def import_(
-    optimizer: Annotated[
-        Path,
-        typer.Argument(help="A torch file: the state_dict of AdamW, Adam or SGD."),
-    ],
-    model: Annotated[Path, typer.Argument(help="A safetensors file of the parameters.")],
-    directory: _DirectoryArgument,
-    *,
-    pins: Annotated[
-        int, typer.Option("--pins", min=1, help="How many pinned generations are kept.")
-    ] = 1,
-    memory: Annotated[
-        str, typer.Option("--memory", help="Memory for chunks: decides how large they are.")
-    ] = "2GiB",
-) -> None:
-    """Make a state directory from stock files, pinned as their step."""
-    from iobench.offload.stock_files import import_stock
-
-    step = import_stock(optimizer, model, directory, pins=pins, memory=memory)
-    print(f"{printable(str(directory))}: pinned as step {step}", file=sys.stderr)

@@ -10,15 +10,6 @@ import typer
 
 from iobench.cli.given import LARGEST_SEED, DocumentFormatOption, check_effect, the_workload
 from iobench.cli.node_counts import node_counts
-from iobench.cli.plan_offload import (
-    OFFLOAD_ONLY,
-    OffloadBackwardOption,
-    OffloadOption,
-    OffloadParamsOption,
-    OffloadRateOption,
-    RatedWritesOption,
-    plan_offload,
-)
 from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import preparing, print_warning
 from iobench.errors import OptionError, UnknownNameError, UsageError
@@ -48,9 +39,8 @@ def plan(
         str | None,
         typer.Option(
             "--nodes",
-            help="Nodes of the job: 2048, a list 64,512,2048, or 1024-131072 (doubling). Required "
-            "unless --offload is given.",
-            show_default="1 with --offload",
+            help="Nodes of the job: 2048, a list 64,512,2048, or 1024-131072 (doubling). Required.",
+            show_default=False,
         ),
     ] = None,
     results: Annotated[
@@ -186,33 +176,14 @@ def plan(
         bool,
         typer.Option("--formulas", help="Add the interval that each formula gives."),
     ] = False,
-    offload: OffloadOption = False,
-    params: OffloadParamsOption = None,
-    rate: OffloadRateOption = None,
-    backward: OffloadBackwardOption = None,
-    rated_writes: RatedWritesOption = None,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
     report: ReportOption = None,
 ) -> None:
     """Compute how often a job should save, and what that costs.
 
     Times come from a result file (--results run.jsonl) or by hand: --save 30s --restore 60s, for
-    asynchronous saves --blocking 2s --persist 20s. --offload plans optimizer state on SSDs.
+    asynchronous saves --blocking 2s --persist 20s.
     """
-    if offload:
-        plan_offload(
-            ctx,
-            the_workload(workload, workload_option, "") or None,
-            params=params,
-            rate=rate,
-            step=step,
-            backward=backward,
-            rated_writes=rated_writes,
-            nodes=nodes or "1",
-            form=format_,
-        )
-        return
-    check_effect(ctx, OFFLOAD_ONLY, "only --offload uses it")
     if nodes is None:
         raise UsageError("give --nodes: the nodes of the job")
     if report is not None:

@@ -11,7 +11,6 @@ import typer
 
 from iobench.cli.given import DocumentFormatOption, check_effect, check_output, the_directory
 from iobench.cli.report import ReportOption, check_report, write_report
-from iobench.cli.reproduce_offload import reproduce_offload
 from iobench.cli.servers import HERE, preparing, print_plan, print_warning
 from iobench.report.render import DocumentFormat
 
@@ -29,10 +28,7 @@ def reproduce(
     ctx: typer.Context,
     claim: Annotated[
         str,
-        typer.Argument(
-            help="The claim: sk-hynix-memory, sk-hynix-offload, hybrid-io, checkfreq, pccheck, "
-            "async."
-        ),
+        typer.Argument(help="The claim: sk-hynix-memory, hybrid-io, checkfreq, pccheck, async."),
     ],
     target: Annotated[
         str, typer.Option("--target", help="The directory to measure in.", show_default="here")
@@ -64,19 +60,7 @@ def reproduce(
     wall clock of training; checkfreq and pccheck compare training with and without checkpoints;
     async compares stalls; sk-hynix-memory those of saves three times as fast as storage, with and
     without a second memory. A step is the published one, scaled as its checkpoint is.
-    sk-hynix-offload compares checkpoints of optimizer state on storage and in memory.
     """
-    if claim == "sk-hynix-offload":
-        reproduce_offload(
-            ctx,
-            target=target,
-            size=size,
-            repeat=repeat,
-            results=results,
-            form=format_,
-            report=report,
-        )
-        return
     if results:
         why = "--results measures nothing"
         check_effect(ctx, ("target", "size", "repeat"), why)

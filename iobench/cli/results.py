@@ -43,19 +43,12 @@ def scrub(
 def _reader(path: Path) -> Callable[[Path], object]:
     """Return the function that reads a file of this kind, by its first line."""
     from iobench.results import read
-    from iobench.train.optimizer_record import SCHEMA as OPTIMIZERS
-    from iobench.train.optimizer_record import OptimizerRecord
     from iobench.tune.journal import SCHEMA as JOURNAL
     from iobench.tune.journal import read_journal
 
-    readers: dict[str, Callable[[Path], object]] = {
-        JOURNAL: read_journal,
-        OPTIMIZERS: OptimizerRecord.read,
-    }
     try:
         with path.open("rb") as file:
             begin = file.readline(200)
     except OSError:  # the reader reports it
         return read
-    families = {schema.partition("/")[0].encode(): found for schema, found in readers.items()}
-    return next((found for family, found in families.items() if family in begin), read)
+    return read_journal if JOURNAL.partition("/")[0].encode() in begin else read

@@ -14,7 +14,6 @@ from iobench.cli.given import (
     QuietOption,
     WorkloadArgument,
     WorkloadOption,
-    check_effect,
     check_output,
     the_directory,
     the_workload,
@@ -22,11 +21,6 @@ from iobench.cli.given import (
 from iobench.cli.report import ReportOption, check_report, write_report_of
 from iobench.cli.servers import HERE, preparing, print_plan
 from iobench.cli.stopped import read_stopped, report_stopped
-from iobench.cli.train_optimizers import (
-    EngineMemoryOption,
-    OptimizerOption,
-    compare_optimizers,
-)
 from iobench.errors import DataMismatchError
 from iobench.report.render import DocumentFormat
 
@@ -43,7 +37,6 @@ class DeviceKind(enum.StrEnum):
 
 
 def train(
-    ctx: typer.Context,
     workload: WorkloadArgument = None,
     workload_option: WorkloadOption = None,
     writer: Annotated[
@@ -103,8 +96,6 @@ def train(
     device: Annotated[
         DeviceKind, typer.Option("--device", help="Where to train.")
     ] = DeviceKind.CPU,
-    optimizer: OptimizerOption = None,
-    memory: EngineMemoryOption = "256MiB",
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of model and data.")
     ] = 0,
@@ -122,26 +113,8 @@ def train(
 
     The checkpoints have the size of a workload. Each writer in each mode trains the same steps, in
     turns with training without checkpoints. Losses must be equal bit for bit, also after a resume;
-    if not, the exit code is 4. --optimizer compares where the optimizer's state is instead.
+    if not, the exit code is 4.
     """
-    if optimizer is not None:
-        compare_optimizers(
-            ctx,
-            optimizer,
-            target=the_directory(target),
-            size=size,
-            steps=steps,
-            repeat=repeat,
-            model_params=model_params,
-            memory=memory,
-            seed=seed,
-            output=output,
-            report=report,
-            form=format_,
-            quiet=quiet,
-        )
-        return
-    check_effect(ctx, ("memory",), "only --optimizer has an offload engine")
     check_output(output)
     if report is not None:
         check_report(report)

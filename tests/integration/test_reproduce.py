@@ -106,26 +106,5 @@ def test_claims_that_are_not_known_are_refused(iobench: Command) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "iobench: unknown claim 'gemini'. "
-        "Known: async, checkfreq, hybrid-io, pccheck, sk-hynix-memory, sk-hynix-offload.\n"
+        "Known: async, checkfreq, hybrid-io, pccheck, sk-hynix-memory.\n"
     )
-
-
-def test_offloaded_state(iobench_inside: Command, target: Path, here: Path) -> None:
-    """Both byte claims hold on a real file system; two pairs decide nothing about seconds."""
-    options = ("--target", target, "--size", "4MiB", "--repeat", "2")
-    done = iobench_inside("reproduce", "sk-hynix-offload", *options, "--format", "json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    assert document["schema"] == "iobench.findings.offload/1"
-    answers = [one["answer"] for one in document["findings"]]
-    assert answers[2:] == ["undecided"] * 2
-    assert {one["name"] for one in document["optimizers"]} == {"offload", "resident"}
-    assert os.listdir(target) == []
-    again = ("--results", document["record"], "--report", "page.html")
-    done = iobench_inside("reproduce", "sk-hynix-offload", *again)
-    assert done.returncode == 0, done.stderr
-    assert "training starts sooner than after a full load (torch-save)" in done.stdout
-    assert "a checkpoint transfers no optimizer state: " in (here / "page.html").read_text()
-    refused = iobench_inside("reproduce", "sk-hynix-offload", "--results", "x.jsonl")
-    assert refused.returncode == 2
-    assert "x.jsonl: not a record of iobench train --optimizer offload" in refused.stderr

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from support.preloaded import Preloaded
 
-from iobench.report.page.kinds import page_of
 from iobench.results import read
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -155,63 +154,3 @@ def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
         "iobench: interrupted; temporary files are removed",
     ]
     assert "interrupted" in page.read_text()
-
-
-OFFLOADED = (
-    *("--size", "4MiB", "--steps", "2", "--repeat", "2", "--model-params", "100000"),
-    *("--memory", "1MiB"),
-)
-
-
-def test_train_with_several_optimizers(iobench: Command, target: Path, tmp_path: Path) -> None:
-    """The same bits by each; a pin writes a record, the others the state or more of it. All of it
-    is in the result file, and on the page."""
-    names = ("--optimizer", "offload,resident,mmap")
-    record, page = tmp_path / "record.jsonl", tmp_path / "page.html"
-    files = ("-o", record, "--report", page)
-    done = iobench(
-        *("train", *names, "--target", target, *OFFLOADED, "--format", "json", *files), **ONE_THREAD
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert json.loads(record.read_text()) == found
-    shown = page_of([record])
-    assert list(shown.charts) == ["step", "memory", "written", "stall", "durable", "restore"]
-    assert "mmap copy, a checkpoint" in shown.charts["written"].alt
-    assert "Until a checkpoint is durable" in page.read_text()
-    assert found["schema"] == "iobench.train.optimizer/1"
-    state = found["state_bytes"]
-    by_name = {one["name"]: one for one in found["optimizers"]}
-    assert list(by_name) == ["offload", "resident", "mmap"]
-    for one in by_name.values():
-        assert one["losses_equal"]
-        assert len(one["step_s"]) == 2
-        assert len(one["update_s"]) == 4
-        assert all(restore["equal"] for restore in one["restores"])
-    written = {c["method"]: c["written_bytes"] for o in by_name.values() for c in o["checkpoints"]}
-    assert set(written) == {"pin", "checkpointer", "torch-save", "copy"}
-    assert written.pop("pin") < 0.03 * state  # a record, whose size does not depend on the state
-    assert all(size > 0.8 * state for size in written.values())
-    read = {r["method"]: r["read_bytes"] for o in by_name.values() for r in o["restores"]}
-    assert read["pin"] < 0.2 * state < 0.8 * state < read["checkpointer"]
-    assert sum(by_name["offload"]["written_bytes_per_step"]) / 2 == pytest.approx(state, rel=0.05)
-    assert not any(target.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--optimizer", "offload,ssd"), "offload, resident, mmap, each at most once"),
-        (("--optimizer", "mmap,mmap"), "each at most once"),
-        (("--optimizer", "offload", "--mode", "sync"), "--mode: no effect with --optimizer"),
-        (("--optimizer", "offload", "--size", "1MiB"), "less than the state of --model-params"),
-        (("--memory", "1GiB"), "only --optimizer has an offload engine"),
-    ],
-)
-def test_train_with_several_optimizers_refuses(
-    iobench_inside: Command, target: Path, options: tuple[str, ...], message: str
-) -> None:
-    """One line, and the exit code 2."""
-    done = iobench_inside("train", "--target", target, *options)
-    assert done.returncode == 2
-    assert message in done.stderr

@@ -15,7 +15,6 @@ from typing import Any
 from iobench.errors import UsageError
 from iobench.report.page.page import Page
 from iobench.results import ResultFile, read
-from iobench.train.optimizer_record import OptimizerRecord
 
 __all__ = ["KINDS", "RecordKind", "page_of"]
 
@@ -59,15 +58,7 @@ def _read_tuning(path: Path) -> Path | None:
         return None
 
 
-def _read_optimizers(path: Path) -> tuple[Path, OptimizerRecord] | None:
-    record = OptimizerRecord.read(path)
-    return None if record is None else (path, record)
-
-
 KINDS = {
-    "iobench train --optimizer": RecordKind(
-        reads=_read_optimizers, page="iobench.report.page.optimizers_page:optimizers_page"
-    ),
     "iobench autotune": RecordKind(
         reads=_read_tuning, page="iobench.report.page.tuning_page:tuning_page"
     ),

@@ -219,5 +219,3 @@ def test_two_records_that_no_claim_is_about(record: ResultFile) -> None:
 def test_an_unknown_claim_is_named() -> None:
     with pytest.raises(UnknownNameError, match="unknown claim 'hybridio'; did you mean"):
         study("hybridio")
-    with pytest.raises(UnknownNameError, match="did you mean 'sk-hynix-offload'"):
-        study("sk-hynix-offlod")

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile, read
 from iobench.results.scrub import Scrubbed, scrub, write_scrubbed
-from iobench.train.optimizer_record import OptimizerRecord
 from iobench.tune.journal import read_journal
 
 _EXAMPLE = Path(__file__).with_name("example.jsonl").read_bytes().splitlines()
@@ -190,21 +189,6 @@ def test_the_record_stays_and_no_file_is_replaced(tmp_path: Path, example: Resul
         write_scrubbed(example.path, copy, lambda _: copy.touch())  # meanwhile, by somebody
     assert copy.exists()
     assert example.path.read_bytes().splitlines() == _EXAMPLE
-
-
-def test_a_record_of_optimizers(tmp_path: Path) -> None:
-    """`train --optimizer` writes another kind of file."""
-    record, copy = tmp_path / "record.jsonl", tmp_path / "copy.jsonl"
-    text = (_REFERENCES / "benchmarks" / "offload-train.jsonl").read_text()
-    record.write_text(text.replace('"/path"', '"/mnt/of-jane"'))
-    answer = CliRunner().invoke(app, ["results", "scrub", str(record), "-o", str(copy)])
-    assert answer.exit_code == 0, answer.exception
-    assert "/mnt/of-jane" in answer.stdout
-    assert "jane" not in copy.read_text()
-    before, after = OptimizerRecord.read(record), OptimizerRecord.read(copy)
-    assert before is not None
-    assert after is not None
-    assert after.optimizers == before.optimizers
 
 
 def test_a_killed_tuning_has_an_unfinished_line(tmp_path: Path) -> None:
