@@ -1,7 +1,7 @@
 """Steps of offloaded AdamW beside fio's mixed job of the same traffic, in random order.
 
     python benchmarks/offload.py --target DIRECTORY [--parameters 300000000] [--rounds 5]
-        [--memory 1GiB] [--engine thread] [--steps 2] [--mmap] [--swap] [--record FILE]
+        [--memory 1GiB] [--steps 2] [--mmap] [--swap] [--record FILE]
 
 Arms of each round:
 
@@ -16,7 +16,7 @@ Arms of each round:
 - `swap` (with `--swap`): the same update with DeepSpeed's asynchronous I/O operator, which swaps
   the state in and out in place; then fsync. Its parameters are not written.
 
-CPU seconds of each arm are those of this process (not of fio, and not of `--engine process`).
+CPU seconds of each arm are those of this process (not of fio).
 
 At the end: `resume` with the bytes that it read (/proc/self/io), and with `verify`, which reads the
 whole state.
@@ -107,7 +107,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--memory", default="1GiB")
-    parser.add_argument("--engine", default="thread")
     parser.add_argument("--iodepth", type=int, default=8)
     parser.add_argument("--block-size", default="4MiB")
     parser.add_argument("--mmap", action="store_true")
@@ -132,7 +131,6 @@ def measure(
         model,
         scratch / "state",
         memory=arguments.memory,
-        engine=arguments.engine,
         iodepth=arguments.iodepth,
         block_size=arguments.block_size,
     )

@@ -1,11 +1,10 @@
 """Kill trainings with offloaded state at random calls, again and again. Figures of docs/offload.md.
 
-    PYTHONPATH=tests python benchmarks/offload_kills.py --kills 500 --seed 1 [--engine process]
+    PYTHONPATH=tests python benchmarks/offload_kills.py --kills 500 --seed 1
 
 After each kill, what resume finds is compared with a stock training that was never interrupted: all
 parameters, masters, moments and counters of the newest generation and of each pin. The first
-difference ends the run with exit code 1. Half of the trainings update chunks during backward. With
-`--engine process` the trainer or its engine is killed, by lot.
+difference ends the run with exit code 1. Half of the trainings update chunks during backward.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--engine", choices=["thread", "process"], default="thread")
     asked = parser.parse_args()
     moments, began = random.Random(asked.seed), time.monotonic()
     points: Counter[str] = Counter()
@@ -35,7 +33,7 @@ def main() -> int:
         while kills.kills < asked.kills:
             before = kills.kills
             try:
-                point = kills.kill_at_random(Path(name) / "state", moments, asked.engine)
+                point = kills.kill_at_random(Path(name) / "state", moments)
             except Exception as error:  # noqa: BLE001 -- reported with the point
                 print(f"{type(error).__name__}: {error}\n{getattr(error, '__notes__', '')}")
                 return 1

@@ -1,7 +1,7 @@
 """How much of the update of offloaded AdamW a backward of the same length hides.
 
     python benchmarks/offload_overlap.py --target DIRECTORY [--parameters 300000000] [--rounds 5]
-        [--memory 1GiB] [--engine thread] [--steps 4] [--backward SECONDS] [--record FILE]
+        [--memory 1GiB] [--steps 4] [--backward SECONDS] [--record FILE]
 
 Backward waits, and computes nothing: on an accelerator it takes no time of the CPU either. It makes
 the gradients of 16 parameters one after the other, the last one first. It takes as long as the
@@ -78,7 +78,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--memory", default="1GiB")
-    parser.add_argument("--engine", default="thread")
     parser.add_argument("--backward", type=float)
     record.add_option(parser)
     arguments = parser.parse_args()
@@ -98,7 +97,6 @@ def measure(arguments: argparse.Namespace, scratch: Path, samples: record.Record
             models[overlap],
             scratch / str(overlap),
             memory=arguments.memory,
-            engine=arguments.engine,
             pins=0,
             overlap=overlap,
         )

@@ -1,14 +1,12 @@
 """What a pin after every step costs: time, and bytes that this process writes.
 
     python benchmarks/offload_pins.py --target DIRECTORY [--parameters 3e8] [--rounds 9] [--steps 4]
-        [--memory 1GiB] [--engine thread] [--clones] [--record FILE]
+        [--memory 1GiB] [--record FILE]
 
 Arms of each round, in random order: `step` and `step again`, `--steps` calls of AdamW.step and then
 `wait`; `step and pin`, the same with a pin after each step. `step again` shows how much two equal
-arms differ here. Bytes are write_bytes of /proc/self/io, so they need `--engine thread`. All slots
-are written once before. A step writes 14 B for each bfloat16 parameter, and its record. `--clones`
-adds `step and clone`, a second optimizer whose pins are clones (xfs, btrfs): every write of its
-steps goes to blocks that a pin shares.
+arms differ here. Bytes are write_bytes of /proc/self/io. All slots are written once before. A step
+writes 14 B for each bfloat16 parameter, and its record.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import argparse
 import random
 import statistics
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import record
@@ -28,7 +25,6 @@ from iobench.offload import AdamW
 from iobench.units import format_seconds, format_size
 
 _ARMS = ["step", "step again", "step and pin"]
-_CLONES = "step and clone"
 _PINS = 1
 
 
@@ -54,44 +50,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--memory", default="1GiB")
-    parser.add_argument("--engine", default="thread")
-    parser.add_argument("--clones", action="store_true")
     record.add_option(parser)
     arguments = parser.parse_args()
     parameter = torch.nn.Parameter(torch.zeros(int(arguments.parameters), dtype=torch.bfloat16))
     parameter.grad = torch.full_like(parameter, 1e-3)
-    arms = [*_ARMS, _CLONES] if arguments.clones else _ARMS
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    bytes_: dict[str, list[float]] = {name: [] for name in arms}
+    seconds: dict[str, list[float]] = {name: [] for name in _ARMS}
+    bytes_: dict[str, list[float]] = {name: [] for name in _ARMS}
     with (
-        ExitStack() as stack,
         scratch_directory(arguments.target) as scratch,
         record.Record(arguments.record, target=scratch) as samples,
+        AdamW(
+            [parameter], Path(scratch) / "state", memory=arguments.memory, pins=_PINS
+        ) as optimizer,
     ):
-        optimizers = [
-            stack.enter_context(
-                AdamW(
-                    [parameter],
-                    Path(scratch) / f"state-{clones}",
-                    memory=arguments.memory,
-                    engine=arguments.engine,
-                    pins=_PINS,
-                    clone_pins=clones,
-                )
-            )
-            for clones in ((False, True) if arguments.clones else (False,))
-        ]
-        for optimizer in (*optimizers, *optimizers):
+        for _ in range(2):
             block(optimizer, _PINS + 2, pins=True)  # the first write of reserved space costs more
         for turn in range(arguments.rounds):
-            for name in random.sample(arms, len(arms)):
-                optimizer = optimizers[name == _CLONES]
-                pins = name in ("step and pin", _CLONES)
+            for name in random.sample(_ARMS, len(_ARMS)):
+                pins = name == "step and pin"
                 elapsed_s, written = block(optimizer, arguments.steps, pins=pins)
                 seconds[name].append(elapsed_s)
                 bytes_[name].append(written)
                 samples.sample(name, turn, elapsed_s, bytes=round(written))
-    for name in arms:
+    for name in _ARMS:
         ratios = [own / base for own, base in zip(seconds[name], seconds["step"], strict=True)]
         more = statistics.median(bytes_[name]) - statistics.median(bytes_["step"])
         print(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from iobench.checkpoint.manifest import MANIFEST, Manifest, PinnedGeneration
+from iobench.checkpoint.manifest import MANIFEST, PinnedGeneration
 from iobench.checkpoint.order import outlines, readable_manifest
-from iobench.checkpoint.pinned_state import FoundPin, PinnedState, described_pin
+from iobench.checkpoint.pinned_state import PinnedState, described_pin
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import UsageError, transfer_errors
@@ -36,37 +36,22 @@ class PinLedger:
         self._gone: set[str] = set()
         """Pins that no checkpoint names, not even after a power cut."""
         self._others = 0
-        self._elsewhere: dict[int, str] = {}
-        """Pins of checkpoints that another number of ranks saved."""
-        self._unread: set[int] = set()
-        self._left = False
-        """Whether another number of ranks may have left what nothing needs any more."""
 
     def start(self) -> None:
         """Read all manifests; release the pins that this directory held for none of them."""
-        self._begin(outlines(self._store, self._store.steps()))
-
-    def _begin(self, manifests: Mapping[int, Manifest | None]) -> None:
-        for step, one in manifests.items():
+        unread: set[int] = set()
+        for step, one in outlines(self._store, self._store.steps()).items():
             if one is None:
-                self._unread.add(step)
-            elif one.pinned:
-                mine = len(one.pinned) == self._state.ranks
-                (self._named if mine else self._elsewhere)[step] = one.pinned[0].pin
+                unread.add(step)
+            elif isinstance(one.offload, PinnedGeneration):
+                self._named[step] = one.offload.pin
         named = set(self._named.values())
-        for pin in self._state.found():
-            if pin.name in named or self._unneeded(pin):
+        for pin in self._state.found(self.owner):
+            if pin.name in named or (pin.own and pin.step not in unread):
                 self._own.add(pin.name)
             else:
                 self._others += 1
-        self._left = True
         self.sweep()
-
-    def _unneeded(self, pin: FoundPin) -> bool:
-        """Return whether this directory made `pin`, and no checkpoint can have it."""
-        named = {*self._named.values(), *self._elsewhere.values()}
-        ours = pin.owner == self.owner and pin.step not in self._unread
-        return ours and pin.name not in named
 
     @property
     def owner(self) -> str:
@@ -119,7 +104,6 @@ class PinLedger:
         with self._lock:
             if manifest and manifest.pinned and manifest.pinned[0].pin == name:
                 self._named[save.step] = name
-                self._left |= self._elsewhere.pop(save.step, None) is not None
             del self._pending[name]
             removed = self._removed()
         if removed:  # here, and not in the trainer's thread
@@ -146,21 +130,15 @@ class PinLedger:
                     self._gone.add(name)
             self._removed()
             free = self._own - {*self._named.values(), *self._pending}
-            synced = free <= self._gone and not self._left
-        if self._state.closed or not (free or self._left):
+            synced = free <= self._gone
+        if self._state.closed or not free:
             return
         if not synced:
             self._sync()
-        self._release(free)
-        with self._lock:
-            self._gone -= free
-        if self._left:
-            self._left = False
-            self._state.remove_others(self._unneeded)
-
-    def _release(self, free: set[str]) -> None:
         self._state.release(free)
         self._own -= free
+        with self._lock:
+            self._gone -= free
 
     def _removed(self) -> set[str]:
         """Forget the checkpoints that were removed; return their pins. Needs the lock."""
@@ -168,14 +146,10 @@ class PinLedger:
         saving = {save.step for save in self._pending.values()}
         steps = [
             step
-            for step in (*self._named, *self._elsewhere)
+            for step in self._named
             if step not in saving and not (self._store.locate(step) / MANIFEST).exists()
         ]
-        elsewhere = self._elsewhere.keys() & set(steps)
-        for step in elsewhere:
-            del self._elsewhere[step]
-        self._left |= bool(elsewhere)
-        return {self._named.pop(step) for step in steps if step in self._named}
+        return {self._named.pop(step) for step in steps}
 
     def _sync(self) -> None:
         """Make removals durable: a power cut must not bring back a checkpoint without its pin."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,16 +19,12 @@ class FoundPin:
 
     name: str
     step: int
-    owner: str | None
-    """Who holds it; None if that cannot be read."""
+    own: bool
+    """Whether the Checkpointer that asks holds it."""
 
 
 class PinnedState(Protocol):
     """What a Checkpointer needs of an optimizer; iobench.offload.HeldPins has it."""
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks have a part of it."""
 
     @property
     def most(self) -> int:
@@ -38,8 +34,8 @@ class PinnedState(Protocol):
     def closed(self) -> bool:
         """Whether the optimizer is closed."""
 
-    def found(self) -> list[FoundPin]:
-        """Wait until all is durable, and return the pins that are held."""
+    def found(self, owner: str) -> list[FoundPin]:
+        """Wait until all is durable, and return the pins that are held, by `owner` or others."""
 
     def hold(self, step: int, owner: str) -> str:
         """Pin the state after the last step; return the name of the pin. Waits for nothing."""
@@ -53,11 +49,8 @@ class PinnedState(Protocol):
     def durable(self, name: str) -> PinnedGeneration:
         """Wait until the pin is durable. For any thread. Raises TransferError."""
 
-    def restore(self, pinned: Sequence[PinnedGeneration]) -> None:
-        """Go on from this generation, whose ranks have one part each. Call of all ranks.
-
-        Raises DataMismatchError when it is damaged or gone.
-        """
+    def restore(self, pinned: PinnedGeneration) -> None:
+        """Go on from this generation. Raises DataMismatchError when it is damaged or gone."""
 
     def export(self, pinned: PinnedGeneration) -> tuple[PinnedGeneration, FileImage]:
         """Return `pinned` with its files for a remote tier, and a small file that describes them.
@@ -71,12 +64,8 @@ class PinnedState(Protocol):
     def restore_files(self, manifest: Manifest, location: Any, writer: Writer) -> None:
         """Go on from the files of a checkpoint at `location`, as a new generation of this state.
 
-        Call of all ranks. It is durable on return. Raises DataMismatchError, StateMismatchError,
-        TransferError.
+        It is durable on return. Raises DataMismatchError, StateMismatchError, TransferError.
         """
-
-    def remove_others(self, unused: Callable[[FoundPin], bool]) -> None:
-        """Remove what another number of ranks has left, if all its pins are `unused`."""
 
 
 def described_pin(

@@ -15,10 +15,6 @@ def kind_of_checkpointer(world: AnyWorld, offload: Any) -> type | None:
     It takes time to import the others, so each is imported where it is needed.
     """
     if World.of(world).size > 1:
-        if offload is not None:
-            from iobench.dist.ranked_offload import RankedOffloadCheckpointer
-
-            return RankedOffloadCheckpointer
         from iobench.dist.ranked import RankedCheckpointer
 
         return RankedCheckpointer

@@ -61,7 +61,7 @@ class OffloadCheckpointer(PinnedSaves):
     _pins: PinLedger
 
     def __init__(self, location: str | Path, *, offload: Any, **options: Any) -> None:
-        self._offloaded = pinned_state(offload, options, ranks=1)
+        self._offloaded = pinned_state(offload, options)
         super().__init__(location, **options)
         interpreter_end.at_end(self, OffloadCheckpointer._at_end)
         try:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.manifest import Manifest, PinnedGeneration
 from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.retention import KeepLast
 from iobench.dist.checkpointer import Checkpointer
@@ -46,9 +46,9 @@ class PinnedSaves(Checkpointer):
     def load(self, step: int | Literal["latest"] = "latest", **options: Any) -> Any:
         """Return the state of a checkpoint; model and optimizer go on from its generation.
 
-        Only the parameters are read, in addition to the checkpoint's files, unless another number
-        of ranks has saved it, or only the remote tier has it. See Checkpointer.load. When nothing
-        can be restored, the optimizer is closed.
+        Only the parameters are read, in addition to the checkpoint's files, unless only the remote
+        tier has the state. See Checkpointer.load. When nothing can be restored, the optimizer is
+        closed.
         """
         self._check_usable()
         if options.get("warm"):
@@ -58,12 +58,18 @@ class PinnedSaves(Checkpointer):
 
     def _restore_offload(self, nearest: RemoteCopies | None) -> Callable[[Manifest], None]:
         def go_on(manifest: Manifest) -> None:
-            if not manifest.pinned:
+            pinned = manifest.offload
+            if pinned is None:
                 raise DataMismatchError(
                     f"{self._store}: step {manifest.step} was saved without an offloaded optimizer"
                 )
+            if not isinstance(pinned, PinnedGeneration):
+                raise DataMismatchError(
+                    f"{self._store}: step {manifest.step} was saved by {len(pinned)} ranks with "
+                    "ShardedAdamW, which this iobench does not have"
+                )
             try:
-                self._offloaded.restore(manifest.pinned)
+                self._offloaded.restore(pinned)
             except DataMismatchError as error:
                 found = self._copy_of(manifest, nearest)
                 if found is None:
@@ -90,19 +96,14 @@ class PinnedSaves(Checkpointer):
                 self._pins.settle()
 
 
-def pinned_state(offload: Any, options: Mapping[str, Any], *, ranks: int) -> PinnedState:
-    """Return the state of `offload=` that a Checkpointer with `options` pins, in a job of `ranks`.
+def pinned_state(offload: Any, options: Mapping[str, Any]) -> PinnedState:
+    """Return the state of `offload=` that a Checkpointer with `options` pins.
 
     Raises OptionError when they do not go together.
     """
     if not callable(getattr(offload, "checkpoint_pins", None)):
         raise OptionError(f"offload={offload!r:.80}: takes an optimizer of iobench.offload")
     state: PinnedState = offload.checkpoint_pins()
-    if state.ranks != ranks:
-        raise OptionError(
-            f"offload: the optimizer has the state of {state.ranks} rank(s), the job has {ranks}; "
-            "with several ranks, give a ShardedAdamW of all of them"
-        )
     if any(type(one).__name__ != "Remote" for one in options.get("tiers") or ()):
         raise OptionError("offload: takes tiers=[Remote(...)]; a snapshot has no optimizer state")
     if options.get("placement") is not None:

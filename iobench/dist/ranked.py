@@ -23,7 +23,7 @@ from iobench.dist.control import Control, shared_control
 from iobench.dist.ranked_reads import RankedReads
 from iobench.dist.replicas.replicator import Replicator
 from iobench.dist.saves.assembly import Assembly
-from iobench.dist.saves.committer import Pins, RankCommitter
+from iobench.dist.saves.committer import RankCommitter
 from iobench.dist.saves.content import RankContent
 from iobench.dist.saves.part_writer import PartWriter
 from iobench.dist.saves.persister import RankPersister
@@ -31,7 +31,7 @@ from iobench.dist.saves.planning import Planning
 from iobench.dist.saves.structure import LocalState
 from iobench.dist.slice_planner import SlicePlanner
 from iobench.dist.world import AnyWorld, World
-from iobench.errors import RankError, UsageError
+from iobench.errors import OptionError, RankError, UsageError
 from iobench.writers.blocks.channel import Lease
 from iobench.writers.s3_store.target import is_s3
 
@@ -66,6 +66,11 @@ class RankedCheckpointer(RankedReads):
 
     def __init__(self, location: str | Path, *, world: AnyWorld = "job", **options: Any) -> None:
         self._world = World.of(world)
+        if options.get("offload") is not None:  # an error here does not wait for the other ranks
+            raise OptionError(
+                f"offload: for one process; this job has {self._world.size} ranks. Give each rank "
+                "an optimizer and a Checkpointer in directories of its own, with world='alone'"
+            )
         if options.get("tiers"):  # an error here does not wait for the other ranks
             from iobench.tiers.given import GivenTiers
 
@@ -123,7 +128,6 @@ class RankedCheckpointer(RankedReads):
             assembly=assembly,
             placing=placing,
             replicator=self._replicator,
-            pins=self._rank_pins(),
             hosts=hosts,
             drain=self._drain,
         )
@@ -321,9 +325,6 @@ class RankedCheckpointer(RankedReads):
             self._committer.commit(save, content, memory)
         finally:
             self._persister.give_back(lease)
-
-    def _rank_pins(self) -> Pins | None:
-        """Return the pins that saves hold in an optimizer."""
 
     def _warn_of_replicas(self) -> None:
         if self._replicator is not None:

@@ -82,7 +82,6 @@ class RankedReads(Checkpointer):
             like=like,
             restore_mode=self._restore_mode,
             deadline_s=self._deadline_s,
-            offload=self._restore_offload(both),
             from_memory=self._from_memory(memory) if self._memory_tiers else None,
             **({"next_tier": both.next_tier} if both else {}),
         )

@@ -1,4 +1,4 @@
-"""Optimizer state on storage: streaming AdamW, Adam and SGD, and every step as a checkpoint.
+"""Optimizer state on storage: streaming AdamW and Adam, and every step as a checkpoint.
 
 from iobench.offload import AdamW
 
@@ -11,16 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iobench.offload.algorithms import SGD, Adam, AdamW
-    from iobench.offload.ranked import ShardedAdamW
+    from iobench.offload.algorithms import Adam, AdamW
 
-__all__ = ["SGD", "Adam", "AdamW", "ShardedAdamW"]
+__all__ = ["Adam", "AdamW"]
 
 _HOMES = {
-    "SGD": "iobench.offload.algorithms",
     "Adam": "iobench.offload.algorithms",
     "AdamW": "iobench.offload.algorithms",
-    "ShardedAdamW": "iobench.offload.ranked",
 }
 
 

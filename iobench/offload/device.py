@@ -23,7 +23,8 @@ class PinnedTransfer:
     def to_host(self, tensor: torch.Tensor, after: torch.cuda.Event | None = None) -> torch.Tensor:
         """Return the elements of `tensor` on the host, as they are after the event.
 
-        Without one: after the work that the caller's stream has so far.
+        Without one: after the work that the caller's stream has so far. Those of a tensor on a
+        device are in the buffer, which the next call overwrites.
         """
         if tensor.is_cpu:
             return tensor
@@ -36,7 +37,7 @@ class PinnedTransfer:
         with torch.cuda.stream(stream):
             buffer.copy_(tensor, non_blocking=True)
         stream.synchronize()
-        return buffer.clone()  # the next piece takes the same buffer
+        return buffer
 
     def to_device(self, values: torch.Tensor, tensor: torch.Tensor) -> None:
         """Copy `values`, which are on the host and have the same dtype, into `tensor`.

@@ -14,10 +14,19 @@ from typing import Any
 
 import torch
 
+from iobench.offload.device import PinnedTransfer
 from iobench.offload.engine import Engine
 from iobench.offload.groups import kept_values
 from iobench.offload.layout import ParameterPiece, StateLayout
-from iobench.offload.model import TrainerModel, flat_view, gradient_of, value_of
+from iobench.offload.model import (
+    ParameterMark,
+    TrainerModel,
+    flat_view,
+    gradient_of,
+    in_fp32,
+    marks_of,
+    value_of,
+)
 from iobench.offload.slots import digest_of
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
@@ -33,13 +42,14 @@ class _EarlyModel(TrainerModel):
         self,
         layout: StateLayout,
         parameters: Sequence[torch.Tensor],
-        versions: Sequence[int],
+        marks: Sequence[ParameterMark],
+        transfer: PinnedTransfer,
         ready: Callable[[int], bool],
         staged: dict[int, torch.Tensor],
     ) -> None:
-        super().__init__(parameters, versions)
+        super().__init__(parameters, marks, transfer)
         self._layout, self._wait, self._staged = layout, ready, staged
-        self._seen = [parameter._version for parameter in parameters]
+        self._seen = marks_of(parameters)
         self.gradients: dict[int, torch.Tensor] = {}
         """Given by the hooks: backward may replace `parameter.grad` at any time, without the GIL,
         so no other thread may look at it."""
@@ -54,19 +64,22 @@ class _EarlyModel(TrainerModel):
     def has_gradient(self, parameter: int) -> bool:
         return parameter in self.gradients
 
-    def gradient(self, piece: ParameterPiece) -> torch.Tensor:
+    def gradient(self, piece: ParameterPiece, scratch: torch.Tensor) -> torch.Tensor:
         gradient = self.gradients[piece.parameter].detach().contiguous().view(-1)
         event = self.events.get(piece.parameter)
         here = self.transfer.to_host(gradient[piece.begin : piece.end], event)
         # Before the update reads it: a change between the two makes them differ.
         self._prints[piece] = _fingerprint(here)
-        return here
+        return in_fp32(here, scratch, self._parameters[piece.parameter])
 
     def put(self, piece: ParameterPiece, values: torch.Tensor) -> None:
         parameter = self._parameters[piece.parameter]
         if piece.parameter not in self._staged:
             self._staged[piece.parameter] = torch.empty(
-                parameter.numel(), dtype=parameter.dtype, pin_memory=parameter.is_cuda
+                parameter.numel(),
+                dtype=parameter.dtype,
+                device="cpu",
+                pin_memory=parameter.is_cuda,
             )
         self._staged[piece.parameter][piece.begin : piece.end].copy_(values)
 
@@ -79,7 +92,7 @@ class _EarlyModel(TrainerModel):
 
     def _unchanged(self, piece: ParameterPiece) -> bool:
         parameter = self._parameters[piece.parameter]
-        if parameter._version != self._seen[piece.parameter]:
+        if marks_of([parameter]) != [self._seen[piece.parameter]]:
             return False
         if parameter.grad is None or not self.has_gradient(piece.parameter):
             return parameter.grad is None and not self.has_gradient(piece.parameter)
@@ -102,8 +115,14 @@ class EarlyUpdates:
     """
 
     def __init__(
-        self, engine: Engine, groups: Sequence[Mapping[str, Any]], versions: Sequence[int]
+        self,
+        engine: Engine,
+        groups: Sequence[Mapping[str, Any]],
+        marks: Sequence[ParameterMark],
+        transfer: PinnedTransfer,
     ) -> None:
+        """`transfer` is used by one thread at a time: by this one only before `finish`."""
+        self._transfer = transfer
         self._engine, self._layout, self._groups = engine, engine.layout, groups
         self._parameters = [one for group in groups for one in group["params"]]
         self._chunks: list[list[int]] = [[] for _ in self._parameters]
@@ -118,11 +137,11 @@ class EarlyUpdates:
         self._error: BaseException | None = None
         self._ignoring = self._warned = False
         self._pause = self._skip = 0
-        self._begin(versions)
+        self._begin(marks)
 
-    def _begin(self, versions: Sequence[int]) -> None:
+    def _begin(self, marks: Sequence[ParameterMark]) -> None:
         """Wait for the gradients of the next step."""
-        self._versions = versions
+        self._marks = marks
         self._model: _EarlyModel | None = None
         self._values: Any = None
         self._arrived: set[int] = set()
@@ -170,7 +189,12 @@ class EarlyUpdates:
         if self._model is None:
             self._values = kept_values(self._groups)
             self._model = _EarlyModel(
-                self._layout, self._parameters, self._versions, self._ready, self._staged
+                self._layout,
+                self._parameters,
+                self._marks,
+                self._transfer,
+                self._ready,
+                self._staged,
             )
             self._thread = Worker(target=self._run, name="iobench-offload-early", daemon=True)
             self._thread.start()
@@ -243,7 +267,7 @@ class EarlyUpdates:
             assert self._model is not None
             self._model.install(chunk)
 
-    def next(self, versions: Sequence[int], counted: Sequence[int]) -> None:
+    def next(self, marks: Sequence[ParameterMark], counted: Sequence[int]) -> None:
         """The step is over, and these chunks of it were done early: prepare the next one."""
         done = 0 if self._model is None else len(self._model.done)
         again = done - len(counted)
@@ -253,7 +277,7 @@ class EarlyUpdates:
             self._warn(again)
         elif done:
             self._pause = 0
-        self._begin(versions)
+        self._begin(marks)
 
     def _warn(self, again: int) -> None:
         if not self._warned:

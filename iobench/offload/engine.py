@@ -1,21 +1,19 @@
-"""ThreadEngine: steps, commits and pins on one state directory, with threads of this process."""
+"""Engine: steps, commits and pins on one state directory, with threads of its own."""
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from iobench.errors import OptionError, UsageError
-from iobench.offload.layout import StateLayout
-from iobench.offload.model import ChunkPace, StepModel, TrainerModel
+from iobench.offload.model import ChunkPace, StepModel
+from iobench.offload.record import GenerationRecord, HeldBy, check_groups
 from iobench.offload.store import GenerationStore
 from iobench.offload.stream import ChunkStream, Update
 from iobench.offload.update import ChunkUpdate
@@ -25,7 +23,7 @@ from iobench.units import parse_size
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Engine", "EngineOptions", "EngineProgress", "ThreadEngine"]
+__all__ = ["Engine", "EngineOptions", "EngineProgress"]
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -77,74 +75,14 @@ class EngineProgress:
     """How many of them are held."""
 
 
-class Engine(Protocol):
-    """What an optimizer needs. Every method raises TransferError after a failure of storage."""
+class Engine:
+    """What an optimizer needs of its state. It owns `store`, and closes it.
 
-    layout: StateLayout
-
-    @property
-    def reported(self) -> bool:
-        """Whether it has failed, and a method has raised that."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more becomes durable, as far as it is known. For any thread."""
-
-    def early(self, model: TrainerModel, groups: Groups, order: Sequence[int]) -> None:
-        """Begin the next step: update chunks as long as `model` is ready for the next one.
-
-        They come in the order that the last `step` was given, without one in `order`. Nothing of it
-        counts before `step`. No other method may be called meanwhile.
-        """
-
-    def step(
-        self,
-        model: TrainerModel,
-        groups: Groups,
-        *,
-        early: Collection[int] = (),
-        then: Sequence[int] | None = None,
-    ) -> None:
-        """Update the parameters that have a gradient; return when they are new and at most
-        `max_lag` steps are not durable.
-
-        What `early` has updated counts for the chunks in `early` only: `model` gets no values of
-        them, and those of all others. The next step will have its chunks in the order `then`."""
-
-    def pin(self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False) -> None:
-        """Pin the last generation with these values of the groups; waits for nothing."""
-
-    def unpin(self, extras: Sequence[str]) -> None:
-        """Release the held pins with these XXH3 of `extra`; waits for nothing."""
-
-    def begin_history(self, name: str) -> None:
-        """Give the next generations this name; see StateName. Without it, each engine has its own.
-
-        The ranks of a job call it alike before anything is written."""
-
-    def wait(self) -> None:
-        """Wait until all steps and pins are durable."""
-
-    def progress(self) -> EngineProgress:
-        """What is durable by now."""
-
-    def local(self) -> AbstractContextManager[ThreadEngine]:
-        """Provide an engine in this process, for work on the whole state."""
-
-    def close(self) -> None:
-        """Wait until all is durable, and release everything, also when that fails."""
-
-    def abandon(self) -> None:
-        """Release everything without an exception for what did not become durable."""
-
-
-class ThreadEngine:
-    """The engine in this process. It owns `store`, and closes it."""
+    Every method raises TransferError after a failure of storage.
+    """
 
     def __init__(self, store: GenerationStore, options: EngineOptions) -> None:
         self.store, self.options, self.layout = store, options, store.layout
-        self._released = False
-        self._history = secrets.token_hex(8)
         try:
             layout, base = store.layout, store.base
             buffers = min(layout.buffers(options.memory_bytes), max(2, layout.chunks))
@@ -155,7 +93,7 @@ class ThreadEngine:
             self._updates = 0 if base is None else base.updates
             self._generation = store.last_generation
             self._began_s = 0.0
-            self._scratch = torch.empty(layout.chunk_elements, dtype=torch.float32)
+            self._scratch = torch.empty(layout.chunk_elements, dtype=torch.float32, device="cpu")
             self._stream = ChunkStream(store, buffers=buffers, **options.speed)
         except BaseException:
             store.close()
@@ -163,16 +101,15 @@ class ThreadEngine:
 
     @property
     def reported(self) -> bool:
-        """See Engine."""
+        """Whether it has failed, and a method has raised that in the trainer's thread."""
         return self._stream.reported
 
-    @property
-    def ended(self) -> bool:
-        """See Engine."""
-        return self._released or self._stream.failure is not None
-
     def early(self, model: StepModel, groups: Groups, order: Sequence[int]) -> None:
-        """See Engine. `model` may be any StepModel."""
+        """Begin the next step: update chunks as long as `model` is ready for the next one.
+
+        They come in the order that the last `step` was given, without one in `order`. Nothing of it
+        counts before `step`. No other method may be called meanwhile.
+        """
         self._began_s = self._began_s or time.monotonic()
         with torch.no_grad():
             self._stream.run_early(
@@ -187,17 +124,24 @@ class ThreadEngine:
         self,
         model: StepModel,
         groups: Groups,
+        finish: Callable[[], None],
         *,
         early: Collection[int] = (),
         then: Sequence[int] | None = None,
     ) -> None:
-        """See Engine. `model` may be any StepModel."""
+        """Update the parameters that have a gradient; return when they are new and at most
+        `max_lag` steps are not durable.
+
+        What `early` has updated counts for the chunks in `early` only: `model` gets no values of
+        them, and those of all others. `finish` is called when they are new. The next step will
+        have its chunks in the order `then`."""
         due = [model.has_gradient(index) for index in range(len(self._counts))]
         self.write_generation(
             self._update(model, groups),
             groups,
             self._counts + np.array(due, dtype=np.uint64),
             self._updates + 1,
+            finish,
             pace=model,
             early=early,
             then=then,
@@ -213,22 +157,24 @@ class ThreadEngine:
         groups: Groups,
         counts: npt.NDArray[np.uint64],
         updates: int,
+        finish: Callable[[], None],
         *,
         pace: ChunkPace | None = None,
         early: Collection[int] = (),
         then: Sequence[int] | None = None,
-        tentative: bool = False,
     ) -> None:
-        """Make the next generation by `update`, and wait as `max_lag` asks.
-
-        `tentative`: see GenerationRecord.
-        """
+        """Make the next generation by `update`, call `finish`, and wait as `max_lag` asks."""
+        check_groups(self.layout, groups)
         generation, began_s = self._generation + 1, self._began_s or time.monotonic()
         self._began_s = 0.0
         with torch.no_grad():
             self._stream.run(
                 update, generation=generation, updates=updates, pace=pace, early=early, then=then
             )
+        # Ctrl-C before the commit is in the queue: the next step raises that this one was
+        # interrupted. After it: the parameters and the counters are those of this step already.
+        finish()
+        self._generation, self._counts, self._updates = generation, counts, updates
         self._stream.commit(
             Commit(
                 generation=generation,
@@ -236,11 +182,8 @@ class ThreadEngine:
                 counts=counts,
                 groups=groups,
                 began_s=began_s,
-                history=self._history,
-                tentative=tentative,
             )
         )
-        self._generation, self._counts, self._updates = generation, counts, updates
         reached = generation - self.options.max_lag
         self._stream.wait_for(lambda: self._durable_generation() >= reached)
 
@@ -248,49 +191,53 @@ class ThreadEngine:
         newest = self.store.newest
         return newest.generation if newest else 0
 
-    def pin(self, step: int, extra: bytes | None, groups: Groups, *, held: bool = False) -> None:
-        """See Engine."""
+    def pin(
+        self, step: int, extra: bytes | None, groups: Groups, held: HeldBy | None = None
+    ) -> None:
+        """Pin the last generation with these values of the groups; waits for nothing."""
         if not self._generation:
             raise UsageError(f"step {step}: nothing to pin before the first call of step()")
-        self._stream.pin(step, extra, groups, held=held)
+        check_groups(self.layout, groups)
+        self._stream.pin(step, extra, groups, held)
 
-    def unpin(self, extras: Sequence[str]) -> None:
-        """See Engine."""
-        self._stream.unpin(extras)
+    def unpin(self, names: Collection[str]) -> None:
+        """Release the held pins with these names; waits for nothing."""
+        self._stream.unpin(names)
 
-    def begin_history(self, name: str) -> None:
-        """See Engine."""
-        self._history = name
+    def wait_for_pin(self, name: str) -> GenerationRecord | None:
+        """Wait until the held pin is durable, and return its record. For any thread.
+
+        None when the engine has ended before, by a failure or by `close`.
+        """
+        return self._stream.wait_for_pin(name)
 
     def wait(self) -> None:
-        """See Engine."""
+        """Wait until all steps and pins are durable."""
         self._stream.wait()
 
     def progress(self) -> EngineProgress:
-        """See Engine."""
+        """What is durable by now."""
         self._stream.raise_failure()
         newest = self.store.newest
         return EngineProgress(
             updates=self._updates,
             durable_updates=newest.updates if newest else 0,
             pinned=tuple(pin.step for pin in self.store.pins),
-            held=sum(pin.held for pin in self.store.pins),
+            held=sum(pin.held is not None for pin in self.store.pins),
         )
 
-    @contextmanager
-    def local(self) -> Iterator[ThreadEngine]:
-        """See Engine."""
-        yield self
-
     def close(self) -> None:
-        """See Engine."""
+        """Wait until all is durable, and release everything, also when that fails."""
         try:
             self._stream.wait()
         finally:
             self.abandon()
 
     def abandon(self) -> None:
-        """See Engine. The garbage collector may call it in a thread of the stream."""
+        """Release everything without an exception for what did not become durable.
+
+        The garbage collector may call it in a thread of the stream.
+        """
         if self._stream.is_own_thread():
             threading.Thread(target=self._release, name="iobench-offload-end").start()
         else:
@@ -300,5 +247,4 @@ class ThreadEngine:
         try:
             self._stream.close()
         finally:
-            self._released = True
             self.store.close()

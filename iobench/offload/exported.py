@@ -1,8 +1,7 @@
 """Files of a pinned generation in a remote tier: made of the slots, and read back into a state.
 
 `optimizer-state` has the fp32 tensors of all chunks in order, without the headers of the slots; the
-checksums of its pieces are those in the generation's record. `optimizer.json` describes them. Of
-several ranks each has files of its own: `optimizer-state-0`, `optimizer-0.json`.
+checksums of its pieces are those in the generation's record. `optimizer.json` describes them.
 """
 
 from __future__ import annotations
@@ -10,85 +9,66 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import xxhash
 
-from iobench import linux
-from iobench.checkpoint.manifest import FileRecord, Manifest, Piece, PinnedGeneration
+from iobench.checkpoint.manifest import FileRecord, Manifest, Piece
 from iobench.errors import DataMismatchError, TransferError
-from iobench.offload.clones import PinClones
 from iobench.offload.files import StateFile, file_sizes
-from iobench.offload.layout import BLOCK, ParameterSpec, StateLayout
-from iobench.offload.ranges import whole_name
+from iobench.offload.layout import BLOCK, ParameterPiece, StateLayout
+from iobench.offload.model import place
 from iobench.offload.record import GenerationRecord
 from iobench.tiers.source_file import LocalDamageError, SourceFile
 from iobench.writers.base import Writer
 from iobench.writers.blocks.pages import fresh_pages
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, FileImage, Segment
 
-__all__ = ["ExportedFiles", "ExportedState", "SlotsFile"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
+__all__ = ["ExportedState", "SlotsFile", "description_of", "file_of"]
+
+_STATE, _DESCRIPTION = "optimizer-state", "optimizer.json"
 _SCHEMA = "iobench.offload.export/1"
 
 
-@dataclass(frozen=True)
-class ExportedFiles:
-    """The files of one rank; of None if there is only one."""
+def file_of(layout: StateLayout, record: GenerationRecord) -> FileRecord:
+    """Return the record of the file `optimizer-state` of a generation; reads nothing."""
+    pieces = tuple(
+        Piece(f"chunk {chunk}", layout.state_bytes(chunk) - BLOCK, f"{int(row['state']):016x}")
+        for chunk, row in enumerate(record.rows)
+    )
+    return FileRecord(path=_STATE, size_bytes=sum(one.size_bytes for one in pieces), pieces=pieces)
 
-    rank: int | None = None
 
-    @property
-    def state(self) -> str:
-        """The name of the file with the tensors."""
-        return "optimizer-state" if self.rank is None else f"optimizer-state-{self.rank}"
-
-    @property
-    def description(self) -> str:
-        """The name of the file that describes them."""
-        return "optimizer.json" if self.rank is None else f"optimizer-{self.rank}.json"
-
-    def record(self, layout: StateLayout, record: GenerationRecord) -> FileRecord:
-        """Return the record of the file `state` of a generation; reads nothing."""
-        pieces = tuple(
-            Piece(f"chunk {chunk}", layout.state_bytes(chunk) - BLOCK, f"{int(row['state']):016x}")
-            for chunk, row in enumerate(record.rows)
-        )
-        size_bytes = sum(one.size_bytes for one in pieces)
-        return FileRecord(path=self.state, size_bytes=size_bytes, pieces=pieces)
-
-    def described(self, layout: StateLayout, record: GenerationRecord) -> FileImage:
-        """Return the file `description` of a generation."""
-        text = json.dumps(
-            {
-                "schema": _SCHEMA,
-                "layout": json.loads(layout.to_json()),
-                "updates": record.updates,
-                "counts": [int(count) for count in record.counts],
-                "groups": [dict(group) for group in record.groups],
-            }
-        )
-        return FileImage.of(self.description, [np.frombuffer(text.encode(), dtype=np.uint8)])
+def description_of(layout: StateLayout, record: GenerationRecord) -> FileImage:
+    """Return the file `optimizer.json` of a generation."""
+    text = json.dumps(
+        {
+            "schema": _SCHEMA,
+            "layout": json.loads(layout.to_json()),
+            "updates": record.updates,
+            "counts": [int(count) for count in record.counts],
+            "groups": [dict(group) for group in record.groups],
+        }
+    )
+    return FileImage.of(_DESCRIPTION, [np.frombuffer(text.encode(), dtype=np.uint8)])
 
 
 class SlotsFile(SourceFile):
-    """A file `name` with the tensors, read from the slots of a pinned generation past the page
-    cache.
+    """The file `optimizer-state`, read from the slots of a pinned generation past the page cache.
 
     Its pin must stay held. Any thread may read.
     """
 
-    def __init__(
-        self, directory: Path, layout: StateLayout, record: GenerationRecord, name: str
-    ) -> None:
+    def __init__(self, directory: Path, layout: StateLayout, record: GenerationRecord) -> None:
         """Open the file of the slots. Raises LocalDamageError."""
-        self.name, self._layout, self._rows = name, layout, record.rows
-        self._clones = PinClones(directory, layout)
+        self.name, self._layout, self._rows = _STATE, layout, record.rows
         sizes = [layout.state_bytes(chunk) - BLOCK for chunk in range(layout.chunks)]
         self._starts = [0, *itertools.accumulate(sizes)]
         self.size_bytes = self._starts[-1]
@@ -110,11 +90,9 @@ class SlotsFile(SourceFile):
     def _read(self, chunk: int, start: int, stop: int) -> Bytes:
         """Return a part of a chunk; direct reads are of whole blocks."""
         begin, end = start // BLOCK * BLOCK, -(-stop // BLOCK) * BLOCK
-        slot = int(self._rows[chunk]["slot"])
-        offset = self._layout.offset("state", chunk, slot) + BLOCK
+        offset = self._layout.state_offset(chunk, int(self._rows[chunk]["slot"])) + BLOCK
         try:
-            with self._clones.file_of("state", slot, self._file) as file:
-                data = file.read(end - begin, offset + begin)
+            data = self._file.read(end - begin, offset + begin)
         except (DataMismatchError, TransferError) as error:
             raise LocalDamageError(str(error)) from error
         return data[start - begin : stop - begin]
@@ -124,38 +102,16 @@ class SlotsFile(SourceFile):
         self._file.close()
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportedState:
-    """The part of one rank in the files of a checkpoint. An OldPart."""
+    """The optimizer's state in the files of a checkpoint at `location`. A StateSource.
 
-    layout: StateLayout
-    updates: int
-    counts: Sequence[int]
-    groups: Sequence[Mapping[str, Any]]
-    file: FileRecord
-    location: str | Path
-    writer: Writer
+    It takes memory for one chunk, however large the file is.
+    """
 
-    @classmethod
-    def parts(cls, manifest: Manifest, location: str | Path, writer: Writer) -> list[ExportedState]:
-        """Read the descriptions of all ranks. Raises DataMismatchError, TransferError."""
-        pinned = manifest.pinned
-        several = len(pinned) > 1
-        return [
-            cls._part(manifest, ExportedFiles(rank if several else None), one, location, writer)
-            for rank, one in enumerate(pinned)
-        ]
-
-    @classmethod
-    def _part(
-        cls,
-        manifest: Manifest,
-        names: ExportedFiles,
-        pinned: PinnedGeneration,
-        location: str | Path,
-        writer: Writer,
-    ) -> ExportedState:
-        record = manifest.file(names.description)
+    def __init__(self, manifest: Manifest, location: str | Path, writer: Writer) -> None:
+        """Read the description. Raises DataMismatchError, TransferError."""
+        self._location, self._writer = location, writer
+        record = manifest.file(_DESCRIPTION)
         memory = np.empty(record.size_bytes, dtype=np.uint8)
         writer.read(FileImage.of(record.path, [memory]), location)
         where = f"{location}/{record.path}"
@@ -164,45 +120,68 @@ class ExportedState:
         found = json.loads(memory.tobytes())
         if found.get("schema") != _SCHEMA:
             raise DataMismatchError(f"{where}: schema {found.get('schema')!r} is not {_SCHEMA!r}")
-        (file,) = (one for one in pinned.files if one.path == names.state)
-        return cls(
-            layout=StateLayout.from_json(json.dumps(found["layout"]), where),
-            updates=found["updates"],
-            counts=found["counts"],
-            groups=found["groups"],
-            file=file,
-            location=location,
-            writer=writer,
-        )
+        (pinned,) = manifest.pinned
+        (self._file,) = (one for one in pinned.files if one.path == _STATE)
+        self.layout = StateLayout.from_json(json.dumps(found["layout"]), where)
+        self.updates: int = found["updates"]
+        self.groups: Sequence[Mapping[str, Any]] = found["groups"]
+        self.counts: npt.NDArray[np.uint64] = np.array(found["counts"], dtype=np.uint64)
+        self._pieces = self._read_pieces()
+        self._piece: tuple[ParameterPiece, list[torch.Tensor]] | None = None
 
     @property
     def where(self) -> str:
-        """The place, for messages."""
-        return f"{self.location}/{self.file.path}"
+        """The file, for messages."""
+        return f"{self._location}/{self._file.path}"
 
-    def check_same(self, specs: Sequence[ParameterSpec]) -> None:
-        """Raise StateMismatchError unless `specs` are the parameters, and this is all of them.
+    def read(self, parameter: int, begin: int, into: Sequence[torch.Tensor]) -> None:
+        """See StateSource. Its chunks may have another size than ours."""
+        at, end = begin, begin + len(into[0])
+        while at < end:
+            if self._piece is None or (self._piece[0].parameter, self._piece[0].end) <= (
+                parameter,
+                at,
+            ):
+                self._piece = next(self._pieces)
+                continue
+            piece, tensors = self._piece
+            stop = min(piece.end, end)
+            for own, tensor in zip(into, tensors, strict=True):
+                own[at - begin : stop - begin].copy_(tensor[at - piece.begin : stop - piece.begin])
+            at = stop
 
-        Its whole shapes are compared, if it is not the part of a rank.
-        """
-        if all(whole_name(one.name) == one.name for one in self.layout.parameters):
-            self.layout.check_same(specs, self.where)
-
-    @contextmanager
-    def chunks(self) -> Iterator[Callable[[int], Bytes]]:
-        """Yield a function that returns the fp32 tensors of a chunk, compared with its checksum."""
-        # Address space for the whole file; only one chunk takes memory.
-        memory = fresh_pages(self.file.size_bytes, huge=False)
-        image = FileImage.of(self.file.path, [memory])
-        starts = [0, *itertools.accumulate(piece.size_bytes for piece in self.file.pieces)]
-
-        def read(chunk: int) -> Bytes:
-            start, stop = starts[chunk], starts[chunk + 1]
-            if chunk:  # the one before is used
-                linux.give_up_pages(memory.ctypes.data, start)
-            self.writer.read(image, self.location, start=start, stop=stop)
-            if xxhash.xxh3_64_hexdigest(memory[start:stop].data) != self.file.pieces[chunk].xxh3_64:
+    def _read_pieces(self) -> Iterator[tuple[ParameterPiece, list[torch.Tensor]]]:
+        """Yield each piece with its tensors, compared with their checksum."""
+        memory = fresh_pages(max(one.size_bytes for one in self._file.pieces), huge=True)
+        start = 0
+        for chunk, expected in enumerate(self._file.pieces):
+            data = memory[: expected.size_bytes]
+            self._read_range(start, data)
+            if xxhash.xxh3_64_hexdigest(data.data) != expected.xxh3_64:
                 raise DataMismatchError(f"{self.where}: chunk {chunk} differs from its checksum")
-            return memory[start:stop]
+            parts = torch.from_numpy(data).view(torch.float32).split(self.layout.elements(chunk))
+            for piece in self.layout.pieces(chunk):
+                yield piece, [place(piece, part) for part in parts]
+            start += expected.size_bytes
 
-        yield read
+    def _read_range(self, start: int, memory: Bytes) -> None:
+        """Fill `memory` with the bytes of the file from `start` on."""
+        stop = start + len(memory)
+        # An image describes the whole file. A read of [start, stop) does not touch the rest of it,
+        # which may be larger than the machine's memory.
+        rest = [(0, start, _hole(start)), (start, len(memory), memory)]
+        rest.append((stop, self._file.size_bytes - stop, _hole(self._file.size_bytes - stop)))
+        segments = tuple(
+            Segment(offset=offset, length=length, memory=one)
+            for offset, length, one in rest
+            if length
+        )
+        image = FileImage(path=self._file.path, segments=segments)
+        self._writer.read(image, self._location, start=start, stop=stop)
+
+
+def _hole(size_bytes: int) -> Bytes:
+    """Return an array of this size that takes the memory of one byte."""
+    return np.lib.stride_tricks.as_strided(
+        np.zeros(1, dtype=np.uint8), shape=(size_bytes,), strides=(0,)
+    )

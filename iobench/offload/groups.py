@@ -18,7 +18,6 @@ __all__ = [
     "kept_values",
     "kind_of",
     "put_values",
-    "sgd_defaults",
     "specs_of",
 ]
 
@@ -51,33 +50,8 @@ def adam_defaults(
     }
 
 
-def sgd_defaults(
-    *,
-    lr: float | torch.Tensor,
-    momentum: float,
-    dampening: float,
-    weight_decay: float,
-    nesterov: bool,
-    maximize: bool,
-) -> dict[str, Any]:
-    """Return the values of a group, with the keys of torch.optim.SGD."""
-    return {
-        "lr": lr,
-        "momentum": momentum,
-        "dampening": dampening,
-        "weight_decay": weight_decay,
-        "nesterov": nesterov,
-        "maximize": maximize,
-        "foreach": None,
-        "differentiable": False,
-        "fused": True,
-    }
-
-
 def kind_of(values: Mapping[str, Any]) -> str:
     """Return the optimizer that a group with these values belongs to."""
-    if "momentum" in values:
-        return "SGD"
     return "AdamW" if values.get("decoupled_weight_decay", True) else "Adam"
 
 
@@ -86,15 +60,13 @@ def check_values(group: Mapping[str, Any]) -> None:
     for name, value, good in _checked(group):
         if not good:
             raise OptionError(f"{name}={value}: out of range")
-    if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"]):
-        raise OptionError("nesterov=True: needs a momentum above 0, and dampening=0")
     for name in _UNSUPPORTED:
         if group.get(name):
             raise OptionError(f"{name}=True: not supported with offloaded state")
 
 
 def _checked(group: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    for name in ("lr", "eps", "weight_decay", "momentum"):
+    for name in ("lr", "eps", "weight_decay"):
         if name in group:
             yield name, group[name], group[name] >= 0
     for value in group.get("betas", ()):
@@ -136,10 +108,16 @@ def put_values(groups: Sequence[dict[str, Any]], kept: Sequence[Mapping[str, Any
 def specs_of(groups: Sequence[Mapping[str, Any]]) -> tuple[ParameterSpec, ...]:
     """Describe all parameters in order. Raises UsageError for one that cannot be offloaded."""
     found: list[ParameterSpec] = []
+    seen: dict[int, str] = {}
     for number, group in enumerate(groups):
         names = group.get("param_names") or [""] * len(group["params"])
         for name, parameter in zip(names, group["params"], strict=True):
             own = name or str(len(found))
+            if id(parameter) in seen:
+                raise UsageError(
+                    f"parameter {own} is parameter {seen[id(parameter)]}: give it once"
+                )
+            seen[id(parameter)] = own
             if dtype_name(parameter.dtype) not in DTYPE_BYTES:
                 raise UsageError(
                     f"parameter {own}: {dtype_name(parameter.dtype)} cannot be offloaded; "

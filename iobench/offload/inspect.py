@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from iobench.offload.clones import clones_bytes
 from iobench.offload.files import file_sizes, read_layout
 from iobench.offload.layout import StateLayout
 from iobench.offload.record_areas import read_records
@@ -41,8 +40,6 @@ class FoundState:
 
     layout: StateLayout
     reserved_bytes: int
-    cloned_bytes: int
-    """Size of the clones of pinned generations: at most so much space, as they share blocks."""
     generations: tuple[FoundGeneration, ...]
     """The newest first."""
 
@@ -74,6 +71,5 @@ def inspect(directory: Path) -> FoundState:
     return FoundState(
         layout=layout,
         reserved_bytes=sum(file_sizes(layout).values()),
-        cloned_bytes=clones_bytes(directory) if layout.clones else 0,
         generations=tuple(found.values()),
     )

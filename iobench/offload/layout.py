@@ -15,6 +15,7 @@ from iobench.errors import DataMismatchError, StateMismatchError, UsageError
 from iobench.units import MIB
 
 __all__ = [
+    "ADAM",
     "BLOCK",
     "DTYPE_BYTES",
     "FORMAT_VERSION",
@@ -38,10 +39,12 @@ multiples of 16 elements therefore give the same bits as the whole parameter.
 """
 DataFile = Literal["state", "parameters"]
 """The two files with slots."""
+ADAM = ("master", "exp_avg", "exp_avg_sq")
+"""The fp32 tensors of each parameter."""
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """The dtypes of parameters, with the bytes of an element."""
-FORMAT_VERSION = 2
-"""Version 1 has no clones, and is what is written without them."""
+FORMAT_VERSION = 1
+_CLONES_VERSION = 2
 _FORMAT = "iobench offload state"
 _DEFAULT_CHUNK = 4 * MIB
 _FP32 = 4
@@ -90,14 +93,12 @@ class StateLayout:
     pins: int
     """How many pinned generations are kept."""
     tensors: tuple[str, ...]
-    """Names of the fp32 tensors; the first one is the master weights."""
-    clones: bool = False
-    """Whether pinned generations are clones in files of their own, and take no slots."""
+    """Names of the fp32 tensors: ADAM."""
 
     @property
     def slots(self) -> int:
         """Places of each chunk: the durable generation, the one being written, and the pins."""
-        return 2 if self.clones else self.pins + 2
+        return self.pins + 2
 
     @functools.cached_property
     def _starts(self) -> list[int]:
@@ -176,17 +177,6 @@ class StateLayout:
         """Bytes of one slot of all chunks in this file."""
         return self._state_total if name == "state" else self._parameter_offsets[-1]
 
-    def chunk_bytes(self, name: DataFile, chunk: int) -> int:
-        """Bytes of one slot of `chunk` in this file."""
-        return self.state_bytes(chunk) if name == "state" else self.parameter_bytes(chunk)
-
-    def offset(self, name: DataFile, chunk: int, slot: int) -> int:
-        """Where the slot begins in this file, or in its clone."""
-        within = slot if slot < self.slots else 0
-        if name == "state":
-            return self.state_offset(chunk, within)
-        return self.parameter_offset(chunk, within)
-
     @property
     def buffer_bytes(self) -> int:
         """Bytes of memory that one chunk takes while it is read, updated and written."""
@@ -195,11 +185,7 @@ class StateLayout:
 
     def to_json(self) -> str:
         """The text of `layout.json`."""
-        fields = asdict(self)
-        version = FORMAT_VERSION if fields["clones"] else 1
-        if version == 1:
-            del fields["clones"]
-        return json.dumps({"format": _FORMAT, "version": version, **fields}, indent=1)
+        return json.dumps({"format": _FORMAT, "version": FORMAT_VERSION, **asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> StateLayout:
@@ -213,19 +199,27 @@ class StateLayout:
             raise DataMismatchError(f"{where}: damaged, not a layout of offload state") from error
         if not known:
             raise UsageError(f"{where}: not a layout of offload state")
-        if version not in range(1, FORMAT_VERSION + 1):
+        if version != FORMAT_VERSION:
+            clones = " (pins as clones)" if version == _CLONES_VERSION else ""
             raise UsageError(
-                f"{where}: format version {version}; this iobench reads 1 to {FORMAT_VERSION}. "
-                "Install the iobench that wrote it, or a newer one"
+                f"{where}: format version {version}{clones}; this iobench reads {FORMAT_VERSION}. "
+                "With the iobench that wrote it, iobench offload export DIRECTORY -o state.pt "
+                "makes a file for load_state_dict"
             )
         try:
             found["parameters"] = tuple(
                 ParameterSpec(**one | {"shape": tuple(one["shape"])}) for one in found["parameters"]
             )
             found["tensors"] = tuple(found["tensors"])
-            return cls(**found)
+            layout = cls(**found)
         except (KeyError, TypeError, ValueError) as error:
             raise DataMismatchError(f"{where}: damaged ({error})") from error
+        if layout.tensors != ADAM:
+            raise UsageError(
+                f"{where}: the state has {', '.join(layout.tensors)}; only that of AdamW and Adam "
+                f"can be used: {', '.join(ADAM)}"
+            )
+        return layout
 
     def check_same(self, given: Sequence[ParameterSpec], where: str) -> None:
         """Raise StateMismatchError unless `given` are the parameters of this layout, in order.
@@ -258,11 +252,9 @@ class StateLayout:
         cls,
         parameters: Sequence[ParameterSpec],
         *,
-        tensors: tuple[str, ...],
         pins: int,
         memory_bytes: int,
         chunk_elements: int | None = None,
-        clones: bool = False,
     ) -> StateLayout:
         """Choose the chunk size: 4 Mi elements, or less so that five buffers fit `memory_bytes`.
 
@@ -272,7 +264,7 @@ class StateLayout:
             raise UsageError("the parameters have no elements: there is nothing to optimize")
         if chunk_elements is not None and (chunk_elements < UNIT or chunk_elements % UNIT):
             raise UsageError(f"chunk_elements={chunk_elements}: choose a multiple of {UNIT}")
-        each = _FP32 * len(tensors) + max(DTYPE_BYTES[one.dtype] for one in parameters)
+        each = _FP32 * len(ADAM) + max(DTYPE_BYTES[one.dtype] for one in parameters)
         fitting = (memory_bytes - _GOOD_BUFFERS * 2 * BLOCK) // (_GOOD_BUFFERS * each + _FP32)
         whole = sum(-(-one.elements // ALIGN) * ALIGN for one in parameters)
         elements = chunk_elements or max(
@@ -283,13 +275,7 @@ class StateLayout:
             raise UsageError(
                 f"memory={memory_bytes}: too small; chunks of {elements} elements need {needed}"
             )
-        return cls(
-            parameters=tuple(parameters),
-            chunk_elements=elements,
-            pins=pins,
-            tensors=tensors,
-            clones=clones,
-        )
+        return cls(parameters=tuple(parameters), chunk_elements=elements, pins=pins, tensors=ADAM)
 
     def buffers(self, memory_bytes: int) -> int:
         """How many buffers fit `memory_bytes` next to the gradients of one chunk in fp32."""

@@ -11,7 +11,6 @@ from iobench.errors import DataMismatchError
 from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.files import StateFile
 from iobench.offload.mover import Mover
-from iobench.offload.slot_reader import SlotReader
 from iobench.offload.slots import digest_of
 from iobench.offload.store import GenerationStore
 
@@ -42,13 +41,13 @@ class ChunkLoader:
         loaded: Callable[[ChunkBuffer], None],
     ) -> None:
         self._store, self._loaded = store, loaded
-        self._reader = SlotReader(store, "state", open_mover)
+        self._mover = open_mover(store.state)
         self._begun: deque[ChunkBuffer] = deque()
         self._complete: set[int] = set()
 
     def __len__(self) -> int:
         """Return the number of pieces in flight."""
-        return len(self._reader)
+        return len(self._mover)
 
     def start(self, buffer: ChunkBuffer, chunk: int, row: np.void) -> None:
         """Begin to read `chunk` from where `row` says, if storage has it.
@@ -61,17 +60,14 @@ class ChunkLoader:
             self._done(chunk, ok=True)
         else:
             done = functools.partial(self._done, chunk)
-            self._reader.start(buffer.state, chunk, int(row["slot"]), done)
+            offset = self._store.layout.state_offset(chunk, int(row["slot"]))
+            self._mover.start(buffer.state, offset, done)
         self._deliver()
 
     def wait_one(self) -> None:
         """Wait until one piece has ended. Raises like `start`."""
-        self._reader.wait_one()
+        self._mover.wait_one()
         self._deliver()
-
-    def end_pass(self) -> None:
-        """Close the clones that were read. Nothing may be in flight."""
-        self._reader.close_clones()
 
     def _done(self, chunk: int, ok: bool) -> None:
         """Completion callback of a read."""
@@ -102,4 +98,4 @@ class ChunkLoader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._reader.close()
+        self._mover.close()

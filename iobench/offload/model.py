@@ -8,17 +8,21 @@ from typing import Protocol
 import torch
 
 from iobench.errors import UsageError
+from iobench.formats.tensors import dtype_name
 from iobench.offload.device import PinnedTransfer
 from iobench.offload.layout import ParameterPiece, StateLayout
 
 __all__ = [
     "AtOnce",
     "ChunkPace",
+    "ParameterMark",
     "StepModel",
     "TrainerModel",
-    "check_dense",
+    "check_gradients",
     "flat_view",
     "gradient_of",
+    "in_fp32",
+    "marks_of",
     "place",
     "value_of",
 ]
@@ -53,11 +57,13 @@ class StepModel(ChunkPace, Protocol):
     def was_written(self, parameter: int) -> bool:
         """Whether the trainer has written to the parameter since the last step."""
 
-    def gradient(self, piece: ParameterPiece) -> torch.Tensor:
-        """The gradient of a piece of the chunk; one-dimensional, and only once for each piece."""
+    def gradient(self, piece: ParameterPiece, scratch: torch.Tensor) -> torch.Tensor:
+        """The gradient of a piece of the chunk in fp32 on the host, which may be in `scratch`.
+
+        One-dimensional, and only once for each piece."""
 
     def value(self, piece: ParameterPiece) -> torch.Tensor:
-        """The piece itself, before the step; one-dimensional."""
+        """The piece itself, before the step, on the host; one-dimensional, until the next call."""
 
     def put(self, piece: ParameterPiece, values: torch.Tensor) -> None:
         """Take the new values of a piece, in its own dtype."""
@@ -76,9 +82,15 @@ def place(piece: ParameterPiece, tensor: torch.Tensor) -> torch.Tensor:
     return tensor[piece.at : piece.at + piece.end - piece.begin]
 
 
-def check_dense(layout: StateLayout, parameters: Sequence[torch.Tensor]) -> None:
-    """Raise UsageError for a gradient that is not dense."""
+def check_gradients(layout: StateLayout, parameters: Sequence[torch.Tensor]) -> None:
+    """Raise UsageError for a gradient that is not dense, or a parameter that is another one now."""
     for spec, parameter in zip(layout.parameters, parameters, strict=True):
+        if (tuple(parameter.shape), dtype_name(parameter.dtype)) != (spec.shape, spec.dtype):
+            raise UsageError(
+                f"parameter {spec.name}: {dtype_name(parameter.dtype)} {list(parameter.shape)} now,"
+                f" the state is of {spec.dtype} {list(spec.shape)}; convert the model before the "
+                "optimizer is made"
+            )
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise UsageError(
                 f"parameter {spec.name}: its gradient is {parameter.grad.layout}; only dense "
@@ -86,15 +98,30 @@ def check_dense(layout: StateLayout, parameters: Sequence[torch.Tensor]) -> None
             )
 
 
+ParameterMark = tuple[int, int]
+"""torch's counter of changes of a parameter, and its address: `parameter.data = ...` sets another
+tensor and does not count."""
+
+
+def marks_of(parameters: Sequence[torch.Tensor]) -> list[ParameterMark]:
+    """Return what differs later if the trainer has written to a parameter."""
+    return [(one._version, one.data_ptr()) for one in parameters]
+
+
 class TrainerModel(AtOnce):
     """The trainer's own parameters."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
-        """`versions`: torch's counters of changes after the last step."""
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        marks: Sequence[ParameterMark],
+        transfer: PinnedTransfer,
+    ) -> None:
+        """`marks`: those after the last step."""
         self._parameters = parameters
         # Now: each new value counts as a change.
-        self._written = [p._version != v for p, v in zip(parameters, versions, strict=True)]
-        self.transfer = PinnedTransfer()
+        self._written = [now != then for now, then in zip(marks_of(parameters), marks, strict=True)]
+        self.transfer = transfer
 
     def has_gradient(self, parameter: int) -> bool:
         return self._parameters[parameter].grad is not None
@@ -102,8 +129,9 @@ class TrainerModel(AtOnce):
     def was_written(self, parameter: int) -> bool:
         return self._written[parameter]
 
-    def gradient(self, piece: ParameterPiece) -> torch.Tensor:
-        return self.transfer.to_host(gradient_of(self._parameters[piece.parameter], piece))
+    def gradient(self, piece: ParameterPiece, scratch: torch.Tensor) -> torch.Tensor:
+        parameter = self._parameters[piece.parameter]
+        return in_fp32(self.transfer.to_host(gradient_of(parameter, piece)), scratch, parameter)
 
     def value(self, piece: ParameterPiece) -> torch.Tensor:
         return self.transfer.to_host(value_of(self._parameters[piece.parameter], piece))
@@ -113,6 +141,13 @@ class TrainerModel(AtOnce):
 
     def end(self, chunk: int) -> None:
         """Nothing to do: values are the trainer's own."""
+
+
+def in_fp32(gradient: torch.Tensor, scratch: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return `gradient`, which is on the host, in fp32: itself, or a copy in `scratch`."""
+    if gradient.dtype == torch.float32 and parameter.is_cpu:
+        return gradient
+    return scratch.copy_(gradient)  # that of a device is in a buffer for one piece
 
 
 def value_of(parameter: torch.Tensor, piece: ParameterPiece) -> torch.Tensor:

@@ -12,7 +12,6 @@ from iobench.offload.files import StateFile
 from iobench.offload.layout import BLOCK, DataFile
 from iobench.offload.mover import Mover
 from iobench.offload.record import NOWHERE, GenerationRecord
-from iobench.offload.slot_reader import SlotReader
 from iobench.offload.slots import digest_of
 from iobench.offload.store import GenerationStore
 from iobench.writers.blocks.pages import fresh_pages
@@ -111,6 +110,7 @@ def _read(
 ) -> None:
     """Read `slots` with several chunks in flight. All of it in one thread, whose ring it is."""
 
+    layout = store.layout
     open_mover = functools.partial(Mover, writes=False, iodepth=iodepth, block_size=block_size)
 
     def work(_: Blocks, __: Meter) -> None:
@@ -125,7 +125,8 @@ def _read(
                 check(slot, memory[: slot.size])
                 free.append(memory)
 
-        reader = SlotReader(store, name, open_mover)
+        reader = open_mover(store.file(name))
+        offset_of = layout.state_offset if name == "state" else layout.parameter_offset
         try:
             for slot in found:
                 while not free:
@@ -133,7 +134,7 @@ def _read(
                     deliver()
                 memory = free.pop()
                 done = functools.partial(_append_if, read, slot, memory)
-                reader.start(memory[: slot.size], slot.chunk, slot.number, done)
+                reader.start(memory[: slot.size], offset_of(slot.chunk, slot.number), done)
                 deliver()
             while len(reader):
                 reader.wait_one()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
-    *("NOWHERE", "ROW", "GenerationRecord", "Pin", "StateName"),
-    *("area_bytes", "empty_rows", "with_pin"),
+    *("NOWHERE", "ROW", "GenerationRecord", "HeldBy", "Pin"),
+    *("area_bytes", "check_groups", "empty_rows", "with_pin"),
 ]
 
 ROW = np.dtype(
@@ -36,8 +36,18 @@ _HEAD = struct.Struct("<8sIIQQ")
 _VERSION = 1
 _COUNT = np.dtype("<u8")
 _JSON_BYTES = 16 << 10
+_JSON_BYTES_OF_OTHERS = 1 << 10  # all but the groups and the pins
 _JSON_BYTES_PER_GROUP = 4 << 10
 _JSON_BYTES_PER_PIN = 256
+
+
+class HeldBy(NamedTuple):
+    """Who holds a pin that stays until it is released."""
+
+    name: str
+    """Random, and in the manifest of the checkpoint."""
+    owner: str
+    """XXH3 of the name of the Checkpointer's directory: a record has little space for each pin."""
 
 
 class Pin(NamedTuple):
@@ -47,18 +57,19 @@ class Pin(NamedTuple):
     step: int
     extra: str | None
     """XXH3 of the file with the values that the trainer added; None without any."""
-    held: bool = False
-    """Whether it stays until it is released: a Checkpointer's manifest names it."""
+    held: HeldBy | None = None
+    """None: it gives way to later pins of the trainer."""
+    sequence: int = 0
+    """The number of its own record, whose groups are those at the time of the pin."""
 
-
-class StateName(NamedTuple):
-    """What names one state: equal names in the ranks of a job are parts of the same state."""
-
-    history: str
-    """The random name of a start of the training, which all of its ranks agree on: each resume and
-    each load begins a new one. "" in records of older versions."""
-    updates: int
-    """Calls of `step`, which only grow in one history."""
+    @classmethod
+    def of_json(
+        cls, generation: int, step: int, extra: str | None, held: Any = None, sequence: int = 0
+    ) -> Pin:
+        """Return the pin that a record has as these values."""
+        if held is True:  # of an older version, where an extra file named it and its owner
+            return cls(generation, step, extra, HeldBy(extra or "", ""))
+        return cls(generation, step, extra, HeldBy(*held) if held else None, sequence)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,15 +95,6 @@ class GenerationRecord:
     """Seconds since the epoch at the commit."""
     elapsed_s: float = 0.0
     """Seconds from the first chunk of the generation until its chunks were durable."""
-    history: str = ""
-    """See StateName."""
-    tentative: bool = False
-    """Whether it counts only if all ranks have it, and the generation before is still needed."""
-
-    @property
-    def name(self) -> StateName:
-        """What all ranks call this state."""
-        return StateName(self.history, self.updates)
 
     def encode(self, capacity_bytes: int) -> bytes:
         """Return the bytes of the record, padded to whole blocks.
@@ -109,8 +111,6 @@ class GenerationRecord:
                 "damaged": self.damaged,
                 "time_s": self.time_s,
                 "elapsed_s": self.elapsed_s,
-                "history": self.history,
-                "tentative": self.tentative,
             }
         ).encode()
         body = text + self.rows.tobytes() + self.counts.astype(_COUNT).tobytes()
@@ -125,17 +125,23 @@ class GenerationRecord:
 
     @classmethod
     def decode(cls, data: bytes, layout: StateLayout) -> GenerationRecord | None:
-        """Return the record; None for an area without one, a torn or a damaged one."""
+        """Return the record; None for an area without one, a torn or a damaged one.
+
+        Raises UsageError for a record of another version.
+        """
         if len(data) < _HEAD.size:
             return None
         magic, version, text_bytes, body_bytes, digest = _HEAD.unpack_from(data)
         body = data[_HEAD.size : _HEAD.size + body_bytes]
         rows_end = text_bytes + layout.chunks * ROW.itemsize
-        if (
-            (magic, version) != (_MAGIC, _VERSION)
-            or len(body) != rows_end + len(layout.parameters) * _COUNT.itemsize
-            or xxhash.xxh3_64_intdigest(body) != digest
-        ):
+        if magic != _MAGIC or xxhash.xxh3_64_intdigest(body) != digest:
+            return None
+        if version != _VERSION:
+            raise UsageError(
+                f"its records have the format version {version}; this iobench reads {_VERSION}. "
+                "Install the iobench that wrote them, or a newer one"
+            )
+        if len(body) != rows_end + len(layout.parameters) * _COUNT.itemsize:
             return None
         found = json.loads(body[:text_bytes])
         return cls(
@@ -145,12 +151,10 @@ class GenerationRecord:
             rows=np.frombuffer(body[text_bytes:rows_end], dtype=ROW).copy(),
             counts=np.frombuffer(body[rows_end:], dtype=_COUNT).astype(np.uint64),
             groups=found["groups"],
-            pins=tuple(Pin(*pin) for pin in found["pins"]),
+            pins=tuple(Pin.of_json(*pin) for pin in found["pins"]),
             damaged=found["damaged"],
             time_s=found["time_s"],
             elapsed_s=found["elapsed_s"],
-            history=found.get("history", ""),
-            tentative=found.get("tentative", False),
         )
 
 
@@ -161,22 +165,34 @@ def empty_rows(layout: StateLayout) -> npt.NDArray[np.void]:
     return rows
 
 
+def _groups_of(layout: StateLayout) -> int:
+    return 1 + max(one.group for one in layout.parameters)
+
+
 def area_bytes(layout: StateLayout) -> int:
     """Return the bytes that are reserved for one record."""
-    groups = 1 + max(one.group for one in layout.parameters)
-    text = _JSON_BYTES + groups * _JSON_BYTES_PER_GROUP + layout.pins * _JSON_BYTES_PER_PIN
+    text = (
+        _JSON_BYTES + _groups_of(layout) * _JSON_BYTES_PER_GROUP + layout.pins * _JSON_BYTES_PER_PIN
+    )
     tables = layout.chunks * ROW.itemsize + len(layout.parameters) * _COUNT.itemsize
     return -(-(_HEAD.size + text + tables) // BLOCK) * BLOCK
 
 
+def check_groups(layout: StateLayout, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UsageError when a record of this layout has no room for the values of `groups`."""
+    most = _JSON_BYTES - _JSON_BYTES_OF_OTHERS + _groups_of(layout) * _JSON_BYTES_PER_GROUP
+    size = len(json.dumps([dict(group) for group in groups]))
+    if size > most:
+        raise UsageError(
+            f"the values of the parameter groups take {size} bytes as JSON; there is room for "
+            f"{most}"
+        )
+
+
 def with_pin(pins: Sequence[Pin], new: Pin, most: int) -> tuple[Pin, ...]:
-    """Return at most `most` pins with `new` as the last. Held ones stay; of the others those of the
-    same step or generation and then the oldest give way. Raises UsageError when all are held."""
-    found = [
-        pin
-        for pin in pins
-        if pin.held or new.held or (pin.step != new.step and pin.generation != new.generation)
-    ]
+    """Return at most `most` pins with `new` as the last. Held ones stay; of the others that of the
+    same step and then the oldest give way. Raises UsageError when all are held."""
+    found = [pin for pin in pins if pin.held or new.held or pin.step != new.step]
     while len(found) >= most:
         oldest = next((pin for pin in found if not pin.held), None)
         if oldest is None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from iobench.errors import transfer_errors
-from iobench.offload.clones import PinClones
 from iobench.offload.files import StateFile, areas_of
 from iobench.offload.layout import StateLayout
-from iobench.offload.record import GenerationRecord, area_bytes
+from iobench.offload.record import GenerationRecord, Pin, area_bytes
 from iobench.regular_file import read_regular
 
-__all__ = ["RecordAreas", "read_records"]
+__all__ = ["RECORDS", "RecordAreas", "read_records", "record_of_pin"]
+
+RECORDS = "records"
+"""The file of the records."""
 
 
 class RecordAreas:
@@ -78,18 +80,21 @@ class RecordAreas:
 def read_records(directory: Path, layout: StateLayout) -> list[GenerationRecord]:
     """Return the valid records in `directory`, the newest first, without the lock.
 
-    A record that a trainer is just writing counts as missing. Rows of pinned generations are those
-    of their clones: a trainer may write the slots of all others.
+    A record that a trainer is just writing counts as missing.
     """
     size = area_bytes(layout)
-    path = directory / "records"
+    path = directory / RECORDS
     with transfer_errors("reading", path):
         data = read_regular(path)
     areas = range(areas_of(layout))
     read = [GenerationRecord.decode(data[n * size : (n + 1) * size], layout) for n in areas]
-    found = sorted((r for r in read if r is not None), key=lambda r: r.sequence, reverse=True)
-    if not layout.clones or not found:
-        return found
-    pinned = {pin.generation for pin in found[0].pins}
-    clones = PinClones(directory, layout)
-    return [clones.in_clone(one) if one.generation in pinned else one for one in found]
+    return sorted((r for r in read if r is not None), key=lambda r: r.sequence, reverse=True)
+
+
+def record_of_pin(records: Sequence[GenerationRecord], pin: Pin) -> GenerationRecord | None:
+    """Return the record of a pin among `records`, the newest first.
+
+    Its own one, which has the groups at the time of the pin; pins of older versions do not name it.
+    """
+    same = [one for one in records if one.generation == pin.generation]
+    return next((one for one in same if one.sequence == pin.sequence), same[0] if same else None)

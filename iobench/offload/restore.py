@@ -12,38 +12,29 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from iobench.errors import DataMismatchError, StateError, UsageError
-from iobench.offload.agreement import offered_records
 from iobench.offload.buffers import parameter_view
 from iobench.offload.groups import kind_of, put_values, specs_of
 from iobench.offload.layout import StateLayout
 from iobench.offload.model import flat_view
 from iobench.offload.reading import read_parameters, read_state
-from iobench.offload.record import GenerationRecord, Pin, StateName
+from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.store import GenerationStore
 from iobench.writers.image import Bytes
 
 __all__ = [
-    *("AtState", "HeldPin", "Restored", "Wanted"),
+    *("HeldPin", "Restored", "Wanted"),
     *("candidates", "fill_parameters", "open_state", "restore", "saved_extra"),
 ]
 
 
 @dataclass(frozen=True)
 class HeldPin:
-    """A pin by the XXH3 of its `extra`."""
+    """The held pin with this name."""
 
-    extra: str
-
-
-@dataclass(frozen=True)
-class AtState:
-    """The state that all ranks call so, and the step of its pin if it has one in all ranks."""
-
-    name: StateName
-    step: int | None
+    name: str
 
 
-Wanted = int | HeldPin | AtState | Literal["latest", "pinned"]
+Wanted = int | HeldPin | Literal["latest", "pinned"]
 """The step of a pin, one pin, the newest generation, or the newest pin."""
 
 
@@ -57,7 +48,7 @@ class Restored:
     step: int | None
     """The step of the pin; None for a generation that is not pinned."""
     extra: Any
-    """What was given to `pin`."""
+    """What was given to `pin`; None if its file is damaged, with a RuntimeWarning."""
     passed_over: tuple[str, ...]
     """Why newer generations were not taken."""
 
@@ -78,15 +69,8 @@ def candidates(store: GenerationStore, wanted: Wanted) -> Iterator[_Candidate]:
     records = store.records()
     if isinstance(wanted, HeldPin):
         for pin in store.pins:
-            if pin.extra == wanted.extra:
+            if pin.held is not None and pin.held.name == wanted.name:
                 yield _Candidate(store.record_of(pin), pin, True)
-        return
-    if isinstance(wanted, AtState):
-        for record in offered_records(records):
-            if record.name == wanted.name:
-                own = [pin for pin in store.pins if pin.generation == record.generation]
-                named = next((pin for pin in own if pin.step == wanted.step), None)
-                yield _Candidate(record, named, bool(own) or record is records[0])
         return
     if isinstance(wanted, int):
         found = [pin for pin in reversed(store.pins) if pin.step == wanted]
@@ -172,7 +156,6 @@ def restore(
             if verify or not kept:
                 read_state(store, record, lambda *_: None, **speed)
             read_parameters(store, record, _filler(store.layout, parameters), **speed)
-            extra = store.extra(pin) if pin else None
         except DataMismatchError as error:
             if not kept:  # no damage: its slots were used again
                 passed.append(f"generation {record.generation} was overwritten")
@@ -183,15 +166,12 @@ def restore(
                 break
             warnings.warn(f"{passed[-1]}; an older one is tried", RuntimeWarning, stacklevel=4)
             continue
-        if isinstance(wanted, AtState) and (record is not store.newest or record.tentative):
-            store.adopt(record)  # the ranks must not find what one of them alone has
-        else:
-            store.continue_from(record)
+        store.continue_from(record)
         return record, Restored(
             generation=record.generation,
             updates=record.updates,
             step=pin.step if pin else None,
-            extra=_loaded(extra),
+            extra=_extra_of(store, pin),
             passed_over=tuple(passed),
         )
     if isinstance(wanted, HeldPin) and not passed:
@@ -215,10 +195,19 @@ def saved_extra(extra: Any) -> bytes:
     return file.getvalue()
 
 
-def _loaded(extra: bytes | None) -> Any:
-    if extra is None:
+def _extra_of(store: GenerationStore, pin: Pin | None) -> Any:
+    """Return what was given to `pin`. If its file is damaged, the generation is still good."""
+    try:
+        extra = store.extra(pin) if pin is not None and pin.held is None else None
+    except DataMismatchError as error:
+        warnings.warn(
+            f"{error}; the state of step {pin.step if pin else None} is whole and is taken, "
+            "without its extra",
+            RuntimeWarning,
+            stacklevel=6,
+        )
         return None
-    return torch.load(io.BytesIO(extra), weights_only=True)
+    return None if extra is None else torch.load(io.BytesIO(extra), weights_only=True)
 
 
 def _filler(layout: StateLayout, parameters: Sequence[torch.Tensor]) -> Any:

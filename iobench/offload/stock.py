@@ -1,63 +1,57 @@
-"""The state as the stock optimizers have it: read from a generation, or put into the next one."""
+"""The state as torch.optim.AdamW has it: read from a generation, or put into the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from iobench.errors import StateError, UsageError
-from iobench.offload.buffers import ChunkBuffer
-from iobench.offload.groups import kind_of
-from iobench.offload.kernels import ADAM
-from iobench.offload.layout import StateLayout
+from iobench.offload.kernels import step_counter
+from iobench.offload.layout import ADAM, StateLayout
 from iobench.offload.model import flat_view, place
 from iobench.offload.reading import read_state
 from iobench.offload.record import GenerationRecord
 from iobench.offload.store import GenerationStore
 from iobench.writers.image import Bytes
 
-__all__ = ["Replacement", "packed_groups", "state_by_index", "stock_state"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["StockSource", "packed_groups", "state_by_index", "stock_state"]
 
 
 def stock_state(
     store: GenerationStore, record: GenerationRecord, *, iodepth: int, block_size: int
 ) -> dict[int, dict[str, torch.Tensor]]:
-    """Return the `state` of the stock optimizer by the index of each parameter; verified.
+    """Return the `state` of torch's optimizer by the index of each parameter; verified.
 
-    With Adam each has `step`, `exp_avg` and `exp_avg_sq`, with SGD `momentum_buffer` if its group
-    has a momentum; a 16-bit parameter also has `master`: its fp32 weights. Parameters that were
-    never updated have none, as in torch. Takes as much memory. Raises DataMismatchError,
-    TransferError.
+    Each has `step`, `exp_avg` and `exp_avg_sq`; a 16-bit parameter also has `master`: its fp32
+    weights. Parameters that were never updated have none, as in torch. Takes as much memory. Raises
+    DataMismatchError, TransferError.
     """
     layout = store.layout
     state: dict[int, dict[str, torch.Tensor]] = {}
     for index, spec in enumerate(layout.parameters):
         if record.counts[index]:
-            kinds = list(layout.tensors[1:]) if _has_state(record.groups[spec.group]) else []
-            kinds += [] if spec.dtype == "float32" else [layout.tensors[0]]
-            made = {kind: torch.empty(spec.shape, dtype=torch.float32) for kind in kinds}
-            if layout.tensors == ADAM:
-                made = {"step": torch.tensor(float(record.counts[index])), **made}
-            if made:
-                state[index] = made
+            names = ADAM[1:] if spec.dtype == "float32" else (*ADAM[1:], ADAM[0])
+            made = {
+                name: torch.empty(spec.shape, dtype=torch.float32, device="cpu") for name in names
+            }
+            state[index] = {"step": step_counter(int(record.counts[index])), **made}
 
     def deliver(chunk: int, data: Bytes) -> None:
         parts = torch.from_numpy(data).view(torch.float32).split(layout.elements(chunk))
         for piece in layout.pieces(chunk):
             made = state.get(piece.parameter, {})
-            for name, part in zip(layout.tensors, parts, strict=True):
+            for name, part in zip(ADAM, parts, strict=True):
                 if name in made:
                     flat_view(made[name])[piece.begin : piece.end].copy_(place(piece, part))
 
     read_state(store, record, deliver, iodepth=iodepth, block_size=block_size)
     return state
-
-
-def _has_state(group: Mapping[str, Any]) -> bool:
-    return kind_of(group) != "SGD" or bool(group["momentum"])
 
 
 def packed_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -71,8 +65,8 @@ def packed_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return packed
 
 
-class Replacement:
-    """Puts a stock `state` into a generation. Call it with each chunk once.
+class StockSource:
+    """The `state` of a state_dict. A StateSource.
 
     Parameters without a state begin anew. Master weights are those of the state where it has them,
     and otherwise the values of the model.
@@ -85,13 +79,13 @@ class Replacement:
         state: Mapping[int, Mapping[str, torch.Tensor]],
     ) -> None:
         """Raises StateError when `state` does not fit the parameters."""
-        self._layout, self._parameters, self._state = layout, parameters, state
+        self._parameters, self._state = parameters, state
         unknown = [index for index in state if index not in range(len(parameters))]
         if unknown:
             raise StateError(f"the state has parameters {unknown}; there are {len(parameters)}")
         for index, values in state.items():
             name = layout.parameters[index].name
-            for kind in layout.tensors:
+            for kind in ADAM:
                 if values.get(kind) is not None and values[kind].shape != parameters[index].shape:
                     raise StateError(
                         f"{kind} of parameter {name} has the shape {list(values[kind].shape)}; "
@@ -99,55 +93,41 @@ class Replacement:
                     )
             if "max_exp_avg_sq" in values:
                 raise StateError(f"parameter {name} has max_exp_avg_sq: amsgrad is not supported")
-            adam = ["step", *ADAM[1:]]
-            if layout.tensors == ADAM and len({kind in values for kind in adam}) > 1:
+            if len({kind in values for kind in ("step", *ADAM[1:])}) > 1:
                 raise StateError(f"parameter {name} lacks step, exp_avg or exp_avg_sq")
 
     @property
-    def counts(self) -> Any:
-        """The updates of each parameter."""
-        found = [self._count(self._state.get(n, {})) for n in range(len(self._parameters))]
-        return np.array(found, dtype=np.uint64)
+    def counts(self) -> npt.NDArray[np.uint64]:
+        """See StateSource."""
+        states = [self._state.get(index, {}) for index in range(len(self._parameters))]
+        return np.array([int(one.get("step", 0)) for one in states], dtype=np.uint64)
 
-    def _count(self, values: Mapping[str, torch.Tensor]) -> int:
-        if self._layout.tensors == ADAM:
-            return int(values.get("step", torch.tensor(0.0)))
-        # SGD counts nothing: it only matters whether there is a momentum.
-        return int(values.get("momentum_buffer") is not None)
-
-    def __call__(self, buffer: ChunkBuffer) -> bool:
-        with torch.no_grad():
-            for piece in self._layout.pieces(buffer.chunk):
-                values = self._state.get(piece.parameter, {})
-                model = flat_view(self._parameters[piece.parameter])[piece.begin : piece.end]
-                for kind, tensor in zip(self._layout.tensors, buffer.tensors(), strict=True):
-                    own = place(piece, tensor)
-                    if values.get(kind) is not None:
-                        own.copy_(values[kind].detach().reshape(-1)[piece.begin : piece.end])
-                    elif kind == "master":
-                        own.copy_(model)
-                    else:
-                        own.zero_()
-                    if kind == "master":
-                        model.copy_(own)
-                buffer.parameter(piece).copy_(model)
-        return True
+    def read(self, parameter: int, begin: int, into: Sequence[torch.Tensor]) -> None:
+        """See StateSource."""
+        values = self._state.get(parameter, {})
+        end = begin + len(into[0])
+        for kind, own in zip(ADAM, into, strict=True):
+            if values.get(kind) is not None:
+                own.copy_(values[kind].detach().reshape(-1)[begin:end])
+            elif kind == ADAM[0]:
+                own.copy_(flat_view(self._parameters[parameter])[begin:end])
+            else:
+                own.zero_()
 
 
 def state_by_index(
     groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]
 ) -> dict[int, Mapping[str, torch.Tensor]]:
-    """Return the state of a stock state_dict by the index of each of our parameters.
+    """Return the state of a state_dict of torch by the index of each of our parameters.
 
     Raises UsageError when the groups have other sizes, or are those of another optimizer.
     """
-    kinds = [kind_of(one["param_groups"][0]) for one in ({"param_groups": groups}, state_dict)]
-    if kinds[0] != kinds[1] and "SGD" in kinds:
-        raise UsageError(f"the state is that of {kinds[1]}; the optimizer is {kinds[0]}")
     sizes = [len(group["params"]) for group in groups]
     given = [len(group["params"]) for group in state_dict["param_groups"]]
     if sizes != given:
         raise UsageError(f"the state has groups of {given} parameters; the optimizer has {sizes}")
+    if any("betas" not in group for group in state_dict["param_groups"]):
+        raise UsageError("the state is not that of torch.optim.AdamW or Adam: it has no betas")
     order = [index for group in state_dict["param_groups"] for index in group["params"]]
     state = state_dict["state"]
     return {ours: state[theirs] for ours, theirs in enumerate(order) if theirs in state}

@@ -1,4 +1,4 @@
-"""Generations as files of stock formats, and back."""
+"""Generations as files of stock formats."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
-from iobench.errors import DataMismatchError, StateMismatchError, UsageError
+from iobench.errors import UsageError
 from iobench.formats import safetensors, torch_file
 from iobench.formats.tensors import torch_dtype
-from iobench.offload.algorithms import SGD, Adam, AdamW
-from iobench.offload.groups import kind_of
 from iobench.offload.reading import read_parameters
 from iobench.offload.record import GenerationRecord
 from iobench.offload.restore import Wanted, candidates, fill_parameters
@@ -19,7 +17,7 @@ from iobench.offload.stock import stock_state
 from iobench.offload.store import GenerationStore
 from iobench.writers.buffered import BufferedWriter
 
-__all__ = ["export", "import_stock"]
+__all__ = ["export"]
 
 _SPEED = {"iodepth": 8, "block_size": 4 << 20}
 _SUFFIXES = (".safetensors", ".pt", ".pth")
@@ -72,43 +70,3 @@ def _state_dict(store: GenerationStore, record: GenerationRecord) -> dict[str, A
         betas = {"betas": tuple(values["betas"])} if "betas" in values else {}
         groups.append({**values, **betas, "params": own, "param_names": names})
     return {"state": stock_state(store, record, **_SPEED), "param_groups": groups}
-
-
-def import_stock(
-    optimizer_file: Path, model_file: Path, directory: Path, *, pins: int, memory: str
-) -> int:
-    """Make the state of `directory` from a state_dict of torch.optim.AdamW, Adam or SGD and a
-    safetensors file of the parameters; pin it as the step that it has, and return that: 0 for SGD.
-
-    The optimizer must have been made of named parameters: their order is in no other place.
-    Raises UsageError, StateMismatchError, StateError, TargetError and TransferError.
-    """
-    writer = BufferedWriter()
-    tensors, _ = safetensors.load(model_file.name, model_file.parent, writer)
-    state, _ = torch_file.load(optimizer_file.name, optimizer_file.parent, writer)
-    try:
-        groups, values = state["param_groups"], state["state"]
-    except (KeyError, TypeError) as error:
-        raise DataMismatchError(f"{optimizer_file}: not the state_dict of an optimizer") from error
-    if any("param_names" not in group for group in groups):
-        raise UsageError(
-            f"{optimizer_file}: has no param_names; make the optimizer of model.named_parameters() "
-            "and save it again"
-        )
-    names = [name for group in groups for name in group["param_names"]]
-    if missing := [name for name in names if name not in tensors]:
-        raise StateMismatchError(str(model_file), missing=missing)
-    kind = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}[kind_of(groups[0])]
-    given = [
-        {
-            **{key: group[key] for key in ("momentum",) if key in group},  # decides what is stored
-            "params": [(name, torch.nn.Parameter(tensors[name])) for name in group["param_names"]],
-        }
-        for group in groups
-    ]
-    step = max((int(one.get("step", 0)) for one in values.values()), default=0)
-    with kind(given, directory, pins=max(pins, 1), memory=memory) as optimizer:
-        optimizer.load_state_dict(state)
-        optimizer.pin(step)
-        optimizer.wait(step)
-    return step

@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from iobench.checkpoint.lock import DirectoryLock, lock_directory
 from iobench.errors import DataMismatchError, TargetError, UsageError
-from iobench.offload.clones import PinClones, can_clone
 from iobench.offload.files import (
     LAYOUT,
     StateFile,
@@ -35,9 +33,10 @@ from iobench.offload.files import (
 )
 from iobench.offload.layout import BLOCK, DataFile, StateLayout
 from iobench.offload.pin_extras import PinExtras
-from iobench.offload.record import NOWHERE, GenerationRecord, Pin, empty_rows, with_pin
-from iobench.offload.record_areas import RecordAreas, read_records
+from iobench.offload.record import NOWHERE, GenerationRecord, HeldBy, Pin, empty_rows, with_pin
+from iobench.offload.record_areas import RECORDS, RecordAreas, read_records, record_of_pin
 from iobench.offload.slots import check_slot_of
+from iobench.regular_file import read_regular
 from iobench.writers.local.new_file import sync_directory
 
 if TYPE_CHECKING:
@@ -46,24 +45,16 @@ if TYPE_CHECKING:
 __all__ = ["GenerationStore", "check_no_state"]
 
 
-class Lock(Protocol):
-    """What a store holds while it is open."""
-
-    def release(self) -> None:
-        """Let others have the directory."""
-
-
 class GenerationStore:
     """The durable side of a state directory. One process at a time has it, by a lock.
 
     One thread calls `free_slot`, `commit` and `pin`. Any thread may read the other members.
     """
 
-    def __init__(self, directory: Path, lock: Lock, layout: StateLayout) -> None:
+    def __init__(self, directory: Path, lock: DirectoryLock, layout: StateLayout) -> None:
         self.directory, self.layout, self._directory_lock = directory, layout, lock
         self._lock = threading.Lock()
         self._extras = PinExtras(directory)
-        self.clones = PinClones(directory, layout)
         self._files: list[StateFile] = []
         try:
             for name, size in file_sizes(layout).items():
@@ -89,20 +80,9 @@ class GenerationStore:
 
     @classmethod
     def create(cls, directory: Path, layout: StateLayout) -> GenerationStore:
-        """Make a new state in `directory`, with slots for pins where nothing can be cloned.
-
-        Raises TargetError if it has one, or lacks the space.
-        """
+        """Make a new state in `directory`. Raises TargetError if it has one, or lacks the space."""
         lock = lock_directory(directory, "optimizer")
         try:
-            if layout.clones and not can_clone(directory):
-                warnings.warn(
-                    f"{directory}: files cannot share blocks here (no reflinks): slots are "
-                    f"reserved for {layout.pins} pins",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-                layout = replace(layout, clones=False)
             check_no_state(directory)
             if (directory / LAYOUT).exists():  # its training ended before its first commit
                 (directory / LAYOUT).unlink()
@@ -116,10 +96,10 @@ class GenerationStore:
     @classmethod
     def open(cls, directory: Path) -> GenerationStore:
         """Open the state in `directory`. Raises TargetError if it has none or is in use."""
-        layout = read_layout(directory)
+        read_layout(directory)  # a directory without a state gets no lock file
         lock = DirectoryLock(directory, "optimizer")
         try:
-            store = cls(directory, lock, layout)
+            store = cls(directory, lock, read_layout(directory))
         except BaseException:
             lock.release()
             raise
@@ -130,12 +110,6 @@ class GenerationStore:
         """Close the files and release the lock. Waits for nothing."""
         self._close_files()
         self._directory_lock.release()
-
-    def hand_over(self) -> DirectoryLock:
-        """Close the files and return the lock, which the caller releases."""
-        assert isinstance(self._directory_lock, DirectoryLock)
-        self._close_files()
-        return self._directory_lock
 
     def _close_files(self) -> None:
         files, self._files = self._files, []
@@ -155,12 +129,7 @@ class GenerationStore:
 
         The slots of all but the newest may have been overwritten, and those of pinned ones not.
         """
-        found = self._records.found()
-        if not self.layout.clones:
-            return found
-        pinned = {pin.generation for pin in self.pins}
-        cloned = pinned - {one.generation for one in found[:1]}
-        return [self.clones.in_clone(one) if one.generation in cloned else one for one in found]
+        return self._records.found()
 
     def record_of(self, pin: Pin) -> GenerationRecord:
         """Return the record of a pinned generation."""
@@ -169,14 +138,14 @@ class GenerationStore:
         return record
 
     def _find(self, pin: Pin) -> GenerationRecord | None:
-        return next((r for r in self.records() if r.generation == pin.generation), None)
+        return record_of_pin(self.records(), pin)
 
-    def continue_from_generation(self, generation: int | None) -> None:
-        """Like `continue_from`, by number; None: the newest one."""
-        for record in self.records():
-            if record.generation == generation:
-                self.continue_from(record)
-                return
+    def held(self, name: str) -> GenerationRecord | None:
+        """Return the record of the held pin with this name; None if there is none yet."""
+        for pin in self.pins:
+            if pin.held is not None and pin.held.name == name:
+                return self._find(pin)
+        return None
 
     def continue_from(self, record: GenerationRecord) -> None:
         """Let the next generation follow `record`, whose slots are kept until it is durable."""
@@ -193,19 +162,12 @@ class GenerationStore:
 
     def check_headers(self, record: GenerationRecord) -> None:
         """Raise DataMismatchError unless every chunk of `record` has its slot's header."""
-        files = dict.fromkeys(range(self.layout.slots), self.state)
-        try:
-            for chunk, row in enumerate(record.rows):
-                slot = int(row["slot"])
-                if slot == NOWHERE:
-                    raise DataMismatchError(f"{self.state.path}: chunk {chunk} was never written")
-                if slot not in files:
-                    files[slot] = self.clones.open("state", slot)
-                header = files[slot].read(BLOCK, self.layout.offset("state", chunk, slot))
-                self.check_slot(header.tobytes(), row, chunk)
-        finally:
-            for slot in files.keys() - range(self.layout.slots):
-                files[slot].close()
+        for chunk, row in enumerate(record.rows):
+            slot = int(row["slot"])
+            if slot == NOWHERE:
+                raise DataMismatchError(f"{self.state.path}: chunk {chunk} was never written")
+            header = self.state.read(BLOCK, self.layout.state_offset(chunk, slot))
+            self.check_slot(header.tobytes(), row, chunk)
 
     # What changes.
 
@@ -216,19 +178,13 @@ class GenerationStore:
 
     def _kept(self) -> list[GenerationRecord]:
         kept = [self.record_of(pin) for pin in self.pins]
-        before = self._before_tentative()
         with self._lock:
-            more = (self._newest, self._base, before)
+            more = (self._newest, self._base)
         return kept + [one for one in more if one is not None]
 
     def _remove_unpinned(self) -> None:
         """Remove what belongs to pins that were given up."""
         self._extras.remove_others(self.pins)
-        if self.layout.clones:
-            kept = {self.clones.slot(pin.generation) for pin in self.pins}
-            for record in self._kept():  # a chunk that has not changed may still be in a clone
-                kept.update(record.rows["slot"].tolist())
-            self.clones.remove_others(kept)
 
     def commit(
         self,
@@ -239,14 +195,13 @@ class GenerationStore:
         counts: npt.NDArray[np.uint64],
         groups: Sequence[Mapping[str, Any]],
         began_s: float,
-        history: str = "",
-        tentative: bool = False,
     ) -> GenerationRecord:
         """Make a generation durable: all chunks in `rows` are written, and no write is in flight.
 
-        It was begun at `began_s` of time.monotonic. `history`, `tentative`: see GenerationRecord.
+        It was begun at `began_s` of time.monotonic.
         Raises TransferError: the generation may exist or not, and the one before is intact.
         """
+        self._directory_lock.check()
         self.state.sync()
         self.parameters.sync()
         record = GenerationRecord(
@@ -259,8 +214,6 @@ class GenerationStore:
             pins=self.pins,
             time_s=time.time(),
             elapsed_s=time.monotonic() - began_s,
-            history=history,
-            tentative=tentative,
         )
         self._write(record)
         self.last_generation = max(self.last_generation, generation)
@@ -271,8 +224,7 @@ class GenerationStore:
         step: int,
         extra: bytes | None,
         groups: Sequence[Mapping[str, Any]],
-        *,
-        held: bool = False,
+        held: HeldBy | None = None,
     ) -> Pin:
         """Keep the newest generation as the checkpoint `step`; durable on return.
 
@@ -284,40 +236,18 @@ class GenerationStore:
         if newest is None or not self.layout.pins:
             raise UsageError(f"{self.directory}: nothing can be pinned")
         digest = None if extra is None else self._extras.write(extra)
-        pin = Pin(newest.generation, step, digest, held)
+        sequence = self._sequence + 1
+        pin = Pin(newest.generation, step, digest, held, sequence)
         pins = with_pin(self.pins, pin, self.layout.pins)
-        if self.layout.clones and pin.generation not in {one.generation for one in self.pins}:
-            self.clones.make(pin.generation, newest.rows, self.state, self.parameters)
-        self._write(replace(newest, sequence=self._sequence + 1, pins=pins, groups=groups))
+        self._write(replace(newest, sequence=sequence, pins=pins, groups=groups))
         self.pins = pins
         self._remove_unpinned()
         return pin
 
-    def adopt(self, record: GenerationRecord) -> None:
-        """Let the next generation follow `record` and abandon newer ones; durable on return.
-
-        A tentative generation counts from now on.
-        """
-        sequence = self._sequence + 1
-        self._write(replace(record, sequence=sequence, pins=self.pins, tentative=False))
-
-    def withdraw(self) -> None:
-        """Abandon a tentative generation, if the newest one is; durable on return."""
-        before = self._before_tentative()
-        if before is not None:
-            self.adopt(before)
-
-    def _before_tentative(self) -> GenerationRecord | None:
-        """The newest generation that counts, if a tentative one is newer."""
+    def unpin(self, names: Collection[str]) -> None:
+        """Give up the held pins with these names; durable on return."""
         newest = self.newest
-        if newest is None or not newest.tentative:
-            return None
-        return next((one for one in self.records() if not (one.damaged or one.tentative)), None)
-
-    def unpin(self, extras: Collection[str]) -> None:
-        """Give up the held pins whose `extra` is one of `extras`; durable on return."""
-        newest = self.newest
-        left = tuple(pin for pin in self.pins if not (pin.held and pin.extra in extras))
+        left = tuple(pin for pin in self.pins if pin.held is None or pin.held.name not in names)
         if newest is None or len(left) == len(self.pins):
             return
         base = self._base
@@ -366,12 +296,17 @@ class GenerationStore:
 def check_no_state(directory: Path) -> None:
     """Raise TargetError when `directory` has the state of a training.
 
-    One that ended before its first commit, or in the middle of its first load, has none.
+    One that ended before its first commit has none.
     """
     if not (directory / LAYOUT).exists():
         return
-    if any(not one.tentative for one in read_records(directory, read_layout(directory))):
+    if read_records(directory, read_layout(directory)):
         raise TargetError(
             f"{directory}: already holds the state of a training; continue it with "
             "AdamW.resume(parameters, directory), or choose another directory"
+        )
+    if any(read_regular(directory / RECORDS)):  # of a training, and all of them are damaged
+        raise TargetError(
+            f"{directory}: holds the state of a training whose records are damaged; choose another "
+            "directory, or remove this one"
         )

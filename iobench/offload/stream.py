@@ -29,6 +29,7 @@ from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.loading import ChunkLoader, DamagedChunkError
 from iobench.offload.model import AtOnce, ChunkPace
 from iobench.offload.mover import Mover
+from iobench.offload.record import GenerationRecord, HeldBy
 from iobench.offload.store import GenerationStore
 from iobench.offload.writing import ChunkWriter, Commit
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
@@ -200,15 +201,27 @@ class ChunkStream:
         step: int,
         extra: bytes | None,
         groups: Sequence[Mapping[str, Any]],
-        *,
-        held: bool = False,
+        held: HeldBy | None,
     ) -> None:
         """Pin the last committed generation. Waits for nothing."""
-        self._submit(lambda _: self._store.pin(step, extra, groups, held=held))
+        self._submit(lambda _: self._store.pin(step, extra, groups, held))
 
-    def unpin(self, extras: Collection[str]) -> None:
+    def unpin(self, names: Collection[str]) -> None:
         """Release held pins, after all that was submitted. Waits for nothing."""
-        self._submit(lambda _: self._store.unpin(extras))
+        self._submit(lambda _: self._store.unpin(names))
+
+    def wait_for_pin(self, name: str) -> GenerationRecord | None:
+        """Wait until the held pin is durable; return its record. For any thread.
+
+        None when nothing more becomes durable: the stream has failed or ended.
+        """
+        with self._changed:
+            while True:
+                ended = self._stopping or self.failure is not None
+                found = self._store.held(name)
+                if found is not None or ended:
+                    return found
+                self._changed.wait(_LOOK_AGAIN_S)
 
     def _submit(self, work: Callable[[ChunkWriter], object]) -> None:
         def finish(writer: ChunkWriter) -> None:
@@ -317,7 +330,6 @@ class ChunkStream:
                         return
                 while len(loader) and not self._stopping:
                     loader.wait_one()
-                loader.end_pass()
 
     def _read(self, chunk: int, row: np.void | None, loader: ChunkLoader) -> bool:
         """Begin to read `chunk` once a buffer is free; return False when the stream stops."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from iobench.offload.buffers import ChunkBuffer
-from iobench.offload.kernels import kernel_of
+from iobench.offload.kernels import adam_update
 from iobench.offload.layout import ParameterPiece, StateLayout
 from iobench.offload.model import StepModel, place
 
@@ -35,7 +35,6 @@ class ChunkUpdate:
         chunk for gradients."""
         self._layout, self._model, self._groups = layout, model, groups
         self._counts, self._scratch = counts, scratch
-        self._kernel = kernel_of(layout.tensors)
 
     def __call__(self, buffer: ChunkBuffer) -> bool:
         tensors, pieces = buffer.tensors(), self._layout.pieces(buffer.chunk)
@@ -62,7 +61,7 @@ class ChunkUpdate:
         """Give the master weights what the trainer has written to the model; return whether so."""
         if not fresh and not self._model.was_written(piece.parameter):
             return False
-        value = self._model.value(piece).to(master.device)
+        value = self._model.value(piece)
         if fresh:
             master.copy_(value)
             return True
@@ -75,16 +74,9 @@ class ChunkUpdate:
     def _update(
         self, pieces: Sequence[ParameterPiece], group: int, tensors: list[torch.Tensor]
     ) -> None:
-        self._kernel(
+        adam_update(
             self._groups[group],
             [[place(one, tensor) for one in pieces] for tensor in tensors],
-            [self._gradient(piece) for piece in pieces],
+            [self._model.gradient(one, place(one, self._scratch)) for one in pieces],
             [self._counts[piece.parameter] for piece in pieces],
         )
-
-    def _gradient(self, piece: ParameterPiece) -> torch.Tensor:
-        """The piece of the gradient in fp32 on the host: a view where it is that already."""
-        gradient = self._model.gradient(piece)
-        if gradient.dtype == torch.float32 and gradient.is_cpu:
-            return gradient
-        return place(piece, self._scratch).copy_(gradient)

@@ -32,8 +32,6 @@ class Commit:
     groups: Sequence[Mapping[str, Any]]
     began_s: float
     """When its first chunk was asked for, by time.monotonic."""
-    history: str
-    tentative: bool
 
 
 class ChunkWriter:
@@ -99,8 +97,6 @@ class ChunkWriter:
             counts=commit.counts,
             groups=commit.groups,
             began_s=commit.began_s,
-            history=commit.history,
-            tentative=commit.tentative,
         )
 
     def __enter__(self) -> Self:

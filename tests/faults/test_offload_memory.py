@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from support.memory_group import memory_group
 
-from iobench.offload import AdamW
 from iobench.units import MIB
 
 _LIMIT = 480 * MIB
@@ -60,18 +58,3 @@ def test_state_that_does_not_fit(group: Path, tmp_path: Path) -> None:
     offloaded = _train(group, "offload", tmp_path / "state")
     assert offloaded.returncode == 0, offloaded.stderr
     assert "trained" in offloaded.stdout
-
-
-def test_the_memory_of_an_engine_process(tmp_path: Path) -> None:
-    """`memory` and 200 MiB at most, without the libraries, which are pages of files."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    parameter = torch.nn.Parameter(torch.ones(_ELEMENTS, dtype=torch.bfloat16))
-    with AdamW([parameter], tmp_path, memory="64MiB", pins=0, engine="process") as optimizer:
-        parameter.grad = torch.ones_like(parameter)
-        for _ in range(2):
-            optimizer.step()
-        text = Path(f"/proc/{optimizer._engine._child.pid}/status").read_text()
-    torch.set_num_threads(before)
-    sizes = {line.split(":")[0]: line.split()[1] for line in text.splitlines() if "kB" in line}
-    assert 1024 * (int(sizes["RssAnon"]) + int(sizes["RssShmem"])) <= (64 + 200) * MIB

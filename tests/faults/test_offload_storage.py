@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from support.filesystems import after_power_cut, no_private_mounts, shut_down
+from support.filesystems import after_power_cut, shut_down
 from support.offload_training import (
     OPTIONS,
     VALUES,
@@ -45,15 +44,12 @@ def _step_and_wait(optimizer: AdamW, steps: range) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("engine", ["thread", "process"])
-def test_a_device_that_fails(
-    engine: str, new_filesystem: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_device_that_fails(new_filesystem: Callable[..., Path], tmp_path: Path) -> None:
     """EIO between two steps: TransferError with it, then for every call; what was durable is
     there when the device is back."""
     root = new_filesystem("ext4", 32 * MIB)
     parameters = make_parameters()
-    optimizer = AdamW(parameters, root / "state", engine=engine, **VALUES, **OPTIONS)
+    optimizer = AdamW(parameters, root / "state", **VALUES, **OPTIONS)
     _step_and_wait(optimizer, range(3))
     shut_down(root)
     with pytest.raises(TransferError) as caught:
@@ -69,45 +65,6 @@ def test_a_device_that_fails(
     ):
         assert again.updates >= 3
         assert_equal(snapshot(again), stock_snapshots(again.updates)[-1])
-
-
-_UNSHARED = """
-import ctypes, subprocess, sys
-import torch
-from support.offload_training import OPTIONS, VALUES, give_gradients, make_parameters
-from iobench.offload import AdamW
-torch.set_num_threads(1)
-assert ctypes.CDLL(None).unshare(0x20000) == 0  # CLONE_NEWNS
-for mount in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "size=64k", "none", "/dev/shm"]):
-    subprocess.run(["mount", *mount], check=True)
-parameters = make_parameters()
-with AdamW(parameters, sys.argv[1], engine="process", **VALUES, **OPTIONS) as optimizer:
-    give_gradients(parameters, 0)
-    optimizer.step()
-print("trained")
-"""
-
-
-@pytest.mark.root
-def test_a_small_dev_shm(tmp_path: Path) -> None:
-    """The engine process does not use /dev/shm: 64 KiB of it, as in many containers, suffice."""
-    if why := no_private_mounts():
-        pytest.skip(why)
-    done = run_preloaded(["-c", _UNSHARED, tmp_path / "state"])
-    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
-
-
-def test_no_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One error of the construction, and the directory is free."""
-
-    def refuse(*_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patched:
-        patched.setattr("iobench.offload.windows.os.posix_fallocate", refuse)
-        with pytest.raises(TransferError, match=r"reserving shared memory.*No space left"):
-            AdamW(make_parameters(), tmp_path, engine="process", **VALUES, **OPTIONS)
-    AdamW(make_parameters(), tmp_path, **VALUES, **OPTIONS).close()
 
 
 _FILTERED = """

@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Self
 
 import torch
 
-from iobench.checkpoint.lock import DirectoryLock
 from iobench.errors import TargetError
 from iobench.offload import AdamW
 from iobench.offload.files import read_layout
@@ -43,9 +41,6 @@ CALLS = {
 }
 """Functions that make one system call, or work on one chunk, and how often a run calls them."""
 
-PROCESS_CALLS = {f"{_OFFLOAD}.link.EngineLink.send": 90}
-"""The same for the trainer of an engine in a process of its own."""
-
 _TRAINERS = """
 import io, os, sys
 import torch
@@ -66,10 +61,8 @@ for line in sys.stdin:
         faulthandler.enable()
         faulthandler.dump_traceback_later(60, exit=True)  # a child that hangs prints its stacks
         options = {{"overlap": True}} if "overlap" in points else {{}}
-        options |= {{"engine": "process"}} if "process" in points else {{}}
-        options |= {{"clone_pins": True}} if "clones" in points else {{}}
         for point in points:
-            if point not in ("overlap", "process", "clones"):
+            if point != "overlap":
                 arm(point)
         {trainer}(Path(directory), int(steps), **options)
         os._exit(0)
@@ -104,8 +97,7 @@ class OffloadKills:
     def run(self, directory: Path, *points: str) -> tuple[int, dict[str, int]]:
         """Train, or go on; return the exit code and what the trainer reported as durable.
 
-        "overlap" in `points`: chunks are updated during backward. "process": by an engine in a
-        process of its own. "clones": pins are clones.
+        "overlap" in `points`: chunks are updated during backward.
         """
         trainers = self._trainers
         assert trainers.stdin is not None
@@ -145,27 +137,19 @@ class OffloadKills:
                 assert_equal(snapshot(one), self.expected[step - 1])
         return updates
 
-    def kill_at_random(
-        self, directory: Path, moments: random.Random, engine: str = "thread"
-    ) -> str:
+    def kill_at_random(self, directory: Path, moments: random.Random) -> str:
         """Kill the training in `directory` at a random call, if it gets there, and check it.
 
-        With `engine="process"` either the trainer or its engine is killed. A training that has
-        ended is removed. Returns the point.
+        A training that has ended is removed. Returns the point.
         """
-        calls = PROCESS_CALLS if engine == "process" else self.calls
+        calls = self.calls
         name = moments.choice(sorted(calls))
         when, call = moments.choice(["before", "after"]), moments.randint(1, calls[name])
         point = f"{name}:{when}:{call}"
         options = ["overlap"] if moments.random() < 0.5 else []
-        if engine == "process":
-            options.append("process")
-            point += moments.choice([":kill", ":children"])
         try:
             code, reported = self.run(directory, point, *options)
-            # A trainer whose engine was killed ends with an exception.
-            assert code in (0, 1 if "children" in point else 0, -signal.SIGKILL), code
-            _wait_until_free(directory)
+            assert code in (0, -signal.SIGKILL), code
             updates = self.check(directory, reported)
             assert code or updates == STEPS
         except BaseException as error:
@@ -177,16 +161,3 @@ class OffloadKills:
             self.finished += 1
             shutil.rmtree(directory)
         return point
-
-
-def _wait_until_free(directory: Path) -> None:
-    """Wait until the engine's process of a killed trainer has ended: it holds the lock."""
-    deadline = time.monotonic() + 60
-    while directory.exists():
-        try:
-            DirectoryLock(directory, "optimizer").release()
-        except TargetError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        else:
-            return

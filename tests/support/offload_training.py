@@ -146,19 +146,16 @@ def train_and_report(
     *,
     pin_every: int = 2,
     overlap: bool = False,
-    engine: str = "thread",
-    clone_pins: bool = False,
 ) -> None:
     """Train until there are `steps` updates; report the durable ones on stdout.
 
     With `overlap` a real backward makes the gradients, and one in three is of another batch first.
     """
     parameters = make_parameters()
-    own: dict[str, Any] = {"overlap": overlap, "engine": engine}
+    own: dict[str, Any] = {"overlap": overlap}
     if has_generation(directory):
         optimizer = AdamW.resume(parameters, directory, memory=OPTIONS["memory"], **own)
     else:
-        own["clone_pins"] = clone_pins
         optimizer = AdamW(parameters, directory, **VALUES, **OPTIONS, **own)
     for step in range(optimizer.updates, steps):
         if not overlap:

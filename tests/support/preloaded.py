@@ -33,7 +33,7 @@ _MODULES = (
     *("iobench.tune.tuner", "iobench.train.session"),
     *("torch.distributed.checkpoint", "torch.distributed.tensor", "iobench.dist.ranked"),
     *("iobench.dist.load.pieces", "iobench.dist.replicas.replicator", "iobench.integrations.dcp"),
-    *("iobench.offload.ranked", "iobench.dist.ranked_offload", "iobench.dist.offloaded"),
+    *("iobench.offload.algorithms", "iobench.dist.offloaded"),
     *("iobench.dist.drain.ranked_drain", "iobench.dist.load.both_stores", "iobench.tiers.nearest"),
 )
 _BEGIN = "from support.preloaded import serve; serve()"

@@ -15,8 +15,7 @@ import msgspec
 
 from iobench import linux
 from iobench.checkpoint.copies import Copy
-from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
-from iobench.checkpoint.pinned_state import PinnedState
+from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.dist.control import Control
@@ -42,14 +41,10 @@ class DrainFollower:
     error is an answer, and is raised there. The thread ends with the drain, or when a rank is lost.
     """
 
-    offload: PinnedState | None = None  # this rank's part of the optimizer, copied too
-
     def __init__(self, control: Control, local: DirectoryStore, remote: RemoteTier) -> None:
         self._control, self._local, self._remote = control, local, remote
         self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
-        self._copier = FileCopier(
-            local=local, remote=remote, pace=self._pace, offload=lambda: self.offload
-        )
+        self._copier = FileCopier(local=local, remote=remote, pace=self._pace, offload=lambda: None)
         self._saving, self._hurry_at_s = 0, math.inf
         self._serials: dict[int, int] = {}
         self._direct: dict[int, tuple[int, float]] = {}
@@ -123,7 +118,6 @@ class DrainFollower:
 
     def _done(self, order: dict[str, Any]) -> dict[str, Any]:
         files = msgspec.convert(order["files"], list[FileRecord])
-        pinned = msgspec.convert(order["pinned"], list[PinnedGeneration])
         self._hurry_at_s = time.monotonic() + order["hurry_after_s"]
         self._pace.begin()
         try:
@@ -131,11 +125,11 @@ class DrainFollower:
                 self._copier.read_back(order["place"], files)
                 return {"sent": 0}
             if order["do"] == "compare":
-                self._copier.compare_local(order["step"], files, pinned)
+                self._copier.compare_local(order["step"], files)
                 return {"sent": 0}
             step, serial = order["step"], order["serial"]
             self._states = {**self._states, **states_of([[step, serial, "draining", None]])}
-            return {"sent": self._copier.send(step, serial, order["place"], files, pinned)}
+            return {"sent": self._copier.send(step, serial, order["place"], files)}
         except Exception as error:  # noqa: BLE001 -- rank 0 raises it
             with contextlib.suppress(IobenchError):
                 self._remote.renew()

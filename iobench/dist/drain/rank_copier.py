@@ -48,35 +48,28 @@ class RankCopier(FileCopier):
         pinned: Sequence[PinnedGeneration] = (),
     ) -> int:
         copy = self.remote.copy(place, serial, self.pace)
-        parts, states = self._parts(files, pinned)
+        parts = shares(files, self.control.world.size)
 
         def own() -> int:
-            return FileCopier.send(self, step, serial, place, parts[0], states[0])
+            return FileCopier.send(self, step, serial, place, parts[0], pinned)
 
         order = {"do": "send", "step": step, "serial": serial, "place": str(place)}
-        sent = self._together(order, parts, own, states)
-        for part, generations in zip(parts[1:], states[1:], strict=True):
-            for file in (*part, *(file for one in generations for file in one.files)):
+        sent = self._together(order, parts, own)
+        for part in parts[1:]:
+            for file in part:
                 copy.check(file.path, file.size_bytes)
         return sent
 
     def compare_local(
         self, step: int, files: Sequence[FileRecord], pinned: Sequence[PinnedGeneration] = ()
     ) -> None:
-        parts, states = self._parts(files, pinned)
+        parts = shares(files, self.control.world.size)
 
         def own() -> int:
-            FileCopier.compare_local(self, step, parts[0], states[0])
+            FileCopier.compare_local(self, step, parts[0], pinned)
             return 0
 
-        self._together({"do": "compare", "step": step}, parts, own, states)
-
-    def _parts(
-        self, files: Sequence[FileRecord], pinned: Sequence[PinnedGeneration]
-    ) -> tuple[list[list[FileRecord]], list[list[PinnedGeneration]]]:
-        """Share out files, and parts of the optimizer: each rank may be alone in having its own."""
-        size = self.control.world.size
-        return shares(files, size), [list(pinned[rank::size]) for rank in range(size)]
+        self._together({"do": "compare", "step": step}, parts, own)
 
     def read_back(self, where: str | Path, files: Sequence[FileRecord]) -> None:
         parts = shares(files, self.control.world.size)
@@ -97,11 +90,7 @@ class RankCopier(FileCopier):
         self._scatter([{"do": "end"}] * self.control.world.size)
 
     def _together(
-        self,
-        order: dict[str, Any],
-        parts: list[list[FileRecord]],
-        own: Callable[[], int],
-        states: list[list[PinnedGeneration]] | None = None,
+        self, order: dict[str, Any], parts: list[list[FileRecord]], own: Callable[[], int]
     ) -> int:
         """Let all ranks move their parts. Return the bytes sent; raise when all have ended."""
         pieces = order["do"] != "send"  # 100,000 of them are sent only where they are needed
@@ -110,12 +99,7 @@ class RankCopier(FileCopier):
             for part in parts
         ]
         order["hurry_after_s"] = self._hurry_after_s()
-        self._scatter(
-            [
-                {**order, "files": msgspec.to_builtins(part), "pinned": msgspec.to_builtins(state)}
-                for part, state in zip(files, states or [[] for _ in files], strict=True)
-            ]
-        )
+        self._scatter([{**order, "files": msgspec.to_builtins(part)} for part in files])
         try:
             answer: dict[str, Any] = {"sent": own()}
         except Exception as error:  # noqa: BLE001 -- raised below, when the others have ended

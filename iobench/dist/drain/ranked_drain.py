@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from iobench.checkpoint.copies import Copy
-from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.dist.control import Control
@@ -49,13 +48,6 @@ class RankedDrain:
             self.store, self.remote = DirectoryStore(directory), RemoteTier(own)
             self.remote.check(self.store.directory)
             self._follower = DrainFollower(control, self.store, self.remote)
-
-    def copy_pinned(self, state: PinnedState) -> None:
-        """Copy the generations of `state` that checkpoints name, too: this rank's part of each."""
-        if self.tier is not None:
-            self.tier.drain.offload = state
-        elif self._follower is not None:
-            self._follower.offload = state
 
     def start(self, ages: Callable[[], dict[int, tuple[int, float]]]) -> None:
         """Start the thread. `ages` has those of the ledger of rank 0."""

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Literal
 
 from iobench.checkpoint.damage import damage_of
-from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.restore import Loaded, OnCorrupt, candidates, check_not_offloaded
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.load.any_format import read_any
@@ -42,13 +41,11 @@ def load_together(
     known: Mapping[int, int] | None,
     reader: Callable[[], SharedReader | None],
     next_tier: NextTier | None = None,
-    offload: Callable[[Manifest], None] | None = None,
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint that rank 0 chooses; see `Checkpointer.load`.
 
     `reader` makes what reads one checkpoint for all ranks; None: each reads what it needs.
     `next_tier` lets `store` and `writer` read a damaged checkpoint in another place, if it has one.
-    `offload`, a call of all ranks, lets an optimizer go on from the generation of a manifest.
 
     Raises DataMismatchError in all ranks for damage that one rank found.
     """
@@ -62,11 +59,9 @@ def load_together(
     read = partial(read_any, like=like, rank=world.rank, ranks=world.size, elsewhere=elsewhere)
     passed_over: dict[int, str] = {}
     for at, candidate in enumerate(steps):
-        restored, damage = _one(agreed, world, store, writer, candidate, read, reader(), offload)
+        restored, damage = _one(agreed, world, store, writer, candidate, read, reader())
         while damage and next_tier is not None and next_tier(candidate, damage):
-            restored, damage = _one(
-                agreed, world, store, writer, candidate, read, reader(), offload
-            )
+            restored, damage = _one(agreed, world, store, writer, candidate, read, reader())
         if not damage:
             assert restored is not None  # no rank found damage
             state, transfer = restored
@@ -92,20 +87,16 @@ def _one(
     step: int,
     read_one: Callable[..., tuple[Any, Transfer]],
     reader: SharedReader | None,
-    offload: Callable[[Manifest], None] | None,
 ) -> tuple[tuple[Any, Transfer] | None, str]:
     """Restore one checkpoint. Return the result, and the damage that any rank found, or ""."""
     restored: list[tuple[Any, Transfer]] = []
-    manifests: list[Manifest] = []
 
     def read() -> list[Any]:
         try:
             if world.rank:
                 store.steps()  # a bucket must be listed to know where a checkpoint is
             manifest = store.manifest(step)
-            if offload is None:
-                check_not_offloaded(manifest, str(store))
-            manifests.append(manifest)
+            check_not_offloaded(manifest, str(store))
             restored.append(read_one(store, writer, step, manifest, reader=reader))
         except (DataMismatchError, TransferError) as error:
             damage = damage_of(error, store.locate(step))
@@ -123,9 +114,4 @@ def _one(
             return None, f"{damage} (found by rank {rank})"
     if any(one != found[0] for one in found):
         return None, f"{store}: the ranks see different checkpoints of step {step}"
-    if offload is not None:
-        try:
-            offload(manifests[0])
-        except DataMismatchError as error:
-            return None, str(error)
     return restored[0], ""

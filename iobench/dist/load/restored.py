@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
-from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.control import Control
@@ -36,7 +35,6 @@ def restore_together(
     restore_mode: RestoreMode,
     deadline_s: float,
     next_tier: NextTier | None = None,
-    offload: Callable[[Manifest], None] | None = None,
     from_memory: FromMemory | None = None,
 ) -> tuple[Any, Loaded, Version]:
     """Return the state of `step`, after `restoring.look`. See `load_together` and `Restoring`.
@@ -56,7 +54,6 @@ def restore_together(
                 restore_mode=restore_mode,
                 deadline_s=deadline_s,
                 next_tier=next_tier,
-                offload=offload,
                 from_memory=from_memory,
             )
             return state, loaded, restoring.version_of(loaded.step, chosen)
@@ -77,7 +74,6 @@ def _load(
     restore_mode: RestoreMode,
     deadline_s: float,
     next_tier: NextTier | None,
-    offload: Callable[[Manifest], None] | None,
     from_memory: FromMemory | None,
 ) -> tuple[Any, Loaded]:
     """Load what was chosen; without a choice, let the load say what is wrong."""
@@ -106,7 +102,6 @@ def _load(
                 known=serials() if serials is not None and step == "latest" else None,
                 reader=reader,
                 next_tier=next_tier,
-                offload=offload,
             )
     finally:
         for note in chosen.close() if chosen else ():

@@ -10,10 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.manifest import FileRecord, Manifest, PinnedGeneration
+from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
@@ -22,7 +20,7 @@ from iobench.dist.saves.merge import merged
 from iobench.dist.saves.part import Part, part_file
 from iobench.dist.saves.plan import RankPlan
 from iobench.dist.world import World
-from iobench.errors import DataMismatchError, StateError, TargetError, TransferError
+from iobench.errors import DataMismatchError, TargetError, TransferError
 from iobench.formats.collector import collector_paused
 from iobench.writers.base import Writer
 from iobench.writers.blocks.workers import map_in_workers
@@ -77,9 +75,8 @@ class Assembly:
         self.writer.write_many(images, staged.directory, sync_directory=False)
         staged.remove(map(part_file, numbers))
         records = [record_of(image, [("", image.size_bytes)]) for image in images]
-        files = (*(file for part in parts for file in part.files), *records)
+        files = (*(part.file for part in parts), *records)
         manifest = self._manifest(save, files, serial, attempt, decision)
-        manifest = msgspec.structs.replace(manifest, offload=_pinned(parts))
         staged.publish([manifest.to_json()])
         return manifest
 
@@ -90,13 +87,12 @@ class Assembly:
     def _part(self, directory: str | Path, rank: int, checksum: str) -> Part:
         """Return the part of a rank, after a look at all of its files."""
         where = f"{directory}/{part_file(rank)}"
-        sizes: list[tuple[FileRecord, int]] = []
         try:
             with closing(self.writer.open_source(where)) as source:
                 part = Part.parse(source.read(-1), checksum, where)
-            for file in part.files:
-                with closing(self.writer.open_source(f"{directory}/{file.path}")) as source:
-                    sizes.append((file, source.seek(0, io.SEEK_END)))
+            file = part.file
+            with closing(self.writer.open_source(f"{directory}/{file.path}")) as source:
+                size = source.seek(0, io.SEEK_END)
         except TransferError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise
@@ -105,12 +101,11 @@ class Assembly:
                 f"on host {self.world.host} does not see it; all ranks need the same directory: "
                 "choose one that all nodes share"
             ) from error
-        for file, size in sizes:
-            if size != file.size_bytes:
-                raise DataMismatchError(
-                    f"{directory}/{file.path}: has {size} bytes, rank {rank} on host "
-                    f"{self.hosts[rank]} wrote {file.size_bytes}"
-                )
+        if size != file.size_bytes:
+            raise DataMismatchError(
+                f"{directory}/{file.path}: has {size} bytes, rank {rank} on host "
+                f"{self.hosts[rank]} wrote {file.size_bytes}"
+            )
         return part
 
     def _indexer_of(self, plan: RankPlan) -> Indexer:
@@ -141,14 +136,3 @@ class Assembly:
             serial=serial,
             attempt=attempt,
         )
-
-
-def _pinned(parts: Sequence[Part]) -> tuple[PinnedGeneration, ...] | None:
-    """Return the optimizer's part of each rank. Raises StateError for different states."""
-    pinned = [part.offload for part in parts if part.offload is not None]
-    if not pinned:
-        return None
-    updates = [one.updates for one in pinned]
-    if len(pinned) < len(parts) or len(set(updates)) > 1:
-        raise StateError(f"the ranks have pinned different states: {updates} updates")
-    return tuple(pinned)

@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.manifest import PinnedGeneration
 from iobench.checkpoint.persister import Snapshot
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore
@@ -38,28 +37,18 @@ from iobench.dist.saves.part_writer import PartWriter
 from iobench.dist.saves.places import LocalPlace, SavePlace
 from iobench.errors import IobenchError, RankError, TransferError
 from iobench.tiers.direct_save import within_limit
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
     from iobench.dist.drain.ranked_drain import RankedDrain
     from iobench.dist.saves.placing import Placing
 
-__all__ = ["Pins", "RankCommitter"]
+__all__ = ["RankCommitter"]
 
 
 _NEXT = "next checkpoint"
 _BEGIN = "the begin of a save"
-
-
-class Pins(Protocol):
-    """The pins that the saves of a rank hold in its optimizer."""
-
-    def durable(self, save: Save) -> tuple[PinnedGeneration, list[FileImage]]:
-        """Wait until the pin of `save` is durable. Return it, and small files to write with it."""
-
-    def ended(self, save: Save, attempt: str | None) -> None:
-        """The checkpoint of `save` exists and has this `attempt`, or None: it never will."""
 
 
 @dataclass(kw_only=True)
@@ -78,7 +67,6 @@ class RankCommitter:
     hosts: Sequence[str]
     replicator: Replicator | None = None
     drain: RankedDrain | None = None
-    pins: Pins | None = None
     placing: Placing | None = None
     gone: Callable[[], list[int]] = list
     """Returns the numbers of superseded saves that were not announced yet, in rank 0."""
@@ -130,7 +118,6 @@ class RankCommitter:
             order = order._replace(serial=serial)
             place: SavePlace | None = self._place(ledger, save, content)
         except BaseException as failure:
-            self._ended(save, None)
             raise self._conclude(order, failure, announced=False) from failure
         committed: Committed | None = None
         while place is not None:
@@ -164,10 +151,7 @@ class RankCommitter:
                 votes = self._votes(own, order)
                 place.publish(save, content.plan, staged, votes, order)
                 save.status = "committed"
-                try:
-                    place.committed(save, order.serial)
-                finally:
-                    self._ended(save, order)
+                place.committed(save, order.serial)
             probe = 0 if memory is None else place.probe_bytes(self.control.world.size)
         except RankError:  # of a call: every rank knows
             raise
@@ -181,7 +165,6 @@ class RankCommitter:
                 if announced:
                     self._end(order, Ending(_failed(failure), again=True))
                 return None, instead
-            self._ended(save, None)
             raise self._conclude(order, failure, announced=announced) from failure
         self._end(order, Ending(probe=probe))
         if probe:
@@ -235,11 +218,9 @@ class RankCommitter:
         """Return None, and do nothing, if rank 0 chose another save."""
         order = self.announced()
         if order.number != content.number:
-            self._ended(save, None)
             return None
         self._order = None
         if order.failed:
-            self._ended(save, None)
             raise self._error(_BEGIN, order.failed)
         own = self._part(save, content, memory, order)
         self._cast(order, own.vote)
@@ -250,19 +231,12 @@ class RankCommitter:
             self._discard(order, error)
             if ending.again:
                 return self._follow(save, content, memory)
-            self._ended(save, None)
             raise error from own.failure
-        self._ended(save, order)
         if order.remote and self.drain is not None:
             self.drain.sent_directly(order.step, order.serial)
         if ending.probe:
             self._probe(ending.probe, memory, None)
         return Committed(order.serial, own.written())
-
-    def _ended(self, save: Save, order: Order | None) -> None:
-        """All ranks know whether the checkpoint exists. Not called when a rank is lost before."""
-        if self.pins is not None:
-            self.pins.ended(save, None if order is None else order.attempt)
 
     def _votes(self, own: OwnVote, order: Order) -> list[str]:
         """Collect the votes, that of rank 0 too. Return the checksums of all parts.
@@ -297,11 +271,8 @@ class RankCommitter:
                     raise save.error
                 if offering.wanted and self.assembly is not None:
                     offering.table = self.assembly.table(content.plan)
-                pinned, described = (None, []) if self.pins is None else self.pins.durable(save)
                 with self._writer_of(order) as parts:
-                    written = parts.write(
-                        content, memory, order.directory, offering, pinned, described, order.spare
-                    )
+                    written = parts.write(content, memory, order.directory, offering, order.spare)
                 save.transfer = written.transfer
         except BaseException as failure:  # noqa: BLE001 -- raised when the others know
             return OwnVote.failed(failure, before=save.error is not None)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
+from iobench.checkpoint.manifest import FileRecord
 from iobench.errors import DataMismatchError
 
 __all__ = ["Part", "part_file"]
@@ -22,8 +22,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The file of one rank with the checksums of its pieces: the tensors, then the `values`.
 
     Those are the paths of plain values in the state. `skeleton` is that of this rank; None if it is
-    that of rank 0, except for `own`, this rank's values of each PerRank. `offload` is this rank's
-    part of the optimizer, and `described` are files about it.
+    that of rank 0, except for `own`, this rank's values of each PerRank.
     """
 
     rank: int
@@ -32,13 +31,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     values: tuple[tuple[str | int, ...], ...]
     skeleton: Any
     own: list[Any]
-    offload: PinnedGeneration | None = None
-    described: tuple[FileRecord, ...] = ()
-
-    @property
-    def files(self) -> tuple[FileRecord, ...]:
-        """All files of this rank."""
-        return (self.file, *self.described)
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)

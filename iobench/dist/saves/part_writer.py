@@ -6,7 +6,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import xxhash
 
 from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
+from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.pacing import PacedImage
 from iobench.checkpoint.pieces import Pieces
 from iobench.checkpoint.recorded import recorded
@@ -51,8 +51,6 @@ class PartWriter:
     writer: Writer
     rate_bytes_per_s: int | None
     _values: ValueFiles = field(default_factory=ValueFiles)
-    _described: set[str] = field(default_factory=set)
-    """Names of the small files of all saves."""
 
     def write(
         self,
@@ -60,8 +58,6 @@ class PartWriter:
         memory: Bytes | None,
         directory: str | Path,
         offering: Offering,
-        pinned: PinnedGeneration | None = None,
-        described: Sequence[FileImage] = (),
         spare: str = "",
     ) -> Written:
         """Write this rank's files, and then its part manifest. On return the files are durable.
@@ -69,9 +65,8 @@ class PartWriter:
         The part manifest is only for rank 0, which compares it with the vote and removes it.
 
         The tensors are in `memory`, or else in the trainer's own. `offering` gets what is in
-        `memory` before it is written. `pinned` is this rank's part of the optimizer, `described`
-        are small files about it. The file takes over the space of that in the directory `spare`.
-        Raises TransferError.
+        `memory` before it is written. The file takes over the space of that in the directory
+        `spare`. Raises TransferError.
         """
         rank = self.world.rank
         skeleton = json.loads(content.skeleton)
@@ -96,8 +91,6 @@ class PartWriter:
                 values=tuple({value.path: None for value in values}),
                 skeleton=skeleton if rank == 0 or not content.alike else None,
                 own=[own[0] for own in own_skeletons(skeleton)],
-                offload=pinned,
-                described=tuple(record_of(one, [("", one.size_bytes)]) for one in described),
             )
 
         if offering.wanted and memory is not None:
@@ -109,10 +102,6 @@ class PartWriter:
             with recorded(image, Pieces(pieces), by_block=by_block) as recording:
                 transfer = self._write(recording.image, directory, spare)
             record = recording.record
-        self._described.update(one.path for one in described)
-        if described:
-            more = self.writer.write_many(described, directory)
-            transfer = Transfer.total([transfer, self._checked(more, directory)])
         text = part(record).to_json()
         self.writer.write(FileImage.of(part_file(rank), [text]), directory, durable=False)
         return Written(transfer, xxhash.xxh3_64_hexdigest(text), image)
@@ -146,8 +135,7 @@ class PartWriter:
         """
         if not isinstance(directory, Path):
             return  # rank 0 removes all objects of the prefix
-        own = data_file(self.world.rank), part_file(self.world.rank)
-        for name in (*own, *self._described):
+        for name in (data_file(self.world.rank), part_file(self.world.rank)):
             with contextlib.suppress(OSError):
                 os.unlink(directory / name)
         try:

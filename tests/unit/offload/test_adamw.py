@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import shutil
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from support.offload_training import (
     snapshot,
 )
 
-from iobench.errors import OptionError, StateError, TargetError, UsageError
+from iobench.errors import OptionError, StateError, TargetError, TransferError, UsageError
 from iobench.offload import Adam, AdamW
 
 
@@ -103,7 +105,7 @@ def test_a_chunk_that_does_not_change_keeps_its_slot(tmp_path: Path) -> None:
             parameter.grad = None
         optimizer.step()
         optimizer.wait()
-        written = optimizer._engine.store.newest.rows["written"].tolist()
+        written = optimizer._state._engine.store.newest.rows["written"].tolist()
     assert written == [2, 2, 2, *[1] * (len(written) - 3)]
 
 
@@ -372,7 +374,7 @@ def test_an_abandoned_optimizer_ends_its_threads(tmp_path: Path) -> None:
 def test_collected_in_a_thread_of_its_own(tmp_path: Path) -> None:
     """The garbage collector runs in any thread, also in one that `abandon` waits for."""
     optimizer, _ = _pair(tmp_path)
-    engine = optimizer._engine
+    engine = optimizer._state._engine
     done = threading.Event()
 
     def collected(_: object) -> None:
@@ -384,6 +386,106 @@ def test_collected_in_a_thread_of_its_own(tmp_path: Path) -> None:
     for thread in threading.enumerate():
         if thread.name.startswith("iobench-offload"):
             thread.join(30)
-    optimizer._engine = None
-    optimizer._abandoned.detach()
+    optimizer._state._engine = None
+    optimizer._state._abandoned.detach()
     AdamW(make_parameters(), tmp_path, **OPTIONS).close()  # the lock is free
+
+
+@pytest.fixture
+def bfloat16_by_default() -> Iterator[None]:
+    """What scripts that train in bfloat16 set."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("bfloat16_by_default")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_are_counted_under_another_default_dtype(overlap: bool, tmp_path: Path) -> None:
+    """In bfloat16 300 + 1 is 300, and the update of a parameter has other bits."""
+    parameters = make_parameters()
+    stock = Stock([p.detach().clone() for p in parameters])
+    with AdamW(parameters, tmp_path, **VALUES, **OPTIONS, overlap=overlap) as optimizer:
+        _train(optimizer, stock, range(1))
+        states = [optimizer.state_dict(), stock.optimizer.state_dict()]
+        for state in states:
+            for one in state["state"].values():
+                one["step"] = torch.tensor(300.0, dtype=torch.float32)
+        optimizer.load_state_dict(states[0])
+        stock.optimizer.load_state_dict(states[1])
+        _train(optimizer, stock, range(1, 3))
+        assert_equal(snapshot(optimizer), stock.snapshot())
+
+
+def test_another_default_device(tmp_path: Path) -> None:
+    """Memory of the engine is that of the host."""
+    parameters = make_parameters()
+    stock = Stock([p.detach().clone() for p in parameters])
+    give_gradients(parameters, 0)
+    give_gradients(stock.model, 0)
+    with AdamW(parameters, tmp_path, **VALUES, **OPTIONS) as optimizer:
+        with torch.device("meta"):
+            optimizer.step()
+            found = snapshot(optimizer)
+        stock.step()
+        assert_equal(found, stock.snapshot())
+
+
+def test_a_parameter_that_is_given_twice(tmp_path: Path) -> None:
+    """Its state would be there twice, and be updated twice by one gradient."""
+    one, other = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
+    with (
+        warnings.catch_warnings(action="ignore"),  # torch warns and goes on
+        pytest.raises(UsageError, match="parameter 2 is parameter 0: give it once"),
+    ):
+        AdamW([one, other, one], tmp_path, **OPTIONS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_parameters_with_other_data(overlap: bool, tmp_path: Path) -> None:
+    """`parameter.data = ...` is seen like any other change; another dtype is refused."""
+    parameters = make_parameters()
+    stock = Stock([p.detach().clone() for p in parameters])
+    with AdamW(parameters, tmp_path, **VALUES, **OPTIONS, overlap=overlap) as optimizer:
+        _train(optimizer, stock, range(1))
+        parameters[1].data = parameters[1].data * 2
+        with torch.no_grad():
+            stock.model[1].mul_(2)
+            stock.masters[1].copy_(stock.model[1])
+        _train(optimizer, stock, range(1, 3))
+        assert_equal(snapshot(optimizer), stock.snapshot())
+        parameters[1].data = parameters[1].data.half()
+        parameters[1].grad = None
+        with pytest.raises(UsageError, match=r"float16 \[37, 5\] now, the state is of float32"):
+            optimizer.step()
+
+
+def test_values_that_no_record_has_room_for(tmp_path: Path) -> None:
+    """An error of the step or pin that has them; the training goes on without them."""
+    optimizer, stock = _pair(tmp_path)
+    with optimizer:
+        _train(optimizer, stock, range(1))
+        group = optimizer.param_groups[0]
+        group["note"] = "x" * 30_000
+        give_gradients(optimizer.param_groups[0]["params"], 1)
+        before = [p.detach().clone() for p in group["params"]]
+        for call in (optimizer.step, lambda: optimizer.pin(1)):
+            with pytest.raises(UsageError, match=r"take 30\d+ bytes as JSON; there is room"):
+                call()
+        assert all(map(torch.equal, group["params"], before))
+        del group["note"]
+        _train(optimizer, stock, range(1, 2))
+        assert_equal(snapshot(optimizer), stock.snapshot())
+
+
+def test_a_directory_that_others_have_replaced(tmp_path: Path) -> None:
+    """A job that still trains must not be told that steps are durable in files that are gone."""
+    optimizer, stock = _pair(tmp_path / "state", max_lag=0)
+    _train(optimizer, stock, range(1))
+    shutil.rmtree(tmp_path / "state")
+    with pytest.raises(TransferError, match="was removed or replaced since this optimizer opened"):
+        _train(optimizer, stock, range(1, 2))
+    with pytest.raises(TransferError):
+        optimizer.close()

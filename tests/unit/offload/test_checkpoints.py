@@ -23,6 +23,7 @@ from support.offload_training import (
 
 import iobench
 from iobench.checkpoint.store import DirectoryStore
+from iobench.dist.world import World
 from iobench.errors import DataMismatchError, OptionError, TransferError, UsageError
 from iobench.offload import AdamW
 from iobench.offload.store import GenerationStore
@@ -40,14 +41,14 @@ def expected() -> list[list[dict[str, Any]]]:
 
 @contextmanager
 def _opened(
-    directory: Path, *, pins: int = 3, keep: int = 2, engine: str = "thread", **options: Any
+    directory: Path, *, pins: int = 3, keep: int = 2, **options: Any
 ) -> Iterator[tuple[AdamW, iobench.Checkpointer]]:
     """A new or continued training with its Checkpointer."""
     state: Any = directory / "state"
     if state.exists():
-        optimizer = AdamW.resume(make_parameters(9), state, memory=_MEMORY, engine=engine)  # type: ignore[arg-type]  # a name
+        optimizer = AdamW.resume(make_parameters(9), state, memory=_MEMORY)
     else:
-        chosen: Any = {**VALUES, **OPTIONS, "pins": pins, "engine": engine}
+        chosen: Any = {**VALUES, **OPTIONS, "pins": pins}
         optimizer = AdamW(make_parameters(), state, **chosen)
     with (
         optimizer,
@@ -87,21 +88,6 @@ def test_load_gives_state_model_and_optimizer(way: str, tmp_path: Path, expected
     assert manifest.offload is not None
     assert manifest.offload.updates == 3
     assert manifest.offload.directory == str(tmp_path / "state")
-
-
-def test_an_engine_in_a_process_of_its_own(tmp_path: Path, expected: list) -> None:
-    """Pins become durable while the trainer goes on, are released, and a load goes back."""
-    with _opened(tmp_path, engine="process") as (optimizer, ckpt):
-        for step in (1, 2, 3):
-            _train(optimizer, step)
-            ckpt.save_async({"step": step}, step)
-            ckpt.wait()
-        optimizer.wait()
-        assert [pin.step for pin in held(tmp_path / "state").values()] == ckpt.steps() == [2, 3]
-        assert ckpt.load(2) == {"step": 2}
-        _train(optimizer, 5)
-        for parameter, one in zip(optimizer.param_groups[0]["params"], expected[4], strict=True):
-            assert torch.equal(parameter, one["model"])
 
 
 def test_what_resume_took_is_not_read_again(
@@ -300,3 +286,19 @@ def test_the_files_of_a_checkpoint_hold_no_optimizer(tmp_path: Path) -> None:
         state_bytes = sum(one.numel() for one in optimizer.param_groups[0]["params"]) * 14
         saved = ckpt.save({"step": 1}, 1)
         assert saved.size_bytes < 1000 < state_bytes
+
+
+def test_a_job_of_several_ranks(tmp_path: Path) -> None:
+    """An error at once that says what to do; it waits for no other rank."""
+    ranks = {"rank": 0, "size": 2, "local_rank": 0, "local_size": 2, "node": 0, "nodes": 1}
+    world = World(**ranks, host="here", job="job", launcher="torchrun")
+    keep = iobench.KeepLast(1)
+    with AdamW(make_parameters(), tmp_path / "state", **OPTIONS, pins=3) as optimizer:
+        with pytest.raises(OptionError, match="for one process; this job has 2 ranks"):
+            iobench.Checkpointer(tmp_path / "runs", keep=keep, offload=optimizer, world=world)
+        assert not (tmp_path / "runs").exists()
+        options = {"keep": keep, "offload": optimizer, "world": "alone"}
+        with iobench.Checkpointer(tmp_path / "runs", **options) as ckpt:
+            _train(optimizer, 1)
+            ckpt.save({}, 1)
+            assert ckpt.steps() == [1]

@@ -22,11 +22,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("engine", ["thread", "process"])
-def test_same_bits(engine: str, overlap: bool, tmp_path: Path) -> None:
+def test_same_bits(overlap: bool, tmp_path: Path) -> None:
     """The bits of the same training on the host."""
     parameters = [torch.nn.Parameter(p.detach().cuda()) for p in make_parameters()]
-    options = OPTIONS | {"engine": engine, "overlap": overlap}
+    options = OPTIONS | {"overlap": overlap}
     with AdamW(parameters, tmp_path, **VALUES, **options) as optimizer:
         for step in range(4):
             optimizer.zero_grad()
@@ -38,5 +37,5 @@ def test_same_bits(engine: str, overlap: bool, tmp_path: Path) -> None:
             optimizer.step()
         found = [{k: v.cpu() for k, v in one.items()} for one in snapshot(optimizer)]
     assert_equal(found, stock_snapshots(4)[-1])
-    with AdamW.resume(parameters, tmp_path, engine=engine) as again:
+    with AdamW.resume(parameters, tmp_path) as again:
         assert again.updates == 4

@@ -27,8 +27,8 @@ from support.offload_training import (
     stock_snapshots,
 )
 
-from iobench.errors import DataMismatchError
-from iobench.offload import SGD, AdamW
+from iobench.errors import DataMismatchError, TransferError
+from iobench.offload import Adam, AdamW
 
 _CHUNKS = 7
 _AGAIN = r"\d of 7 chunks were updated during backward and again in step"
@@ -55,7 +55,7 @@ def _made(directory: Path, parameters: list[torch.nn.Parameter], **options: Any)
 def _until_early(optimizer: AdamW, chunks: int = _CHUNKS) -> None:
     """Wait until so many chunks have been updated before `step`."""
     deadline = time.monotonic() + 60
-    while len(optimizer._early._model.done) < chunks:
+    while len(optimizer._state._early._model.done) < chunks:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -63,23 +63,20 @@ def _until_early(optimizer: AdamW, chunks: int = _CHUNKS) -> None:
 def _counted(optimizer: AdamW) -> list[int]:
     """A list that gets, for each step, how many chunks need no update in it."""
     found: list[int] = []
-    real = optimizer._engine.step
+    real = optimizer._state._engine.step
 
     def step(*arguments: Any, **options: Any) -> None:
         found.append(len(options["early"]))
         real(*arguments, **options)
 
-    optimizer._engine.step = step
+    optimizer._state._engine.step = step
     return found
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
-def test_same_bits_in_any_order_of_arrival(
-    engine: str, tmp_path: Path, expected: list[Snapshot]
-) -> None:
+def test_same_bits_in_any_order_of_arrival(tmp_path: Path, expected: list[Snapshot]) -> None:
     """Parameters keep their values until `step`, which then updates nothing more."""
     parameters, orders = make_parameters(), random.Random(3)
-    with _made(tmp_path, parameters, engine=engine) as optimizer:
+    with _made(tmp_path, parameters) as optimizer:
         counted = _counted(optimizer)
         for step in range(4):
             before = [parameter.detach().clone() for parameter in parameters]
@@ -196,7 +193,7 @@ def test_accumulation(tmp_path: Path) -> None:
             with optimizer.accumulate():
                 backward(parameters, 10 + step)
                 backward(parameters, 20 + step)
-            assert optimizer._early._model is None
+            assert optimizer._state._early._model is None
             backward(parameters, step)
             _until_early(optimizer)
             for parameter, model in zip(parameters, stock.model, strict=True):
@@ -232,7 +229,7 @@ def test_an_exception_in_backward(tmp_path: Path, expected: list[Snapshot]) -> N
         with pytest.warns(RuntimeWarning, match="again in step"):
             optimizer.step()
         assert_equal(snapshot(optimizer), expected[2])
-        optimizer._early._stopped = False  # no pause
+        optimizer._state._early._stopped = False  # no pause
         optimizer.zero_grad()
         backward(parameters, 8)
         _until_early(optimizer)  # all chunks are written, and there is no step
@@ -355,7 +352,7 @@ def test_grad_scaler(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         for step in range(4):
             optimizer.zero_grad()
-            optimizer._early._stopped = False  # no pause
+            optimizer._state._early._stopped = False  # no pause
             for index, parameter in enumerate(parameters):
                 loss = (parameter * gradient(parameter, step, index)).sum()
                 scaler.scale(loss * (float("inf") if step == 1 else 1.0)).backward()
@@ -382,12 +379,12 @@ def test_damage_is_found_during_backward(tmp_path: Path) -> None:
     optimizer = AdamW.resume(parameters, tmp_path, overlap=True)
     before = [parameter.detach().clone() for parameter in parameters]
     backward(parameters, 1)
-    optimizer._early._thread.join(60)
+    optimizer._state._early._thread.join(60)
     with pytest.raises(DataMismatchError, match="chunk 0 differs from its checksum"):
         optimizer.step()
     assert all(map(torch.equal, parameters, before))
-    optimizer._engine.abandon()
-    optimizer._engine = None
+    optimizer._state._engine.abandon()
+    optimizer._state._engine = None
 
 
 def test_an_abandoned_optimizer_ends_its_threads(tmp_path: Path) -> None:
@@ -399,6 +396,60 @@ def test_an_abandoned_optimizer_ends_its_threads(tmp_path: Path) -> None:
     gc.collect()
     assert not [t.name for t in threading.enumerate() if t.name.startswith("iobench-offload")]
     assert not any(parameter._post_accumulate_grad_hooks for parameter in parameters)
-    with SGD(parameters, tmp_path, lr=0.1, **OPTIONS, overlap=True) as other:  # the lock is free
+    with Adam(parameters, tmp_path, lr=0.1, **OPTIONS, overlap=True) as other:  # the lock is free
         backward(parameters, 0)
         other.step()
+
+
+def test_an_interrupt_while_step_waits_for_storage(
+    tmp_path: Path, expected: list[Snapshot]
+) -> None:
+    """Ctrl-C that is caught, as in a notebook: the parameters are those of the step."""
+    parameters = make_parameters()
+    with _made(tmp_path, parameters, max_lag=0) as optimizer:
+        backward(parameters, 0)
+        optimizer.step()
+        optimizer.zero_grad()
+        backward(parameters, 1)
+        _until_early(optimizer)
+        stream = optimizer._state._engine._stream
+        real = stream.wait_for
+
+        def interrupted(_: object) -> None:
+            stream.wait_for = real
+            raise KeyboardInterrupt
+
+        stream.wait_for = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        assert optimizer.updates == 2
+        for step in (2, 3):
+            optimizer.zero_grad()
+            backward(parameters, step)
+            optimizer.step()
+        assert_equal(snapshot(optimizer), expected[3])
+
+
+def test_an_interrupt_before_the_commit(tmp_path: Path, expected: list[Snapshot]) -> None:
+    """The next step raises; what is durable is the step before."""
+    parameters = make_parameters()
+    optimizer = _made(tmp_path, parameters, max_lag=0)
+    give_gradients(parameters, 0)
+    optimizer.step()
+    stream = optimizer._state._engine._stream
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    real, stream.commit = stream.commit, interrupted
+    give_gradients(parameters, 1)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    stream.commit = real
+    with pytest.raises(RuntimeError, match="a step was interrupted"):
+        optimizer.step()
+    with pytest.raises(TransferError):
+        optimizer.close()
+    with AdamW.resume(make_parameters(1), tmp_path) as again:
+        assert again.updates == 1
+        assert_equal(snapshot(again), expected[0])

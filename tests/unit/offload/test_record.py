@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import xxhash
 
+from iobench.errors import UsageError
 from iobench.offload.layout import BLOCK, UNIT, ParameterSpec, StateLayout
-from iobench.offload.record import _HEAD, GenerationRecord, Pin, area_bytes, empty_rows
+from iobench.offload.record import _HEAD, GenerationRecord, HeldBy, Pin, area_bytes, empty_rows
 
 _LAYOUT = StateLayout(
     parameters=(ParameterSpec(name="a", shape=(5000,), dtype="bfloat16", group=0),),
@@ -29,10 +30,8 @@ def _record() -> GenerationRecord:
         rows=rows,
         counts=np.array([4], dtype=np.uint64),
         groups=[{"lr": 0.1 + 0.2, "betas": [0.9, 0.999]}],
-        pins=(Pin(3, 50, None), Pin(6, 100, "0" * 16)),
+        pins=(Pin(3, 50, None), Pin(6, 100, "0" * 16, HeldBy("f" * 16, "e" * 16), 7)),
         time_s=1.5,
-        history="0123456789abcdef",
-        tentative=True,
     )
 
 
@@ -45,24 +44,34 @@ def test_written_and_read() -> None:
     assert found is not None
     assert (found.rows == record.rows).all()
     assert found.counts.tolist() == [4]
-    names = ("sequence", "generation", "updates", "groups", "pins", "damaged", "time_s", "name")
-    for name in (*names, "tentative"):
+    for name in ("sequence", "generation", "updates", "groups", "pins", "damaged", "time_s"):
         assert getattr(found, name) == getattr(record, name)
 
 
-def test_a_record_of_an_older_version() -> None:
-    """It has no history, and counts."""
-    data = _record().encode(area_bytes(_LAYOUT))
-    magic, version, text_bytes, body_bytes, _ = _HEAD.unpack_from(data)
+def _rewritten(data: bytes, version: int = 1, **pins: list) -> bytes:
+    """The record with other fields or another version, and the right checksum."""
+    magic, _, text_bytes, body_bytes, _ = _HEAD.unpack_from(data)
     body = data[_HEAD.size : _HEAD.size + body_bytes]
-    text = json.loads(body[:text_bytes])
-    del text["history"], text["tentative"]
-    old = json.dumps(text).encode()
-    body = old + body[text_bytes:]
-    head = _HEAD.pack(magic, version, len(old), len(body), xxhash.xxh3_64_intdigest(body))
-    found = GenerationRecord.decode(head + body, _LAYOUT)
+    text = json.dumps(json.loads(body[:text_bytes]) | pins).encode()
+    body = text + body[text_bytes:]
+    return _HEAD.pack(magic, version, len(text), len(body), xxhash.xxh3_64_intdigest(body)) + body
+
+
+def test_pins_of_an_older_version() -> None:
+    """A pin that was held was named by the checksum of a file; none had a record of its own."""
+    data = _record().encode(area_bytes(_LAYOUT))
+    pins = [[3, 50, "a" * 16], [4, 60, None, False], [6, 100, "0" * 16, True]]
+    found = GenerationRecord.decode(_rewritten(data, pins=pins), _LAYOUT)
     assert found is not None
-    assert (found.name, found.tentative) == (("", 5), False)
+    held = HeldBy("0" * 16, "")
+    assert found.pins == (Pin(3, 50, "a" * 16), Pin(4, 60, None), Pin(6, 100, "0" * 16, held))
+
+
+def test_a_record_of_another_version() -> None:
+    """It is an error, and not an area without a record: the constructor would replace the state."""
+    data = _record().encode(area_bytes(_LAYOUT))
+    with pytest.raises(UsageError, match="format version 2; this iobench reads 1"):
+        GenerationRecord.decode(_rewritten(data, 2), _LAYOUT)
 
 
 def test_any_damage_is_found() -> None:

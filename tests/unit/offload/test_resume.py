@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -263,7 +265,7 @@ def test_directories_without_a_state(tmp_path: Path) -> None:
     layout = begun / "layout.json"
     layout.write_text(layout.read_text().replace('"version": 1', '"version": 3'))
     for again in (AdamW, AdamW.resume):
-        with pytest.raises(UsageError, match="format version 3; this iobench reads 1 to 2"):
+        with pytest.raises(UsageError, match="format version 3; this iobench reads 1"):
             again(make_parameters(), begun)
 
 
@@ -313,3 +315,56 @@ def test_a_read_only_file_system(new_filesystem: Callable[..., Path]) -> None:
     subprocess.run(["mount", "-o", "remount,rw", root], check=True)
     with AdamW.resume(make_parameters(), root / "a") as optimizer:
         assert optimizer.updates == 2
+
+
+@pytest.mark.parametrize("wanted", ["pinned", 1])
+def test_a_lost_extra(wanted: Any, tmp_path: Path) -> None:
+    """The state is whole: it is taken, with a warning, and its pin stays."""
+    with AdamW(make_parameters(), tmp_path, **VALUES, **OPTIONS) as optimizer:
+        _train(optimizer, 1)
+        optimizer.pin(1, extra={"rng": torch.zeros(3)})
+        _train(optimizer, 1)
+    for file in tmp_path.glob("extra-*"):
+        file.unlink()
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match=r"missing.*the state of step 1 is whole"):
+            again = AdamW.resume(make_parameters(3), tmp_path, step=wanted)
+        with again:
+            assert again.restored is not None
+            assert (again.restored.step, again.restored.extra) == (1, None)
+            assert again.pinned() == [1]
+            assert_equal(snapshot(again), stock_snapshots(1)[0])
+
+
+@pytest.mark.parametrize("damage", ["version", "torn"])
+def test_records_that_cannot_be_read(damage: str, tmp_path: Path) -> None:
+    """Of a newer version, or all damaged: no constructor replaces the state."""
+    with AdamW(make_parameters(), tmp_path, **VALUES, **OPTIONS) as optimizer:
+        _train(optimizer, 2)
+    records = bytearray((tmp_path / "records").read_bytes())
+    for found in re.finditer(rb"iobgener", bytes(records)):
+        records[found.start() + (8 if damage == "version" else 100)] ^= 3
+    (tmp_path / "records").write_bytes(records)
+    before = (tmp_path / "state").read_bytes()
+    message = "format version 2" if damage == "version" else "whose records are damaged"
+    with pytest.raises((UsageError, TargetError), match=message):
+        AdamW(make_parameters(), tmp_path, **OPTIONS)
+    with pytest.raises(UsageError):
+        AdamW.resume(make_parameters(), tmp_path)
+    assert (tmp_path / "state").read_bytes() == before
+
+
+def test_two_pins_of_one_generation(tmp_path: Path) -> None:
+    """Both stay while there is room, each with the groups at its own time."""
+    with AdamW(make_parameters(), tmp_path, **VALUES, **OPTIONS, pins=2) as optimizer:
+        _train(optimizer, 1)
+        optimizer.pin(1)
+        optimizer.param_groups[0]["lr"] = 0.5
+        optimizer.pin(2)
+        _train(optimizer, 3)
+        optimizer.wait()
+        assert optimizer.pinned() == [1, 2]
+    for step, lr in ((1, VALUES["lr"]), (2, 0.5)):
+        with AdamW.resume(make_parameters(3), tmp_path, step=step, verify=True) as again:
+            assert again.param_groups[0]["lr"] == lr
+            assert_equal(snapshot(again), stock_snapshots(1)[0])

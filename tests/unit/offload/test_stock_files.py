@@ -1,4 +1,4 @@
-"""iobench offload: what is there, stock files of it, and a state made of stock files."""
+"""iobench offload: what is there, and stock files of it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from support.offload_training import OPTIONS, VALUES, assert_equal, give_gradients, snapshot
+from safetensors.torch import load_file
+from support.offload_training import OPTIONS, VALUES, assert_equal, give_gradients
 
 from iobench.offload import AdamW
 
@@ -84,33 +84,3 @@ def test_export(
         assert done.returncode == 2
         assert message in done.stderr
     assert not (tmp_path / "a.pt").exists()
-
-
-def test_import(
-    trained: tuple[Path, torch.nn.Module, torch.optim.AdamW],
-    tmp_path: Path,
-    iobench_inside: Command,
-) -> None:
-    """A stock training goes on with the same bits; wrong files are refused."""
-    _, model, same = trained
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    torch.save(same.state_dict(), tmp_path / "optimizer.pt")
-    files = tmp_path / "optimizer.pt", tmp_path / "model.safetensors"
-    done = iobench_inside("offload", "import", *files, tmp_path / "new")
-    assert done.returncode == 0, done.stderr
-    assert "pinned as step 3" in done.stderr
-    ours = _model()
-    with AdamW.resume(ours.named_parameters(), tmp_path / "new", step=3) as optimizer:
-        assert optimizer.param_groups[0]["lr"] == VALUES["lr"]
-        _train(optimizer, list(ours.parameters()), range(3, 5))
-        _train(same, list(model.parameters()), range(3, 5))
-        state = same.state_dict()["state"]
-        expected = [{**state[n], "model": p.detach()} for n, p in enumerate(model.parameters())]
-        assert_equal(snapshot(optimizer), expected)
-    unnamed = same.state_dict()
-    del unnamed["param_groups"][0]["param_names"]
-    torch.save(unnamed, tmp_path / "unnamed.pt")
-    done = iobench_inside("offload", "import", tmp_path / "unnamed.pt", files[1], tmp_path / "b")
-    assert done.returncode == 2
-    assert "make the optimizer of model.named_parameters()" in done.stderr
-    assert not (tmp_path / "b").exists()

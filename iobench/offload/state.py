@@ -1,0 +1,206 @@
+"""OptimizerState: the state of an optimizer on storage, its engine, and the parameters it is of."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from iobench.errors import UsageError
+from iobench.offload.device import PinnedTransfer
+from iobench.offload.early import EarlyUpdates
+from iobench.offload.engine import Engine, EngineOptions
+from iobench.offload.filling import StateFill, StateSource
+from iobench.offload.groups import kept_values, specs_of
+from iobench.offload.layout import StateLayout
+from iobench.offload.model import TrainerModel, check_gradients, marks_of
+from iobench.offload.record import HeldBy
+from iobench.offload.restore import Restored, Wanted, open_state
+from iobench.offload.store import GenerationStore
+from iobench.writers.blocks import interpreter_end
+
+__all__ = ["OptimizerState"]
+
+
+class OptimizerState:
+    """What is below a torch optimizer: `groups` are its `param_groups`.
+
+    It is open between `create` or `resume` and `close`. One thread calls its methods.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        kind: str,
+        directory: Path,
+        options: EngineOptions,
+        *,
+        overlap: bool,
+    ) -> None:
+        """`kind`: the name of the optimizer; see `groups.kind_of`."""
+        self.groups, self.kind, self.directory = groups, kind, directory.absolute()
+        self._options, self._overlap = options, overlap
+        self._transfer = PinnedTransfer()
+        self._engine: Engine | None = None
+        self._early: EarlyUpdates | None = None
+        self.restored: Restored | None = None
+        """What `resume` has taken; None for a new training."""
+        self.held: set[str] = set()
+        """Names of the pins of a Checkpointer, also of those that are not durable yet."""
+
+    def create(self, *, pins: int, chunk_elements: int | None) -> None:
+        """Make the files of a new training. Raises TargetError if there is one."""
+        layout = StateLayout.plan(
+            specs_of(self.groups),
+            pins=pins,
+            memory_bytes=self._options.memory_bytes,
+            chunk_elements=chunk_elements,
+        )
+        self._attach(GenerationStore.create(self.directory, layout))
+
+    def resume(self, wanted: Wanted, *, verify: bool = False) -> None:
+        """Go on from a generation, and fill the parameters and groups. Raises like `open_state`."""
+        store, self.restored = open_state(
+            self.directory, self.groups, self.kind, wanted, verify=verify, **self._options.speed
+        )
+        self._attach(store)
+
+    def reopen(self) -> None:
+        """Open the files if they are closed, for work that replaces all of the state."""
+        if self.closed:
+            self._attach(GenerationStore.open(self.directory))
+
+    def _attach(self, store: GenerationStore) -> None:
+        """Start the engine on `store`, which is closed if that fails."""
+        self._note_marks()
+        self._engine = engine = Engine(store, self._options)
+        self._early = early = None
+        if self._overlap:
+            early = EarlyUpdates(engine, self.groups, self._marks, self._transfer)
+            self._early = early
+        # A state that is dropped without `close` must not keep threads, memory and the lock.
+        self._abandoned = weakref.finalize(self, _abandon, engine, early)
+        self._abandoned.atexit = False
+        interpreter_end.at_end(self, OptimizerState._at_end)
+
+    # The engine.
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._engine is None
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine, for any thread; None while it is closed."""
+        return self._engine
+
+    @property
+    def early(self) -> EarlyUpdates | None:
+        """What updates chunks during backward; None without `overlap`."""
+        return self._early
+
+    def running(self) -> Engine:
+        """The engine. Raises UsageError when it is closed."""
+        if self._engine is None:
+            raise UsageError("the optimizer is closed; continue with resume")
+        return self._engine
+
+    def settled(self, *, forget: bool = False) -> Engine:
+        """The engine, when it does not work on the next step."""
+        engine = self.running()
+        if self._early is not None:
+            if forget:
+                self._early.forget()
+            else:
+                self._early.stop()
+        return engine
+
+    # What changes.
+
+    def step(self) -> None:
+        """Update the parameters that have a gradient; nothing without any. See Engine.step."""
+        parameters = self.parameters()
+        if all(parameter.grad is None for parameter in parameters):
+            return
+        engine, early, values = self.running(), self._early, kept_values(self.groups)
+        check_gradients(engine.layout, parameters)
+        model = TrainerModel(parameters, self._marks, self._transfer)
+        if early is None:
+            engine.step(model, values, self._note_marks)
+            return
+        done = early.finish(values)
+
+        def finish() -> None:
+            early.install(done)
+            self._note_marks()
+            early.next(self._marks, done)
+
+        engine.step(model, values, finish, early=done, then=early.order)
+
+    def pin(self, step: int, extra: bytes | None = None, held: HeldBy | None = None) -> None:
+        """Pin the state after the last step, with the groups as they are now. See Engine.pin.
+
+        Raises UsageError when all pins are held.
+        """
+        engine = self.settled()
+        most = engine.layout.pins
+        durable = engine.progress().held if held is None else 0  # some may be on their way out
+        if max(len(self.held), durable) >= most:
+            raise UsageError(f"all pins={most} belong to checkpoints of a Checkpointer")
+        engine.pin(step, extra, kept_values(self.groups), held)
+        if held is not None:
+            self.held.add(held.name)
+
+    def replace(self, source: StateSource, updates: int) -> None:
+        """Make the next generation of `source`, and fill the parameters; durable on return."""
+        self.restored = None  # another state is here
+        engine = self.settled(forget=True)
+        fill = StateFill(engine.layout, self.parameters(), source)
+        engine.write_generation(
+            fill, kept_values(self.groups), source.counts, updates, self._note_marks
+        )
+        engine.wait()
+        if self._early is not None:
+            self._early.next(self._marks, ())
+
+    # The parameters.
+
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters, in order."""
+        return [parameter for group in self.groups for parameter in group["params"]]
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was written to the parameters since the last step or load."""
+        return self._marks == marks_of(self.parameters())
+
+    def _note_marks(self) -> None:
+        """Remember what tells later that the trainer has written to a parameter."""
+        self._marks = marks_of(self.parameters())
+
+    # The end.
+
+    def close(self) -> None:
+        """See OffloadedOptimizer.close."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self._abandoned.detach()
+            if self._early is not None:
+                self._early.close()
+            engine.close()
+
+    def _at_end(self) -> None:
+        """The interpreter ends: finish, or fail unless the trainer knows already."""
+        if self._engine is not None and self._engine.reported:
+            _abandon(self._engine, self._early)
+        else:
+            self.close()
+
+
+def _abandon(engine: Engine, early: EarlyUpdates | None) -> None:
+    if early is not None:
+        early.close()
+    engine.abandon()
