@@ -155,3 +155,31 @@ def test_a_forked_child_does_not_hold_the_job(tmp_path: Path) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_buffers_are_in_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a job that waits for its clock; tunables of the user stay."""
+    _skip_without_direct_io(tmp_path)
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("the kernel gives no transparent huge pages")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
+    processes: list[FioProcess] = []
+    original = FioProcess.__init__
+
+    def noted(process: FioProcess, directory: Path) -> None:
+        original(process, directory)
+        processes.append(process)
+
+    monkeypatch.setattr(FioProcess, "__init__", noted)
+    job = FioJob(ioengine="psync", block_size=16 * MIB, iodepth=1)
+    with started(job, "save", tmp_path, 16 * MIB) as measure:
+        maps = Path(f"/proc/{processes[0].pid}/smaps_rollup").read_text()
+        environment = Path(f"/proc/{processes[0].pid}/environ").read_text()
+        assert measure().bytes == 16 * MIB
+    assert "GLIBC_TUNABLES=glibc.malloc.check=0" in environment
+    assert "glibc.malloc.hugetlb=1" in environment  # the C library parses them in place
+    huge = next(line for line in maps.splitlines() if line.startswith("AnonHugePages:"))
+    if int(huge.split()[1]) == 0:
+        pytest.skip("no huge page was free, or the C library is older than 2.35")
+    cleanup(tmp_path)

@@ -114,7 +114,7 @@ def test_sizes_are_rounded_down(size: int, rounded: int) -> None:
 def test_options_are_plain_and_honest() -> None:
     """Direct, preallocated, synced at the end, in one process; numbers are integers."""
     save = JOB.options("save", 4 * MIB)
-    assert save["end_fsync"] == save["direct"] == save["thread"] == 1
+    assert save["end_fsync"] == save["direct"] == save["thread"] == save["refill_buffers"] == 1
     assert (save["bs"], save["size"], save["fallocate"]) == (MIB, 4 * MIB, "native")
     assert JOB.options("save", 4 * MIB, fallocate=False)["fallocate"] == "none"
     restore = JOB.options("restore", 4 * MIB)
