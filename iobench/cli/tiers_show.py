@@ -30,7 +30,7 @@ def show(
     It reads the directory, its journal, and the memory status of a process that runs. The
     remote tier is not asked.
     """
-    from iobench.tiers.journal import DrainJournal
+    from iobench.tiers.journal import JOURNAL, DrainJournal
     from iobench.tiers.memory_status import memory_status
     from iobench.tiers.status import tiers_status
 
@@ -38,6 +38,9 @@ def show(
     found = None
     if memory is None or any(one.event == "remote" for one in DrainJournal(directory).events()):
         found = tiers_status(directory)
+    if found is not None and found.damaged_lines:
+        lines = count_of(found.damaged_lines, "damaged line")
+        print(f"{printable(str(directory / JOURNAL))}: {lines} left out", file=sys.stderr)
     if format_ is ListingFormat.JSON:
         document = {"schema": "iobench.tiers/1"} if found is None else _document(found)
         write_json({**document, "memory": memory_document(memory)}, sys.stdout)
@@ -139,6 +142,7 @@ def _document(found: TiersStatus) -> dict[str, Any]:
             "waited_s": found.waited_s,
             "failure": found.failure or None,
         },
+        "damaged_lines": found.damaged_lines,
         "steps_at_risk": found.steps_at_risk,
         "decisions": [
             {"step": one.step, "tier": one.tier, "why": one.why, "age_s": one.age_s}

@@ -14,18 +14,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from iobench import linux
+from iobench.checkpoint.copies import CopyState
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import IobenchError, RankError, TransferError
+from iobench.errors import IobenchError, RankError, TargetError, TransferError
 from iobench.tiers.drain_step import DrainStep
 from iobench.tiers.drain_waits import LOOK_AGAIN_S, DrainWaits
 from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.journal import DrainEvent, DrainJournal, Event
 from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
 from iobench.tiers.pace import DrainPace, DrainStoppedError, pause_after
-from iobench.tiers.queue import DrainQueue, Queued
+from iobench.tiers.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
 from iobench.tiers.remote import RemoteTier
 from iobench.tiers.source_file import LocalDamageError, offloaded_bytes, stored_bytes
 from iobench.writers.blocks import interpreter_end
@@ -76,7 +77,7 @@ class Drain(DrainWaits):
         """Start the thread. `ages` has serial numbers and times of the local checkpoints, by step.
 
         They wait from now on: the time before does not count. Raises TransferError when the journal
-        cannot be read.
+        cannot be read, TargetError when it is a link or not a regular file.
         """
         for step, (serial, created_s) in ages.items():
             entry = Queued(
@@ -89,7 +90,7 @@ class Drain(DrainWaits):
             )
             self.queue.put(entry)
         self.journal.shorten()
-        self._rates.recall(self.journal.events())
+        self._rates.recall(self._events())
         self._note("remote", where=str(self.remote), why=self.remote.options.described_lag)
         self._thread.start()
         interpreter_end.at_end(self, Drain.stop)
@@ -218,6 +219,7 @@ class Drain(DrainWaits):
                     self._look_at_remote()
                 self._give_up_unkept()
                 self._tidy()
+                self.queue.forget_settled(self.remote.holds if self.remote.is_open else None)
                 self._copier.tell(self.queue.entries())
                 self._work()
             except DrainStoppedError:
@@ -248,7 +250,7 @@ class Drain(DrainWaits):
         except Exception:
             if self.queue.has(entry):
                 raise
-            self._untidy = True  # removed or saved anew meanwhile
+            self._untidy = True  # removed, saved anew or given up meanwhile
         self._succeeded()
 
     def _succeeded(self) -> None:
@@ -265,14 +267,14 @@ class Drain(DrainWaits):
             paused_s = self._pace.yielded_s - yielded_s
             self._copied(entry, sent, time.monotonic() - began_s - paused_s)
         else:
-            self._untidy = True  # removed or saved anew meanwhile
+            self._untidy = True  # removed, saved anew or given up meanwhile
 
     def _local_failed(self, entry: Queued, error: LocalDamageError) -> None:
         """Settle a checkpoint whose local files are removed or damaged."""
         self._untidy = True
         if not self._local.locate(entry.step).exists():
             self.queue.lost(entry)
-        elif self.queue.move(entry, "failed"):
+        elif self.queue.move(entry, "failed", of=PENDING):
             self._note("failed", entry, why=str(error))
             self._tell(f"step {entry.step} is not copied to {self.remote}: {error}")
 
@@ -284,19 +286,24 @@ class Drain(DrainWaits):
 
     def _look_at_remote(self) -> None:
         """Settle what the remote tier has. Given up copies stay given up."""
-        events = self.journal.events()
-        last = {(one.step, one.serial): one.event for one in events if one.step >= 0}
+        last = {(one.step, one.serial): one.event for one in self._events() if one.step >= 0}
         waiting = [one.step for one in self.queue.not_durable()]
         serials = self.remote.open(waiting)
         newest = next(iter(self.queue.entries()), None)
         for entry in self.queue.not_durable():
             before = last.get((entry.step, entry.serial))
             if serials.get(entry.step) == entry.serial:
-                self.queue.move(entry, "verified" if before == "verified" else "durable")
+                there: CopyState = "verified" if before == "verified" else "durable"
+                self.queue.move(entry, there, of=NOT_DURABLE)
             elif serials.get(entry.step, 0) > entry.serial:
                 self._supersede(entry, "another node has saved this step later")
             elif before in ("superseded", "skipped") and entry != newest:
-                self.queue.move(entry, before)
+                self.queue.move(entry, "superseded", of=NOT_DURABLE)
+
+    def _events(self) -> list[DrainEvent]:
+        """Return the events of saves, and of copies to this remote tier: another has others."""
+        name = str(self.remote)
+        return [one for one in self.journal.events() if one.event == "saved" or one.remote == name]
 
     def _give_up_late(self) -> None:
         """Supersede copies past the limit of the lag, except that of the newest save."""
@@ -347,7 +354,7 @@ class Drain(DrainWaits):
 
     def _supersede(self, entry: Queued, why: str) -> None:
         self._untidy = self._untidy or entry.state == "draining"
-        if self.queue.move(entry, "superseded"):
+        if self.queue.move(entry, "superseded", of=PENDING):
             self._note("superseded", entry, why=why)
 
     def _fail(self, error: Exception) -> None:
@@ -373,8 +380,10 @@ class Drain(DrainWaits):
         own = {} if entry is None else {
             "step": entry.step, "serial": entry.serial, "size_bytes": entry.size_bytes,
         }  # fmt: skip
-        with contextlib.suppress(TransferError):
-            self.journal.add(DrainEvent(event=event, at_s=time.time(), **own, **more))  # type: ignore[arg-type]  # fields of DrainEvent
+        with contextlib.suppress(TransferError, TargetError):
+            self.journal.add(
+                DrainEvent(event=event, at_s=time.time(), remote=str(self.remote), **own, **more)  # type: ignore[arg-type]  # fields of DrainEvent
+            )
 
     def _tell(self, message: str) -> None:
         with contextlib.suppress(RuntimeWarning):  # a filter may raise it; no caller is here

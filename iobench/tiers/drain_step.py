@@ -9,7 +9,7 @@ from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError
 from iobench.regular_file import read_regular
 from iobench.tiers.file_copier import FileCopier
-from iobench.tiers.queue import DrainQueue, Queued
+from iobench.tiers.queue import NOT_DURABLE, DrainQueue, Queued
 from iobench.tiers.remote import RemoteTier
 from iobench.tiers.source_file import LocalDamageError
 
@@ -29,10 +29,11 @@ class DrainStep:
         """Copy a checkpoint. It is durable in the remote tier on return; the state says so.
 
         Returns the bytes sent by this attempt; None if its step was removed or saved anew
-        meanwhile. `again`: an earlier attempt failed, so the remote tier may have it all. Raises
-        LocalDamageError, TransferError, DrainStoppedError.
+        meanwhile, or the copy was given up. `again`: an earlier attempt failed, so the remote tier
+        may have it all. Raises LocalDamageError, TransferError, DrainStoppedError.
         """
-        self.queue.move(entry, "draining")
+        if not self.queue.move(entry, "draining", of=NOT_DURABLE):
+            return None
         self.copier.pace.begin()
         found = self._manifest(entry)
         if found is None:
@@ -45,27 +46,31 @@ class DrainStep:
                 entry.step, entry.serial, place, manifest.files, manifest.pinned
             )
         with self.remote.alone():  # no direct save of this step is written or begins meanwhile
-            if not self.queue.has(entry):
+            # A copy that was given up on the way may have bytes of a later generation of the
+            # optimizer: its pin is free then. One that is given up from here on has the right ones.
+            if not self.queue.has(entry, ["draining"]):
                 return None
             if place is not None:
                 self.remote.copy(place, entry.serial, self.copier.pace).publish(text)
-            self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
-            if not self.queue.move(entry, "durable"):
+            # Before retention: only a checkpoint that stays may replace older ones.
+            if not self.queue.move(entry, "durable", of=["draining"]):
                 self.remote.remove(entry.step)
                 return None
+            self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
         return sent
 
     def verify(self, entry: Queued) -> bool:
-        """Read the remote copy back. False: it is no longer there.
+        """Read the remote copy back. False: it is no longer there, or was given up meanwhile.
 
-        Raises LocalDamageError when it is not right because the local files are not; it is removed
-        then. Raises DataMismatchError when only the remote copy is wrong; it is removed too, and
-        will be sent again. Raises TransferError.
+        Raises LocalDamageError when it is not right and the local files are not either: it stays,
+        and a restore mends each of the two with pieces of the other one. Raises DataMismatchError
+        when only the remote copy is wrong; it is removed, and will be sent again. Raises
+        TransferError.
         """
         remote = self.remote
         self.copier.pace.begin()
         if not remote.holds(entry.step):
-            self.queue.move(entry, "superseded")
+            self.queue.move(entry, "superseded", of=["durable"])
             return False
         try:
             found = self._manifest(entry)
@@ -73,21 +78,20 @@ class DrainStep:
         except LocalDamageError:  # of the local copy alone
             manifest = remote.store.manifest(entry.step)
         if manifest is None or manifest.serial != entry.serial:
-            self.queue.move(entry, "superseded")
+            self.queue.move(entry, "superseded", of=["durable"])
             return False
         try:
             where = remote.store.locate(entry.step)
             self.copier.read_back(where, manifest.remote_files)
         except DataMismatchError as error:
+            self._check_local(entry, manifest, error)
             with remote.alone():
-                if not self.queue.has(entry):  # it was a later save of this step
+                # False: it was a later save of this step, or the local files may be gone by now.
+                if not self.queue.move(entry, "waiting", of=["durable"]):
                     return False
                 remote.remove(entry.step)
-            self._check_local(entry, manifest, error)
-            self.queue.move(entry, "waiting")
             raise
-        self.queue.move(entry, "verified")
-        return True
+        return self.queue.move(entry, "verified", of=["durable"])
 
     def _manifest(self, entry: Queued) -> tuple[Manifest, bytes] | None:
         """Return the local manifest and its text; None if it is that of a later save."""

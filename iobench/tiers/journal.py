@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import threading
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+import msgspec
 import xxhash
 
-from iobench.errors import transfer_errors
-from iobench.regular_file import open_regular, read_regular
+from iobench.errors import TargetError, transfer_errors
+from iobench.regular_file import open_regular
 from iobench.text import parse_json
 
 __all__ = ["JOURNAL", "DrainEvent", "DrainJournal"]
@@ -37,6 +39,11 @@ Event = Literal[
 
 _KEPT = 1000
 
+# Of a line that passes its checksum, and that another program has written all the same.
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrainEvent:
@@ -52,20 +59,20 @@ class DrainEvent:
     - `waited`: a save waited `elapsed_s` for copies, because of `why`
     - `placed`: a save went to the tier `where` ("local" or "remote"); `why` says why
     - `failed`: an attempt failed; `why` is the error
+
+    `remote` is the location of the remote tier at that time. A later version may write more events.
     """
 
-    event: Event
-    at_s: float
-    step: int = -1
-    serial: int = 0
-    size_bytes: int = 0
-    sent_bytes: int = 0
-    elapsed_s: float = 0.0
+    event: str
+    at_s: _Seconds
+    step: _Number = -1
+    serial: _Number = 0
+    size_bytes: _Bytes = 0
+    sent_bytes: _Bytes = 0
+    elapsed_s: _Seconds = 0.0
     where: str = ""
     why: str = ""
-
-
-_FIELDS = {one.name for one in fields(DrainEvent)}
+    remote: str = ""
 
 
 class DrainJournal:
@@ -81,32 +88,64 @@ class DrainJournal:
         self._lock = threading.Lock()
 
     def events(self) -> list[DrainEvent]:
-        """Return the undamaged events, oldest first; none when there is no journal."""
+        """Return the events, oldest first. Raises TransferError, TargetError."""
+        return self.read()[0]
+
+    def read(self) -> tuple[list[DrainEvent], int]:
+        """Return the events, and how many damaged lines there are between them.
+
+        Raises TransferError, also for what is not a regular file, and TargetError for a link.
+        """
+        return _read(self._text())
+
+    def _text(self) -> bytes:
         with transfer_errors("reading", self._path):
             try:
-                text = read_regular(self._path)
+                fd = self._open(os.O_RDONLY)
             except FileNotFoundError:
-                return []
-        return list(_parsed(text))
+                return b""
+            with open(fd, "rb") as file:
+                return file.read()
+
+    def _open(self, flags: int) -> int:
+        """Open the journal; links are refused, symbolic and hard.
+
+        Others may write to the directory of a shared project. A link there could lead to a file of
+        this user, and a pipe would block the trainer.
+        """
+        try:
+            fd = open_regular(self._path, flags | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise self._foreign() from error
+            raise
+        if os.fstat(fd).st_nlink > 1:
+            os.close(fd)
+            raise self._foreign()
+        return fd
+
+    def _foreign(self) -> TargetError:
+        return TargetError(
+            f"{self._path}: is a link, so no Checkpointer made it; remove it"
+        )
 
     def shorten(self) -> None:
         """Keep the newest 1,000 events if there are more than 2,000, or damaged lines."""
+        text = self._text()
+        events, damaged = _read(text)
+        if not damaged and len(events) <= 2 * _KEPT and text[-1:] in (b"\n", b""):
+            return
         with transfer_errors("writing", self._path):
-            if not self._path.exists():
-                return
-            text = read_regular(self._path)
-            events = list(_parsed(text))
-            lines = text.count(b"\n")
-            if len(events) == lines <= 2 * _KEPT and text.endswith(b"\n"):
-                return
             new = self._path.with_name(f"{JOURNAL}.new")
-            new.write_text("".join(_line(one) for one in events[-_KEPT:]))
+            new.unlink(missing_ok=True)  # of a process that was killed, or another user's link
+            with new.open("x") as file:
+                file.writelines(_line(one) for one in events[-_KEPT:])
             new.rename(self._path)
 
     def add(self, event: DrainEvent) -> None:
-        """Append an event. Raises TransferError, for example when the disk is full."""
+        """Append an event. Raises TransferError, for example when the disk is full; TargetError."""
         with self._lock, transfer_errors("writing", self._path):
-            fd = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            fd = self._open(os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 os.write(fd, _line(event).encode())  # one write: a kill leaves it whole or cut off
             finally:
@@ -118,11 +157,26 @@ def _line(event: DrainEvent) -> str:
     return f"{xxhash.xxh3_64_hexdigest(text.encode())} {text}\n"
 
 
-def _parsed(text: bytes) -> Iterator[DrainEvent]:
-    for line in text.split(b"\n"):
-        digest, _, document = line.partition(b" ")
-        if not document or xxhash.xxh3_64_hexdigest(document) != digest.decode(errors="replace"):
-            continue
-        with contextlib.suppress(ValueError, TypeError):
-            found: dict[str, Any] = parse_json(document)
-            yield DrainEvent(**{key: value for key, value in found.items() if key in _FIELDS})
+def _read(text: bytes) -> tuple[list[DrainEvent], int]:
+    lines = [line for line in text.split(b"\n") if line]
+    found = [one for one in map(_parsed, lines) if one is not None]
+    return list(_with_remotes(found)), len(lines) - len(found)
+
+
+def _parsed(line: bytes) -> DrainEvent | None:
+    """Return the event of a line; None if it is damaged or cut off."""
+    digest, _, document = line.partition(b" ")
+    if xxhash.xxh3_64_hexdigest(document) != digest.decode(errors="replace"):
+        return None
+    # ValueError: msgspec's too. RecursionError: nested too deep.
+    with contextlib.suppress(ValueError, RecursionError):
+        return msgspec.convert(parse_json(document), DrainEvent)
+    return None
+
+
+def _with_remotes(events: Iterable[DrainEvent]) -> Iterator[DrainEvent]:
+    """Add the remote tier to events of versions that named it only when a Checkpointer opened."""
+    remote = ""
+    for one in events:
+        remote = one.where if one.event == "remote" else remote
+        yield one if one.remote or not remote else replace(one, remote=remote)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import DirectoryStore
+from iobench.errors import IobenchError
 from iobench.tiers.drain import Drain, NewCopier
 from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.observed import ObservedRates
@@ -77,6 +78,11 @@ class LocalTier(DirectoryStore):
                 size_bytes=stored_bytes(self.locate(step)) + offloaded_bytes(self, step),
             )
             self.drain.saved(entry, time.monotonic() - began_s)
+
+    def retire(self, steps: Sequence[int]) -> dict[int, IobenchError]:
+        failures = super().retire(steps)
+        self.drain.queue.retired([step for step in steps if step not in failures])
+        return failures
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint in both tiers. Raises TransferError; then it is still here."""

@@ -142,7 +142,7 @@ def memory_status(directory: Path) -> MemoryStatus | None:
 
     None if there is no such process here: one of this user, on this machine, in this container.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         pid = int(json.loads((directory / LOCK).read_bytes())["pid"])
         for link in (_PROC / str(pid) / "fd").iterdir():
             found = _read(link) if _is_status(link) else None

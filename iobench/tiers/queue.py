@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from iobench.checkpoint.copies import Copy, CopyState
 
-__all__ = ["DrainQueue", "Queued"]
+__all__ = ["NOT_DURABLE", "PENDING", "DrainQueue", "Queued"]
 
-_PENDING = ("waiting", "draining", "durable")
-_SETTLED = ("verified", "superseded", "skipped", "failed")
+NOT_DURABLE: tuple[CopyState, ...] = ("waiting", "draining")
+"""States of a copy that is not in the remote tier and should be."""
+PENDING: tuple[CopyState, ...] = (*NOT_DURABLE, "durable")
+"""States of a copy that the drain works on."""
+_THERE: tuple[CopyState, ...] = ("durable", "verified")
+_SETTLED: tuple[CopyState, ...] = ("verified", "superseded", "skipped", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +35,8 @@ class Queued:
     durable_at_s: float | None = None
     """When this process made its remote copy durable, in seconds since the epoch."""
     local: bool = True
-    """Whether the local tier has it; not after a save that went to the remote tier directly."""
+    """Whether the local tier has it; not after a save that went to the remote tier directly, and
+    not after the retention of the local tier has removed it."""
 
     def copy_in(self, tier: str, eta_s: float | None = None) -> Copy:
         """Return the copy in the remote tier, for `Save.copies`."""
@@ -57,10 +62,14 @@ class DrainQueue:
                 self._entries[entry.step] = entry
             self.changed.notify_all()
 
-    def move(self, entry: Queued, state: CopyState) -> bool:
-        """Set the state of `entry`. False if its step was saved anew or removed since."""
+    def move(self, entry: Queued, state: CopyState, *, of: Collection[CopyState]) -> bool:
+        """Set the state of `entry` if it is one `of` these: compare and set.
+
+        False if it is another one, because a thread has settled the entry since, or if its step was
+        saved anew or removed.
+        """
         with self.changed:
-            if not self.has(entry):
+            if not self.has(entry, of):
                 return False
             found = self._entries[entry.step]
             at_s = time.time() if state == "durable" else found.durable_at_s
@@ -68,10 +77,10 @@ class DrainQueue:
             self.changed.notify_all()
             return True
 
-    def has(self, entry: Queued) -> bool:
-        """Return whether the step of `entry` was neither saved anew nor removed since."""
+    def has(self, entry: Queued, of: Collection[CopyState] = PENDING) -> bool:
+        """Return whether `entry` has one of these states, and its step was not saved anew since."""
         found = self.get(entry.step)
-        return found is not None and found.serial == entry.serial
+        return found is not None and found.serial == entry.serial and found.state in of
 
     def forget(self, step: int) -> None:
         """Remove the entry of a step."""
@@ -82,8 +91,29 @@ class DrainQueue:
     def lost(self, entry: Queued) -> None:
         """Remove `entry`, unless its step was saved anew."""
         with self.changed:
-            if self.has(entry):
+            found = self.get(entry.step)
+            if found is not None and found.serial == entry.serial:
                 self.forget(entry.step)
+
+    def retired(self, steps: Collection[int]) -> None:
+        """Record that the local tier has no checkpoints of `steps` any more."""
+        with self.changed:
+            for step in steps:
+                if (found := self._entries.get(step)) is not None:
+                    self._entries[step] = replace(found, local=False)
+            self.changed.notify_all()
+
+    def forget_settled(self, in_remote: Callable[[int], bool] | None) -> None:
+        """Remove the entries of checkpoints that no tier has any more.
+
+        `in_remote` returns whether the remote tier has a step; None: it does not answer.
+        """
+        with self.changed:
+            for one in list(self._entries.values()):
+                if one.local or one.state in NOT_DURABLE:
+                    continue
+                if one.state not in _THERE or (in_remote is not None and not in_remote(one.step)):
+                    del self._entries[one.step]
 
     def get(self, step: int) -> Queued | None:
         """Return the entry of a step."""
@@ -97,11 +127,18 @@ class DrainQueue:
 
     def pending(self) -> list[Queued]:
         """Return those that are not settled: not durable, or not read back. Last saved first."""
-        return [one for one in self.entries() if one.state in _PENDING and one.local]
+        return self._in_states(PENDING, local=True)
 
     def not_durable(self) -> list[Queued]:
         """Return those that are not in the remote tier and should be. Last saved first."""
-        return [one for one in self.entries() if one.state in ("waiting", "draining")]
+        return self._in_states(NOT_DURABLE)
+
+    def _in_states(self, states: Collection[CopyState], *, local: bool = False) -> list[Queued]:
+        """Return the entries in these states; those of many checkpoints are settled."""
+        with self.changed:
+            found = [one for one in self._entries.values() if one.state in states]
+        found = [one for one in found if one.local or not local]
+        return sorted(found, key=lambda one: one.serial, reverse=True)
 
     def to_copy(self) -> list[Queued]:
         """Return those that are not in the remote tier and should be, in the order of copies."""

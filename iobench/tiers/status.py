@@ -58,7 +58,8 @@ class TiersStatus:
     `decisions` are the last 10 of a placement, oldest first. `past_lag` says what happens past
     which lag; `superseded`, `skipped` and `waits` count how often it did, as far as the journal
     goes back, and saves have waited `waited_s` in all. `superseded` also counts copies that the
-    retention there would not keep.
+    retention there would not keep. All of it is about this remote tier; the `damaged_lines` of the
+    journal are left out.
     """
 
     directory: str
@@ -76,6 +77,7 @@ class TiersStatus:
     skipped: int
     waits: int
     waited_s: float
+    damaged_lines: int
     decisions: tuple[Placed, ...]
 
     @property
@@ -102,13 +104,15 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
     now_s = time.time() if now_s is None else now_s
     store = DirectoryStore(directory)
     steps = store.steps()
-    events = DrainJournal(store.directory).events()
+    events, damaged = DrainJournal(store.directory).read()
     opened = next((one for one in reversed(events) if one.event == "remote"), None)
     if opened is None:
         raise UsageError(
             f"{directory}: no Checkpointer has copied checkpoints from here, and no process of "
             'this user here holds memory of this run; tiers=[Remote("s3://bucket/run")] copies them'
         )
+    saved = [one for one in events if one.event == "saved"]
+    events = [one for one in events if one.remote == opened.where]
     last = _last_states(events)
     found = [_copies(step, readable_manifest(store, step), last, now_s) for step in steps]
     there = [one for one in events if one.event in _THERE]
@@ -121,9 +125,7 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
         remote=opened.where,
         free_bytes=room.f_bavail * room.f_frsize,
         checkpoints=tuple(found),
-        local_rate=_rate(
-            "local", [(one, one.size_bytes) for one in events if one.event == "saved"]
-        ),
+        local_rate=_rate("local", [(one, one.size_bytes) for one in saved]),
         remote_rate=_rate("remote", [(one, one.sent_bytes) for one in there]),
         lag_s=max((one.age_s for one in found if one.remote == "waiting"), default=0.0),
         local_step=_last_saved([(one.serial or 0, one.step) for one in found]),
@@ -134,6 +136,7 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
         skipped=sum(one.event == "skipped" for one in events),
         waits=sum(one.event == "waited" for one in events),
         waited_s=sum(one.elapsed_s for one in events if one.event == "waited"),
+        damaged_lines=damaged,
         decisions=tuple(
             Placed(step=one.step, tier=one.where, why=one.why, age_s=max(0.0, now_s - one.at_s))
             for one in [one for one in events if one.event == "placed"][-_DECISIONS:]
