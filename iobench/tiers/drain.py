@@ -93,7 +93,7 @@ class Drain(DrainWaits):
         self._rates.recall(self._events())
         self._note("remote", where=str(self.remote), why=self.remote.options.described_lag)
         self._thread.start()
-        interpreter_end.at_end(self, Drain.stop)
+        interpreter_end.at_end(self, Drain._at_end)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -194,15 +194,26 @@ class Drain(DrainWaits):
                 break
         return found.seconds(size)
 
-    def stop(self) -> None:
-        """End the thread; a copy goes on later from where it was. A second call does nothing."""
+    def stop(self) -> bool:
+        """End the thread; a copy goes on later from where it was. A second call does nothing.
+
+        Return whether it has ended, after 10 s at most: an answer of the remote tier takes longer.
+        """
         if os.getpid() != self._pid:
-            return
+            return True
         self._pace.stop.set()
         with self.queue.changed:
             self.queue.changed.notify_all()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_S)
+        return not self._thread.is_alive()
+
+    def _at_end(self) -> None:
+        self.stop()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
 
     def _must_yield(self) -> bool:
         if not self._saving:

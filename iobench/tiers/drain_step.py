@@ -47,16 +47,17 @@ class DrainStep:
             )
         with self.remote.alone():  # no direct save of this step is written or begins meanwhile
             # A copy that was given up on the way may have bytes of a later generation of the
-            # optimizer: its pin is free then. One that is given up from here on has the right ones.
+            # optimizer: its pin is free then. One that is given up from here on is right, and may
+            # replace what retention drops.
             if not self.queue.has(entry, ["draining"]):
                 return None
             if place is not None:
                 self.remote.copy(place, entry.serial, self.copier.pace).publish(text)
-            # Before retention: only a checkpoint that stays may replace older ones.
-            if not self.queue.move(entry, "durable", of=["draining"]):
-                self.remote.remove(entry.step)
-                return None
             self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
+            if not self.queue.move(entry, "durable", of=["draining"]):
+                if not self.queue.has(entry, ["superseded"]):  # removed or saved anew
+                    self.remote.remove(entry.step)
+                return None
         return sent
 
     def verify(self, entry: Queued) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from iobench.tiers.observed import ObservedRates
 from iobench.tiers.queue import Queued
 from iobench.tiers.remote import Remote, RemoteTier
 from iobench.tiers.source_file import offloaded_bytes, stored_bytes
+from iobench.writers.blocks import interpreter_end
 
 __all__ = ["KeepUntilCopied", "LocalTier"]
 
@@ -59,7 +62,25 @@ class LocalTier(DirectoryStore):
         return KeepUntilCopied(keep, self.drain.queue.unsettled)
 
     def release(self) -> None:
-        self.drain.stop()
+        """End the drain and release the lock of the directory.
+
+        A drain that still waits for an answer of the remote tier may publish a copy. So the lock
+        stays until it has ended, and a RuntimeWarning says so.
+        """
+        if self.drain.stop():
+            super().release()
+            return
+        if not interpreter_end.begun():  # else the lock ends with the process
+            name = "iobench-release"
+            threading.Thread(target=self._release_later, name=name, daemon=True).start()
+        warnings.warn(
+            f"{self} stays locked until {self.remote} answers: a copy is on its way",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _release_later(self) -> None:
+        self.drain.join()
         super().release()
 
     @contextmanager

@@ -244,7 +244,8 @@ class RemoteTier:
 
     def holds(self, step: int) -> bool:
         """Return whether there is a checkpoint of `step`, as far as this process knows."""
-        return self._ledger is not None and self._ledger.holds(step)
+        ledger = self._ledger  # once: another thread may close the tier
+        return ledger is not None and ledger.holds(step)
 
     def has(self, manifest: Manifest) -> bool:
         """Ask whether this very checkpoint is there. Raises TransferError."""
@@ -296,13 +297,18 @@ class RemoteTier:
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint of `step` and unfinished copies of it, if there are any."""
-        if self._ledger is not None and self._ledger.holds(step):
-            self._ledger.remove(step)
-        elif step in self.store.steps():
-            self.store.remove(step)
+        with self._lock:  # the drain's thread may begin anew meanwhile
+            if self._ledger is not None and self._ledger.holds(step):
+                self._ledger.remove(step)
+            elif step in self.store.steps():
+                self.store.remove(step)
 
     def close(self) -> None:
         """Release the lock of a directory, close the connections to a bucket."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         self._ledger = None
         self.store.release()
         if isinstance(self.direct_writer, S3Writer):

@@ -7,6 +7,7 @@ import json
 import secrets
 import shutil
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from iobench.errors import OptionError, TargetError, TransferError, UsageError
 from iobench.testing import Bucket, LocalS3
 from iobench.tiers.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.tiers.drain_step import DrainStep
-from iobench.tiers.journal import JOURNAL
+from iobench.tiers.journal import JOURNAL, DrainEvent, DrainJournal
 from iobench.tiers.remote import RemoteTier
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
@@ -251,10 +252,10 @@ def test_damage_on_the_way_is_found_and_sent_again(
     assert load_checkpoint(remote)["w"].unique().tolist() == [1]
 
 
-def test_a_damaged_local_checkpoint_is_not_kept_in_the_remote_tier(
+def test_a_damaged_local_checkpoint_is_reported(
     local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its copy is read back, the local files are to blame, and it is removed there."""
+    """Its copy is read back, and the local files are to blame. Both stay: pieces may be right."""
     original = DrainStep.send
 
     def send(self: DrainStep, entry: Any, *, again: bool) -> int | None:
@@ -269,7 +270,78 @@ def test_a_damaged_local_checkpoint_is_not_kept_in_the_remote_tier(
         assert save.copies[1].state == "failed"
         ckpt.save(state(2, _SMALL), 2)
         until(lambda: settled(ckpt))
-    assert _names(remote) == {"step-2"}
+    assert _names(remote) == {"step-1", "step-2"}
+    assert "damaged" in events(local, "failed")[0].why
+
+
+def test_the_queue_forgets_what_no_tier_has(local: Path, remote: Path) -> None:
+    """Twelve saves, and one checkpoint in each tier."""
+    with Checkpointer(local, keep=KeepLast(1), tiers=[Remote(remote, keep=KeepLast(1))]) as ckpt:
+        saves = []
+        for step in range(1, 13):
+            saves.append(ckpt.save(state(step, _SMALL), step))
+            until(lambda: settled(ckpt))
+        assert ckpt._tier is not None
+        queue = ckpt._tier.drain.queue
+        until(lambda: len(queue.entries()) <= 2)
+        assert saves[0].copies == []
+        assert [one.state for one in saves[-1].copies] == ["durable", "verified"]
+
+
+def test_another_remote_tier_gets_the_checkpoints_too(local: Path, remote: Path) -> None:
+    """What was read back, or given up, in the first one is not known of the second one."""
+    other = remote.with_name("other")
+    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
+        for step in (1, 2):
+            ckpt.save(state(step, _SMALL), step)
+            until(lambda: settled(ckpt))
+    journal = DrainJournal(local)
+    journal.add(
+        DrainEvent(event="superseded", at_s=time.time(), step=1, serial=1, remote=str(remote))
+    )
+    with Checkpointer(local, tiers=[Remote(other)]) as ckpt:
+        until(lambda: len([*other.glob("step-*")]) == 2 and settled(ckpt))
+    verified = [one.remote for one in events(local, "verified")]
+    assert verified == [str(remote)] * 2 + [str(other)] * 2
+
+
+def test_the_directory_stays_locked_while_a_copy_is_on_its_way(
+    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A remote tier does not answer when the Checkpointer is closed; it may publish later."""
+    original, asked, answers = DirectoryCopy.publish, threading.Event(), threading.Event()
+
+    def publish(self: DirectoryCopy, manifest: bytes) -> None:
+        asked.set()
+        answers.wait(60)
+        original(self, manifest)
+
+    monkeypatch.setattr(DirectoryCopy, "publish", publish)
+    monkeypatch.setattr("iobench.tiers.drain._JOIN_S", 0.05)
+    ckpt = Checkpointer(local, tiers=[Remote(remote)])
+    ckpt.save(state(1, _SMALL), 1)
+    ckpt.wait()
+    assert asked.wait(60)
+    assert ckpt._tier is not None
+    ckpt._tier.drain._set_failure(TransferError("it does not answer"))  # `close` does not wait
+    with (
+        pytest.warns(RuntimeWarning, match="are not in"),
+        pytest.warns(RuntimeWarning, match="stays locked until"),
+    ):
+        ckpt.close()
+    with pytest.raises(TargetError, match="is in use"):
+        Checkpointer(local)
+    answers.set()
+    until(lambda: _names(remote) == {"step-1"})
+    until(lambda: _is_free(local))
+
+
+def _is_free(directory: Path) -> bool:
+    try:
+        Checkpointer(directory).close()
+    except TargetError:
+        return False
+    return True
 
 
 def test_a_copy_of_a_damaged_local_checkpoint_is_read_back(

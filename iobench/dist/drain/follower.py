@@ -47,6 +47,7 @@ class DrainFollower:
         self._copier = FileCopier(local=local, remote=remote, pace=self._pace, offload=lambda: None)
         self._saving, self._hurry_at_s = 0, math.inf
         self._serials: dict[int, int] = {}
+        self._lock = threading.Lock()
         self._direct: dict[int, tuple[int, float]] = {}
         self._states: dict[int, Queued] = {}
         self._pid = os.getpid()
@@ -65,7 +66,9 @@ class DrainFollower:
             yield
         finally:
             self._saving -= 1
-            self._serials = {**dict(list(self._serials.items())[-_REMEMBERED:]), step: serial}
+            with self._lock:
+                last = dict(list(self._serials.items())[-_REMEMBERED:])
+                self._serials = {**last, step: serial}
 
     def _must_yield(self) -> bool:
         return self._saving > 0 and time.monotonic() < self._hurry_at_s
@@ -82,13 +85,15 @@ class DrainFollower:
         if save.status != "committed":
             return []
         found, serial = self._states.get(save.step), self._serials.get(save.step)
+        if serial is None:  # no tier has it any more, or it is older than all that is remembered
+            return []
         direct, at_s = self._direct.get(save.step, (None, 0.0))
         if direct is not None and direct == serial:
             return [Copy(tier=str(self._remote), state="durable", durable_at_s=at_s)]
-        told = found is not None and found.serial == serial
-        there = found.copy_in(str(self._remote)) if found is not None and told else None
-        waiting = Copy(tier=str(self._remote), state="waiting")
-        return [Copy(tier=str(self._local), state="durable"), there or waiting]
+        local = Copy(tier=str(self._local), state="durable")
+        if found is None or found.serial != serial:
+            return [local, Copy(tier=str(self._remote), state="waiting")]
+        return [*([local] if found.local else []), found.copy_in(str(self._remote))]
 
     def stop(self) -> None:
         """End the thread, when rank 0 ends its own. A second call does nothing."""
@@ -105,7 +110,7 @@ class DrainFollower:
         with contextlib.suppress(RankError, UsageError):
             while (order := self._next())["do"] != "end":
                 if order["do"] == "note":
-                    self._states = states_of(order["states"])
+                    self._note(order)
                     continue
                 answer = {"host": self._control.world.host, **self._done(order)}
                 self._control.gather(REPLY, answer, deadline_s=NO_DEADLINE_S)
@@ -116,11 +121,22 @@ class DrainFollower:
         found: dict[str, Any] = self._control.scatter(NEXT, deadline_s=NO_DEADLINE_S)
         return found
 
+    def _note(self, order: dict[str, Any]) -> None:
+        """Learn the states that have changed, and which checkpoints no tier has any more."""
+        states = {**self._states, **states_of(order["states"])}
+        for step, serial in order["gone"]:
+            states.pop(step, None)
+            with self._lock:
+                if self._serials.get(step) == serial:
+                    del self._serials[step]
+        self._states = states
+
     def _done(self, order: dict[str, Any]) -> dict[str, Any]:
-        files = msgspec.convert(order["files"], list[FileRecord])
-        self._hurry_at_s = time.monotonic() + order["hurry_after_s"]
-        self._pace.begin()
+        """Return the answer, also of what fails in any way: rank 0 waits for it."""
         try:
+            files = msgspec.convert(order["files"], list[FileRecord])
+            self._hurry_at_s = time.monotonic() + order["hurry_after_s"]
+            self._pace.begin()
             if order["do"] == "read back":
                 self._copier.read_back(order["place"], files)
                 return {"sent": 0}
@@ -128,9 +144,9 @@ class DrainFollower:
                 self._copier.compare_local(order["step"], files)
                 return {"sent": 0}
             step, serial = order["step"], order["serial"]
-            self._states = {**self._states, **states_of([[step, serial, "draining", None]])}
+            self._states = {**self._states, **states_of([[step, serial, "draining", None, True]])}
             return {"sent": self._copier.send(step, serial, order["place"], files)}
         except Exception as error:  # noqa: BLE001 -- rank 0 raises it
-            with contextlib.suppress(IobenchError):
+            with contextlib.suppress(Exception):  # of a client: the next order asks for it again
                 self._remote.renew()
             return {"error": shown_error(error)}

@@ -51,7 +51,7 @@ def error_of(answers: Mapping[str, Sequence[Any]]) -> Exception | None:
 
 def shown_states(entries: Sequence[Queued]) -> list[list[Any]]:
     """Return the states of copies."""
-    return [[one.step, one.serial, one.state, one.durable_at_s] for one in entries]
+    return [[one.step, one.serial, one.state, one.durable_at_s, one.local] for one in entries]
 
 
 def states_of(shown: Sequence[Sequence[Any]]) -> dict[int, Queued]:
@@ -64,6 +64,7 @@ def states_of(shown: Sequence[Sequence[Any]]) -> dict[int, Queued]:
             created_s=0.0,
             state=state,
             durable_at_s=durable_at_s,
+            local=local,
         )
-        for step, serial, state, durable_at_s in shown
+        for step, serial, state, durable_at_s, local in shown
     }

@@ -22,7 +22,7 @@ from iobench.dist.drain.messages import (
 )
 from iobench.dist.drain.shares import shares
 from iobench.tiers.file_copier import FileCopier
-from iobench.tiers.queue import Queued
+from iobench.tiers.queue import NOT_DURABLE, Queued
 
 __all__ = ["RankCopier"]
 
@@ -37,7 +37,7 @@ class RankCopier(FileCopier):
     """
 
     control: Control
-    _told: list[Queued] = field(default_factory=list)
+    _told: dict[int, Queued] = field(default_factory=dict)
 
     def send(
         self,
@@ -81,10 +81,14 @@ class RankCopier(FileCopier):
         self._together({"do": "read back", "place": str(where)}, parts, own)
 
     def tell(self, entries: Sequence[Queued]) -> None:
-        if shown_states(entries) != shown_states(self._told):
-            self._told[:] = entries
-            states = shown_states(entries)
-            self._scatter([{"do": "note", "states": states}] * self.control.world.size)
+        now = {one.step: one for one in entries}
+        changed = [one for one in entries if self._told.get(one.step) != one]
+        gone = [[one.step, one.serial] for one in self._told.values() if one.step not in now]
+        if changed or gone:
+            self._told.clear()
+            self._told.update(now)
+            order = {"do": "note", "states": shown_states(changed), "gone": gone}
+            self._scatter([order] * self.control.world.size)
 
     def end(self) -> None:
         self._scatter([{"do": "end"}] * self.control.world.size)
@@ -122,7 +126,7 @@ class RankCopier(FileCopier):
 
     def _hurry_after_s(self) -> float:
         """Return the seconds after which copies no longer wait for saves: at half of the lag."""
-        waiting = [one.since_s for one in self._told if one.state in ("waiting", "draining")]
+        waiting = [one.since_s for one in self._told.values() if one.state in NOT_DURABLE]
         half_s = self.remote.options.lag_limit.half().age_s
         return min(waiting, default=time.monotonic()) + half_s - time.monotonic()
 
