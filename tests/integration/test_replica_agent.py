@@ -44,6 +44,18 @@ def base() -> Iterator[Path]:
         yield made
 
 
+def test_no_module_of_the_working_directory(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer is started in a directory of other users: the agent runs none of their files."""
+    for name in ("xxhash", "queue", "msgspec"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    node = Node(base / "elsewhere", token=secrets.token_bytes(32))
+    node.stop()
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.fixture(scope="module")
 def three(base: Path) -> Iterator[list[Node]]:
     """Agents of one job on three nodes, which every test may use with new versions."""

@@ -45,7 +45,8 @@ def start_agent(
         )
         # A session of its own: signals to the trainer's process group do not reach it.
         done = subprocess.run(
-            [sys.executable, "-m", "iobench.dist.replicas.agent"],
+            # -P: not the working directory's modules, which may be another user's.
+            [sys.executable, "-P", "-m", "iobench.dist.replicas.agent"],
             input=json.dumps(asdict(settings)).encode(),
             capture_output=True,
             start_new_session=True,
