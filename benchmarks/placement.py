@@ -18,12 +18,6 @@ The oracle knows the rate of the link at any moment. For each save of a run it t
 copy is durable first, if it begins when the save began: the bytes at the rates in force, and the
 fixed time of a save to that tier, the median that the runs with one tier needed in excess of
 their bytes. The total time to durable of all saves is compared with that of the oracle.
-
-`iobench tiers plan` predicts each run with the goal "durable" from the paced rates, those of the
-link, and these fixed times as latencies: the stalls, when a save is durable in one of the tiers,
-and when in the remote tier, counted from its begin. The retention there keeps two checkpoints, the
-parts of a copy are sent all at once, and read-backs are fast, as the link is limited in one
-direction.
 """
 
 from __future__ import annotations
@@ -47,15 +41,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parent))
 import record
-from placement_plan import (
-    ANSWER_S,
-    ATTEMPTS,
-    COPIES_PER_S,
-    KEPT,
-    SLOTS,
-    compare,
-    predicted,
-)
 from placement_runs import Run, Timed, fixed_s, oracle_s, shown
 from support.nodes import Node, Nodes, open_nodes
 
@@ -66,6 +51,9 @@ from iobench.tiers.observed import LOCAL, REMOTE
 from iobench.units import MIB, parse_size
 from iobench.writers.s3 import S3Writer
 
+_ATTEMPTS, _ANSWER_S = 2, 1.0
+_KEPT = 2
+_SLOTS, _COPIES_PER_S = 2, 32
 _BUCKET, _PORT = "checkpoints", 9000
 _MOST = 1.05
 _HEADERS = 1514 / 1448
@@ -104,16 +92,16 @@ def saves(
     data = torch.randint(0, 256, (size,), dtype=torch.uint8)
     # Answers within a fraction of a second here, and a server that does not is dead.
     writer = S3Writer(
-        connect_timeout_s=ANSWER_S / 2, read_timeout_s=ANSWER_S, max_attempts=ATTEMPTS
+        connect_timeout_s=_ANSWER_S / 2, read_timeout_s=_ANSWER_S, max_attempts=_ATTEMPTS
     )
-    remote = Remote(target, keep=KeepLast(KEPT), writer=writer)
+    remote = Remote(target, keep=KeepLast(_KEPT), writer=writer)
     tiers = [
-        Paced(Memory(SLOTS * size + 16 * MIB), COPIES_PER_S * size),  # in huge pages
+        Paced(Memory(_SLOTS * size + 16 * MIB), _COPIES_PER_S * size),  # in huge pages
         Paced(Local(), local_rate),
         remote,
     ]
     ckpt = Checkpointer(
-        directory, keep=KeepLast(KEPT), tiers=tiers, placement=placement(goal, every_s)
+        directory, keep=KeepLast(_KEPT), tiers=tiers, placement=placement(goal, every_s)
     )
     found = []
     with ckpt:
@@ -222,10 +210,9 @@ def report(
     runs: dict[str, Run],
     size: int,
     local_rate: int,
-    every_s: float,
     samples: record.Record,
 ) -> None:
-    """Print and record the saves of a scenario, next to the oracle and to what was predicted."""
+    """Print and record the saves of a scenario, next to the oracle."""
     fixed = {
         LOCAL: fixed_s(runs["bandwidth"], LOCAL, lambda _, __: size / local_rate),
         REMOTE: fixed_s(runs["capacity"], REMOTE, lambda run, one: run.sent_s(one.began_s, size)),
@@ -255,9 +242,6 @@ def report(
                 remote=float(one.tier == REMOTE),
                 **({} if one.remote_s is None else {"remote_s": round(one.remote_s, 6)}),
             )
-    chosen = placement("durable", every_s)
-    found = predicted(runs["durable"], chosen, fixed, size, local_rate, every_s)
-    compare(name, runs["durable"], found, samples)
     sys.stdout.flush()
 
 
@@ -296,7 +280,7 @@ def main() -> None:
         for name in chosen:
             runs = {goal: run(name, goal) for goal in ("capacity", "durable")}
             runs["bandwidth"] = local.under(runs["durable"])
-            report(name, runs, size, local_rate, given.every, samples)
+            report(name, runs, size, local_rate, samples)
 
 
 if __name__ == "__main__":

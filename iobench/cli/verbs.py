@@ -31,7 +31,7 @@ _VERBS = {
     "s3": "app",
     "agent": "app",
     "offload": "app",
-    "tiers": "app",
+    "tiers": "tiers",
 }
 """The name of its function or app, in the module of `iobench.cli` that has the verb's name. That
 module may have SETTINGS of the command."""

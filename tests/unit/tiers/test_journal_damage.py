@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iobench.cli.given import ListingFormat
-from iobench.cli.tiers_show import show
+from iobench.cli.tiers import tiers
 from iobench.errors import IobenchError, TargetError
 from iobench.tiers.journal import JOURNAL, DrainEvent, DrainJournal
 from iobench.tiers.status import tiers_status
@@ -51,7 +51,7 @@ def _shown(directory: Path) -> None:
             contextlib.redirect_stderr(io.StringIO()),
             contextlib.suppress(IobenchError),
         ):
-            show(directory, format_)
+            tiers(directory, format_)
 
 
 _VALUES = st.recursive(
@@ -106,7 +106,7 @@ def test_left_out_and_counted(
     """A damaged line is left out, and one line on stderr says so."""
     text = _written(tmp_path)
     (tmp_path / JOURNAL).write_bytes(text + _line(document) + b"\xff\xfe\n")
-    show(tmp_path, ListingFormat.TABLE)
+    tiers(tmp_path, ListingFormat.TABLE)
     shown = capsys.readouterr()
     assert shown.err == f"{tmp_path / JOURNAL}: 2 damaged lines left out\n"
     assert "/remote" in shown.out
@@ -166,7 +166,7 @@ def test_a_planted_name(plant: Any, tmp_path: Path) -> None:
             act()
     assert victim.read_text() == "precious\n"
     with pytest.raises(IobenchError) as refused:
-        show(directory, ListingFormat.TABLE)
+        tiers(directory, ListingFormat.TABLE)
     assert len(str(refused.value).splitlines()) == 1
 
 
