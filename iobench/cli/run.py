@@ -24,7 +24,6 @@ from iobench.cli.given import (
 )
 from iobench.cli.launched import launched
 from iobench.cli.report import REPORT_HELP, check_report, write_report_of
-from iobench.cli.run_tiers import TiersOption, run_tiers
 from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
 from iobench.cli.stopped import read_stopped, report_stopped
 from iobench.errors import ContenderError, DataMismatchError
@@ -164,7 +163,6 @@ def run(
         ),
     ] = None,
     rank: Annotated[int, _axis_option("--rank", min=0, help="The rank to replay.")] = 0,
-    tiers: TiersOption = None,
     ceiling: Annotated[
         bool, _rule_option("--ceiling/--no-ceiling", help="Measure fio in the same run.")
     ] = True,
@@ -216,19 +214,6 @@ def run(
     Every save ends durable, every restore starts cold and is verified. The target is left as it
     was.
     """
-    if tiers is not None:
-        run_tiers(
-            ctx,
-            tiers,
-            workload=the_workload(workload, workload_option),
-            writer=writer,
-            target=target,
-            size=size,
-            repeat=repeat,
-            form=format_,
-            quiet=quiet,
-        )
-        return
     with ExitStack() as stack:
         ranks = stack.enter_context(launched(target[0].partition(",")[0] if target else None))
         _check_effects(ctx, repeat, format_, dry_run=dry_run, ranks=ranks)

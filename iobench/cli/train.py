@@ -87,12 +87,6 @@ def train(
             help="Make a step last the workload's published step time; the CPU is idle in it.",
         ),
     ] = False,
-    tiers: Annotated[
-        Path | None,
-        typer.Option(
-            "--tiers", help="A TOML file of tiers (docs/tiers.md) for the saves of our writers."
-        ),
-    ] = None,
     device: Annotated[
         DeviceKind, typer.Option("--device", help="Where to train.")
     ] = DeviceKind.CPU,
@@ -121,14 +115,10 @@ def train(
     directory = the_directory(target)
     with preparing("loading torch and trying the writers", quiet=quiet):
         from iobench.report import training
-        from iobench.train.arm import choose_arms, with_tiers
+        from iobench.train.arm import choose_arms
         from iobench.train.session import make_session
 
         arms, left_out = choose_arms(writer, mode)
-        if tiers is not None:
-            from iobench.tiers.file import TiersFile
-
-            arms = with_tiers(arms, TiersFile.read(tiers))
         session = make_session(
             workload=the_workload(workload, workload_option),
             arms=arms,

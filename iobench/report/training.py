@@ -313,30 +313,12 @@ def notes(result: ResultFile) -> Iterator[str]:
             f"{format_seconds(probe['persist_s'])} and stalled "
             f"{format_seconds(probe['stall_s'])}, a step took {format_seconds(probe['step_s'])}"
         )
-    yield from _tiers(result)
     yield f"a plain copy of memory: {format_rate(plan['memcpy_bytes_per_s'])}"
     fewest = min((cost.blocks for cost in training_costs(result)), default=0)
     yield (
         f"{count_of(fewest, 'block')} of each; overhead: wall clock until the last checkpoint "
         "is durable, compared with the block without checkpoints of the same repetition"
     )
-
-
-def _tiers(result: ResultFile) -> Iterator[str]:
-    """Yield when saves were durable in each tier, and what was lost at most."""
-    for cost, blocks in zip(training_costs(result), blocks_by_arm(result), strict=True):
-        saves = [one for block in blocks for one in block.saves]
-        local = [one.durable_s for one in saves if one.durable_s is not None]
-        remote = [one.remote_s for one in saves if one.remote_s is not None]
-        for tier, times, above in (("local", local, "node"), ("remote", remote, "local tier")):
-            losses = [block.lost_s[tier] for block in blocks if tier in block.lost_s]
-            if not losses:
-                continue
-            yield (
-                f"{cost.label}: {len(times)} of {len(saves)} saves durable in the {tier} tier, "
-                f"{format_seconds(median(times))} after their begin; at most "
-                f"{format_seconds(max(losses))} are lost with the {above}"
-            )
 
 
 def _percent(value: float | None) -> str:

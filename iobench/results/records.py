@@ -246,8 +246,8 @@ class TrainSave:
 
     `stall_s`: time for which training was stopped. `persist_s`: time of the write in the
     background; None if the checkpoint was not written, or if the call itself wrote it. `durable_s`:
-    time from the call until it was durable; None if that is unknown. `remote_s`: until it was
-    durable in the remote tier; None without one. `status` is that of iobench.checkpoint.save.
+    time from the call until it was durable; None if that is unknown. `status` is that
+    of iobench.checkpoint.save.
     """
 
     step: int
@@ -255,7 +255,6 @@ class TrainSave:
     stall_s: float
     persist_s: float | None
     durable_s: float | None = None
-    remote_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,8 +266,7 @@ class TrainBlock:
     of the process and dirty pages of the machine are peaks of ten readings per second; None if
     unreadable. `losses_equal`: all losses equal those without checkpoints, bit for bit.
     `resumed_equal`: so do the losses and the final state after a resume from the last checkpoint;
-    None if not tried. `lost_s`: with tiers, the most wall clock of training that is lost if all
-    above "local" or above "remote" is lost, at the worst moment between two durable checkpoints.
+    None if not tried.
     """
 
     kind: ClassVar[str] = "train"
@@ -289,7 +287,6 @@ class TrainBlock:
     peak_dirty_bytes: int | None
     losses_equal: bool
     resumed_equal: bool | None = None
-    lost_s: Mapping[str, float] = field(default_factory=dict)
     started_at: str
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 from iobench.errors import UsageError
 from iobench.peers import PREFIX
@@ -12,10 +12,7 @@ from iobench.peers.torch_save import TorchSave
 from iobench.writers import registry
 from iobench.writers.base import Writer
 
-if TYPE_CHECKING:
-    from iobench.tiers.file import TiersFile
-
-__all__ = ["NONE", "SLOWER_MEMORY", "Arm", "Mode", "arm_of", "choose_arms", "with_tiers"]
+__all__ = ["NONE", "SLOWER_MEMORY", "Arm", "Mode", "arm_of", "choose_arms"]
 
 Mode = Literal["none", "sync", "async", "lazy", "memory", "spill"]
 
@@ -33,13 +30,11 @@ class Arm:
 
     `slots` is the number of snapshots in host memory, None for a mode or a peer without slots. In
     mode `memory` every snapshot is written; `spill` has slower memory for twice as many more.
-    `tiers` are those of its Checkpointer.
     """
 
     mode: Mode
     by: Writer | TorchSave | None = None
     slots: int | None = None
-    tiers: TiersFile | None = None
 
     @property
     def writer(self) -> str:
@@ -69,10 +64,9 @@ class Arm:
         """Whether every checkpoint is written and stays on storage."""
         return self.mode in ("memory", "spill")
 
-    def copies(self, size_bytes: int) -> int:
-        """The most copies of a checkpoint of `size_bytes` that it holds in host memory."""
-        if self.tiers is not None and self.tiers.memories:
-            return -(-self.tiers.memory_bytes // max(1, size_bytes))
+    @property
+    def copies(self) -> int:
+        """The most copies of a checkpoint that it holds in host memory."""
         background = isinstance(self.by, TorchSave) and self.mode == "async"
         more = (self.slots or 0) * SLOWER_MEMORY if self.mode == "spill" else 0
         return (self.slots or int(background)) + more
@@ -105,19 +99,6 @@ def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
             if arm.label not in [one.label for one in arms]:
                 arms.append(arm)
     return arms, left_out
-
-
-def with_tiers(arms: Sequence[Arm], tiers: TiersFile) -> list[Arm]:
-    """Return the arms, those of our writers with `tiers`, except modes with a memory of their own.
-
-    Memory tiers decide about slots.
-    """
-    return [
-        replace(arm, tiers=tiers, slots=None if tiers.memories else arm.slots)
-        if isinstance(arm.by, Writer) and not arm.keeps_all
-        else arm
-        for arm in arms
-    ]
 
 
 def arm_of(writer: str, mode: str) -> Arm:

@@ -14,8 +14,7 @@ from iobench.bench.counters.sampler import FileSampler
 from iobench.bench.judging.stats import highest
 from iobench.results import TrainBlock, utc_now
 from iobench.train.arm import Arm
-from iobench.train.choose_saver import saver_for
-from iobench.train.saver import Saver
+from iobench.train.saver import Saver, saver_for
 from iobench.train.trainer import Trainer
 
 __all__ = ["GAUGES", "Reference", "TrainingBlocks", "due", "timed_step", "warm_up"]
@@ -95,7 +94,6 @@ class TrainingBlocks:
                 step_s=tuple(step_s),
                 persisting=tuple(persisting),
                 saves=saver.saves()[warm:],
-                lost_s=saver.lost_s(warm),
                 peak_memory_bytes=memory,
                 peak_dirty_bytes=dirty,
                 losses_equal=equal,

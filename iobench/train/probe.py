@@ -8,7 +8,7 @@ from pathlib import Path
 from iobench.bench.judging.stats import median
 from iobench.train.arm import Arm
 from iobench.train.block import timed_step, warm_up
-from iobench.train.choose_saver import saver_for
+from iobench.train.saver import saver_for
 from iobench.train.trainer import Trainer
 
 __all__ = ["StepTimes", "probe"]

@@ -25,7 +25,7 @@ from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.local.new_file import sync_directory
 
-__all__ = ["OurSaver", "Saver", "plain_saver"]
+__all__ = ["OurSaver", "Saver", "saver_for"]
 
 _SLOWER = "/dev/shm"
 """The slower memory: tmpfs, which every machine has. It is as fast as DRAM."""
@@ -54,10 +54,6 @@ class Saver(ABC):
     def saves(self) -> tuple[TrainSave, ...]:
         """Return the result of each save, oldest first."""
 
-    def lost_s(self, since: int) -> dict[str, float]:  # noqa: ARG002 -- of savers with tiers
-        """Return the most training lost, in seconds by tier, without the first `since` saves."""
-        return {}
-
     @abstractmethod
     def load(self) -> Any:
         """Return the state of the last checkpoint."""
@@ -67,8 +63,8 @@ class Saver(ABC):
         """Wait for the saves, and free the memory."""
 
 
-def plain_saver(arm: Arm, directory: Path) -> Saver:
-    """Return the saver of an arm without tiers. It creates `directory` for its checkpoints."""
+def saver_for(arm: Arm, directory: Path) -> Saver:
+    """Return the saver of `arm`. It creates `directory` for its checkpoints."""
     if arm.by is None:
         return _NoSaver()
     if isinstance(arm.by, TorchSave):

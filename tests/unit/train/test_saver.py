@@ -14,7 +14,7 @@ import torch
 from iobench.checkpoint import checkpointer
 from iobench.peers.torch_save import TorchSave
 from iobench.train.arm import arm_of
-from iobench.train.choose_saver import saver_for
+from iobench.train.saver import saver_for
 from iobench.writers.transfer import Transfer
 
 _STATE = {"weight": torch.arange(10)}
