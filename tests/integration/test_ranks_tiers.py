@@ -95,19 +95,6 @@ def test_damaged_local_files(ranks: RankPool, tmp_path: Path, mode: str) -> None
         assert any(f"is read from {remote}: " in text for text in one["said"])
 
 
-@pytest.mark.parametrize("mode", ["all", "all-gather"])
-def test_from_both_tiers_at_once(ranks: RankPool, tmp_path: Path, mode: str) -> None:
-    """Each range that a rank reads from storage comes from both tiers, and every byte is right."""
-    local, remote = tmp_path / "local", tmp_path / "remote"
-    two = ranks.first(2)
-    two.call(rank_tiers.saves, str(local), str(remote), {}, [1])
-    found = two.call(rank_tiers.reads_both, str(local), str(remote), mode)
-    for one in found:
-        assert (one["right"], one["epoch"], one["said"]) == (True, 6, [])
-        assert one["sources"][str(local)] == "read in part"
-        assert one["sources"][str(remote)].startswith("read ")
-
-
 def test_a_later_save_of_another_job_counts(ranks: RankPool, tmp_path: Path) -> None:
     """Two nodes with own local directories and one remote tier: the last save is restored."""
     local, other, remote = (tmp_path / name for name in ("local", "other", "remote"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -14,15 +13,13 @@ from unittest import mock
 import torch
 
 import iobench
-from iobench.tiers import both_tiers
 from iobench.tiers.drain import Drain
 from iobench.tiers.file_copier import FileCopier
-from iobench.units import MIB
 from tests.support.rank_pool import in_world
 from tests.support.rank_saves import _other_node, _raised
 from tests.support.rank_states import digest, full, state_of
 
-__all__ = ["dead", "node_local", "reads_both", "refused", "restores", "saves", "warned"]
+__all__ = ["dead", "node_local", "refused", "restores", "saves", "warned"]
 
 
 @contextlib.contextmanager
@@ -112,36 +109,6 @@ def restores(
             "steps": ckpt.steps(),
             "rank": world.rank,
         }
-
-
-@contextlib.contextmanager
-def _small_ranges() -> Iterator[None]:
-    """Ranges of 64 KiB, of which the remote tier delivers one before the local tier begins."""
-    delivered = threading.Event()
-    fill, read_local = both_tiers._SharedRead._fill, both_tiers.BothTiers.read_local
-
-    def filled(*arguments: Any) -> None:
-        fill(*arguments)
-        delivered.set()
-
-    def waiting(*arguments: Any) -> Any:
-        assert delivered.wait(30), "the remote tier did not help"
-        return read_local(*arguments)
-
-    sizes = {"_LEAST_RANGE": 2 * MIB // 3, "_LEAST_LOCAL": MIB // 16, "_MOST_LOCAL": MIB // 16}
-    gains = {"_LEAST_REMOTE": MIB // 16, "_LEAST_RANGE_GAIN": 1e9}
-    with (
-        mock.patch.multiple(both_tiers, **sizes, **gains),
-        mock.patch.object(both_tiers._SharedRead, "_fill", filled),
-        mock.patch.object(both_tiers.BothTiers, "read_local", waiting),
-    ):
-        yield
-
-
-def reads_both(size: int, local: str, remote: str, mode: str) -> dict[str, Any]:
-    """Load from both tiers at once."""
-    with _small_ranges():
-        return restores(size, local, remote, {}, mode, False)
 
 
 def node_local(size: int, local: str, remote: str) -> list[str]:
