@@ -187,15 +187,6 @@ class Ledger:
         new += self._store.sweep(_SWEPT, room_bytes=room_bytes)
         warn_of(new)  # last: a warnings filter may turn it into an exception
 
-    def adopted(self, manifest: Manifest) -> None:
-        """Record a checkpoint that was copied here from another store, with its serial number."""
-        self._read()
-        with self._lock:
-            self._serials[manifest.step] = manifest.serial
-            self._created_s[manifest.step] = manifest.created_s
-            self._unread.discard(manifest.step)
-            self._last_serial = max(self._last_serial, manifest.serial)
-
     def would_keep(
         self, more: Mapping[int, tuple[int, float]], keep: Retention | None = None
     ) -> set[int]:

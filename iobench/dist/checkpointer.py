@@ -23,8 +23,7 @@ from iobench.dist.replicas.partner import Partner
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.dist.saves.one_rank import of_one_rank
 from iobench.dist.world import AnyWorld
-from iobench.errors import OptionError, TransferError, UsageError
-from iobench.writers.base import Writer
+from iobench.errors import OptionError, UsageError
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ class Checkpointer(LocalCheckpointer):
     _memory: SnapshotMemory | None = None
     _tier: LocalTier | None = None
     _opening: Nearest | None = None
-    _warm = False
 
     def __new__(
         cls, *args: Any, world: AnyWorld = "job", offload: Any = None, **options: Any
@@ -211,22 +209,6 @@ class Checkpointer(LocalCheckpointer):
             opening.ask()
             self._ledger.seen(opening.last_serial)
 
-    def _fill(self, step: int, manifest: Manifest, store: CheckpointStore, by: Writer) -> bool:
-        """Copy a checkpoint from the remote tier to the local one; warn if it cannot be written."""
-        from iobench.tiers.warm import fill_local
-
-        tier = self._tier
-        assert tier is not None
-        try:
-            fill_local(tier, self._writer, manifest, store.locate(step), by)
-        except TransferError as error:
-            message = f"step {step} is not copied to {tier}: {error}"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-            return False
-        self._ledger.adopted(manifest)
-        tier.drain.filled(manifest)
-        return True
-
     def _content_of(self, state: Any) -> Content:
         return super()._content_of(of_one_rank(state))
 
@@ -341,7 +323,6 @@ class Checkpointer(LocalCheckpointer):
         if self._tier is None:
             return super()._restore(step, on_corrupt, like)
         nearest, self._opening = self._opening or self._new_nearest(self._tier), None
-        nearest.warm = self._fill if self._warm else None
         state, loaded = nearest.restore(
             step, on_corrupt=on_corrupt, like=like, offload=self._restore_offload(nearest)
         )
@@ -359,7 +340,6 @@ class Checkpointer(LocalCheckpointer):
         on_corrupt: OnCorrupt = "raise",
         like: Any = None,
         restore_mode: RestoreMode = "auto",
-        warm: bool = False,
     ) -> Any:
         """Return the state of the checkpoint `step`, or of the newest one. Waits for saves first.
 
@@ -374,14 +354,9 @@ class Checkpointer(LocalCheckpointer):
         `restore_mode` of several ranks: with "all" each rank reads what it needs. With "broadcast"
         one of the ranks that need the same bytes reads them and passes them on, with "all-gather"
         each of them reads a part. "auto" measures the three on the first bytes.
-
-        With `tiers`, `warm` copies a checkpoint that only the remote tier has to the local tier
-        first: the next restore reads it there.
         """
         check_restore_mode(restore_mode)
-        if warm and self._remote is None:
-            raise UsageError("load(warm=True) needs tiers=[Remote(...)]")
-        self._restore_mode, self._warm = restore_mode, warm
+        self._restore_mode = restore_mode
         return super().load(step, on_corrupt=on_corrupt, like=like)
 
 

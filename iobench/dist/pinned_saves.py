@@ -13,7 +13,7 @@ from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.retention import KeepLast
 from iobench.dist.checkpointer import Checkpointer
 from iobench.dist.remote_copies import RemoteCopies
-from iobench.errors import DataMismatchError, OptionError, UsageError
+from iobench.errors import DataMismatchError, OptionError
 from iobench.writers.base import Writer
 
 __all__ = ["PinnedSaves", "pinned_state", "then"]
@@ -51,8 +51,6 @@ class PinnedSaves(Checkpointer):
         closed.
         """
         self._check_usable()
-        if options.get("warm"):
-            raise UsageError("load(warm=True): not with offload; the state is read into its files")
         self._pins.settle()
         return super().load(step, **options)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from iobench.checkpoint.order import by_age
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.agreed import agreed
@@ -18,7 +16,6 @@ from iobench.dist.load.restored import FromMemory, restore_together
 from iobench.dist.replicas.replicator import Replicated, Replicator
 from iobench.dist.replicas.restoring import Restoring
 from iobench.dist.world import World
-from iobench.errors import DataMismatchError, RankError, TargetError, TransferError
 from iobench.writers.base import Writer
 
 if TYPE_CHECKING:
@@ -62,8 +59,6 @@ class RankedReads(Checkpointer):
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
     ) -> tuple[Any, Loaded]:
         leads, both = self._world.rank == 0, self._both_stores()
-        if both is not None and self._warm:
-            both = self._warmed(both, step)
         restoring = Restoring(
             world=self._world,
             agreed=self._agreed,
@@ -144,38 +139,6 @@ class RankedReads(Checkpointer):
             remote.writer,
             [Listed(*one) for one in found],
         )
-
-    def _warmed(self, both: BothStores, step: int | Literal["latest"]) -> BothStores:
-        """Copy the checkpoint to the local tier if only the remote one has it; list them again.
-
-        A RuntimeWarning says why it cannot be copied.
-        """
-        from iobench.dist.drain.warm import fill_together
-
-        newest = by_age(cast(CheckpointStore, both))
-        wanted = step if step != "latest" else newest[-1] if newest else -1
-        if wanted not in newest or both.is_local(wanted) or self._drain is None:
-            return both
-        drain = self._drain
-        try:
-            manifest = fill_together(
-                self._agreed,
-                self._world,
-                both,
-                wanted,
-                local=drain.store,
-                local_writer=self._writer,
-                remote_writer=drain.remote.writer,
-            )
-        except (TransferError, DataMismatchError, TargetError, RankError) as error:
-            self._control.check()
-            message = f"step {wanted} is not copied to {drain.store}: {error}"
-            warnings.warn(message, RuntimeWarning, stacklevel=6)
-            return both
-        if self._tier is not None:
-            self._ledger.adopted(manifest)
-            self._tier.drain.filled(manifest)
-        return self._both_stores() or both
 
     def _wait_for_copies(self) -> None:
         assert self._drain is not None

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from iobench import linux
 from iobench.checkpoint.copies import CopyState
-from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
@@ -119,19 +118,6 @@ class Drain(DrainWaits):
             self._note("skipped", entry, why=why)
             self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
         self._rates.add(LOCAL, written.size_bytes, elapsed_s)
-
-    def filled(self, manifest: Manifest) -> None:
-        """Record a checkpoint that was copied from the remote tier to the local one just now."""
-        entry = Queued(
-            step=manifest.step,
-            serial=manifest.serial,
-            since_s=time.monotonic(),
-            created_s=manifest.created_s,
-            size_bytes=manifest.size_bytes,
-            state="verified",
-        )
-        self.queue.put(entry)
-        self._note("verified", entry)
 
     def sent_directly(self, save: Save, serial: int, size_bytes: int, elapsed_s: float) -> None:
         """Record a save that is durable in the remote tier, and not in the local one."""

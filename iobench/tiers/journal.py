@@ -125,9 +125,7 @@ class DrainJournal:
         return fd
 
     def _foreign(self) -> TargetError:
-        return TargetError(
-            f"{self._path}: is a link, so no Checkpointer made it; remove it"
-        )
+        return TargetError(f"{self._path}: is a link, so no Checkpointer made it; remove it")
 
     def shorten(self) -> None:
         """Keep the newest 1,000 events if there are more than 2,000, or damaged lines."""

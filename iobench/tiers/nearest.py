@@ -27,9 +27,6 @@ __all__ = ["Nearest"]
 _ANSWER_S = 5.0
 """How long a restore waits for a list of the remote tier, when the local tier has checkpoints."""
 
-Warm = Callable[[int, Manifest, CheckpointStore, Writer], bool]
-"""Copies the checkpoint of a step from the store of the remote tier to the local tier."""
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 """With these a tier takes no copies, and can be read."""
 
@@ -51,8 +48,6 @@ class Nearest:
         known: Mapping[int, int],
     ) -> None:
         self._known = known
-        self.warm: Warm | None = None
-        """Copies a checkpoint to the local tier before it is read from the remote one."""
         self._listing: RemoteList | None = None
         self._offload: Callable[[Manifest], None] | None = None
         self._failure: Exception | None = None
@@ -156,10 +151,6 @@ class Nearest:
                     continue  # of another save of this step
                 if store is self._local:
                     return self._read_local(step, manifest, like)
-                source = str(store)
-                if self.warm is not None and self.warm(step, manifest, store, own):
-                    self.sources[source] = f"copied to {self._local}"
-                    store, own = self._local, self._writer
                 result = self._read(store, own, step, manifest, like)
             except (DataMismatchError, TransferError) as error:
                 self.sources[str(store)] = str(error)
@@ -169,7 +160,7 @@ class Nearest:
                     problem.add_note(f"the copy in {store}: {error}")
                 continue
             if problem is not None:
-                message = f"step {step} is read from {source}: {problem}"
+                message = f"step {step} is read from {store}: {problem}"
                 warnings.warn(message, RuntimeWarning, stacklevel=5)
             self.sources[str(store)] = "read"
             return result

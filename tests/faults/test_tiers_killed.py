@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.preloaded import Preloaded, run_preloaded
 from support.s3_servers import s3_server
-from support.tiers import events, settled, state, until
+from support.tiers import events, settled, until
 
 from iobench import Checkpointer, Remote, load_checkpoint
 from iobench.testing import Bucket, LocalS3
@@ -35,17 +35,6 @@ ckpt = Checkpointer(local, tiers=[Remote(remote, writer=writer)])
 kill_points.arm(point)
 ckpt.save(tiers.state(2), 2)
 tiers.until(lambda: tiers.settled(ckpt))
-"""
-
-_RESTORER = """
-import sys
-from support import kill_points
-from iobench import Checkpointer, Remote
-
-local, remote, point = sys.argv[1:]
-ckpt = Checkpointer(local, tiers=[Remote(remote)])
-kill_points.arm(point)
-ckpt.load(warm=True)
 """
 
 _SIZE = 20 * 10**6
@@ -86,8 +75,8 @@ def _importing() -> None:
     run_preloaded(["-c", "pass"])
 
 
-def _kill(local: Path, remote: object, point: str, script: str = _TRAINER) -> None:
-    arguments = ["-c", script, local, remote, point]
+def _kill(local: Path, remote: object, point: str) -> None:
+    arguments = ["-c", _TRAINER, local, remote, point]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with Preloaded(arguments, env=environment, stderr=subprocess.PIPE) as trainer:
         _, said = trainer.communicate(timeout=120)
@@ -141,36 +130,3 @@ def test_a_bucket(point: str, server: LocalS3, tmp_path: Path) -> None:
     again = _sent(local) - before
     assert again <= _SIZE + 10_000 - _BUCKET.get(point, 0)
     writer.client.close()
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A remote tier with a checkpoint of step 2."""
-    root = tmp_path_factory.mktemp("saved")
-    with Checkpointer(root / "local", tiers=[Remote(root / "remote")]) as ckpt:
-        ckpt.save(state(2), 2)
-        until(lambda: settled(ckpt))
-    return root / "remote"
-
-
-@pytest.mark.parametrize(
-    "point",
-    [
-        "iobench.tiers.warm._copy:before",
-        "iobench.tiers.warm._copy:after:2",
-        "iobench.checkpoint.staged.StagedCheckpoint._write_manifest:after",
-        "iobench.tiers.warm.fill_local:after",
-    ],
-)
-def test_a_local_tier_that_is_filled(point: str, saved: Path, tmp_path: Path) -> None:
-    """Nothing of it is visible, or all of it; the next start removes the rest and fills it."""
-    local = tmp_path / "local"
-    _kill(local, saved, point, _RESTORER)
-    visible = [path.name for path in local.iterdir() if path.name.startswith("step")]
-    assert visible == (["step-2"] if point.endswith("fill_local:after") else [])
-    with Checkpointer(local, tiers=[Remote(saved)]) as ckpt:
-        assert ckpt.load(warm=True)["w"].unique().tolist() == [2]
-        until(lambda: settled(ckpt))
-    assert load_checkpoint(local)["step"] == 2
-    assert {path.name for path in local.iterdir()} == {"step-2", ".iobench-lock", JOURNAL}
-    assert not events(local, "durable"), "it was copied back"

@@ -282,8 +282,3 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
             )
         with pytest.raises(OptionError, match="takes tiers="):
             iobench.Checkpointer(tmp_path / "runs", tiers=[iobench.Memory("1MiB"), remote], **keep)
-        with (
-            iobench.Checkpointer(tmp_path / "runs", tiers=[remote], **keep) as ckpt,
-            pytest.raises(UsageError, match="warm"),
-        ):
-            ckpt.load(warm=True)

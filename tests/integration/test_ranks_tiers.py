@@ -56,20 +56,11 @@ def test_each_rank_copies_its_files(
 
     # A node with an empty directory restores from the remote tier, at another world size.
     shutil.rmtree(local)
-    found = ranks.first(2).call(rank_tiers.restores, str(local), remote, environ, "auto", False)
+    found = ranks.first(2).call(rank_tiers.restores, str(local), remote, environ, "auto")
     for one in found:
         assert (one["epoch"], one["right"], one["said"]) == (7, True, [])
         assert one["sources"] == {remote: "read"}
     assert not list(local.glob("step-*"))
-    # `warm`: it is in the local tier then, and read there.
-    found = ranks.first(2).call(rank_tiers.restores, str(local), remote, environ, "all", True)
-    for one in found:
-        assert (one["epoch"], one["right"], one["said"]) == (7, True, [])
-        assert one["sources"] == {str(local): "read"}
-    manifest = (local / "step-2" / "manifest.json").read_text()
-    assert iobench.load_checkpoint(local)["epoch"] == 7
-    assert '"world_size":3' in manifest
-    assert rank_saves.leftovers(str(local)) == []
 
 
 @pytest.mark.parametrize("mode", ["all", "all-gather"])
@@ -80,7 +71,7 @@ def test_damaged_local_files(ranks: RankPool, tmp_path: Path, mode: str) -> None
     two.call(rank_tiers.saves, str(local), str(remote), {}, [1])
     file = local / "step-1" / "__1_0.distcp"
     damage(file)
-    found = two.call(rank_tiers.restores, str(local), str(remote), {}, mode, False)
+    found = two.call(rank_tiers.restores, str(local), str(remote), {}, mode)
     assert all(one["right"] and one["epoch"] == 6 for one in found)
     mended = [one for one in found if str(remote) in one["sources"]]
     assert mended
@@ -88,7 +79,7 @@ def test_damaged_local_files(ranks: RankPool, tmp_path: Path, mode: str) -> None
         assert "__1_0.distcp is damaged" in one["sources"][str(local)]
         assert any("in part" in text for text in one["said"])
     file.unlink()
-    found = two.call(rank_tiers.restores, str(local), str(remote), {}, mode, False)
+    found = two.call(rank_tiers.restores, str(local), str(remote), {}, mode)
     for one in found:
         assert (one["right"], one["epoch"]) == (True, 6)
         assert one["sources"][str(remote)] == "read"
@@ -101,7 +92,7 @@ def test_a_later_save_of_another_job_counts(ranks: RankPool, tmp_path: Path) -> 
     two = ranks.first(2)
     two.call(rank_tiers.saves, str(local), str(remote), {}, [1])
     two.call(rank_tiers.saves, str(other), str(remote), {}, [5])
-    found = two.call(rank_tiers.restores, str(local), str(remote), {}, "auto", False)
+    found = two.call(rank_tiers.restores, str(local), str(remote), {}, "auto")
     assert [one["epoch"] for one in found] == [10, 10]
     assert [one["steps"] for one in found] == [[1, 5], [1, 5]]
 

@@ -88,7 +88,6 @@ def restores(
     remote: str,
     environ: dict[str, str],
     mode: str,
-    warm: bool,
     step: Any = "latest",
 ) -> dict[str, Any]:
     """Load a checkpoint; return its epoch, whether the tensors are right, and where it was."""
@@ -98,7 +97,7 @@ def restores(
         _opened(size, local, remote, environ) as ckpt,
     ):
         warnings.simplefilter("always")
-        state = ckpt.load(step, restore_mode=mode, warm=warm)
+        state = ckpt.load(step, restore_mode=mode)
         assert ckpt.loaded is not None
         state["model"].pop("tied")
         return {
