@@ -8,7 +8,7 @@ from typing import Literal
 __all__ = ["Copy", "CopyState"]
 
 CopyState = Literal[
-    "volatile", "durable", "waiting", "draining", "verified", "superseded", "skipped", "failed"
+    "volatile", "durable", "waiting", "draining", "verified", "superseded", "failed"
 ]
 
 
@@ -22,7 +22,6 @@ class Copy:
     - `durable`: complete and visible in this tier
     - `verified`: durable, and read back from this tier with correct checksums
     - `superseded`: it is not copied to this tier; a newer one is
-    - `skipped`: it is not copied to this tier, because too much waited for copies already
     - `failed`: the local files are damaged, so they are not copied
 
     `durable_at_s` is when this process made it durable in the remote tier, in seconds since the

@@ -117,7 +117,7 @@ def _lost(found: TiersStatus) -> str:
 
 
 def _past_lag(found: TiersStatus) -> str:
-    copies = f"{found.superseded} copies superseded, {found.skipped} skipped"
+    copies = f"{found.superseded} copies superseded"
     if not found.waits:
         return copies
     waited = format_seconds(found.waited_s)
@@ -162,7 +162,6 @@ def _document(found: TiersStatus) -> dict[str, Any]:
             "lag_s": found.lag_s,
             "past_lag": found.past_lag,
             "superseded": found.superseded,
-            "skipped": found.skipped,
             "waits": found.waits,
             "waited_s": found.waited_s,
             "failure": found.failure or None,

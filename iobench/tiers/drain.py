@@ -23,6 +23,7 @@ from iobench.tiers.drain_step import DrainStep
 from iobench.tiers.drain_waits import LOOK_AGAIN_S, DrainWaits
 from iobench.tiers.file_copier import FileCopier
 from iobench.tiers.journal import DrainEvent, DrainJournal, Event
+from iobench.tiers.lag import exceeded, late
 from iobench.tiers.observed import LOCAL, REMOTE, ObservedRates
 from iobench.tiers.pace import DrainPace, DrainStoppedError, pause_after
 from iobench.tiers.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
@@ -58,8 +59,7 @@ class Drain(DrainWaits):
     ) -> None:
         self._local, self.remote = local, remote
         self.queue = DrainQueue(in_order=remote.options.every_save)
-        self._limit = remote.options.lag_limit
-        self._half_limit = self._limit.half()
+        self._max_lag_s = remote.options.max_lag_s
         self.journal = DrainJournal(local.directory)
         self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
         self._copier = new_copier(
@@ -104,19 +104,11 @@ class Drain(DrainWaits):
             self._saving -= 1
 
     def saved(self, entry: Queued, elapsed_s: float) -> None:
-        """Queue a checkpoint that is durable in the local tier since now, unless it is skipped."""
-        why = ""
-        with self.queue.changed:
-            if self.remote.options.past_lag == "skip":
-                waiting = self.queue.not_durable()
-                why = self._limit.no_room(waiting, entry.size_bytes, time.monotonic())
-            self.queue.put(replace(entry, state="skipped") if why else entry)
+        """Queue a checkpoint that is durable in the local tier since now."""
+        self.queue.put(entry)
         more = offloaded_bytes(self._local, entry.step)
         written = replace(entry, size_bytes=entry.size_bytes - more)
         self._note("saved", written, elapsed_s=elapsed_s)
-        if why:
-            self._note("skipped", entry, why=why)
-            self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
         self._rates.add(LOCAL, written.size_bytes, elapsed_s)
 
     def sent_directly(self, save: Save, serial: int, size_bytes: int, elapsed_s: float) -> None:
@@ -156,7 +148,7 @@ class Drain(DrainWaits):
             while self.failure is None and self._thread.is_alive():
                 if time.monotonic() > began_s + within_s:
                     break
-                why = self._limit.exceeded(self.queue.not_durable(), time.monotonic())
+                why = exceeded(self.queue.not_durable(), self._max_lag_s, time.monotonic())
                 if not why:
                     break
                 first = first or why
@@ -204,7 +196,7 @@ class Drain(DrainWaits):
     def _must_yield(self) -> bool:
         if not self._saving:
             return False
-        return not self._half_limit.exceeded(self.queue.not_durable(), time.monotonic())
+        return not exceeded(self.queue.not_durable(), self._max_lag_s / 2, time.monotonic())
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # at the trainer's priority then
@@ -294,7 +286,7 @@ class Drain(DrainWaits):
                 self.queue.move(entry, there, of=NOT_DURABLE)
             elif serials.get(entry.step, 0) > entry.serial:
                 self._supersede(entry, "another node has saved this step later")
-            elif before in ("superseded", "skipped") and entry != newest:
+            elif before == "superseded" and entry != newest:
                 self.queue.move(entry, "superseded", of=NOT_DURABLE)
 
     def _events(self) -> list[DrainEvent]:
@@ -306,7 +298,7 @@ class Drain(DrainWaits):
         """Supersede copies past the limit of the lag, except that of the newest save."""
         if self.remote.options.past_lag != "supersede":
             return
-        for entry, why in self._limit.late(self.queue.not_durable(), time.monotonic()):
+        for entry, why in late(self.queue.not_durable(), self._max_lag_s, time.monotonic()):
             self._supersede(entry, why)
             self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
 

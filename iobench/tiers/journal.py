@@ -30,7 +30,6 @@ Event = Literal[
     "durable",
     "verified",
     "superseded",
-    "skipped",
     "waited",
     "failed",
     "saved",
@@ -55,12 +54,12 @@ class DrainEvent:
     - `durable`: it is in the remote tier; this attempt has sent `sent_bytes` of its `size_bytes` in
       `elapsed_s`, without its pauses for saves
     - `verified`: it was read back from there, and every checksum is that of the manifest
-    - `superseded`, `skipped`: it is not copied; `why` says why
+    - `superseded`: it is not copied; `why` says why
     - `waited`: a save waited `elapsed_s` for copies, because of `why`
     - `placed`: a save went to the tier `where` ("local" or "remote"); `why` says why
     - `failed`: an attempt failed; `why` is the error
 
-    `remote` is the location of the remote tier at that time. A later version may write more events.
+    `remote` is the location of the remote tier then. Another version may write other events.
     """
 
     event: str

@@ -16,7 +16,7 @@ NOT_DURABLE: tuple[CopyState, ...] = ("waiting", "draining")
 PENDING: tuple[CopyState, ...] = (*NOT_DURABLE, "durable")
 """States of a copy that the drain works on."""
 _THERE: tuple[CopyState, ...] = ("durable", "verified")
-_SETTLED: tuple[CopyState, ...] = ("verified", "superseded", "skipped", "failed")
+_SETTLED: tuple[CopyState, ...] = ("verified", "superseded", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)

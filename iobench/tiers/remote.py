@@ -21,11 +21,10 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
 from iobench.errors import OptionError, TransferError, UsageError
 from iobench.tiers.directory_copy import DRAINING_SUFFIX, DirectoryCopy
-from iobench.tiers.lag import LagLimit
 from iobench.tiers.object_copy import ObjectCopy
 from iobench.tiers.pace import DrainPace
 from iobench.tiers.remote_copy import RemoteCopy
-from iobench.units import format_seconds, format_size, parse_seconds, parse_size
+from iobench.units import format_seconds, parse_seconds, parse_size
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
 from iobench.writers.s3 import S3Writer
@@ -34,7 +33,7 @@ from iobench.writers.s3_store.upload import leaving_failed
 
 __all__ = ["OnLag", "Remote", "RemoteTier"]
 
-OnLag = Literal["wait", "skip", "supersede"]
+OnLag = Literal["wait", "supersede"]
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,8 @@ class Remote:
       "hybrid"
     - `bandwidth_limit`: bytes per second of all copies (`"500MiB"`)
     - `max_lag`: how long a checkpoint may wait for its copy (`"10min"`)
-    - `max_lag_size`: how many bytes may wait for their copies (`"500GiB"`); None: no limit
-    - `on_lag`: past one of the two, "supersede" gives up the copies of the oldest checkpoints that
-      wait, except that of the newest; "skip" does not copy the next checkpoint, which stays in the
-      local tier; "wait" makes the next save wait, as long as the remote tier answers. None:
+    - `on_lag`: past it, "supersede" gives up the copies of the oldest checkpoints that wait, except
+      that of the newest; "wait" makes the next save wait, as long as the remote tier answers. None:
       "supersede", and "wait" with `every_save`
     - `every_save`: every checkpoint is copied, the oldest first, also one that `keep` would remove
       at once. Needs `on_lag="wait"`
@@ -63,7 +60,6 @@ class Remote:
     writer: Writer | str = ""
     bandwidth_limit: int | str | None = None
     max_lag: float | str = "1h"
-    max_lag_size: int | str | None = None
     on_lag: OnLag | None = None
     every_save: bool = False
 
@@ -71,11 +67,9 @@ class Remote:
         if not isinstance(self.keep, Retention):
             raise OptionError(f"keep={self.keep!r}: takes a value such as KeepLast(3)")
         if self.on_lag not in (None, *get_args(OnLag)):
-            raise OptionError(f"on_lag={self.on_lag!r}: 'wait', 'skip' or 'supersede'")
+            raise OptionError(f"on_lag={self.on_lag!r}: 'wait' or 'supersede'")
         if self.every_save and self.past_lag != "wait":
             raise OptionError(f"every_save: needs on_lag='wait', not {self.on_lag!r}")
-        if self.lag_limit.size_bytes == 0:
-            raise OptionError("max_lag_size=0: must be at least 1 byte; None for no limit")
         if self.rate_bytes_per_s == 0:
             raise OptionError("bandwidth_limit=0: must be at least 1 byte per second")
         if not self.max_lag_s > 0:
@@ -94,20 +88,9 @@ class Remote:
 
     @property
     def described_lag(self) -> str:
-        """The limits and what happens past them, in words."""
-        limit = self.lag_limit
-        size = "" if limit.size_bytes is None else f" or {format_size(limit.size_bytes)}"
+        """The limit and what happens past it, in words."""
         each = ", every save is copied" if self.every_save else ""
-        return f"past {format_seconds(limit.age_s)}{size}: {self.past_lag}{each}"
-
-    @property
-    def lag_limit(self) -> LagLimit:
-        """The limits of age and bytes."""
-        size = self.max_lag_size
-        return LagLimit(
-            age_s=self.max_lag_s,
-            size_bytes=None if size is None else parse_size(size, "max_lag_size"),
-        )
+        return f"past {format_seconds(self.max_lag_s)}: {self.past_lag}{each}"
 
     @property
     def max_lag_s(self) -> float:

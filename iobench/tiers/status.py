@@ -25,7 +25,7 @@ _THERE = ("durable", "verified")
 class CheckpointCopies:
     """A checkpoint of the local tier. `remote` is the last state in the journal.
 
-    It is waiting, durable, verified, superseded, skipped or failed. `size_bytes`, of its files
+    It is waiting, durable, verified, superseded or failed. `size_bytes`, of its files
     here, is None for a damaged one. `optimizer_bytes` are those of a pinned generation, which is in
     the directory of the optimizer, and in the remote tier too.
     """
@@ -56,10 +56,10 @@ class TiersStatus:
     age of the oldest checkpoint that waits for its copy; 0 without one. `remote_step` was saved
     last of those in the remote tier. `failure` is the error of the last attempt, if it failed.
     `decisions` are the last 10 of a placement, oldest first. `past_lag` says what happens past
-    which lag; `superseded`, `skipped` and `waits` count how often it did, as far as the journal
-    goes back, and saves have waited `waited_s` in all. `superseded` also counts copies that the
-    retention there would not keep. All of it is about this remote tier; the `damaged_lines` of the
-    journal are left out.
+    which lag; `superseded` and `waits` count how often it did, as far as the journal goes back, and
+    saves have waited `waited_s` in all. `superseded` also counts copies that the retention there
+    would not keep. All of it is about this remote tier; the `damaged_lines` of the journal are left
+    out.
     """
 
     directory: str
@@ -74,7 +74,6 @@ class TiersStatus:
     failure: str
     past_lag: str
     superseded: int
-    skipped: int
     waits: int
     waited_s: float
     damaged_lines: int
@@ -133,7 +132,6 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
         failure=failed.why if failed else "",
         past_lag=opened.why,
         superseded=sum(one.event == "superseded" for one in events),
-        skipped=sum(one.event == "skipped" for one in events),
         waits=sum(one.event == "waited" for one in events),
         waited_s=sum(one.elapsed_s for one in events if one.event == "waited"),
         damaged_lines=damaged,

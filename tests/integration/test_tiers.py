@@ -28,6 +28,7 @@ from iobench.testing import Bucket, LocalS3
 from iobench.tiers.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.tiers.drain_step import DrainStep
 from iobench.tiers.journal import JOURNAL, DrainEvent, DrainJournal
+from iobench.tiers.lag import exceeded
 from iobench.tiers.remote import RemoteTier
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
@@ -433,70 +434,29 @@ def test_every_save_reaches_the_remote_tier(
     assert _names(remote) == {"step-6"}
 
 
-def test_skipped_past_the_bytes(
+def test_how_long_a_save_has_waited(
     local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch, iobench_inside: Command
 ) -> None:
-    """With on_lag="skip" a checkpoint that has no room in the lag stays local, and it is told.
-    The newest one is copied after a restart."""
+    """The Save and `iobench tiers` say it."""
     held = _Held(monkeypatch)
-    tier = Remote(remote, max_lag_size=10_000, on_lag="skip")  # two checkpoints, not three
+    waiting = threading.Thread(target=held.release)
+
+    def exceeds(*arguments: Any) -> str:
+        found = exceeded(*arguments)
+        in_save = threading.current_thread() is threading.main_thread()
+        if found and in_save and waiting.ident is None:
+            waiting.start()
+        return found
+
+    monkeypatch.setattr("iobench.tiers.drain.exceeded", exceeds)
+    tier = Remote(remote, max_lag=1e-6, on_lag="wait")
     with Checkpointer(local, tiers=[tier]) as ckpt:
-        saves = [ckpt.save(state(step, _SMALL), step) for step in (1, 2, 3)]
-        assert saves[2].copies == [
-            Copy(tier=str(local), state="durable"),
-            Copy(tier=str(remote), state="skipped"),
-        ]
-        held.release()
-        ckpt.wait(until="remote")
-        assert sorted(held.sent) == [1, 2]
-        found = json.loads(iobench_inside("tiers", local, "--format", "json").stdout)
-        assert (found["remote"]["skipped"], found["checkpoints"][2]["remote"]) == (1, "skipped")
-        assert found["remote"]["past_lag"].endswith("skip")
-    (skipped,) = events(local, "skipped")
-    assert "max_lag_size is 9.77 KiB" in skipped.why
-    with Checkpointer(local, tiers=[tier]) as ckpt:
-        until(lambda: settled(ckpt))
-    assert _names(remote) == {"step-1", "step-2", "step-3"}
-
-
-def test_superseded_past_the_bytes(
-    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The oldest ones are given up until the rest fits, and never the newest."""
-    held = _Held(monkeypatch)
-    with Checkpointer(local, tiers=[Remote(remote, max_lag_size=10_000)]) as ckpt:
-        saves = [ckpt.save(state(step, _SMALL), step) for step in (1, 2, 3, 4)]
-        held.release()
-        until(lambda: settled(ckpt))
-        assert "superseded" in [one.copies[1].state for one in saves[:2]]
-        assert [one.copies[1].state for one in saves[2:]] == ["verified", "verified"]
-
-
-def test_a_save_waits_for_room(
-    local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch, iobench_inside: Command
-) -> None:
-    """With on_lag="wait" past max_lag_size; the Save and `iobench tiers` say for how long."""
-    held = _Held(monkeypatch)
-    tier = Remote(remote, max_lag_size=10_000, on_lag="wait")
-    with Checkpointer(local, tiers=[tier]) as ckpt:
-        for step in (1, 2, 3):
-            assert ckpt.save(state(step, _SMALL), step).lag_wait_s == 0.0
-        waiting = threading.Thread(target=held.release)
-        assert ckpt._tier is not None
-        drain = ckpt._tier.drain
-        original = drain._limit.exceeded
-
-        def exceeded(*arguments: Any) -> str:
-            if waiting.ident is None:
-                waiting.start()
-            return original(*arguments)
-
-        monkeypatch.setattr(type(drain._limit), "exceeded", lambda _, *rest: exceeded(*rest))
-        save = ckpt.save(state(4, _SMALL), 4)
+        assert ckpt.save(state(1, _SMALL), 1).lag_wait_s == 0.0
+        save = ckpt.save(state(2, _SMALL), 2)
         assert held.sent, "it did not wait"
         assert 0 < save.lag_wait_s <= save.stall_s
-    (waited,) = events(local, "waited")
-    assert (waited.step, waited.elapsed_s) == (4, save.lag_wait_s)
+    waited = events(local, "waited")[0]
+    assert (waited.step, waited.elapsed_s) == (2, save.lag_wait_s)
     assert "1 save waited" in iobench_inside("tiers", local).stdout
 
 
@@ -618,7 +578,7 @@ def test_several_ranks(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "wrong",
     [
         *({"keep": 3}, {"bandwidth_limit": 0}, {"max_lag": 0}, {"on_lag": "stop"}),
-        *({"max_lag_size": 0}, {"every_save": True, "on_lag": "skip"}),
+        *({"on_lag": "skip"}, {"every_save": True, "on_lag": "supersede"}),
     ],
     ids=str,
 )

@@ -127,7 +127,7 @@ class RankCopier(FileCopier):
     def _hurry_after_s(self) -> float:
         """Return the seconds after which copies no longer wait for saves: at half of the lag."""
         waiting = [one.since_s for one in self._told.values() if one.state in NOT_DURABLE]
-        half_s = self.remote.options.lag_limit.half().age_s
+        half_s = self.remote.options.max_lag_s / 2
         return min(waiting, default=time.monotonic()) + half_s - time.monotonic()
 
     def _scatter(self, orders: list[dict[str, Any]]) -> None:
