@@ -3,7 +3,7 @@
     python benchmarks/placement.py --target DIRECTORY [--size 32MiB] [--saves 150] [--every 1.0]
         [--scenario NAME] [--record FILE]
 
-A Checkpointer in a network namespace saves through paced memory to paced local storage and to a
+A Checkpointer in a network namespace saves through memory to slow local storage and to a
 real S3 server (rclone) in another namespace; `tc tbf` limits the link between them, or it is down:
 
 - step: the link is faster than local storage, then slower, then faster again
@@ -43,8 +43,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import record
 from placement_runs import Run, Timed, fixed_s, oracle_s, shown
 from support.nodes import Node, Nodes, open_nodes
+from support.slow_writer import SlowWriter
 
-from iobench import Checkpointer, KeepLast, Local, Memory, Paced, Placement, Remote
+from iobench import Checkpointer, KeepLast, Memory, Placement, Remote
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.tiers.journal import DrainJournal
 from iobench.tiers.observed import LOCAL, REMOTE
@@ -53,7 +54,7 @@ from iobench.writers.s3 import S3Writer
 
 _ATTEMPTS, _ANSWER_S = 2, 1.0
 _KEPT = 2
-_SLOTS, _COPIES_PER_S = 2, 32
+_SLOTS = 2
 _BUCKET, _PORT = "checkpoints", 9000
 _MOST = 1.05
 _HEADERS = 1514 / 1448
@@ -95,13 +96,12 @@ def saves(
         connect_timeout_s=_ANSWER_S / 2, read_timeout_s=_ANSWER_S, max_attempts=_ATTEMPTS
     )
     remote = Remote(target, keep=KeepLast(_KEPT), writer=writer)
-    tiers = [
-        Paced(Memory(_SLOTS * size + 16 * MIB), _COPIES_PER_S * size),  # in huge pages
-        Paced(Local(), local_rate),
-        remote,
-    ]
     ckpt = Checkpointer(
-        directory, keep=KeepLast(_KEPT), tiers=tiers, placement=placement(goal, every_s)
+        directory,
+        keep=KeepLast(_KEPT),
+        writer=SlowWriter(local_rate),
+        tiers=[Memory(_SLOTS * size + 16 * MIB), remote],  # in huge pages
+        placement=placement(goal, every_s),
     )
     found = []
     with ckpt:

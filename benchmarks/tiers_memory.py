@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,11 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import record
 import torch
-from async_save import make_state, tensors_of, timed
 
-from iobench import Checkpointer, Local, Memory, Paced
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import record
+from async_save import make_state, tensors_of, timed
+from support.slow_writer import SlowWriter
+
+from iobench import Checkpointer, Memory
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
@@ -91,8 +95,8 @@ def burst(
     add: Callable[[str, float], None],
 ) -> None:
     """Make saves every `every_s` seconds, for all of which memory has room, and plain copies."""
-    disk = Paced(Local(), int(size / (_SLOWER * every_s)))
-    with Checkpointer(directory, tiers=[*memories(size), disk]) as ckpt:
+    disk = SlowWriter(int(size / (_SLOWER * every_s)))
+    with Checkpointer(directory, writer=disk, tiers=memories(size)) as ckpt:
         ckpt.prepare(state, wait=True)
         for step in range(int(_DRAM + _SLOW)):
             began_s = time.monotonic()

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from iobench.integrations.default_writer import set_default_writer
     from iobench.tiers.local import Local
     from iobench.tiers.memory import Memory
-    from iobench.tiers.paced import Paced
     from iobench.tiers.placement import Placement
     from iobench.tiers.remote import Remote
     from iobench.writers.base import Writer
@@ -42,7 +41,6 @@ __all__ = [
     "KeepLast",
     "Local",
     "Memory",
-    "Paced",
     "Partner",
     "PerRank",
     "Placement",
@@ -68,7 +66,6 @@ _HOMES = {
     "PerRank": "iobench.checkpoint.per_rank",
     "Local": "iobench.tiers.local",
     "Memory": "iobench.tiers.memory",
-    "Paced": "iobench.tiers.paced",
     "Placement": "iobench.tiers.placement",
     "Remote": "iobench.tiers.remote",
     "SavedPerRank": "iobench.checkpoint.per_rank",

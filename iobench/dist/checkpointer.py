@@ -170,11 +170,6 @@ class Checkpointer(LocalCheckpointer):
                 self._settle_opening()
 
     def _new_committer(self) -> Committer:
-        given = self._given
-        committer = self._unpaced_committer()
-        return committer if given is None else given.paced(committer)
-
-    def _unpaced_committer(self) -> Committer:
         local = super()._new_committer()
         if self._tier is None or self._placement is None:
             return local

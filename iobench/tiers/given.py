@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.retention import Retention
 from iobench.errors import OptionError
 from iobench.tiers.local import Local
 from iobench.tiers.memory import Memory
 from iobench.tiers.memory_tier import MemoryTier
-from iobench.tiers.paced import Paced, PacedCommitter
 from iobench.tiers.remote import Remote
 from iobench.tiers.snapshot_memory import SnapshotMemory
 
 __all__ = ["AnyTier", "GivenTiers"]
 
-AnyTier: TypeAlias = "Memory | Local | Remote | Paced"
+AnyTier: TypeAlias = "Memory | Local | Remote"
 
 _ORDER = (Memory, Local, Remote)
 
@@ -28,37 +26,32 @@ _ORDER = (Memory, Local, Remote)
 class GivenTiers:
     """Memory tiers, fastest first; then the local one and the remote one, if they were given."""
 
-    memories: tuple[tuple[Memory, Paced | None], ...] = ()
+    memories: tuple[Memory, ...] = ()
     local: Local | None = None
-    local_pace: Paced | None = None
     remote: Remote | None = None
 
     @classmethod
     def of(cls, tiers: Sequence[AnyTier]) -> GivenTiers:
         """Sort `tiers`. Raises OptionError for anything else, another order, or two of a kind."""
-        if not isinstance(tiers, Sequence) or not all(
-            isinstance(one, (*_ORDER, Paced)) for one in tiers
-        ):
+        if not isinstance(tiers, Sequence) or not all(isinstance(one, _ORDER) for one in tiers):
             raise OptionError(
                 f'tiers={tiers!r}: takes a list such as [Memory("8GiB"), Remote("s3://bucket/run")]'
             )
-        plain = [(one.tier, one) if isinstance(one, Paced) else (one, None) for one in tiers]
-        kinds = [_ORDER.index(type(one)) for one, _ in plain]
+        kinds = [_ORDER.index(type(one)) for one in tiers]
         if kinds != sorted(kinds):
             raise OptionError("tiers: the order is Memory, Local, Remote: the nearest tier first")
-        memories = [(one, pace) for one, pace in plain if isinstance(one, Memory)]
-        names = [str(one) for one, _ in memories]
+        memories = [one for one in tiers if isinstance(one, Memory)]
+        names = [str(one) for one in memories]
         if len(set(names)) < len(names):
             raise OptionError(f"tiers: the same memory twice: {', '.join(names)}")
-        local = [(one, pace) for one, pace in plain if isinstance(one, Local)]
-        remote = [one for one, _ in plain if isinstance(one, Remote)]
+        local = [one for one in tiers if isinstance(one, Local)]
+        remote = [one for one in tiers if isinstance(one, Remote)]
         for kind, found in (("local", local), ("remote", remote)):
             if len(found) > 1:
                 raise OptionError(f"tiers: {len(found)} {kind} tiers; one is possible")
         return cls(
             memories=tuple(memories),
-            local=local[0][0] if local else None,
-            local_pace=local[0][1] if local else None,
+            local=local[0] if local else None,
             remote=remote[0] if remote else None,
         )
 
@@ -66,8 +59,6 @@ class GivenTiers:
         """Raise OptionError if a Checkpointer of `location` with `options` cannot use them."""
         if ranked and options.get("placement") and options.get("replicate"):
             raise OptionError("placement: not with replicate in a job of several ranks")
-        if ranked and self.local_pace is not None:
-            raise OptionError("tiers: Paced(Local(...)) is for one rank")
         for name in ("slots", "budget"):
             if self.memories and name in options:
                 raise OptionError(f"{name}: the sizes of the Memory tiers decide; leave it out")
@@ -85,32 +76,10 @@ class GivenTiers:
         """Open the memory tiers; None without any. Raises OptionError, UnavailableError."""
         return SnapshotMemory(self.memory_tiers()) if self.memories else None
 
-    def paced(self, committer: Committer) -> Committer:
-        """Return a committer at the pace of the local tier."""
-        if self.local_pace is None:
-            return committer
-        return PacedCommitter(
-            store=committer.store,
-            writer=committer.writer,
-            ledger=committer.ledger,
-            inner=committer,
-            pace=self.local_pace,
-        )
-
     def memory_tiers(self, sharers: int = 1) -> list[MemoryTier]:
         """Open the memory tiers, of which this process has a share.
 
         `sharers` processes of this node use them. Raises OptionError for memory that does not exist
         here.
         """
-        return [
-            MemoryTier(one, sharers=sharers)
-            if pace is None
-            else MemoryTier(
-                one,
-                rate_bytes_per_s=pace.rate_bytes_per_s,
-                latency_s=pace.latency_s,
-                sharers=sharers,
-            )
-            for one, pace in self.memories
-        ]
+        return [MemoryTier(one, sharers=sharers) for one in self.memories]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -82,11 +81,7 @@ class MemoryPersister(Persister[T]):
             self.wait()
             lease.item.slot, taken = self._memory.take(pinned=pinned), True
         if taken:
-            slot = _slot(lease)
-            slot.save = lease.item.save
-            by_name = {tier.name: tier for tier in self._memory.tiers}
-            paced_s = [by_name[part.tier].copy_s(part.size_bytes) for part in slot.parts]
-            slot.not_before_s = time.monotonic() + sum(paced_s)
+            _slot(lease).save = lease.item.save
         return taken
 
     def free(self) -> None:
@@ -96,9 +91,6 @@ class MemoryPersister(Persister[T]):
             self._status.close()
 
     def submit(self, lease: Lease[Snapshot[T]]) -> None:
-        early_s = _slot(lease).not_before_s - time.monotonic()
-        if early_s > 0:  # a paced tier: the copy takes longer than it did
-            time.sleep(early_s)
         super().submit(lease)
         self._changed()
 

@@ -60,8 +60,6 @@ class MemorySlot(Slot):
         self.busy = False
         self.save: Save | None = None
         self.kept: Kept | None = None
-        self.not_before_s = 0.0
-        """When a paced copy into it is complete, by the monotonic clock."""
 
     @property
     def tiers(self) -> str:

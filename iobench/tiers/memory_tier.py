@@ -26,8 +26,7 @@ _PROBE, _PROBED_PART = 64 * MIB, 16
 class MemoryTier:
     """The memory that `options` describe. Raises OptionError when it does not exist here.
 
-    `rate_bytes_per_s` and `latency_s` make copies into it slower, for tests and simulation. Of
-    `sharers` processes of this node that use it, each has an equal share of its size and of what
+    Of `sharers` processes of this node that use it, each has an equal share of its size and of what
     is free.
     """
 
@@ -35,8 +34,6 @@ class MemoryTier:
         self,
         options: Memory,
         *,
-        rate_bytes_per_s: float | None = None,
-        latency_s: float = 0.0,
         sharers: int = 1,
     ) -> None:
         self.name, self._sharers = str(options), sharers
@@ -49,7 +46,6 @@ class MemoryTier:
             raise OptionError(f"{self.name}: size must be at least {least} bytes there")
         self.is_special = options.node is not None or options.path is not None
         """Whether it may be refused, and has another speed than other memory of the process."""
-        self._rate, self._latency_s = rate_bytes_per_s, latency_s
 
     def room_bytes(self, taken_bytes: int, missing_bytes: int) -> int:
         """Return the bytes that its size and its own limits leave.
@@ -102,11 +98,6 @@ class MemoryTier:
         began_s = time.perf_counter()
         np.copyto(target, source)
         return size / max(time.perf_counter() - began_s, 1e-9)
-
-    def copy_s(self, size_bytes: int) -> float:
-        """Return the least seconds that a copy of `size_bytes` into it takes; 0 if not paced."""
-        paced_s = size_bytes / self._rate if self._rate else 0.0
-        return self._latency_s + paced_s
 
     def close(self) -> None:
         """Release the device."""

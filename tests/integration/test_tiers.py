@@ -19,7 +19,7 @@ import torch
 from support.s3_servers import SERVERS, s3_server
 from support.tiers import damage, events, settled, state, until
 
-from iobench import Checkpointer, KeepLast, Local, Memory, Paced, Remote, load_checkpoint
+from iobench import Checkpointer, KeepLast, Local, Memory, Remote, load_checkpoint
 from iobench.checkpoint import ledger
 from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.object_store import ObjectStore
@@ -570,8 +570,8 @@ def test_several_ranks(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(OptionError, match=r"Paced\(Local\(...\)\) is for one rank"):
-        Checkpointer(local, tiers=[Paced(Local(), "1GiB"), Remote("s3://bucket/run")])
+    with pytest.raises(OptionError, match="the order is Memory, Local, Remote"):
+        Checkpointer(local, tiers=[Remote("s3://bucket/run"), Local()])
 
 
 @pytest.mark.parametrize(

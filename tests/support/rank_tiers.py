@@ -155,12 +155,8 @@ def warned(size: int, local: str, remote: str) -> list[Any]:
         return [world.rank, first, open_still, again.steps()]
 
 
-def refused(size: int, local: str, remote: str) -> list[str]:
+def refused(size: int, local: str) -> list[str]:
     """What several ranks cannot have is refused in each of them."""
     world = in_world(size)
-    one = iobench.Remote(remote)
-    wrong: list[dict[str, Any]] = [
-        {"tiers": [iobench.Paced(iobench.Local(), "1GiB"), one]},
-        {"tiers": [iobench.Remote(local)]},
-    ]
-    return [_raised(lambda o=o: iobench.Checkpointer(local, world=world, **o)) for o in wrong]
+    wrong = [iobench.Remote(local)]
+    return [_raised(lambda: iobench.Checkpointer(local, world=world, tiers=wrong))]

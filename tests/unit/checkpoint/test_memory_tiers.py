@@ -18,7 +18,6 @@ from iobench import (
     KeepLast,
     Local,
     Memory,
-    Paced,
     Placement,
     Remote,
     load_checkpoint,
@@ -339,9 +338,6 @@ def test_tiers_that_cannot_be_had(
         (lambda: Memory("1MiB", node=-1), "0 or more"),
         (lambda: Memory("1MiB", node=0, path="/dev/shm"), "not both"),
         (lambda: Local(keep=3), "takes a value such as KeepLast"),
-        (lambda: Paced(Remote("/r"), "1MiB"), "takes a Memory or Local"),
-        (lambda: Paced(Local(), 0), "at least 1 byte"),
-        (lambda: Paced(Local(), "1MiB", -1), "0 or more"),
     ],
 )
 def test_options(make: Callable[[], object], problem: str) -> None:
@@ -384,19 +380,6 @@ def test_a_dax_device(runs: Path) -> None:
         ckpt.save_async(_state(1), 1)
         ckpt.wait()
         assert torch.equal(ckpt.load()["w"], _state(1)["w"])
-
-
-def test_paced_memory_and_storage(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy takes at least its bytes over the rate; a commit waits for the latency."""
-    waited: list[float] = []
-    monkeypatch.setattr("iobench.tiers.memory_persister.time.sleep", waited.append)
-    tiers = [Paced(Memory("1MiB"), "100kB"), Paced(Memory("1MiB", path=_SHARED), "1MiB", "5s")]
-    with Checkpointer(runs / "a", tiers=[*tiers, Paced(Local(), "1TiB", "7s")]) as ckpt:
-        size = ckpt.save_async(_state(1), 1).size_bytes
-        ckpt.wait()
-        copy_s, commit_s = waited
-        assert copy_s == pytest.approx(size / 100e3, rel=0.1)
-        assert commit_s == 7
 
 
 def test_a_limit_that_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
