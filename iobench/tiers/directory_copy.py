@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from iobench.checkpoint.lock import DirectoryLock
-from iobench.checkpoint.staged import MANIFEST, STAGING_SUFFIX, StagedCheckpoint
+from iobench.checkpoint.manifest import MANIFEST
+from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, transfer_errors
 from iobench.tiers.pace import DrainPace
 from iobench.tiers.source_file import BLOCK_BYTES, SourceFile
