@@ -102,10 +102,9 @@ def test_a_rank_follows_the_differences(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "order",
     [
-        {"do": "send", "files": "no list", "pinned": [], "hurry_after_s": 1.0},
-        {"do": "send", "files": [], "pinned": [{}], "hurry_after_s": 1.0},
-        {"do": "send", "files": [], "pinned": []},
-        {"do": "send", "files": [], "pinned": [], "hurry_after_s": 1.0},
+        {"do": "send", "files": "no list", "hurry_after_s": 1.0},
+        {"do": "send", "files": []},
+        {"do": "send", "files": [], "hurry_after_s": 1.0},
     ],
 )
 def test_every_order_gets_an_answer(order: dict[str, Any], tmp_path: Path) -> None:
