@@ -164,22 +164,22 @@ def test_buffers_are_in_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if not setting.exists() or "[never]" in setting.read_text():
         pytest.skip("the kernel gives no transparent huge pages")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
-    processes: list[FioProcess] = []
-    original = FioProcess.__init__
-
-    def noted(process: FioProcess, directory: Path) -> None:
-        original(process, directory)
-        processes.append(process)
-
-    monkeypatch.setattr(FioProcess, "__init__", noted)
-    job = FioJob(ioengine="psync", block_size=16 * MIB, iodepth=1)
-    with started(job, "save", tmp_path, 16 * MIB) as measure:
-        maps = Path(f"/proc/{processes[0].pid}/smaps_rollup").read_text()
-        environment = Path(f"/proc/{processes[0].pid}/environ").read_text()
-        assert measure().bytes == 16 * MIB
-    assert "GLIBC_TUNABLES=glibc.malloc.check=0" in environment
-    assert "glibc.malloc.hugetlb=1" in environment  # the C library parses them in place
+    process = FioProcess(tmp_path)
+    try:
+        process.give(
+            FioJob(ioengine="psync", block_size=16 * MIB, iodepth=1).options("save", 16 * MIB)
+        )
+        threads = Path(f"/proc/{process.pid}/task")
+        while not any(path.read_text() for path in threads.glob("*/children")):
+            assert not process.ended, "fio waits for no command"
+        tunables = Path(f"/proc/{process.pid}/environ").read_bytes()
+        maps = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        assert process.measure()[0] == 0
+    finally:
+        process.stop()
+    # The C library parses them in place.
+    assert b"GLIBC_TUNABLES=glibc.malloc.check=0" in tunables
+    assert b"glibc.malloc.hugetlb=1" in tunables
     huge = next(line for line in maps.splitlines() if line.startswith("AnonHugePages:"))
     if int(huge.split()[1]) == 0:
         pytest.skip("no huge page was free, or the C library is older than 2.35")
-    cleanup(tmp_path)
