@@ -19,13 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.errors import UsageError
 from iobench.integrations.decoupled import commit_decoupled
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
 from iobench.integrations.routed import routed
-from iobench.integrations.staged_directory import StagedDirectory
+from iobench.integrations.staged_directory import StagedDirectory, shared_token
 from iobench.writers.base import Writer
 from iobench.writers.local.deferred_free import remove_tree
 
@@ -78,7 +77,7 @@ class _Hooks:
                 return self._save_named(stock, *args, **kwargs)
             if output_dir is None:
                 return stock(output_dir, *args, **kwargs)  # raises
-            staged = StagedDirectory(os.path.expanduser(output_dir))
+            staged = StagedDirectory(os.path.expanduser(output_dir), token=shared_token())
             self._save(staged, lambda: stock(str(staged.path), *args, **kwargs))
             return Path(output_dir)
 
@@ -102,7 +101,7 @@ class _Hooks:
         final = checkpoints / f"checkpoint_{accelerator.save_iteration}"
         if final.exists():
             raise ValueError(f"{final} exists; set save_iteration to the first unused number")
-        staged = StagedDirectory(final, root=project / f".checkpoints{STAGING_SUFFIX}")
+        staged = StagedDirectory(final, hidden=project / ".checkpoints", token=shared_token())
         staged.path = staged.root / "checkpoints" / final.name
 
         def save() -> None:

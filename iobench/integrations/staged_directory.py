@@ -2,96 +2,197 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import glob
 import os
+import secrets
 import shutil
+import time
 from collections.abc import Collection
 from pathlib import Path
 
 from iobench import linux
+from iobench.checkpoint.lock import LOCK, DirectoryLock
 from iobench.checkpoint.staged import STAGING_SUFFIX, exchange, reraise
-from iobench.errors import UsageError, transfer_errors
+from iobench.errors import TargetError, TransferError, UsageError, transfer_errors
 from iobench.writers.local.deferred_free import remove_tree
 from iobench.writers.local.file_metadata import copy_owner, existing_file
 from iobench.writers.local.new_file import make_directories, sync_directory
 
-__all__ = ["StagedDirectory"]
+__all__ = ["StagedDirectory", "remove_killed", "shared_token"]
+
+_TRIES = 100
+_PATIENCE_S = 60.0
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_CHANGED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY}
+"""Another process has published or removed `final` since this one has looked."""
 
 
 class StagedDirectory:
     """Write to `path`, inside the hidden directory `root`; `publish` gives it the name `final`.
 
     All three are on one file system. Of several processes one calls `begin`, `publish` and
-    `discard`, and all write. A killed process leaves `root`; the next `begin` clears it.
+    `discard`, and all write; they share a `token`. Jobs that save to the same `final` at the same
+    time have a `root` each, and the last one to publish replaces the other's directory. A killed
+    process leaves its `root`; the next `begin` removes it, because its lock is free.
     """
 
-    def __init__(self, final: str | os.PathLike[str], *, root: Path | None = None) -> None:
-        """`root`: by default `.NAME.iobench-staging` next to `final`, with links followed.
+    def __init__(
+        self, final: str | os.PathLike[str], *, hidden: Path | None = None, token: str = ""
+    ) -> None:
+        """`root` is `hidden` with the token in its name; by default `.NAME` next to `final`, with
+        links followed. The default of `token` is a new one.
 
         Raises UsageError if `final` is the working directory or above it, since `publish` removes
         the old directory. Raises TransferError for a link that the kernel does not follow.
         """
-        if root is None:
+        if hidden is None:
             with transfer_errors("staging", final):
                 # The kernel refuses links of other users in sticky directories such as /tmp
                 # (fs.protected_symlinks); realpath below would follow them.
                 existing_file(final)
-        self.final = Path(os.path.realpath(final) if root is None else os.path.abspath(final))
+        self.final = Path(os.path.realpath(final) if hidden is None else os.path.abspath(final))
         if _holds_working_directory(self.final):
             raise UsageError(
                 f"{self.final}: the working directory cannot be replaced; save to one inside it"
             )
-        hidden = self.final.with_name(f".{self.final.name}{STAGING_SUFFIX}")
-        self.root = hidden if root is None else root
+        self._hidden = hidden or self.final.with_name(f".{self.final.name}")
+        self.root = self._hidden.with_name(
+            f"{self._hidden.name}.{token or secrets.token_hex(4)}{STAGING_SUFFIX}"
+        )
         self.path = self.root / self.final.name
+        self._lock: DirectoryLock | None = None
 
     def begin(self) -> None:
-        """Create an empty `root`. Raises TransferError.
+        """Create an empty `root`, and remove those of killed processes. Raises TransferError.
 
         If `final` exists, create `path` too, with the owner, group, permissions (also set-group-ID,
         by which new files inherit the group) and extended attributes of `final`.
         """
         with transfer_errors("staging", self.root):
-            self.discard()
             make_directories(self.root.parent)
-            self.root.mkdir()
+            remove_killed(self._hidden.parent, f"{glob.escape(self._hidden.name)}.*")
+            self._make_root()
             if self.final.is_dir():
                 self.path.mkdir(parents=True)
                 _take_after(self.final, self.path)
+
+    def _make_root(self) -> None:
+        """Create `root` with a locked file in it; without one where the file system has no locks.
+
+        Until it is locked, `remove_killed` of another process may take it for one that was left.
+        """
+        until_s = time.monotonic() + _PATIENCE_S
+        while self._lock is None:
+            self.root.mkdir()
+            try:
+                lock = DirectoryLock(self.root, "save")
+                try:
+                    lock.check()
+                except BaseException:
+                    lock.release()
+                    raise
+            except (TargetError, TransferError) as error:
+                if error.errno in _NO_LOCKS:
+                    return
+                while os.path.lexists(self.root):  # it is being removed
+                    if time.monotonic() > until_s:
+                        raise
+                    time.sleep(0.001)
+            else:
+                self._lock = lock
 
     def publish(self, *, keep_others: bool = False) -> None:
         """Sync every file and directory of `path`, then replace `final` by it atomically.
 
         On return the new directory is durable under its name, and the old one is removed. With
         `keep_others`, entries that only the old one has are kept, also those that other processes
-        add during the save. Raises TransferError; `final` is unchanged then.
+        add during the save. Raises TransferError; `final` is unchanged then, and `root` removed.
         """
-        with transfer_errors("publishing", self.final):
-            made = os.listdir(self.path)
-            if keep_others and self.final.is_dir():
-                _adopt(self.final, self.path, made)
-            _sync_tree(self.path)
-            make_directories(self.final.parent)
-            give = self._exchange if self.final.exists() else self._rename
-            give()
-            try:
-                if keep_others and self.path.is_dir() and _adopt(self.path, self.final, made):
-                    _sync_tree(self.final)
-                sync_directory(self.final.parent)
-            except OSError:  # the name is not durable: undo the rename
-                self._exchange() if give == self._exchange else self.final.rename(self.path)
-                raise
-            self.discard()
+        try:
+            with transfer_errors("publishing", self.final):
+                self._publish(keep_others=keep_others)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error matters
+                self.discard()
+            raise
+
+    def _publish(self, *, keep_others: bool) -> None:
+        made = os.listdir(self.path)
+        if keep_others and self.final.is_dir():
+            _adopt(self.final, self.path, made)
+        _sync_tree(self.path)
+        make_directories(self.final.parent)
+        exchanged = self._give_name()
+        try:
+            if exchanged and keep_others and _adopt(self.path, self.final, made):
+                _sync_tree(self.final)
+            sync_directory(self.final.parent)
+        except OSError:  # the name is not durable: undo the rename
+            self._exchange() if exchanged else self.final.rename(self.path)
+            raise
+        self.discard()
 
     def discard(self) -> None:
         """Remove `root` and its content, if it exists."""
-        if os.path.lexists(self.root):
-            remove_tree(self.root)
+        try:
+            if os.path.lexists(self.root):
+                remove_tree(self.root)
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
 
-    def _rename(self) -> None:
-        self.path.rename(self.final)
+    def _give_name(self) -> bool:
+        """Rename `path` to `final`. Return whether it was exchanged with an older directory.
+
+        Another process may publish or remove `final` at any time.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                if self.final.exists():
+                    self._exchange()
+                    return True
+                self.path.rename(self.final)
+                return False
+            except OSError as error:
+                if not left or error.errno not in _CHANGED:
+                    raise
+        raise AssertionError  # the last try returns or raises
 
     def _exchange(self) -> None:
         exchange(self.path, self.final, self.root / "replaced")
+
+
+def shared_token() -> str:
+    """Return random digits for the name of a staging directory; all ranks of a job call this.
+
+    Needs accelerate, and returns what rank 0 has drawn.
+    """
+    from accelerate.utils import broadcast_object_list
+
+    token: str = broadcast_object_list([secrets.token_hex(4)])[0]
+    return token
+
+
+def remove_killed(parent: Path, pattern: str) -> None:
+    """Remove the staging directories in `parent` whose process has ended: their lock is free.
+
+    `pattern` is that of their names without the suffix. A directory without the file of the lock is
+    of another kind and stays.
+    """
+    for left in parent.glob(f"{pattern}{STAGING_SUFFIX}"):
+        if left.is_symlink() or not (left / LOCK).is_file():
+            continue
+        try:
+            lock = DirectoryLock(left, "save")
+        except (TargetError, TransferError):  # in use, or already removed
+            continue
+        try:
+            remove_tree(left)
+        finally:
+            lock.release()
 
 
 def _holds_working_directory(directory: Path) -> bool:

@@ -14,15 +14,13 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.errors import UsageError
 from iobench.integrations.decoupled import commit_decoupled
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
 from iobench.integrations.routed import routed
-from iobench.integrations.staged_directory import StagedDirectory
+from iobench.integrations.staged_directory import StagedDirectory, remove_killed, shared_token
 from iobench.writers.base import Writer
-from iobench.writers.local.deferred_free import remove_tree
 
 with needs("transformers", "transformers>=5"):
     import transformers
@@ -41,9 +39,10 @@ class WriterMixin(_Trainer):  # type: ignore[misc, valid-type]  # untyped packag
     """Base class to put before a Trainer: `writer` saves and loads its checkpoints.
 
     The files are the stock ones: a stock Trainer resumes from ours, and we resume from its own.
-    `checkpoint-N` is written in `_checkpoint-N.iobench-staging`, a name that resume, rotation and
-    push ignore. It gets its name when all of it is durable, and replaces an old one atomically. A
-    save that fails or is killed leaves the old checkpoints. Rotation follows after that.
+    `checkpoint-N` is written in `_checkpoint-N.<random>.iobench-staging`, a name that resume,
+    rotation and push ignore. It gets its name when all of it is durable, and replaces an old one
+    atomically. A save that fails or is killed leaves the old checkpoints. Rotation follows after
+    that.
     """
 
     writer: WriterLike = "hybrid"
@@ -58,10 +57,10 @@ class WriterMixin(_Trainer):  # type: ignore[misc, valid-type]  # untyped packag
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run = self._get_output_dir(trial=trial)
         final = Path(run, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-        staged = StagedDirectory(final, root=Path(run, f"_{final.name}{STAGING_SUFFIX}"))
+        staged = StagedDirectory(final, hidden=Path(run, f"_{final.name}"), token=shared_token())
         publishes = bool(self.args.should_save)
         if publishes:
-            _clear(run)
+            remove_killed(Path(run), f"_{PREFIX_CHECKPOINT_DIR}-*")  # of any step
             staged.begin()
         self.accelerator.wait_for_everyone()
         _find_best(self, run, final)
@@ -142,12 +141,6 @@ def _rename_best(trainer: Any, final: str, staged: Path) -> None:
     trainer.state.best_model_checkpoint = final
     if trainer.args.should_save:
         trainer.state.save_to_json(str(staged / TRAINER_STATE_NAME))
-
-
-def _clear(run: str) -> None:
-    """Remove the staging directories of killed processes."""
-    for left in Path(run).glob(f"_{PREFIX_CHECKPOINT_DIR}-*{STAGING_SUFFIX}"):
-        remove_tree(left)
 
 
 def patch(trainer: Any = None, *, writer: WriterLike = "hybrid") -> None:

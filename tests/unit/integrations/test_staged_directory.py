@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from iobench import linux
+from iobench.checkpoint.lock import LOCK
 from iobench.errors import TransferError, UsageError
 from iobench.integrations import staged_directory
 from iobench.integrations.staged_directory import StagedDirectory
@@ -55,15 +59,17 @@ def test_a_link_that_the_kernel_does_not_follow(
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_link_at_the_staging_name(there: bool, tmp_path: Path) -> None:
-    """It is removed; its destination stays."""
+def test_a_link_at_a_staging_name(there: bool, tmp_path: Path) -> None:
+    """It is not followed: its destination stays."""
     victim = tmp_path / "victim"
     if there:
         victim.mkdir()
         (victim / "file").write_text("old")
-    (tmp_path / ".final.iobench-staging").symlink_to(victim)
+        (victim / LOCK).touch()
+    (tmp_path / ".final.abcd.iobench-staging").symlink_to(victim)
     publish(tmp_path / "final", "new", "a")
-    assert tree(tmp_path) == {"final/a": "new"} | ({"victim/file": "old"} if there else {})
+    found = {name for name in tree(tmp_path) if not name.startswith(".final")}
+    assert found == {"final/a"} | ({"victim/file", f"victim/{LOCK}"} if there else set())
 
 
 @pytest.mark.parametrize("exchange", [True, False])
@@ -99,8 +105,8 @@ def test_made_parents_are_synced(
         synced.append(str(directory))
 
     monkeypatch.setattr(new_file, "sync_directory", spy)
-    root = tmp_path / "a" / "hidden" if apart else None
-    staged = StagedDirectory(tmp_path / "a" / "b" / "last", root=root)
+    hidden = tmp_path / "a" / "hidden" if apart else None
+    staged = StagedDirectory(tmp_path / "a" / "b" / "last", hidden=hidden)
     staged.begin()
     write(staged, "1", "file")
     staged.publish()
@@ -225,10 +231,97 @@ def test_a_failure_leaves_what_was_there(
     assert tree(tmp_path) == ({"run/last/a": "1"} if there else {})
 
 
-def test_leftovers_are_cleared(tmp_path: Path) -> None:
-    """Incomplete files of a killed process do not get into the next directory."""
-    killed = StagedDirectory(tmp_path / "last")
-    killed.begin()
-    write(killed, "half", "a", "b")
-    publish(tmp_path / "last", "1", "a")
-    assert tree(tmp_path) == {"last/a": "1"}
+_SAVE = """
+import os, sys
+from iobench.integrations.staged_directory import StagedDirectory
+final, text = sys.argv[1:]
+for order in sys.stdin:
+    if order == "begin\\n":
+        staged = StagedDirectory(final)
+        staged.begin()
+        staged.path.mkdir(exist_ok=True)
+        for name in ("a", "b"):
+            (staged.path / name).write_text(text)
+    elif order == "publish\\n":
+        staged.publish()
+    else:
+        os.kill(os.getpid(), 9)
+    print(flush=True)
+"""
+
+
+@contextmanager
+def saver(final: Path, text: str) -> Iterator[Callable[[str], None]]:
+    """A process that saves two files of `text`; yields what gives it an order and waits."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _SAVE, final, text],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def order(what: str) -> None:
+            print(what, file=process.stdin, flush=True)
+            assert process.stdout.readline() or what == "die"
+
+        yield order
+        process.stdin.close()
+
+
+def test_killed_saves_are_cleared(tmp_path: Path) -> None:
+    """Incomplete files of a killed process do not get into the next directory, and go."""
+    final = tmp_path / "last"
+    with saver(final, "half") as order:
+        order("begin")
+        order("die")
+    (left,) = os.listdir(tmp_path)
+    assert left.endswith(".iobench-staging")
+    publish(final, "1", "c")
+    assert os.listdir(tmp_path) == ["last"]
+    assert tree(tmp_path) == {"last/c": "1"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_two_processes_save_to_one_name(there: bool, tmp_path: Path) -> None:
+    """Neither touches the running save of the other; the last one to publish is what stays."""
+    final = tmp_path / "last"
+    if there:
+        publish(final, "0", "a", "b")
+    with saver(final, "1") as one, saver(final, "2") as other:
+        one("begin")
+        other("begin")
+        one("publish")
+        assert tree(final) == {"a": "1", "b": "1"}
+        one("begin")
+        other("publish")
+        assert tree(final) == {"a": "2", "b": "2"}
+        one("publish")
+    assert tree(tmp_path) == {"last/a": "1", "last/b": "1"}
+    assert os.listdir(tmp_path) == ["last"]
+
+
+def test_many_saves_to_one_name_at_the_same_time(tmp_path: Path) -> None:
+    """Whichever interleaving there is: each save succeeds, the result is one of them, whole."""
+    final, code = (
+        tmp_path / "last",
+        f"""
+import sys
+from pathlib import Path
+from iobench.integrations.staged_directory import StagedDirectory
+for number in range(60):
+    staged = StagedDirectory({str(tmp_path / "last")!r})
+    staged.begin()
+    staged.path.mkdir(exist_ok=True)
+    for name in ("a", "b"):
+        (staged.path / name).write_text(f"{{sys.argv[1]}} {{number}}")
+    staged.publish()
+""",
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(n)]) for n in range(3)]
+    assert [process.wait(100) for process in processes] == [0, 0, 0]
+    found = tree(final)
+    assert found["a"] == found["b"]
+    assert found["a"].endswith(" 59")
+    assert os.listdir(tmp_path) == ["last"]
