@@ -37,39 +37,9 @@ _REMEMBERED = 1000  # length of `saves`
 
 
 class LocalCheckpointer:
-    """Saves a training state to `location`, a directory or `s3://bucket/prefix`, and restores it.
+    """What a Checkpointer does in one process, without tiers and replicas.
 
-        ckpt = Checkpointer("runs/a", slots=2, keep=KeepLast(3), schedule=Every(500))
-        for step, batch in enumerate(data):
-            train(batch)
-            if ckpt.due(step):
-                ckpt.save_async({"model": model.state_dict(), "step": step}, step)
-        ckpt.close()
-
-    A checkpoint is the directory `step-N` with `manifest.json` in it. It becomes visible only when
-    all of it is durable. Opening a directory removes what a killed process left half written.
-    States are nested dicts, lists and tuples of tensors (CPU or CUDA), numpy arrays, numbers,
-    strings, bytes and None. They are restored on the CPU.
-
-    - `writer`: the I/O path: a Writer, or a text for `load_writer`
-    - `slots`: number of snapshots in host memory. With 1, a save waits until the previous one is
-      on storage (CheckFreq). With more, it waits only for its copy (PCcheck). The newest waiting
-      snapshot is written next; older ones are dropped and become `superseded`
-    - `on_full`: what `save_async` does when no slot is free: "wait", "skip" this save, or
-      "supersede" the oldest waiting snapshot
-    - `keep`: which checkpoints stay; the others are removed after a newer one is committed
-    - `schedule`: decides when `due` returns True
-    - `budget`: bytes that all slots together may take (`"16GiB"`)
-    - `bandwidth_limit`: bytes per second that background saves may write (`"500MiB"`)
-    - `lazy`: `save_async` returns before the copy; `before_optimizer_step` waits for it
-    - `reuse_files`: each save writes over the files of the checkpoint that `keep` dropped last
-
-    One Checkpointer at a time can use a directory. TargetError names the pid and host of the
-    holder, or a directory that was removed or replaced. Object stores have no locks. A relative
-    location is made absolute. What cannot be removed gives a RuntimeWarning.
-
-    Use it from one thread. The next `save`, `save_async`, `wait` or `close` raises an error of the
-    background; a failed save never becomes `committed`.
+    See `iobench.dist.checkpointer.Checkpointer`, which is `iobench.Checkpointer`, for the options.
     """
 
     _read: staticmethod[..., Any] = staticmethod(read_plain)

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.commit import Committer
@@ -15,6 +15,7 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
+from iobench.checkpoint.schedule import Schedule
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import Content
 from iobench.checkpoint.store import CheckpointStore
@@ -24,6 +25,8 @@ from iobench.dist.restore_plan import RestoreMode, check_restore_mode
 from iobench.dist.saves.one_rank import of_one_rank
 from iobench.dist.world import AnyWorld
 from iobench.errors import OptionError, UsageError
+from iobench.writers.base import Writer
+from iobench.writers.blocks.channel import OnFull
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
@@ -41,6 +44,55 @@ DEADLINE_S = 1800.0
 
 
 class Checkpointer(LocalCheckpointer):
+    """Saves a training state to `location`, a directory or `s3://bucket/prefix`, and restores it.
+
+        ckpt = Checkpointer("runs/a", keep=KeepLast(3), schedule=Every(500))
+        for step, batch in enumerate(data):
+            train(batch)
+            if ckpt.due(step):
+                ckpt.save_async({"model": model.state_dict(), "step": step}, step)
+        ckpt.close()
+
+    A checkpoint is the directory `step-N` with `manifest.json` in it. It becomes visible only when
+    all of it is durable. Opening a directory removes what a killed process left half written.
+    States are nested dicts, lists and tuples of tensors (CPU or CUDA), numpy arrays, numbers,
+    strings, bytes and None. They are restored on the CPU.
+
+    - `writer`: the I/O path: a Writer, its name, also with options ("odirect,threads=2"), or the
+      path of a TOML file, see `load_writer`
+    - `slots`: number of snapshots in host memory, 2 by default. With 1, a save waits until the
+      previous one is on storage (CheckFreq). With more, it waits only for its copy (PCcheck). The
+      newest waiting snapshot is written next; older ones are dropped and become `superseded`
+    - `on_full`: what `save_async` does when no slot is free: "wait", "skip" this save, or
+      "supersede" the oldest waiting snapshot
+    - `keep`: which checkpoints stay; the others are removed after a newer one is committed
+    - `schedule`: decides when `due` returns True
+    - `budget`: bytes that all slots together may take (`"16GiB"`)
+    - `bandwidth_limit`: bytes per second that background saves may write (`"500MiB"`)
+    - `lazy`: `save_async` returns before the copy; `before_optimizer_step` waits for it
+    - `reuse_files`: each save writes over the files of the checkpoint that `keep` dropped last
+    - `tiers`: `[Memory("8GiB"), Remote("s3://bucket/run")]`: snapshots wait in the memory, as
+      many as fit it; checkpoints are copied to the remote tier in the background. The directory
+      `location` is the local tier
+    - `placement`: lets a save go to the remote tier directly, when that is faster
+    - `offload`: an optimizer of iobench.offload, whose state is not written again: each save
+      pins it, and `load` lets model and optimizer go on from there
+
+    In a job of several ranks, the constructor is a call of all of them, and they save together:
+
+    - `world`: "job", all ranks of the launcher's job; "alone", this process only
+    - `replicate`: `Partner()`: other nodes keep copies of the snapshots in their memory
+    - `writers_per_node`: how many ranks of a node write replicated state; None: all
+    - `deadline_s`: how long a rank waits for the others, in seconds
+
+    One Checkpointer at a time can use a directory. TargetError names the pid and host of the
+    holder, or a directory that was removed or replaced. Object stores have no locks. A relative
+    location is made absolute. What cannot be removed gives a RuntimeWarning.
+
+    Use it from one thread. The next `save`, `save_async`, `wait` or `close` raises an error of the
+    background; a failed save never becomes `committed`.
+    """
+
     _read = staticmethod(read_any)
     _ranked = False
     _given: GivenTiers | None = None
@@ -48,49 +100,72 @@ class Checkpointer(LocalCheckpointer):
     _tier: LocalTier | None = None
     _opening: Nearest | None = None
 
-    def __new__(
-        cls, *args: Any, world: AnyWorld = "job", offload: Any = None, **options: Any
-    ) -> Self:
-        """Return the Checkpointer of a rank if the job has several, or that with `offload`."""
-        del args, options
-        made: Any = cls
-        if cls is Checkpointer:
-            from iobench.dist.kinds import kind_of_checkpointer  # here: its classes are subclasses
-
-            made = kind_of_checkpointer(world, offload) or cls
-        return object.__new__(made)  # type: ignore[no-any-return]  # a subclass
-
     def __init__(
         self,
         location: str | Path,
         *,
+        writer: Writer | str = "hybrid",
+        slots: int | None = None,
+        on_full: OnFull = "wait",
+        keep: Retention | None = None,
+        schedule: Schedule | None = None,
+        budget: int | str | None = None,
+        bandwidth_limit: int | str | None = None,
+        lazy: bool = False,
+        reuse_files: bool = False,
+        tiers: Sequence[AnyTier] = (),
+        placement: Placement | None = None,
+        offload: Any = None,
         world: AnyWorld = "job",
         replicate: Partner | None = None,
         writers_per_node: int | None = None,
         deadline_s: float = DEADLINE_S,
-        tiers: Sequence[AnyTier] = (),
-        placement: Placement | None = None,
-        offload: Any = None,
+    ) -> None:
+        """See the class. The constructor of a subclass calls this one with the options."""
+        from iobench.dist.kinds import kind_of_checkpointer  # here: its classes are subclasses
+
+        self.__class__ = kind_of_checkpointer(type(self), world, offload)
+        self._set_up(
+            location,
+            writer=writer,
+            slots=slots,
+            on_full=on_full,
+            keep=keep,
+            schedule=schedule,
+            budget=budget,
+            bandwidth_limit=bandwidth_limit,
+            lazy=lazy,
+            reuse_files=reuse_files,
+            tiers=tiers,
+            placement=placement,
+            offload=offload,
+            world=world,
+            replicate=replicate,
+            writers_per_node=writers_per_node,
+            deadline_s=deadline_s,
+        )
+
+    def _set_up(
+        self,
+        location: str | Path,
+        *,
+        slots: int | None,
+        tiers: Sequence[AnyTier],
+        placement: Placement | None,
+        replicate: Partner | None,
+        writers_per_node: int | None,
+        deadline_s: float,
+        world: AnyWorld,
+        offload: Any,
         **options: Any,
     ) -> None:
-        """Add to the options of LocalCheckpointer, whose directory is the local tier of `tiers`.
-
-        - `world`: `"job"`, all ranks of the launcher's job, which must all make this call;
-          `"alone"`, this process only
-        - `tiers`: `[Memory("8GiB"), Remote("s3://bucket/run")]`: snapshots wait in the memory, as
-          many as fit it; checkpoints are copied to the remote tier in the background
-        - `placement`: lets a save go to the remote tier directly, when that is faster
-        - `offload`: an optimizer of iobench.offload, whose state is not written again: each save
-          pins it, and `load` lets model and optimizer go on from there
-        """
-        del world  # see __new__
-        if offload is not None:
-            raise OptionError("offload: takes iobench.Checkpointer itself, not a subclass")
+        """Open the location as this kind of Checkpointer."""
+        del world, offload  # they have chosen the kind
         if tiers:
             from iobench.tiers.given import GivenTiers
 
             self._given = GivenTiers.of(tiers)
-            self._given.check(location, options, ranked=self._ranked)
+            self._given.check(location, {"slots": slots, **options}, ranked=self._ranked)
         self._remote = self._given.remote if self._given is not None else None
         self._placement = _checked(placement, self._remote)
         if self._remote is not None and self._remote.every_save:
@@ -109,10 +184,10 @@ class Checkpointer(LocalCheckpointer):
             warnings.warn(
                 "replicate: this job has one rank, so nothing is replicated",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         self._deadline_s, self._writers_per_node = float(deadline_s), many
-        super().__init__(location, **options)
+        LocalCheckpointer.__init__(self, location, slots=2 if slots is None else slots, **options)
         self._start_tier()
 
     def _start_tier(self) -> None:

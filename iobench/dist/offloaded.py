@@ -60,9 +60,9 @@ class OffloadCheckpointer(PinnedSaves):
 
     _pins: PinLedger
 
-    def __init__(self, location: str | Path, *, offload: Any, **options: Any) -> None:
-        self._offloaded = pinned_state(offload, options)
-        super().__init__(location, **options)
+    def _set_up(self, location: str | Path, **options: Any) -> None:
+        self._offloaded = pinned_state(options["offload"], options)
+        super()._set_up(location, **options)
         interpreter_end.at_end(self, OffloadCheckpointer._at_end)
         try:
             self._pins.start()

@@ -30,7 +30,7 @@ from iobench.dist.saves.persister import RankPersister
 from iobench.dist.saves.planning import Planning
 from iobench.dist.saves.structure import LocalState
 from iobench.dist.slice_planner import SlicePlanner
-from iobench.dist.world import AnyWorld, World
+from iobench.dist.world import World
 from iobench.errors import OptionError, RankError, UsageError
 from iobench.writers.blocks.channel import Lease
 from iobench.writers.s3_store.target import is_s3
@@ -64,8 +64,8 @@ class RankedCheckpointer(RankedReads):
     _persister: RankPersister
     _ledger: Ledger
 
-    def __init__(self, location: str | Path, *, world: AnyWorld = "job", **options: Any) -> None:
-        self._world = World.of(world)
+    def _set_up(self, location: str | Path, **options: Any) -> None:
+        self._world = World.of(options["world"])
         if options.get("offload") is not None:  # an error here does not wait for the other ranks
             raise OptionError(
                 f"offload: for one process; this job has {self._world.size} ranks. Give each rank "
@@ -82,7 +82,7 @@ class RankedCheckpointer(RankedReads):
         control = shared.sub(f"checkpointer {number}")
         self._control, self._background = control.sub("trainer"), control.sub("persister")
         self._number = 0
-        super().__init__(location, world=self._world, **options)
+        super()._set_up(location, **options)
 
     def _open(
         self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None

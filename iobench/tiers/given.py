@@ -60,7 +60,7 @@ class GivenTiers:
         if ranked and options.get("placement") and options.get("replicate"):
             raise OptionError("placement: not with replicate in a job of several ranks")
         for name in ("slots", "budget"):
-            if self.memories and name in options:
+            if self.memories and options.get(name) is not None:
                 raise OptionError(f"{name}: the sizes of the Memory tiers decide; leave it out")
         if self.local is not None:
             self.local.check(location)

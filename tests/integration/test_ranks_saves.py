@@ -63,6 +63,13 @@ def test_an_error_of_prepare_in_one_rank(pool: FirstRanks, tmp_path: Path) -> No
     assert steps == own_steps == [1, 3]
 
 
+def test_a_subclass_of_the_checkpointer(pool: FirstRanks, tmp_path: Path) -> None:
+    """The ranks save together: one checkpoint with the values of both."""
+    found = pool.call(rank_saves.subclassed, str(tmp_path))
+    assert found == [[0, [1], True, 1], [1, [1], True, 1]]
+    assert iobench.load_checkpoint(tmp_path)["own"].values == (0, 1)
+
+
 def test_a_rank_without_memory_for_a_load(pool: FirstRanks, tmp_path: Path) -> None:
     """The others do not wait for it. It is not damage: no other checkpoint is tried."""
     (first, threads, epoch), (own, own_threads, _) = pool.call(

@@ -29,7 +29,7 @@ from tests.support.rank_states import digest, state_of
 __all__ = [
     *("auto_schedule", "broken_job", "changing", "failing", "full_disk", "gated", "held_lock"),
     *("kept", "lazy", "leftovers", "like_a_device", "loads", "node_local", "opens", "prepared"),
-    *("refused", "reused", "saves", "without_memory"),
+    *("refused", "reused", "saves", "subclassed", "without_memory"),
 ]
 
 _SECONDS = 60.0
@@ -148,6 +148,26 @@ def prepared(size: int, directory: str) -> list[Any]:
     ckpt.save(state, 3)
     ckpt.close()
     return [first, second, ckpt.steps()]
+
+
+class _Own(iobench.Checkpointer):
+    """A trainer's subclass. Its constructor decides about the world."""
+
+    def __init__(self, directory: str, size: int) -> None:
+        super().__init__(directory, world=in_world(size), deadline_s=_SECONDS)
+        self.saved: list[int] = []
+
+    def save(self, state: Any, step: int) -> Any:
+        self.saved.append(step)
+        return super().save(state, step)
+
+
+def subclassed(size: int, directory: str) -> list[Any]:
+    """Save and load by a subclass of Checkpointer."""
+    rank = in_world(size).rank
+    with _Own(directory, size) as ckpt:
+        ckpt.save({"own": iobench.PerRank(rank), "w": torch.ones(3)}, 1)
+        return [ckpt.load()["own"], ckpt.saved, isinstance(ckpt, _Own), ckpt.latest()]
 
 
 def without_memory(size: int, directory: str) -> list[Any]:

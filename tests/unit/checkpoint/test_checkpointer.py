@@ -40,6 +40,7 @@ from iobench.errors import (
     TransferError,
     UsageError,
 )
+from iobench.regular_file import read_regular
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.local.new_file import PART_SUFFIX
 from iobench.writers.transfer import Transfer
@@ -789,14 +790,13 @@ def test_unreadable_manifest(make: Make, runs: Path, monkeypatch, number: int) -
     for step in (1, 2):
         first.save(_state(step), step)
     first.close()
-    read_bytes = Path.read_bytes
 
     def read(path: Path) -> bytes:
         if path.parent.name == "step-2":
             raise OSError(number, os.strerror(number), str(path))
-        return read_bytes(path)
+        return read_regular(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr("iobench.checkpoint.store.read_regular", read)
     if number == errno.EACCES:
         with pytest.raises(TransferError, match="Permission denied"):
             make()
