@@ -27,7 +27,9 @@ from support.offload_training import (
 
 import iobench
 import iobench.torch
+from iobench.checkpoint.lock import LOCK
 from iobench.checkpoint.manifest import MANIFEST
+from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.formats import safetensors
 from iobench.integrations.dcp import StorageWriter
 from iobench.integrations.staged_directory import StagedDirectory
@@ -172,7 +174,10 @@ def test_files_and_frameworks(disk: Disk, tmp_path: Path) -> None:
     ):
         way()
         with after_power_cut(root, tmp_path) as after:
-            assert _files(after) == _files(root)
+            found = _files(after)
+            # The removal of a staging directory is not durable; the next save repeats it.
+            left = {name for name in found if name.endswith(f"{STAGING_SUFFIX}/{LOCK}")}
+            assert {name: found[name] for name in found.keys() - left} == _files(root)
     written = {"model.pt", "shards/model.safetensors", "dcp/.metadata", "last/notes", "writer.toml"}
     assert written <= {*_files(root)}
     remove_file(str(root / "dcp" / ".metadata"), buffered)  # DCP and Lightning remove by it
