@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+import torch
+
 from iobench import linux
-from iobench.checkpoint.pinning import current_device
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot, SlotPool
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
+from iobench.writers.device.cuda import cuda_device
 from iobench.writers.image import Bytes
 
 __all__ = ["Persister", "Snapshot", "end_unclosed"]
@@ -98,8 +100,6 @@ class Persister(Generic[T]):
         self._channel.limit = self.pool.count
         taken = self._channel.reserve(lease, on_full)
         if taken:
-            if pinned and self._preparing is not None:  # CUDA refuses to pin the same memory twice
-                self._preparing.drain(despite_failure=True)
             lease.item.slot = self.pool.take(pinned=pinned)
         return taken
 
@@ -120,7 +120,7 @@ class Persister(Generic[T]):
         `raise_failure` raises what failed.
         """
         self.pool.grow(size_bytes)
-        device = current_device() if pinned else None
+        device = cuda_device(torch.device("cuda")) if pinned else None
         slots = self.pool.allocated()
         if self._preparing is None:
             channel: Channel[Callable[[], None]] = Channel(

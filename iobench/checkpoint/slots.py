@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import deque
 
 import numpy as np
+import torch
 
 from iobench import linux
-from iobench.checkpoint.pinning import Pinned
 from iobench.environment.memory import available_bytes
-from iobench.errors import StateError
+from iobench.errors import StateError, UnavailableError
 from iobench.units import format_size
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages, make_pages
+from iobench.writers.device.base import Device
+from iobench.writers.device.cuda import cuda_device
 from iobench.writers.image import Bytes
 
 __all__ = ["Slot", "SlotPool"]
@@ -23,26 +24,27 @@ class Slot:
     """Memory for one snapshot, in the layout of the file. The copy into it makes its pages.
 
     An address and its file offset are equal modulo the page size and more. So direct writers write
-    this memory without a staging copy.
+    this memory without a staging copy. When pinned memory is freed, it is unpinned.
     """
 
     def __init__(self) -> None:
-        self._pins: deque[Pinned] = deque()  # at most one; append and pop are atomic
         self.memory: Bytes = np.empty(0, dtype=np.uint8)
 
     def hold(self, size_bytes: int, *, pinned: bool) -> None:
-        """Provide at least `size_bytes`. When the memory grows, its contents are lost."""
+        """Provide at least `size_bytes`. When the memory grows, its contents are lost.
+
+        With `pinned` it is pinned for the CUDA device of the calling thread.
+        """
         if len(self.memory) < size_bytes:
             self.free()
             self.memory = _map(size_bytes)
-        if pinned and not self._pins:
-            self._pins.append(Pinned(self.memory))
+        if pinned:
+            _pin(self.memory, cuda_device(torch.device("cuda")))
 
-    def make_ready(self, device: int | None = None) -> None:
+    def make_ready(self, device: Device | None = None) -> None:
         """Make the pages of the memory, in any thread, until it is freed. Raises OSError (ENOMEM).
 
-        A save may use the slot at the same time, unless the memory is then pinned for the CUDA
-        device `device`. That raises UnavailableError.
+        With a device it is then pinned for it. That raises UnavailableError.
         """
         memory = self.memory
         # Small steps: the kernel holds the lock of the address space in each, and this thread may
@@ -51,22 +53,21 @@ class Slot:
             if self.memory is not memory:
                 return
             make_pages(memory[start : start + HUGE_PAGE])
-        if device is not None and not self._pins:
-            self._pins.append(Pinned(memory, device))
-            if self.memory is not memory:  # freed meanwhile
-                self._unpin()
+        if device is not None and len(memory):
+            _pin(memory, device)
 
     def free(self) -> None:
         """Free the memory."""
         self.memory = np.empty(0, dtype=np.uint8)  # not memory[:0]: a view keeps its base alive
-        self._unpin()
 
-    def _unpin(self) -> None:
-        with contextlib.suppress(IndexError):
-            self._pins.pop().release()
 
-    def __del__(self) -> None:
-        self._unpin()  # CUDA must not keep an address that is unmapped
+def _pin(memory: Bytes, device: Device) -> None:
+    if (reason := device.pin(memory)) is not None:
+        raise UnavailableError(
+            "pinned memory",
+            f"{reason}.",
+            "Use fewer slots, or raise the limit of locked memory (ulimit -l).",
+        )
 
 
 class SlotPool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Generic, Protocol, Self, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,10 +17,13 @@ from iobench.units import MIB
 from iobench.writers.blocks.channel import Lease
 from iobench.writers.blocks.pages import make_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.device.base import Device
+from iobench.writers.device.copies import Copies
+from iobench.writers.device.cuda import cuda_device
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Meter
 
-__all__ = ["Content", "LazyCopy", "SideStreams", "copy_image", "copy_into"]
+__all__ = ["Content", "LazyCopy", "copy_image", "copy_into", "gpu_copies"]
 
 # Large enough for a memcpy past the caches of the CPU, small enough to end together.
 _BLOCK = 16 * MIB
@@ -70,23 +73,43 @@ class Content(Protocol):
 _C = TypeVar("_C", bound=Content)
 
 
-def copy_into(memory: Bytes, content: Content, streams: SideStreams | None = None) -> float:
+def copy_into(memory: Bytes, content: Content, copies: Copies | None = None) -> float:
     """Copy the file to the beginning of `memory`. On return the state may change.
 
-    Several threads copy CPU tensors without the GIL. GPU tensors are copied on `streams`. Returns
-    the seconds in which pages of `memory` were made.
+    Several threads copy CPU tensors without the GIL. GPU tensors are copied by `copies`; no copy is
+    in flight afterwards, also after an error. Returns the seconds in which pages of `memory` were
+    made.
     """
     if content.on_cpu:
         return copy_image(memory, content.image(), processes=content.processes)
-    streams = streams or SideStreams(content.leaves())
-    for begin, part in content.parts():
-        if isinstance(part, Leaf) and not part.on_cpu:
-            streams.copy(part, memory[begin : begin + part.size_bytes])
-        else:
-            data = part.cpu_bytes() if isinstance(part, Leaf) else part
-            np.copyto(memory[begin : begin + len(data)], data)
-    streams.synchronize()
+    with copies or gpu_copies(content) as streams:
+        for begin, part in content.parts():
+            if isinstance(part, Leaf) and not part.on_cpu:
+                if part.size_bytes:
+                    stream = streams.on(cuda_device(cast(torch.Tensor, part.source).device))
+                    stream.copy(part.source, memory[begin : begin + part.size_bytes])
+            else:
+                data = part.cpu_bytes() if isinstance(part, Leaf) else part
+                np.copyto(memory[begin : begin + len(data)], data)
     return 0.0
+
+
+def gpu_copies(content: Content) -> Copies:
+    """Return the copies of the state's GPU tensors, ordered after the work of this thread.
+
+    Raises StateError for a tensor that is neither in host memory nor on a CUDA device.
+    """
+    devices: list[Device] = []
+    for name, leaf in content.leaves().items():
+        if leaf.on_cpu:
+            continue
+        device = cast(torch.Tensor, leaf.source).device
+        if device.type != "cuda":
+            raise StateError(
+                f"{name}: a tensor on {device} cannot be saved; a state is on CPU and CUDA devices"
+            )
+        devices.append(cuda_device(device))
+    return Copies(devices)
 
 
 def copy_image(memory: Bytes, image: FileImage, *, processes: int = 1) -> float:
@@ -110,34 +133,6 @@ def copy_image(memory: Bytes, image: FileImage, *, processes: int = 1) -> float:
     blocks = Blocks(0, image.size_bytes, _BLOCK if threads > 1 else _ALONE)
     run_workers(threads, blocks, work, meter)
     return meter.seconds.get("pages", 0.0)
-
-
-class SideStreams:
-    """Copies from GPUs: one stream per device, which waits for the work queued so far.
-
-    Make it in the thread that queued this work: the current stream belongs to the thread.
-    """
-
-    def __init__(self, leaves: Mapping[str, Leaf]) -> None:
-        sources = (leaf.source for leaf in leaves.values() if isinstance(leaf.source, torch.Tensor))
-        devices = {source.device for source in sources if source.is_cuda}
-        self._streams = {device: torch.cuda.Stream(device) for device in devices}
-        for device, stream in self._streams.items():
-            stream.wait_stream(torch.cuda.current_stream(device))
-
-    def copy(self, leaf: Leaf, place: Bytes) -> None:
-        source = leaf.source
-        assert isinstance(source, torch.Tensor)
-        if not len(place):
-            return
-        with torch.cuda.stream(self._streams[source.device]):
-            target = torch.from_numpy(place).view(source.dtype).view(source.shape)
-            target.copy_(source, non_blocking=True)
-
-    def synchronize(self) -> None:
-        """Wait until all copies are done."""
-        for stream in self._streams.values():
-            stream.synchronize()
 
 
 def _versions(content: Content) -> dict[str, int]:
@@ -164,14 +159,14 @@ class LazyCopy(Generic[_C]):
     def __init__(self, lease: Lease[Snapshot[_C]], persister: Persister[_C]) -> None:
         self._lease, self._persister = lease, persister
         self._content = lease.item.content.to_be_copied_later()
-        self._streams = None if self._content.on_cpu else SideStreams(self._content.leaves())
+        self._copies = None if self._content.on_cpu else gpu_copies(self._content)
         self._versions = _versions(self._content)
 
     def run(self) -> None:
         """Copy and submit."""
         try:
             save, memory = self._lease.item.save, self._lease.item.memory
-            save.pages_s = copy_into(memory, self._content, self._streams)
+            save.pages_s = copy_into(memory, self._content, self._copies)
             self._check_unchanged()
             self._lease.item.content = self._content.without_memory()
             self._persister.submit(self._lease)

@@ -5,9 +5,9 @@ CUDA is not used: its initialisation costs seconds, and memory on every GPU.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ from iobench.units import MIB
 
 _DRIVER, _NVIDIA_FS = Path("/proc/driver/nvidia"), Path("/proc/driver/nvidia-fs")
 _PCI = len("0000:17:00.0")
+COMPATIBILITY_REMEDY = (
+    "Install NVIDIA's package nvidia-gds and run modprobe nvidia-fs; or set use_pci_p2pdma in "
+    "cufile.json (local NVMe, open driver >= 565)."
+)
 _QUERY = "name,memory.total,driver_version,pci.bus_id"
 
 
@@ -111,32 +115,57 @@ def find_cufile() -> str | None:
     return known[0].decode(errors="replace") if known else None
 
 
+def has_driver() -> bool:
+    """Return whether an NVIDIA driver is loaded."""
+    return (_DRIVER / "version").exists()
+
+
+def compatibility_mode() -> str:
+    """Return why cuFile goes through host memory by its settings; empty if it does not.
+
+    The settings are in cufile.json, and variables of the environment replace them. cuFile is not
+    started. It also goes through host memory on file systems that it does not support.
+    """
+    path = os.environ.get("CUFILE_ENV_PATH_JSON") or "/etc/cufile.json"
+    # cuFile accepts comments of C++ in its JSON.
+    settings = re.sub(r"//[^\n]*", "", read_text(Path(path)) or "")
+    if _is_set("CUFILE_FORCE_COMPAT_MODE", "force_compat_mode", settings):
+        return "cuFile is configured for it (force_compat_mode)"
+    if _NVIDIA_FS.exists() or _is_set("CUFILE_USE_PCIP2PDMA", "use_pci_p2pdma", settings):
+        return ""
+    return "nvidia-fs is not loaded and PCI P2PDMA is not configured"
+
+
+def _is_set(variable: str, key: str, settings: str) -> bool:
+    value = os.environ.get(variable)
+    if value is not None:
+        return value.lower() in ("1", "true")
+    return re.search(rf'"{key}"\s*:\s*true\b', settings) is not None
+
+
 def describe_gds(gpus: list[dict[str, Any]]) -> dict[str, Any]:
     """Describe driver, nvidia-fs module and cuFile library; `state` and `remedy` are sentences.
 
     `ready` means that all parts are present; no transfer was tried.
     """
-    driver = read_text(_DRIVER / "version") is not None
-    module = _NVIDIA_FS.exists()
     library = find_cufile()
-    bindings = find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
+    compatibility = compatibility_mode()
     state, remedy = gds_state(
-        gpus=bool(gpus), driver=driver, module=module, library=library, bindings=bindings
+        gpus=bool(gpus), driver=has_driver(), library=library, compatibility=compatibility
     )
     return {
-        "nvidia_driver": driver,
-        "nvidia_fs": module,
+        "nvidia_driver": has_driver(),
+        "nvidia_fs": _NVIDIA_FS.exists(),
         "nvidia_fs_version": read_text(_NVIDIA_FS / "version"),
         "cufile": library,
-        "cuda_bindings": bindings,
-        "ready": bool(gpus) and module and library is not None,
+        "ready": bool(gpus) and library is not None and not compatibility,
         "state": state,
         "remedy": remedy,
     }
 
 
 def gds_state(
-    *, gpus: bool, driver: bool, module: bool, library: str | None, bindings: bool = True
+    *, gpus: bool, driver: bool, library: str | None, compatibility: str
 ) -> tuple[str, str]:
     """Return what GPUDirect Storage lacks here, and the remedy."""
     if not gpus and not driver:
@@ -151,15 +180,9 @@ def gds_state(
             "libcufile was not found",
             "Install a CUDA build of torch, or NVIDIA's package gds-tools.",
         )
-    if not bindings:
+    if compatibility:
         return (
-            "the package cuda-bindings is not installed",
-            "pip install 'iobench[gds]', for --writer gds.",
+            f"cuFile goes through host memory (compatibility mode): {compatibility}",
+            COMPATIBILITY_REMEDY,
         )
-    if not module:
-        return (
-            "nvidia-fs is not loaded: cuFile goes through host memory (compatibility mode)",
-            "Install NVIDIA's package nvidia-gds and run modprobe nvidia-fs; or configure cuFile "
-            "for PCI P2PDMA (local NVMe, open driver >= 565).",
-        )
-    return "nvidia-fs is loaded and libcufile was found", ""
+    return "all parts were found", ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 from isal import isal_zlib
 
 from iobench.formats.many_parts import PartsImage
-from iobench.writers.image import AnyMemory, Bytes
+from iobench.writers.image import AnyMemory, HostBytes
 
 __all__ = ["CheckedImage", "RunningChecksums"]
 
@@ -23,7 +24,7 @@ class RunningChecksums:
 
     def __init__(
         self,
-        parts: Mapping[int, Bytes],
+        parts: Mapping[int, AnyMemory],
         put: Callable[[int, int], None],
         finish: Callable[[Mapping[int, int]], None],
     ) -> None:
@@ -35,40 +36,61 @@ class RunningChecksums:
         self._position = self._running = 0
         self._done = False
 
-    def reach(self, stop: int) -> None:
-        """Compute and store the checksums of all parts that end at or before `stop`."""
+    def reach(self, stop: int, host_bytes: HostBytes | None = None) -> None:
+        """Compute and store the checksums of all parts that end at or before `stop`.
+
+        `host_bytes` yields the bytes of parts on a device; without it all parts are on the host.
+        """
         if self._done:
             return
         with self._lock:
             while len(self._found) < len(self._parts):
                 start, memory = self._parts[len(self._found)]
                 length = len(memory)
-                if self._position <= start and start + length <= stop:  # most are taken whole
-                    self._running = isal_zlib.crc32(memory)
-                    self._position = start + length
-                else:
-                    begin, end = max(self._position - start, 0), min(stop - start, length)
-                    if begin < end:
-                        self._running = isal_zlib.crc32(memory[begin:end], self._running)
-                        self._position = start + end
-                    if end < length:
-                        return
+                begin, end = max(self._position - start, 0), min(stop - start, length)
+                if begin < end:
+                    self._running = self._checksum(memory, start, begin, end, host_bytes)
+                    self._position = start + end
+                if end < length:
+                    return
                 self._put(start, self._running)
                 self._found[start], self._running = self._running, 0
             if not self._done:
                 self._finish(self._found)
                 self._done = True
 
+    def _checksum(
+        self, memory: AnyMemory, start: int, begin: int, end: int, host_bytes: HostBytes | None
+    ) -> int:
+        """Continue the running checksum over the bytes [begin, end) of the part at `start`."""
+        if isinstance(memory, np.ndarray):
+            if end - begin < len(memory):  # most are taken whole
+                memory = memory[begin:end]
+            return int(isal_zlib.crc32(memory, self._running))
+        assert host_bytes is not None, "a writer took device memory without staging it"
+        running = self._running
+        for data in host_bytes(start + begin, start + end):
+            running = isal_zlib.crc32(data, running)
+        return running
+
 
 class CheckedImage(PartsImage):
-    """An image that completes `checksums` up to the end of each range that is taken."""
+    """An image that completes `checksums` up to the end of each range that is taken.
 
-    def __init__(self, path: str, parts: Iterable[Bytes], checksums: RunningChecksums) -> None:
+    Bytes on a device are added in the block to which a writer copies them. A worker that is ahead
+    of the one before it copies that one's bytes too: the checksum needs them in order.
+    """
+
+    def __init__(self, path: str, parts: Iterable[AnyMemory], checksums: RunningChecksums) -> None:
         super().__init__(path, parts)
-        object.__setattr__(self, "_checksums", checksums)
+        self._set(_checksums=checksums)
 
     _checksums: RunningChecksums
 
     def pieces(self, start: int, stop: int) -> list[AnyMemory]:
-        self._checksums.reach(stop)
+        if not self.on_device:
+            self._checksums.reach(stop)
         return super().pieces(start, stop)
+
+    def taken(self, start: int, stop: int, host_bytes: HostBytes) -> None:  # noqa: ARG002
+        self._checksums.reach(stop, host_bytes)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from iobench import linux
+from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 
 __all__ = ["ManyParts", "MemorySpan", "Numbers", "PartsImage", "ScatteredImage", "WindowImage"]
@@ -56,24 +57,25 @@ class ManyParts(FileImage):
 
 
 class PartsImage(ManyParts):
-    """An image of uint8 arrays, to be written or read."""
+    """An image of uint8 arrays and device memory, to be written or read."""
 
-    def __init__(self, path: str, parts: Iterable[Bytes]) -> None:
-        """`parts` follow one another; empty ones are skipped."""
+    def __init__(self, path: str, parts: Iterable[AnyMemory]) -> None:
+        """`parts` follow one another; empty ones are skipped. Some may be on a device."""
         arrays = [part for part in parts if len(part)]
         starts = [0, *itertools.accumulate(map(len, arrays))]
         size = starts.pop()
         super().__init__(path, starts, size)
-        self._set(_arrays=arrays)
+        on_device = any(issubclass(kind, DeviceBytes) for kind in set(map(type, arrays)))
+        self._set(_arrays=arrays, on_device=on_device)
 
-    _arrays: list[Bytes]
+    _arrays: list[AnyMemory]
 
     def parts(self) -> Iterator[tuple[int, AnyMemory]]:
         return zip(self._starts, self._arrays, strict=True)
 
     @property
     def writable(self) -> bool:
-        return all(array.flags.writeable for array in self._arrays)
+        return all(isinstance(a, DeviceBytes) or a.flags.writeable for a in self._arrays)
 
     def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
         found: list[AnyMemory] = [*self._arrays[first:last]]

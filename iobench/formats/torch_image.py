@@ -54,8 +54,7 @@ def image(
     Returns None for a state without an image (see the module), and for storages on other devices
     than CPU and CUDA. The image shares the storages' memory: they must not change during the write.
     `crc=False` leaves out the CRC32, like torch.serialization.set_crc32_options(False). `options`
-    are those of torch.save. Passes on what pickling raises. Storages on a CUDA device are copied to
-    the host piece by piece for their CRC32.
+    are those of torch.save. Passes on what pickling raises.
     """
     found = layout(path, state, target, crc=crc, **options)
     if found is None or not found.devices <= {"cpu", "cuda"}:

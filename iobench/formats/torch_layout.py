@@ -19,7 +19,6 @@ from iobench.formats.torch_zip import HASH_DIGITS, hash_combine
 from iobench.formats.torch_zip_writer import Recorded, ZipText, torch_ending
 from iobench.units import MIB
 from iobench.writers.blocks.workers import map_in_workers
-from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 
 __all__ = ["TorchLayout"]
@@ -28,7 +27,6 @@ _THREADS = 2
 _CHECKSUM = struct.Struct("<L")
 _CRC_OF_ENTRY = 16  # APPNOTE 4.3.12
 _WORTH_A_THREAD = 8 * MIB
-_PIECE = 64 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,18 +158,16 @@ class TorchLayout:
     def image(self, memories: Mapping[int, AnyMemory]) -> FileImage:
         """Return the file with `memories` for the storages, with their checksums.
 
-        Checksums of host memory are computed while the image is written, others here.
+        The checksums are computed while the image is written.
         """
-        host = {s: m for s, m in memories.items() if not isinstance(m, DeviceBytes)}
-        if not self.missing or len(host) < len(memories):
-            self._put_checksums(memories)
+        if not self.missing:
             return self.unchecked(memories)
         places = dict(zip(self.sizes, self.missing.descriptors, strict=True))
 
         def put(start: int, checksum: int) -> None:
             _CHECKSUM.pack_into(self.text, places[start], checksum)
 
-        checksums = RunningChecksums(host, put, self._put_tail)
+        checksums = RunningChecksums(memories, put, self._put_tail)
         return CheckedImage(self.path, self._all_parts(memories), checksums)
 
     def image_in(self, memory: Bytes) -> FileImage:
@@ -181,7 +177,7 @@ class TorchLayout:
             np.copyto(memory[start : start + len(text)], text)
         return FileImage.of(self.path, [memory[: self.size_bytes]])
 
-    def _put_checksums(self, memories: Mapping[int, AnyMemory]) -> None:
+    def _put_checksums(self, memories: Mapping[int, Bytes]) -> None:
         if not self.missing:
             return
         checksums = _checksums(memories)
@@ -215,18 +211,9 @@ def _serialization_id(old: bytes | bytearray, combined: int) -> bytes:
     return bytes(old[:HASH_DIGITS]) + b"%020d" % combined
 
 
-def _checksums(memories: Mapping[int, AnyMemory]) -> dict[int, int]:
+def _checksums(memories: Mapping[int, Bytes]) -> dict[int, int]:
     """Return the CRC32 of each memory."""
     if sum(map(len, memories.values())) < _WORTH_A_THREAD:
-        return {start: _crc32(memory) for start, memory in memories.items()}
-    found = map_in_workers(_THREADS, _crc32, list(memories.values()))
+        return {start: isal_zlib.crc32(memory) for start, memory in memories.items()}
+    found = map_in_workers(_THREADS, isal_zlib.crc32, list(memories.values()))
     return dict(zip(memories, found, strict=True))
-
-
-def _crc32(memory: AnyMemory) -> int:
-    if not isinstance(memory, DeviceBytes):
-        return int(isal_zlib.crc32(memory))
-    found = 0
-    for start in range(0, len(memory), _PIECE):
-        found = isal_zlib.crc32(memory[start : start + _PIECE].tensor.cpu().numpy(), found)
-    return found

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from iobench import linux
-from iobench.errors import TransferError, UnavailableError
+from iobench.errors import TransferError
 from iobench.units import MIB
 from iobench.writers.availability import Availability
 from iobench.writers.blocks.workers import Blocks
@@ -17,7 +20,7 @@ from iobench.writers.device.base import Device, DeviceBytes
 from iobench.writers.device.cufile import CuFile, cufile_missing, open_cufile
 from iobench.writers.device.staging import StagedImage
 from iobench.writers.direct.engine import BlockingEngine
-from iobench.writers.image import Extent, FileImage
+from iobench.writers.image import AnyMemory, Extent, FileImage
 from iobench.writers.local.direct_file import DirectFile, round_up
 from iobench.writers.local.direct_io import read_on, written_on
 from iobench.writers.local.new_file import NewFile
@@ -62,21 +65,21 @@ class GdsWriter(ODirectWriter):
 
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)
-        self._blocks = _DeviceBlocks(self.options.block_size)
+        self._blocks = _Blocks(self.options.block_size)
 
     def available(self, target: str | Path = ".") -> Availability:
         missing = cufile_missing()
         if missing is not None:
             return Availability(ok=False, reason=missing[0], remedy=missing[1])
-        try:
-            cufile = open_cufile()
-        except UnavailableError as error:
-            return Availability(ok=False, reason=error.reason, remedy=error.remedy)
-        answer = super().available(target)
-        if not answer.ok or not cufile.compatibility_reason:
-            return answer
-        reason = f"{cufile.compatibility_reason}; cuFile goes through host memory."
-        return Availability(ok=True, reason=reason)
+        return super().available(target)
+
+    def _probe_memory(self, size_bytes: int) -> AnyMemory:
+        return _gpu_memory(size_bytes)
+
+    def _restriction(self, meter: Meter) -> str:
+        return "; ".join(
+            f"{one.used} in place of {one.wanted}: {one.reason}" for one in meter.fallbacks
+        )
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         if not self._by_cufile(file.fd, image, 0, image.size_bytes, _CuFileEngine.write, meter):
@@ -108,19 +111,20 @@ class GdsWriter(ODirectWriter):
         unit = max(direct.alignment.offset, linux.PAGE)
         with contextlib.ExitStack() as registered:
             try:
-                handle = registered.enter_context(cufile.file(fd))
+                own_fd = _reopened(fd)
+                registered.callback(os.close, own_fd)
+                handle = registered.enter_context(cufile.file(own_fd))
             except TransferError as error:
                 meter.fell_back("gds", "direct", str(error))
                 return False
             if cufile.compatibility_reason:
                 meter.fell_back("gds", _COMPAT, cufile.compatibility_reason)
-            before = cufile.host_operations()
 
             def work(blocks: Blocks, own: Meter) -> None:
                 host = BlockingEngine(self._pool, own, path="direct")
                 with contextlib.ExitStack() as held:
 
-                    def block_on(device: Device) -> DeviceBytes:
+                    def block_on(device: Device) -> _Block:
                         return held.enter_context(self._blocks.block(cufile, device, own))
 
                     engine = _CuFileEngine(cufile, handle, direct, unit, host, block_on, own)
@@ -128,15 +132,26 @@ class GdsWriter(ODirectWriter):
                         move(engine, image, begin, end)
 
             self._run(start - start % unit, stop, work, meter)
-            through_host = cufile.host_operations() - before
-            if through_host and not cufile.compatibility_reason:
-                reason = f"cuFile's statistics count {through_host} operations through the host"
-                meter.fell_back("gds", _COMPAT, reason)
         return True
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
         meter.fell_back("gds", "direct", "a stream's bytes come from host memory")
         return super()._stream(file, meter, size)
+
+
+def _gpu_memory(size_bytes: int) -> DeviceBytes:
+    """Return new memory of the current GPU."""
+    import torch
+
+    from iobench.writers.device.cuda import cuda_device
+
+    return cuda_device(torch.device("cuda")).allocate(size_bytes)
+
+
+def _reopened(fd: int) -> int:
+    """Open the file once more. cuFile refuses descriptors with O_TMPFILE, O_NOFOLLOW or O_EXCL."""
+    mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+    return os.open(f"/proc/self/fd/{fd}", mode | os.O_DIRECT | os.O_CLOEXEC)
 
 
 class _CuFileEngine:
@@ -149,12 +164,12 @@ class _CuFileEngine:
         file: DirectFile,
         unit: int,
         host: BlockingEngine,
-        block_on: Callable[[Device], DeviceBytes],
+        block_on: Callable[[Device], _Block],
         meter: Meter,
     ) -> None:
         self._cufile, self._handle, self._file, self._unit = cufile, handle, file, unit
         self._host, self._block_on, self._meter = host, block_on, meter
-        self._on: dict[Device, DeviceBytes] = {}
+        self._on: dict[Device, _Block] = {}
 
     def write(self, image: StagedImage, start: int, stop: int) -> None:
         block = self._block_for(image, start, stop)
@@ -162,12 +177,13 @@ class _CuFileEngine:
             self._host.write(self._file, Extent(image, start, stop, start))
             return
         with self._meter.phase("gather"):
-            image.gather(start, stop, block)
+            image.gather(start, stop, block.memory)
         length, done, calls = round_up(stop - start, self._unit), 0, 0
-        with self._meter.phase("write"):
+        with self._meter.phase("write"), block.memory.device.current():
             while done < length:
+                address, within = block.at(done)
                 count = self._cufile.write(
-                    self._handle, block.address, length - done, start + done, done
+                    self._handle, address, length - done, start + done, within
                 )
                 calls += 1
                 done = written_on(done, count, start, self._unit)
@@ -179,18 +195,19 @@ class _CuFileEngine:
             self._host.read(self._file, Extent(image, wanted, stop, begin))
             return
         length, done, calls = round_up(stop - begin, self._unit), 0, 0
-        with self._meter.phase("read"):
+        with self._meter.phase("read"), block.memory.device.current():
             while done < stop - begin:
+                address, within = block.at(done)
                 count = self._cufile.read(
-                    self._handle, block.address, length - done, begin + done, done
+                    self._handle, address, length - done, begin + done, within
                 )
                 calls += 1
                 done = read_on(done, count, stop - begin, begin, self._unit)
         with self._meter.phase("scatter"):
-            image.scatter(wanted, stop, block[wanted - begin :])
+            image.scatter(wanted, stop, block.memory[wanted - begin :])
         self._meter.count("gds", stop - begin, calls)
 
-    def _block_for(self, image: FileImage, start: int, stop: int) -> DeviceBytes | None:
+    def _block_for(self, image: FileImage, start: int, stop: int) -> _Block | None:
         """Return a block on the device of the first device bytes in the range, or None."""
         for piece in image.pieces(start, stop):
             if isinstance(piece, DeviceBytes):
@@ -200,28 +217,54 @@ class _CuFileEngine:
         return None
 
 
-class _DeviceBlocks:
+class _Block(NamedTuple):
+    """GPU memory of one block, and whether it is registered with cuFile."""
+
+    memory: DeviceBytes
+    registered: bool
+
+    def at(self, done: int) -> tuple[int, int]:
+        """Return the address and the offset for the bytes from `done` on.
+
+        An offset is for registered memory only, whose address must be the registered one.
+        """
+        address = self.memory.address
+        return (address, done) if self.registered else (address + done, 0)
+
+
+class _Blocks:
     """Blocks of GPU memory that are registered with cuFile as long as their writer exists."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size = size_bytes
-        self._free: dict[Device, list[DeviceBytes]] = {}  # no lock, like BlockPool: atomic calls
+        self._free: dict[Device, list[_Block]] = {}  # no lock, like BlockPool: atomic calls
 
     @contextlib.contextmanager
-    def block(self, cufile: CuFile, device: Device, meter: Meter) -> Iterator[DeviceBytes]:
+    def block(self, cufile: CuFile, device: Device, meter: Meter) -> Iterator[_Block]:
         """Yield a block for one with-block. A block that cuFile cannot register is a fallback."""
         kept = self._free.setdefault(device, [])
         try:
             block = kept.pop()
         except IndexError:
-            block = device.allocate(self._size)
-            try:
-                cufile.register(block.address, self._size)
-            except TransferError as error:
-                meter.fell_back("registered GPU memory", "cuFile's own buffers", str(error))
-            else:
-                weakref.finalize(self, cufile.deregister, block.address).atexit = False
+            block = self._new(cufile, device, meter)
         try:
             yield block
         finally:
             kept.append(block)
+
+    def _new(self, cufile: CuFile, device: Device, meter: Meter) -> _Block:
+        memory = device.allocate(self._size)
+        try:
+            with device.current():
+                cufile.register(memory.address, self._size)
+        except TransferError as error:
+            meter.fell_back("registered GPU memory", "cuFile's own buffers", str(error))
+            return _Block(memory, registered=False)
+        weakref.finalize(self, _release, cufile, device, memory.address).atexit = False
+        return _Block(memory, registered=True)
+
+
+def _release(cufile: CuFile, device: Device, address: int) -> None:
+    if cufile.is_own:
+        with device.current():
+            cufile.deregister(address)

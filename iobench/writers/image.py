@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
@@ -23,10 +23,12 @@ from iobench.writers.device.base import DeviceBytes
 if TYPE_CHECKING:
     from iobench.writers.transfer import Meter
 
-__all__ = ["AnyMemory", "Bytes", "Extent", "FileImage", "Segment", "in_batches"]
+__all__ = ["AnyMemory", "Bytes", "Extent", "FileImage", "HostBytes", "Segment", "in_batches"]
 
 AnyMemory: TypeAlias = "Bytes | DeviceBytes"
 """The memory of a segment: on the host or on a device."""
+HostBytes: TypeAlias = Callable[[int, int], Iterator[Bytes]]
+"""Yields a range of device memory, given by offsets in the file, piece by piece on the host."""
 
 
 def _as_bytes(memory: Any) -> AnyMemory:
@@ -184,6 +186,14 @@ class FileImage:
         """Note that a read has filled the bytes [start, stop); their memory is not written again.
 
         Writers call it in any thread while they read. It does nothing here.
+        """
+
+    def taken(self, start: int, stop: int, host_bytes: HostBytes) -> None:
+        """Note that a writer takes the bytes [start, stop) of this image with device memory.
+
+        A staged image calls it in any thread, before it copies host memory of the range. So this
+        memory may still be changed. `host_bytes(begin, end)` yields the bytes of device memory up
+        to `stop`, in order. It does nothing here.
         """
 
     def gather(self, start: int, stop: int, block: Bytes) -> int:

@@ -44,10 +44,6 @@ class UncachedWriter(CachedWriter):
     Options = UncachedOptions
     options: UncachedOptions
 
-    @property
-    def _write_threads(self) -> int:
-        return 1 if self.options.method == "sync_file_range" else self.options.threads
-
     def available(self, target: str | Path = ".") -> Availability:
         answer = super().available(target)
         if not answer.ok or self.options.method == "sync_file_range":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 
-from iobench.writers.image import AnyMemory, FileImage, Segment
+from iobench.writers.image import AnyMemory, FileImage, HostBytes, Segment
 
 __all__ = ["WrappedImage"]
 
@@ -41,3 +41,6 @@ class WrappedImage(FileImage):
 
     def filled(self, start: int, stop: int) -> None:
         self._image.filled(start, stop)
+
+    def taken(self, start: int, stop: int, host_bytes: HostBytes) -> None:
+        self._image.taken(start, stop, host_bytes)

@@ -50,7 +50,7 @@ class _InPlace(FakeDevice):
         return FakeBytes(self, data)
 
     def download(self, memory: FakeBytes) -> Bytes:
-        self.stream.run_to(len(self.stream))
+        self.own.run_to(len(self.own))
         return memory.memory
 
 

@@ -105,7 +105,7 @@ def test_memory(
         def fail() -> None:
             expect_raises(OSError, writer.write, FileImage.of("model", [_DATA]), directory)
             expect_raises(OSError, _stream, writer, directory / "model")
-            device.stream.run_to(len(device.stream))  # as a real one does in time
+            device.own.run_to(len(device.own))  # as a real one does in time
 
         _expect_steady(fail, 6)
     writer.write(FileImage.of("model", [_DATA]), disk)

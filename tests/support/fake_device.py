@@ -9,8 +9,10 @@ for it: code that forgets to wait always moves wrong bytes.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -20,7 +22,7 @@ from iobench import linux
 from iobench.errors import TransferError
 from iobench.testing.content import BrokenImage
 from iobench.writers.base import Writer
-from iobench.writers.device.base import Device, DeviceBytes, Lane, Mark
+from iobench.writers.device.base import CopyStream, Device, DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 from iobench.writers.transfer import Transfer
 
@@ -30,7 +32,7 @@ _NOT_YET = 0xDB  # the content of memory until the copy to it is made
 
 
 class FakeBytes(DeviceBytes):
-    """Memory of a FakeDevice. Only lanes, `upload` and `download` read and write it."""
+    """Memory of a FakeDevice. Only streams, `upload` and `download` read and write it."""
 
     def __init__(self, device: Device, memory: Bytes, breaks_at: int | None = None) -> None:
         self.device, self.memory, self.breaks_at = device, memory, breaks_at
@@ -61,7 +63,7 @@ class FakeBytes(DeviceBytes):
             raise TransferError("a byte of the device is broken")
 
 
-class _Stream:
+class _Queue:
     """Operations in order. Each is executed when a caller waits for it or for a later one."""
 
     def __init__(self) -> None:
@@ -70,10 +72,9 @@ class _Stream:
         self._done = 0
         self._lock = threading.RLock()
 
-    def queue(self, operation: Callable[[], None]) -> int:
+    def add(self, operation: Callable[[], None]) -> None:
         with self._lock:
             self._operations.append(operation)
-            return len(self._operations)
 
     def __len__(self) -> int:
         with self._lock:
@@ -112,7 +113,7 @@ class FakeDevice(Device):
     def __init__(self, name: str = "fake:0", *, pinnable: bool = True) -> None:
         self.name, self.pinnable = name, pinnable
         self.copies = self.pageable = self.most_pending = 0
-        self.lanes: list[_FakeLane] = []
+        self.streams: list[_FakeStream] = []
         self.pinned: dict[int, int] = {}
         self._here = threading.local()
 
@@ -120,22 +121,35 @@ class FakeDevice(Device):
         return id(self)
 
     @property
-    def stream(self) -> _Stream:
+    def own(self) -> _Queue:
         """The operations that the calling thread has queued, like a trainer's kernels."""
-        if not hasattr(self._here, "stream"):
-            self._here.stream = _Stream()
-        return cast(_Stream, self._here.stream)
+        if not hasattr(self._here, "own"):
+            self._here.own = _Queue()
+        return cast(_Queue, self._here.own)
 
     @property
     def pending(self) -> int:
-        """The number of operations of all lanes that are not executed yet."""
-        return sum(lane.stream.pending for lane in self.lanes)
+        """The number of operations of all streams that are not executed yet."""
+        return sum(stream.queue.pending for stream in self.streams)
 
-    def lane(self) -> _FakeLane:
-        self.lanes = [lane for lane in self.lanes if lane.stream.pending]
-        lane = _FakeLane(self)
-        self.lanes.append(lane)
-        return lane
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the current device of the calling thread."""
+        return getattr(self._here, "depth", 0) > 0
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        self._here.depth = getattr(self._here, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._here.depth -= 1
+
+    def stream(self) -> _FakeStream:
+        self.streams = [stream for stream in self.streams if stream.queue.pending]
+        stream = _FakeStream(self)
+        self.streams.append(stream)
+        return stream
 
     def pin(self, block: Bytes) -> str | None:
         if not self.pinnable:
@@ -155,12 +169,12 @@ class FakeDevice(Device):
         """Return device memory that holds `data` after the calling thread's queued operations."""
         memory = np.full(len(data), _NOT_YET, dtype=np.uint8)
         kept = data.copy()
-        self.stream.queue(lambda: np.copyto(memory, kept))
+        self.own.add(lambda: np.copyto(memory, kept))
         return FakeBytes(self, memory)
 
     def download(self, memory: FakeBytes) -> Bytes:
         """Return the content of `memory` after all operations that the calling thread queued."""
-        self.stream.run_to(len(self.stream))
+        self.own.run_to(len(self.own))
         return memory.memory.copy()
 
     def is_pinned(self, block: Bytes) -> bool:
@@ -170,20 +184,28 @@ class FakeDevice(Device):
         return any(s <= at and at + length <= s + size for s, size in known.items())
 
 
-class _FakeLane(Lane):
+class _FakeStream(CopyStream):
     def __init__(self, device: FakeDevice) -> None:
-        self.device, self.stream = device, _Stream()
-        caller, position = device.stream, len(device.stream)
-        self.stream.queue(lambda: caller.run_to(position))
+        self.device, self.queue = device, _Queue()
+        caller, position = device.own, len(device.own)
+        self.queue.add(lambda: caller.run_to(position))
 
-    def copy(self, source: AnyMemory, destination: AnyMemory) -> None:
-        assert len(source) == len(destination)
+    def copy(self, source: Any, destination: AnyMemory) -> None:
         within = [m for m in (source, destination) if isinstance(m, FakeBytes)]
-        assert within, "no copy between host memories"
+        assert within or not isinstance(source, np.ndarray), "no copy between host memories"
         for memory in (source, destination):
             if isinstance(memory, np.ndarray) and not self.device.is_pinned(memory):
                 self.device.pageable += 1
         to, out = _raw(destination), _raw(source)
+        assert len(to) == len(out)
+        self._later(to, out, within)
+
+    def to_host(self, tensor: Any) -> Any:
+        host = tensor.cpu().clone()
+        self._later(_raw(host), _raw(tensor), [])
+        return host
+
+    def _later(self, to: Bytes, out: Bytes, within: list[FakeBytes]) -> None:
         to[:] = _NOT_YET
 
         def move() -> None:
@@ -191,27 +213,24 @@ class _FakeLane(Lane):
                 memory.check()
             np.copyto(to, out)
 
-        self.stream.queue(move)
+        self.queue.add(move)
         self.device.copies += 1
-        self.device.most_pending = max(self.device.most_pending, self.stream.pending)
+        self.device.most_pending = max(self.device.most_pending, self.queue.pending)
 
-    def mark(self) -> _FakeMark:
-        return _FakeMark(self.stream, len(self.stream))
-
-    def close(self) -> None:
-        self.stream.run_to(len(self.stream))
+    def mark(self) -> Callable[[], None]:
+        return functools.partial(self.queue.run_to, len(self.queue))
 
 
-class _FakeMark(Mark):
-    def __init__(self, stream: _Stream, position: int) -> None:
-        self._stream, self._position = stream, position
+def _raw(memory: Any) -> Bytes:
+    """Return the bytes in place; those of a tensor must be contiguous."""
+    if isinstance(memory, FakeBytes):
+        return memory.memory
+    if isinstance(memory, np.ndarray):
+        return memory
+    import torch
 
-    def wait(self) -> None:
-        self._stream.run_to(self._position)
-
-
-def _raw(memory: AnyMemory) -> Bytes:
-    return memory.memory if isinstance(memory, FakeBytes) else cast(Bytes, memory)
+    flat = memory.detach().as_subclass(torch.Tensor).view(-1).view(torch.uint8)
+    return cast(Bytes, flat.numpy())
 
 
 def on_device(writer_class: type[Writer], device: Any, *, mixed: bool = False) -> type[Writer]:

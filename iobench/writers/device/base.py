@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from iobench.writers.blocks.pages import Bytes
 
-__all__ = ["Device", "DeviceBytes", "Lane", "Mark"]
+__all__ = ["CopyStream", "Device", "DeviceBytes"]
 
 
 class DeviceBytes(ABC):
@@ -42,25 +44,36 @@ class Device(ABC):
     """torch's name of the device: `cuda:0`."""
 
     @abstractmethod
-    def lane(self) -> Lane:
-        """Return a new queue for copies, ordered after everything the calling thread has queued.
+    def current(self) -> AbstractContextManager[object]:
+        """Make it the current device of the calling thread, and the previous one again after it.
+
+        A library that takes addresses on the device needs that. A new thread has device 0, where
+        the first call takes memory for a context.
+        """
+
+    @abstractmethod
+    def stream(self) -> CopyStream:
+        """Return a new stream, ordered after everything the calling thread has queued.
 
         It must therefore be created in the thread that calls the writer, before workers copy.
         """
 
     @abstractmethod
-    def pin(self, block: Bytes) -> str | None:
-        """Pin `block` for DMA by the device until its memory is freed. Pinning twice is free.
+    def pin(self, memory: Bytes) -> str | None:
+        """Pin `memory` for DMA by the device until it is freed. Pinning twice is free.
 
         Returns None, or the reason why it is not pinned. Copies still work then, but more slowly.
         """
 
     @abstractmethod
     def allocate(self, size_bytes: int) -> DeviceBytes:
-        """Return new memory, aligned to 4 KiB, with undefined content."""
+        """Return new memory, aligned to 4 KiB, with undefined content.
+
+        No work that was queued on the device before still uses it.
+        """
 
 
-class Lane(ABC):
+class CopyStream(ABC):
     """An ordered queue of copies, concurrent with the caller's own work on the device.
 
     Safe to use from many threads. The memory of a copy must exist until the wait for a later mark
@@ -68,21 +81,20 @@ class Lane(ABC):
     """
 
     @abstractmethod
-    def copy(self, source: Bytes | DeviceBytes, destination: Bytes | DeviceBytes) -> None:
-        """Queue a copy between memories of equal length. At least one is on the device."""
+    def copy(self, source: Any, destination: Any) -> None:
+        """Queue a copy between memories of equal length. At least one is on the device.
+
+        They are Bytes or DeviceBytes. The source may also be a torch tensor on the device, of any
+        dtype and strides.
+        """
 
     @abstractmethod
-    def mark(self) -> Mark:
-        """Return a mark after everything that is queued so far."""
+    def to_host(self, tensor: Any) -> Any:
+        """Queue a copy of a torch tensor on the device; return the CPU tensor that it fills.
+
+        Its strides are those of `tensor.cpu()`. It may be dropped before the copy is done.
+        """
 
     @abstractmethod
-    def close(self) -> None:
-        """Wait for all queued copies and end the queue."""
-
-
-class Mark(ABC):
-    """A position in a lane."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Wait until all copies before the mark are done. Raises TransferError if one failed."""
+    def mark(self) -> Callable[[], None]:
+        """Return a function that waits for all copies queued so far. It raises if one failed."""

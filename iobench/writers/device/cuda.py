@@ -1,29 +1,34 @@
-"""CUDA memory through torch: copies on a separate stream, and pinned host blocks.
+"""CUDA memory through torch: copies on a separate stream, and pinned host memory.
 
 It is imported with the first CUDA tensor; `import iobench` and the writers do not import torch.
+Every call is made with its device as the current one of the thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from iobench import linux
 from iobench.errors import TransferError, UsageError
-from iobench.writers.device.base import Device, DeviceBytes, Lane, Mark
+from iobench.linux import PAGE
+from iobench.units import KIB
+from iobench.writers.device.base import CopyStream, Device, DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes
 
 __all__ = ["CudaBytes", "CudaDevice", "cuda_device"]
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
 _ALREADY = 712  # cudaErrorHostMemoryAlreadyRegistered
+_GPU_PAGE = 64 * KIB  # of the mappings that GPUDirect reads and writes
 
 
 class CudaBytes(DeviceBytes):
@@ -67,107 +72,127 @@ class CudaDevice(Device):
         self.index = index
         self.name = f"cuda:{index}"
 
-    def lane(self) -> CudaLane:
-        return CudaLane(self)
+    def current(self) -> AbstractContextManager[object]:
+        # At its end it does not initialize the previous device, as torch.cuda.stream alone does.
+        return torch.cuda.device(self.index)
 
-    def pin(self, block: Bytes) -> str | None:
-        return _pin(block)
+    @contextlib.contextmanager
+    def using(self, doing: str) -> Iterator[None]:
+        """Make it the current device, and raise torch's errors as a TransferError of one line."""
+        try:
+            with self.current():
+                yield
+        except RuntimeError as error:  # base of torch.AcceleratorError and torch.OutOfMemoryError
+            first_line = str(error).partition("\n")[0]
+            raise TransferError(f"{doing} on {self.name}: {first_line}") from error
+
+    def stream(self) -> CudaStream:
+        return CudaStream(self)
+
+    def pin(self, memory: Bytes) -> str | None:
+        """Pin the whole allocation that contains `memory`, until numpy frees it."""
+        root = memory
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        address, size = root.ctypes.data, root.nbytes
+        if address % PAGE or size % PAGE:
+            return None  # not memory of ours; pinning would affect other memory on its pages
+        with _pinned_lock, self.using("pinning memory"):
+            if address in _pinned:
+                return None
+            code = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE))
+            if code:
+                self._clear_error()
+            if code == _ALREADY:  # by other code, which also has to unpin it
+                return None
+            if code:
+                return f"cudaHostRegister of {size} bytes failed with CUDA error {code}"
+            done = weakref.finalize(root, _unpin, self, address, os.getpid())
+            done.atexit = False  # the driver may be shut down already when the process exits
+            _pinned[address] = done
+        return None
+
+    def _clear_error(self) -> None:
+        """Take the error that a failed call left in this thread.
+
+        CUDA keeps it until it is asked for. So torch would raise it at the next kernel that the
+        caller launches, as if that had failed. torch offers no cudaGetLastError: launch a kernel.
+        """
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, device=self.name)
 
     def allocate(self, size_bytes: int) -> CudaBytes:
-        with _cuda_errors(f"allocating on {self.name}"):
-            room = torch.empty(size_bytes + linux.PAGE, dtype=torch.uint8, device=self.name)
-        begin = -room.data_ptr() % linux.PAGE
+        with self.using("allocating"):
+            room = torch.empty(size_bytes, dtype=torch.uint8, device=self.name)
+            if begin := -room.data_ptr() % _GPU_PAGE:  # a part of a larger block of the allocator
+                room = torch.empty(size_bytes + _GPU_PAGE, dtype=torch.uint8, device=self.name)
+                begin = -room.data_ptr() % _GPU_PAGE
+            # torch hands out memory that was freed on this stream before the kernels that use it
+            # have run: only later work on the same stream is ordered after them.
+            torch.cuda.current_stream(self.index).synchronize()
         return CudaBytes(room[begin : begin + size_bytes])
 
 
-class CudaLane(Lane):
+class CudaStream(CopyStream):
     """A CUDA stream that starts after the work queued on the caller's current stream."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        with _cuda_errors(f"opening a stream on {device.name}"):
+        with device.using("opening a stream"):
             self._stream = torch.cuda.Stream(device=device.index)
             self._stream.wait_stream(torch.cuda.current_stream(device.index))
 
-    def copy(self, source: AnyMemory, destination: AnyMemory) -> None:
+    def copy(self, source: AnyMemory | torch.Tensor, destination: AnyMemory) -> None:
         non_blocking = True
         if isinstance(source, np.ndarray) and not source.flags.writeable:
             # torch.from_numpy warns of read-only memory. The temporary copy must outlive the copy
             # to the device, so this one blocks.
             source, non_blocking = source.copy(), False
-        with _cuda_errors(f"copying on {self._device.name}"), torch.cuda.stream(self._stream):
-            _tensor(destination).copy_(_tensor(source), non_blocking=non_blocking)
+        target = _tensor(destination)
+        if isinstance(source, torch.Tensor):
+            target = target.view(source.dtype).view(source.shape)
+        with self._on_it():
+            target.copy_(_tensor(source), non_blocking=non_blocking)
 
-    def mark(self) -> CudaMark:
-        with _cuda_errors(f"copying on {self._device.name}"):
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._on_it():
+            # Pinned memory of torch's own allocator, which reuses it only after the copy.
+            return tensor.to("cpu", non_blocking=True)
+
+    @contextlib.contextmanager
+    def _on_it(self) -> Iterator[None]:
+        with self._device.using("copying"), torch.cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> Callable[[], None]:
+        with self._device.using("copying"):
             # A blocking event sleeps in `synchronize`; spinning would take a core from the writers.
             event = torch.cuda.Event(blocking=True)
             event.record(self._stream)
-        return CudaMark(event, self._device.name)
 
-    def close(self) -> None:
-        with _cuda_errors(f"copying on {self._device.name}"):
-            self._stream.synchronize()
+        def wait() -> None:
+            with self._device.using("copying"):
+                event.synchronize()
 
-
-class CudaMark(Mark):
-    """A CUDA event."""
-
-    def __init__(self, event: torch.cuda.Event, name: str) -> None:
-        self._event, self._name = event, name
-
-    def wait(self) -> None:
-        with _cuda_errors(f"copying on {self._name}"):
-            self._event.synchronize()
+        return wait
 
 
-def _tensor(memory: AnyMemory) -> torch.Tensor:
+def _tensor(memory: AnyMemory | torch.Tensor) -> torch.Tensor:
     if isinstance(memory, CudaBytes):
         return memory.tensor
+    if isinstance(memory, torch.Tensor):
+        return memory
     assert isinstance(memory, np.ndarray)
     return torch.from_numpy(memory)
 
 
-_pinned: dict[int, weakref.finalize[[int], np.ndarray]] = {}
+_pinned: dict[int, weakref.finalize[Any, np.ndarray]] = {}
 _pinned_lock = threading.RLock()  # the collector may run `_unpin` in a thread that holds it
 
 
-def _pin(block: Bytes) -> str | None:
-    """Pin the whole allocation that contains `block`, until numpy frees it."""
-    root = block
-    while isinstance(root.base, np.ndarray):
-        root = root.base
-    address, size = root.ctypes.data, root.nbytes
-    if address % linux.PAGE or size % linux.PAGE:
-        return None  # not a staging block; pinning would affect other memory on its pages
-    with _pinned_lock:
-        if address in _pinned:
-            return None
-        code = int(_cudart().cudaHostRegister(address, size, _PORTABLE))
-        if code == _ALREADY:  # by other code, which also has to unpin it
-            return None
-        if code:
-            return f"cudaHostRegister of {size} bytes failed with CUDA error {code}"
-        done = weakref.finalize(root, _unpin, address)
-        done.atexit = False  # the driver may be shut down already when the process exits
-        _pinned[address] = done
-    return None
-
-
-def _unpin(address: int) -> None:
+def _unpin(device: CudaDevice, address: int, pid: int) -> None:
     with _pinned_lock:
         _pinned.pop(address, None)
-    _cudart().cudaHostUnregister(address)
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()
-
-
-@contextlib.contextmanager
-def _cuda_errors(doing: str) -> Iterator[None]:
-    """Raise torch's CUDA errors as a TransferError with one line."""
-    try:
-        yield
-    except RuntimeError as error:  # base of torch.AcceleratorError and torch.OutOfMemoryError
-        raise TransferError(f"{doing}: {str(error).partition(chr(10))[0]}") from error
+    if os.getpid() == pid:  # a forked child must not use CUDA, and has nothing pinned
+        with device.current():
+            torch.cuda.cudart().cudaHostUnregister(address)

@@ -18,7 +18,7 @@ from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
 from iobench.writers.direct.background import BackgroundWriter, most_blocks
 from iobench.writers.direct.engine import DirectEngine
 from iobench.writers.direct.stream import DirectStream
-from iobench.writers.image import Extent, FileImage
+from iobench.writers.image import AnyMemory, Extent, FileImage
 from iobench.writers.local.direct_file import (
     NO_DIRECT_REMEDY,
     REFUSED,
@@ -79,10 +79,13 @@ class DirectWriter(PosixWriter):
         answer = try_directory(target)
         if not answer.ok:
             return answer
+        meter = Meter()
         try:
-            with self._create(os.path.join(target, "probe"), Meter(), ProbeFile) as file:
-                smallest = np.zeros(self._alignment(file.fd).offset, dtype=np.uint8)
-                self._send(file, FileImage.of("probe", [smallest]), Meter())
+            with self._create(os.path.join(target, "probe"), meter, ProbeFile) as file:
+                smallest = self._probe_memory(self._alignment(file.fd).offset)
+                image = FileImage.of("probe", [smallest])
+                with self._reachable(image, meter) as reachable:
+                    self._send(file, reachable, meter)
         except UnavailableError as error:
             return Availability(ok=False, reason=error.reason, remedy=error.remedy)
         except OSError as error:
@@ -90,7 +93,15 @@ class DirectWriter(PosixWriter):
             reason = f"a {how} in {target} failed ({error.strerror or error})."
             remedy = remedy_of(error) or NO_DIRECT_REMEDY
             return Availability(ok=False, reason=reason, remedy=remedy)
-        return Availability(ok=True)
+        return Availability(ok=True, reason=self._restriction(meter))
+
+    def _probe_memory(self, size_bytes: int) -> AnyMemory:
+        """Return the memory of the trial write of `available`."""
+        return np.zeros(size_bytes, dtype=np.uint8)
+
+    def _restriction(self, meter: Meter) -> str:  # noqa: ARG002
+        """Return what a trial write that succeeded says about this target."""
+        return ""
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         direct = DirectFile(fd=file.fd, alignment=self._alignment(file.fd))

@@ -15,7 +15,7 @@ from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.local.new_file import NewFile, try_directory
 from iobench.writers.local.posix import PosixWriter
-from iobench.writers.local.sinks import Sink
+from iobench.writers.local.sinks import PushingSink, Sink
 from iobench.writers.options import WriterOptions, block_size_option, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
@@ -54,9 +54,9 @@ class CachedWriter(PosixWriter):
     def _source(self, fd: int, meter: Meter) -> Fill:
         """Return the function that fills views from an offset of the open file."""
 
-    @property
-    def _write_threads(self) -> int:
-        return self.options.threads
+    def _workers(self, image: FileImage) -> int:
+        """Return the most workers. Of two, one copies device memory while the other stores."""
+        return max(self.options.threads, 2 if image.on_device else 1)
 
     def available(self, target: str | Path = ".") -> Availability:
         return try_directory(target)
@@ -69,8 +69,9 @@ class CachedWriter(PosixWriter):
                 with image.outgoing(start, stop, own) as views:
                     sink.write(views, start, own)
 
+        threads = 1 if isinstance(sink, PushingSink) else self._workers(image)
         blocks = Blocks(0, image.size_bytes, self.options.block_size)
-        run_workers(self._write_threads, blocks, work, meter)
+        run_workers(threads, blocks, work, meter)
         with meter.phase("write"):
             sink.finish()
 
@@ -84,7 +85,7 @@ class CachedWriter(PosixWriter):
                 image.filled(begin, end)
 
         blocks = Blocks(start, stop, self.options.block_size)
-        run_workers(self.options.threads, blocks, work, meter)
+        run_workers(self._workers(image), blocks, work, meter)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:  # noqa: ARG002
         sink = self._sink(file, meter)

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.fake_device import FakeDevice
 
 from iobench import Checkpointer, linux, load_checkpoint
 from iobench.checkpoint import persister, slots
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.slots import SlotPool
 from iobench.units import MIB
-from iobench.writers.blocks.channel import Channel
 from iobench.writers.blocks.pages import HUGE_PAGE
 from iobench.writers.image import Bytes
 
@@ -165,62 +165,49 @@ def test_no_memory(wait: bool, ckpt: Checkpointer, pages: _Pages) -> None:
     assert _loaded(ckpt, _STATE)
 
 
-class _Pins:
-    """Stands in for `Pinned`: records the thread and the device, and refuses to pin twice."""
+class _Gpu(FakeDevice):
+    """The trainer's GPU. It records the threads that pin memory which was not pinned before."""
 
-    made: list[tuple[str, int]]
-    held: set[int]
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[str] = []
 
-    def __init__(self, memory: Bytes, device: int = -1) -> None:
-        assert memory.ctypes.data not in self.held
-        self._address = memory.ctypes.data
-        self.held.add(self._address)
-        self.made.append((threading.current_thread().name, device))
-
-    def release(self) -> None:
-        self.held.remove(self._address)
+    def pin(self, memory: Bytes) -> str | None:
+        if not self.is_pinned(memory):
+            self.made.append(threading.current_thread().name)
+        return super().pin(memory)
 
 
 @pytest.fixture
-def pins(monkeypatch: pytest.MonkeyPatch) -> type[_Pins]:
-    """Every state has CUDA tensors, as far as slots are concerned; the trainer uses device 3."""
-    monkeypatch.setattr(_Pins, "made", [], raising=False)
-    monkeypatch.setattr(_Pins, "held", set(), raising=False)
-    monkeypatch.setattr(slots, "Pinned", _Pins)
-    monkeypatch.setattr(persister, "current_device", lambda: 3)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
+    """Every state has CUDA tensors, as far as slots are concerned; the trainer uses this GPU."""
+    fake = _Gpu()
+    for module in (slots, persister):
+        monkeypatch.setattr(module, "cuda_device", lambda _: fake)
     monkeypatch.setattr(Serialized, "on_cpu", False)
-    return _Pins
+    return fake
 
 
-def test_memory_for_a_gpu_is_pinned_too(runs: Path, pages: _Pages, pins: type[_Pins]) -> None:
-    """By the thread, for the device of the trainer; then no save pins, and `close` unpins."""
+def test_memory_for_a_gpu_is_pinned_too(runs: Path, pages: _Pages, gpu: _Gpu) -> None:
+    """By the thread, for the device of the trainer; then no save pins."""
     with Checkpointer(runs, writer="buffered", slots=2) as ckpt:
         ckpt.prepare(_STATE, wait=True)
         ckpt.prepare(_STATE, wait=True)
         for step in range(3):
             ckpt.save_async(_STATE, step)
-        assert pins.made == [("iobench-prepare", 3)] * 2
+        assert gpu.made == ["iobench-prepare"] * 2
         assert _loaded(ckpt, _STATE)
-    assert pins.held == set()
 
 
-def test_a_save_from_a_gpu_while_it_prepares(
-    runs: Path, pages: _Pages, pins: type[_Pins], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It waits for the thread: the memory must not be pinned twice."""
-    drain = Channel.drain
-
-    def waited(channel: Channel[object], **how: bool) -> None:
-        pages.gate.set()
-        drain(channel, **how)
-
+def test_a_save_from_a_gpu_while_it_prepares(runs: Path, pages: _Pages, gpu: _Gpu) -> None:
+    """It pins its own slot, and does not wait for the thread."""
     with Checkpointer(runs, writer="buffered", slots=2) as ckpt:
         pages.gate.clear()
         ckpt.prepare(_STATE)
         assert pages.begun.wait(_SOON_S)
-        monkeypatch.setattr(Channel, "drain", waited)
         ckpt.save_async(_STATE, 1)
-        assert pins.made == [("iobench-prepare", 3)] * 2
+        assert gpu.made == ["MainThread"]
+        pages.gate.set()
         assert _loaded(ckpt, _STATE)
 
 

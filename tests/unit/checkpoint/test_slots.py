@@ -6,12 +6,15 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
+from support.fake_cuda import FakeCuda
 
 from iobench.checkpoint import slots
 from iobench.checkpoint.slots import Slot, SlotPool
 from iobench.environment.memory import available_bytes
-from iobench.errors import StateError
+from iobench.errors import StateError, UnavailableError
 from iobench.units import MIB
+from iobench.writers.device.cuda import cuda_device
 from iobench.writers.image import Bytes
 
 
@@ -68,48 +71,47 @@ def test_more_than_the_control_group_leaves(
     assert pool.take(pinned=False) is slot
 
 
-class _Registered:
-    """Replaces memory that is registered with CUDA."""
-
-    alive = 0
-
-    def __init__(self, memory: Bytes, device: int = -1) -> None:
-        type(self).alive += 1
-
-    def release(self) -> None:
-        type(self).alive -= 1
-
-
 def test_a_lost_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C just after it was taken: its memory is freed, and the pool makes another."""
-    monkeypatch.setattr(slots, "Pinned", _Registered)
+    pinned = FakeCuda(monkeypatch).registered
     pool = SlotPool(2)
     pool.grow(MIB)
     pool.take(pinned=True)  # no variable refers to it
-    assert (pool.size_bytes, _Registered.alive) == (0, 0)
+    assert (pool.size_bytes, len(pinned)) == (0, 0)
     taken = [pool.take(pinned=True) for _ in range(2)]
     assert len(set(taken)) == 2
-    assert (pool.size_bytes, _Registered.alive) == (2 * MIB, 2)
+    assert (pool.size_bytes, len(pinned)) == (2 * MIB, 2)
     for slot in taken:
         pool.give(slot)
     pool.free()
-    assert (pool.size_bytes, _Registered.alive) == (0, 0)
+    assert (pool.size_bytes, len(pinned)) == (0, 0)
 
 
 def test_freed_while_it_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that another thread frees during the call to CUDA does not stay registered."""
-    slot = Slot()
+    played, slot = FakeCuda(monkeypatch), Slot()
     slot.hold(MIB, pinned=False)
+    register = played._register
 
-    class Slow(_Registered):
-        def __init__(self, memory: Bytes, device: int = -1) -> None:
-            super().__init__(memory, device)
-            slot.free()
+    def slow(*arguments: int) -> int:
+        slot.free()
+        return register(*arguments)
 
-    monkeypatch.setattr(slots, "Pinned", Slow)
-    slot.make_ready(device=0)
-    assert Slow.alive == 0
+    monkeypatch.setattr(played, "_register", slow)
+    slot.make_ready(cuda_device(torch.device("cuda:1")))
+    assert not played.registered
     assert len(slot.memory) == 0
+
+
+def test_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has CUDA's code and the remedy; the memory is pinned by a later save."""
+    played, slot = FakeCuda(monkeypatch), Slot()
+    played.refuse = 2
+    with pytest.raises(UnavailableError, match=r"failed with CUDA error 2\. .*ulimit -l"):
+        slot.hold(MIB, pinned=True)
+    played.refuse = 0
+    slot.hold(MIB, pinned=True)
+    assert len(played.registered) == 1
 
 
 def _owner(slot: Slot) -> object:

@@ -1,126 +1,151 @@
-"""CUDA memory: the order of streams and events, pinning, errors. torch.cuda is played here.
-
-The same with a real GPU is in tests/integration/test_gpu.py.
-"""
+"""CUDA memory: the order of streams and events, devices of threads, pinning, errors."""
 
 from __future__ import annotations
 
 import gc
-from contextlib import contextmanager
-from types import SimpleNamespace
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
+from support.fake_cuda import FakeCuda
 
 from iobench.errors import TransferError, UsageError
+from iobench.testing import content
+from iobench.writers import registry
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.device import cuda
-
-
-class _Cuda:
-    """The parts of torch.cuda that are used; each call is noted in `log`."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.registered: dict[int, int] = {}
-        self.refuse = 0
-        log = self.log
-
-        class Stream:
-            def __init__(self, device=None, name="side"):
-                self.name = name
-
-            def wait_stream(self, other):
-                log.append(f"{self.name} waits for {other.name}")
-
-            def synchronize(self):
-                log.append(f"host waits for {self.name}")
-
-        class Event:
-            def __init__(self, blocking):
-                assert blocking
-
-            def record(self, stream):
-                log.append(f"event on {stream.name}")
-
-            def synchronize(self):
-                log.append("host waits for event")
-
-        self.Stream, self.Event = Stream, Event
-
-    def current_device(self):
-        return 0
-
-    def current_stream(self, device):
-        return self.Stream(name="current")
-
-    @contextmanager
-    def stream(self, stream):
-        self.log.append(f"copies on {stream.name}")
-        yield
-
-    def cudart(self):
-        def register(address, size, flags):
-            assert flags == 1
-            if self.refuse:
-                return self.refuse
-            self.registered[address] = size
-            return 0
-
-        def unregister(address):
-            del self.registered[address]
-            return 0
-
-        return SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+from iobench.writers.device import cuda, staging
+from iobench.writers.device.copies import Copies
+from iobench.writers.image import FileImage
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> _Cuda:
+def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """A replacement of torch.cuda."""
-    fake = _Cuda()
-    for name in ("Stream", "Event", "stream", "current_stream", "current_device", "cudart"):
-        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    return fake
+    yield FakeCuda(monkeypatch)
+    staging._pools.clear()  # pinned blocks that are kept for the next transfer
+    gc.collect()
 
 
-def _bytes(tensor: torch.Tensor) -> cuda.CudaBytes:
-    """CudaBytes over CPU memory, which torch copies in the same way."""
-    memory = object.__new__(cuda.CudaBytes)
-    memory.tensor, memory.device = tensor, cuda.CudaDevice(0)
-    return memory
+class _Bytes(cuda.CudaBytes):
+    """CPU memory as that of a GPU: torch copies it in the same way."""
+
+    def __init__(self, tensor: torch.Tensor, index: int = 0) -> None:
+        self.tensor, self.device = tensor, cuda._cuda_device(index)
+
+    def __getitem__(self, part: slice) -> _Bytes:
+        return _Bytes(self.tensor[part], self.device.index)
 
 
-def test_a_lane_begins_behind_the_callers_stream(played: _Cuda) -> None:
-    """It waits for the current stream before its copies. A mark is an event, and closing waits."""
-    memory = _bytes(torch.arange(8, dtype=torch.uint8))
-    lane = memory.device.lane()
+def test_a_stream_begins_behind_the_callers_stream(played: FakeCuda) -> None:
+    """It waits for the current stream before its copies. A mark is an event to wait for."""
+    memory = _Bytes(torch.arange(8, dtype=torch.uint8))
+    stream = memory.device.stream()
     block = np.zeros(4, dtype=np.uint8)
-    lane.copy(memory[2:6], block)
-    mark = lane.mark()
-    mark.wait()
-    lane.close()
+    stream.copy(memory.tensor[2:6], block)
+    stream.mark()()
     assert block.tolist() == [2, 3, 4, 5]
     assert played.log == [
         "side waits for current",
         "copies on side",
         "event on side",
         "host waits for event",
-        "host waits for side",
     ]
 
 
-def test_copies_to_the_device(played: _Cuda) -> None:
+def test_copies_to_the_device(played: FakeCuda) -> None:
     """Host memory, also read-only memory, and memory of the device are copied to it."""
-    memory = _bytes(torch.zeros(6, dtype=torch.uint8))
-    lane = memory.device.lane()
-    lane.copy(np.array([1, 2], dtype=np.uint8), memory[:2])
-    lane.copy(np.frombuffer(b"\x03\x04", dtype=np.uint8), memory[2:4])
-    lane.copy(memory[:2], memory[4:])
+    memory = _Bytes(torch.zeros(6, dtype=torch.uint8))
+    stream = memory.device.stream()
+    parts = [_Bytes(part) for part in memory.tensor.split(2)]
+    stream.copy(np.array([1, 2], dtype=np.uint8), parts[0])
+    stream.copy(np.frombuffer(b"\x03\x04", dtype=np.uint8), parts[1])
+    stream.copy(parts[0], parts[2])
     assert memory.tensor.tolist() == [1, 2, 3, 4, 1, 2]
 
 
-def test_blocks_are_pinned_once_and_let_go(played: _Cuda) -> None:
+def test_tensors_of_any_layout(played: FakeCuda) -> None:
+    """A tensor that is not contiguous arrives contiguous in a block, with its strides on a CPU."""
+    tensor = torch.arange(6, dtype=torch.int16).reshape(2, 3).t()
+    stream = cuda.CudaDevice(0).stream()
+    block = np.zeros(12, dtype=np.uint8)
+    stream.copy(tensor, block)
+    assert block.view(np.int16).tolist() == [0, 3, 1, 4, 2, 5]
+    host = stream.to_host(tensor)
+    assert torch.equal(host, tensor)
+    assert host.stride() == tensor.stride()
+
+
+def _in_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("writer", ["buffered", "odirect", "hybrid"])
+def test_no_context_on_another_device(writer: str, played: FakeCuda, tmp_path) -> None:
+    """Writers' threads, the collector's finalizers and copies use the memory's device only.
+
+    A new thread has device 0. There each call takes half a GiB, in every rank of the node.
+    """
+    made = registry.make(writer, block_size="64KiB")
+    if not (answer := made.available(tmp_path)).ok:
+        pytest.skip(answer.reason)
+    data = torch.from_numpy(content(400_000))
+    image = FileImage.of("f", [_Bytes(part, 3) for part in data.split(100_000)])
+    device, blocks = cuda._cuda_device(3), [BlockPool(4 << 20).take()]
+    with played.device(3):
+        copies = Copies([device])
+    _in_thread(lambda: device.pin(blocks[0]))
+    _in_thread(lambda: copies.on(device).copy(data, blocks[0][: len(data)]))
+    _in_thread(lambda: device.allocate(4096))
+    _in_thread(copies.wait)
+    _in_thread(lambda: made.write(image, tmp_path))
+    assert (tmp_path / "f").read_bytes() == data.numpy().tobytes()
+    blocks.clear()
+    gc.collect()
+    assert played.contexts == {3}
+
+
+def test_new_memory_is_not_in_use(played: FakeCuda) -> None:
+    """Kernels that still use memory which torch hands out again have ended; it is aligned."""
+    memory = cuda.CudaDevice(0).allocate(16 << 20)
+    assert len(memory) == 16 << 20
+    assert memory.address % 4096 == 0
+    assert played.log[0] == f"allocates {16 << 20}"
+    assert played.log[-1] == "host waits for current"
+
+
+def test_a_failed_pin_leaves_no_error(played: FakeCuda) -> None:
+    """Else torch raises it at the next kernel of the trainer."""
+    block = BlockPool(4 << 20).take()
+    for played.refuse in (2, 712):
+        cuda.CudaDevice(0).pin(block)
+        played.launch()
+
+
+def test_a_forked_child_frees_pinned_memory(played: FakeCuda) -> None:
+    """It does not call CUDA, which must not be used there."""
+    block = BlockPool(4 << 20).take()
+    cuda.CudaDevice(0).pin(block)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
+        child = os.fork()
+    if not child:
+        del block
+        gc.collect()
+        os._exit(0 if played.registered else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(played.registered) == 1
+    del block
+    gc.collect()
+    assert not played.registered
+
+
+def test_blocks_are_pinned_once_and_let_go(played: FakeCuda) -> None:
     """The memory of a pool's blocks is registered once, for as long as it exists."""
     device = cuda.CudaDevice(0)
     pool = BlockPool(64 << 10)
@@ -137,13 +162,13 @@ def test_blocks_are_pinned_once_and_let_go(played: _Cuda) -> None:
     assert not played.registered
 
 
-def test_memory_that_shares_its_pages_is_not_pinned(played: _Cuda) -> None:
+def test_memory_that_shares_its_pages_is_not_pinned(played: FakeCuda) -> None:
     """Only whole pages are registered."""
     assert cuda.CudaDevice(0).pin(np.empty(100, dtype=np.uint8)[3:]) is None
     assert not played.registered
 
 
-def test_a_refusal_to_pin_is_reported(played: _Cuda) -> None:
+def test_a_refusal_to_pin_is_reported(played: FakeCuda) -> None:
     """The reason is cudaHostRegister's error; memory that is pinned already is not an error."""
     played.refuse = 2
     block = BlockPool(4 << 20).take()
@@ -154,16 +179,16 @@ def test_a_refusal_to_pin_is_reported(played: _Cuda) -> None:
     assert cuda.CudaDevice(0).pin(block) is None
 
 
-def test_cuda_errors_are_transfer_errors(played: _Cuda, monkeypatch) -> None:
+def test_cuda_errors_are_transfer_errors(played: FakeCuda, monkeypatch) -> None:
     """One line, for any RuntimeError of torch."""
 
     def fail(self):
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel ...")
 
-    lane = cuda.CudaDevice(0).lane()
-    monkeypatch.setattr(played.Stream, "synchronize", fail)
+    wait = cuda.CudaDevice(0).stream().mark()
+    monkeypatch.setattr(played.Event, "synchronize", fail)
     with pytest.raises(TransferError, match=r"cuda:0: CUDA error: an illegal.*encountered$"):
-        lane.close()
+        wait()
 
 
 def test_only_flat_bytes() -> None:
