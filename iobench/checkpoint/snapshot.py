@@ -18,7 +18,7 @@ from iobench.writers.blocks.channel import Lease
 from iobench.writers.blocks.pages import make_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.device.base import Device
-from iobench.writers.device.copies import Copies
+from iobench.writers.device.copies import DeviceCopies
 from iobench.writers.device.cuda import cuda_device
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Meter
@@ -73,7 +73,7 @@ class Content(Protocol):
 _C = TypeVar("_C", bound=Content)
 
 
-def copy_into(memory: Bytes, content: Content, copies: Copies | None = None) -> float:
+def copy_into(memory: Bytes, content: Content, copies: DeviceCopies | None = None) -> float:
     """Copy the file to the beginning of `memory`. On return the state may change.
 
     Several threads copy CPU tensors without the GIL. GPU tensors are copied by `copies`; no copy is
@@ -94,7 +94,7 @@ def copy_into(memory: Bytes, content: Content, copies: Copies | None = None) -> 
     return 0.0
 
 
-def gpu_copies(content: Content) -> Copies:
+def gpu_copies(content: Content) -> DeviceCopies:
     """Return the copies of the state's GPU tensors, ordered after the work of this thread.
 
     Raises StateError for a tensor that is neither in host memory nor on a CUDA device.
@@ -109,7 +109,7 @@ def gpu_copies(content: Content) -> Copies:
                 f"{name}: a tensor on {device} cannot be saved; a state is on CPU and CUDA devices"
             )
         devices.append(cuda_device(device))
-    return Copies(devices)
+    return DeviceCopies(devices)
 
 
 def copy_image(memory: Bytes, image: FileImage, *, processes: int = 1) -> float:

@@ -16,10 +16,6 @@ from iobench.units import MIB
 
 _DRIVER, _NVIDIA_FS = Path("/proc/driver/nvidia"), Path("/proc/driver/nvidia-fs")
 _PCI = len("0000:17:00.0")
-COMPATIBILITY_REMEDY = (
-    "Install NVIDIA's package nvidia-gds and run modprobe nvidia-fs; or set use_pci_p2pdma in "
-    "cufile.json (local NVMe, open driver >= 565)."
-)
 _QUERY = "name,memory.total,driver_version,pci.bus_id"
 
 
@@ -183,6 +179,7 @@ def gds_state(
     if compatibility:
         return (
             f"cuFile goes through host memory (compatibility mode): {compatibility}",
-            COMPATIBILITY_REMEDY,
+            "Install NVIDIA's package nvidia-gds and run modprobe nvidia-fs; or set use_pci_p2pdma "
+            "in cufile.json (local NVMe, open driver >= 565).",
         )
     return "all parts were found", ""

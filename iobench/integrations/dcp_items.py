@@ -1,20 +1,84 @@
-"""ItemStream: the items of one DCP file, gathered before they reach the writer's stream."""
+"""ItemStream: the items of one DCP file, gathered before they reach the writer's stream.
+
+on_host: these items in host memory, those of a GPU copied ahead.
+"""
 
 from __future__ import annotations
 
 import io
-from typing import IO, Any, cast
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 
 from iobench.formats import torch_tensor
 from iobench.units import KIB, MIB
+from iobench.writers.blocks.interrupt_safe import uninterrupted
+from iobench.writers.device.copies import DeviceCopies
+from iobench.writers.device.cuda import cuda_device
 from iobench.writers.stream import Stream
 
-__all__ = ["ItemStream"]
+__all__ = ["ItemStream", "gpu_copies", "on_host"]
 
 _AT_ONCE = MIB
 _LARGE = 64 * KIB
+_AHEAD = 64 * MIB
+"""Bytes in flight or copied: more than the bus moves while the writer takes one block."""
+_T = TypeVar("_T")
+
+
+def gpu_copies() -> DeviceCopies:
+    """Return the copies of tensors of the current GPU, ordered after the work of this thread.
+
+    Without a GPU in use, it copies nothing.
+    """
+    in_use = torch.cuda.is_initialized()
+    return DeviceCopies([cuda_device(torch.device("cuda"))] if in_use else [])
+
+
+def on_host(
+    items: Iterable[_T], resolve: Callable[[_T], Any], copies: DeviceCopies
+) -> Iterator[tuple[_T, Any]]:
+    """Yield each item with its data, CUDA tensors in host memory.
+
+    They are copied ahead, so that the caller stores one while the next ones are copied.
+    """
+    ahead: deque[_Ahead[_T]] = deque()
+    held_bytes = 0
+    for item in items:
+        data = source = resolve(item)
+        wait = None
+        if isinstance(source, torch.Tensor) and source.is_cuda:
+            stream = copies.on(cuda_device(source.device))
+            data = stream.to_host(source.detach())
+            wait = stream.mark()
+        size = data.nbytes if isinstance(data, torch.Tensor) else len(data.getbuffer())
+        ahead.append(_Ahead(item, data, size, source, wait))
+        held_bytes += size
+        while ahead and (ahead[0].wait is None or held_bytes > _AHEAD):
+            held_bytes -= ahead[0].size_bytes
+            yield _arrived(ahead.popleft())
+    while ahead:
+        yield _arrived(ahead.popleft())
+
+
+class _Ahead(NamedTuple, Generic[_T]):
+    """An item and its data on the host."""
+
+    item: _T
+    data: Any
+    size_bytes: int
+    source: Any
+    """The data on the GPU: it must exist until its copy is done."""
+    wait: Callable[[], None] | None
+    """Waits for this copy; None if nothing is copied."""
+
+
+def _arrived(one: _Ahead[_T]) -> tuple[_T, Any]:
+    if one.wait is not None:
+        uninterrupted(one.wait)
+    return one.item, one.data
 
 
 class ItemStream(io.RawIOBase):

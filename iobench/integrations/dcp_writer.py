@@ -30,10 +30,11 @@ from torch.futures import Future
 
 from iobench.errors import TargetError, UsageError
 from iobench.integrations.dcp_files import DcpLocation, DcpStorage
-from iobench.integrations.dcp_items import ItemStream
+from iobench.integrations.dcp_items import ItemStream, gpu_copies, on_host
 from iobench.integrations.default_writer import WriterLike
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.workers import map_in_workers
+from iobench.writers.device.copies import DeviceCopies
 from iobench.writers.transfer import Transfer
 
 __all__ = ["METADATA", "StorageWriter", "metadata_name"]
@@ -139,9 +140,10 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
             groups = _distributed(plan.items, self._thread_count)
 
         def write(number: int) -> tuple[Transfer, list[WriteResult]]:
-            return self._write_file(f"{prefix}{number}{DEFAULT_SUFFIX}", groups[number], planner)
+            name = f"{prefix}{number}{DEFAULT_SUFFIX}"
+            return self._write_file(name, groups[number], planner, copies)
 
-        with _saves.step(last=not self._finishes):
+        with _saves.step(last=not self._finishes), gpu_copies() as copies:
             numbers = range(len(groups))
             files = map_in_workers(self._thread_count, write, numbers, caller_waits=True)
         self.transfers += [transfer for transfer, _ in files]
@@ -150,16 +152,16 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         return done
 
     def _write_file(
-        self, name: str, items: Sequence[WriteItem], planner: SavePlanner
+        self, name: str, items: Sequence[WriteItem], planner: SavePlanner, copies: DeviceCopies
     ) -> tuple[Transfer, list[WriteResult]]:
         results = []
         expected = sum(_size_bytes(item) for item in items)
         try:
             with self._files.writer.open(self._files.path(name), expected or None) as stream:
                 gathered = ItemStream(stream)
-                for item in items:
+                for item, data in on_host(items, planner.resolve_data, copies):
                     start = gathered.tell()
-                    gathered.append(planner.resolve_data(item))
+                    gathered.append(data)
                     length = gathered.tell() - start
                     stored = _StorageInfo(name, start, length)
                     results.append(

@@ -15,7 +15,6 @@ from iobench.errors import UnavailableError
 from iobench.testing import Bucket, Check, local_s3, writer_checks
 from iobench.units import GIB, MIB
 from iobench.writers import gds, registry
-from iobench.writers.device.cufile import CuFile
 from iobench.writers.image import Bytes
 
 
@@ -58,10 +57,9 @@ class _InPlace(FakeDevice):
 @pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
 def test_large_by_gds(item: Check, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each large claim holds for `gds` with a fake cuFile."""
-    fake = FakeCuFile()
-    monkeypatch.setattr(gds, "cufile_missing", lambda: None)
-    monkeypatch.setattr(gds, "open_cufile", functools.cache(lambda: CuFile(fake)))
-    make = on_device(gds.GdsWriter, _InPlace())
+    fake = FakeCuFile(_InPlace())
+    fake.use(monkeypatch)
+    make = on_device(gds.GdsWriter, fake.device)
     item(make, tmpfs)
     assert fake.operations > 128
 

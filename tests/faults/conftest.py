@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib.util
 import json
@@ -17,9 +16,8 @@ from support.fake_device import FakeDevice, on_device
 from support.scripted_s3 import ScriptedS3, scripted_s3
 
 from iobench.testing import Footprint
-from iobench.writers import gds, registry
+from iobench.writers import registry
 from iobench.writers.base import Writer
-from iobench.writers.device.cufile import CuFile
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.retry import RetryPolicy
@@ -65,9 +63,7 @@ def make(name: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Call
     """Make that writer, perhaps with other options; skip where it is unavailable."""
     kind = registry.writer_class(name)
     if name == "gds":
-        fake = FakeCuFile()
-        monkeypatch.setattr(gds, "cufile_missing", lambda: None)
-        monkeypatch.setattr(gds, "open_cufile", functools.cache(lambda: CuFile(fake)))
+        FakeCuFile(device).use(monkeypatch)
         kind = on_device(kind, device)
 
     def made(directory: Path, **options: object) -> Writer:

@@ -1,5 +1,7 @@
 """With a real GPU: the suite with CUDA memory, restores to the GPU, and GPUDirect Storage.
 
+docs/gds.md has the plan for the first minutes on a machine with a GPU.
+
 Skipped where torch sees no CUDA device; then tests/conformance/test_device_memory.py and
 tests/unit/writers/test_gds.py say the same of a played device.
 """
@@ -7,17 +9,22 @@ tests/unit/writers/test_gds.py say the same of a played device.
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from support.fake_device import on_device
 
-from iobench import Checkpointer
+from iobench import Checkpointer, linux
 from iobench.formats import safetensors, torch_file
+from iobench.integrations.dcp import StorageWriter
 from iobench.testing import Check, writer_checks
 from iobench.writers import registry
+from iobench.writers.device.cuda import cuda_device
 
 _CUDA = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(not _CUDA, reason=f"torch {torch.__version__} sees no CUDA device")
@@ -81,3 +88,87 @@ def test_prepared_checkpoints(waits: bool, tmp_path: Path) -> None:
         ckpt.prepare(state, wait=waits)
         ckpt.save_async(state, 1)
         assert torch.equal(ckpt.load()["w"], state["w"].cpu())
+
+
+def test_memory_in_use_is_not_overwritten(tmp_path: Path) -> None:
+    """Kernels that still use freed memory do not write into blocks on the GPU, nor read them."""
+    writer = registry.make("gds", block_size="16MiB")
+    if not (answer := writer.available(tmp_path)).ok:
+        pytest.skip(f"{answer.reason} {answer.remedy}")
+    state = {"w": torch.randn(40 << 20, device="cuda")}
+    for step in range(20):
+        late = torch.zeros(16 << 20, dtype=torch.uint8, device="cuda")
+        torch.cuda._sleep(50_000_000)
+        late.fill_(step)
+        del late  # its memory is free for torch, and the fill is still queued
+        fresh = registry.make("gds", block_size="16MiB")
+        safetensors.save(state, "f", tmp_path, fresh)
+        found, _ = safetensors.load("f", tmp_path, registry.make("odirect"), device="cuda")
+        assert torch.equal(found["w"], state["w"]), step
+
+
+@pytest.mark.parametrize("format_", ["torch", "dcp"])
+def test_the_bytes_of_stock(format_: str, tmp_path: Path) -> None:
+    """A torch file and the items of DCP are those of stock, from the GPU."""
+    state = {f"w{n}": torch.randn(n * 300_001 + 1, device="cuda") for n in range(9)}
+    writer = registry.make("hybrid")
+    if format_ == "torch":
+        torch_file.save(state, "ours.pt", tmp_path, writer)
+        found = torch.load(tmp_path / "ours.pt")
+    else:
+        dcp.save(state, storage_writer=StorageWriter(tmp_path / "ours", writer))
+        found = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        dcp.load(found, checkpoint_id=tmp_path / "ours")
+    for name, tensor in state.items():
+        assert torch.equal(found[name], tensor)
+
+
+_OTHER = """
+import sys
+import torch
+from iobench import Checkpointer
+from iobench.formats import safetensors
+from iobench.writers import registry
+
+last, directory = torch.cuda.device_count() - 1, sys.argv[1]
+torch.cuda.set_device(last)
+state = {"w": torch.randn(9_000_001, device=f"cuda:{last}")}
+for name in ("buffered", "odirect", "hybrid", "gds"):
+    writer = registry.make(name)
+    if writer.available(directory).ok:
+        safetensors.save(state, name, directory, writer)
+with Checkpointer(directory, writer="buffered", lazy=True) as ckpt:
+    ckpt.prepare(state, wait=True)
+    ckpt.save_async(state, 1)
+    ckpt.before_optimizer_step()
+others = [n for n in range(last) if torch._C._cuda_hasPrimaryContext(n)]
+assert not others, f"a context on other GPUs: {others}"
+"""
+
+
+@pytest.mark.skipif(not _CUDA or torch.cuda.device_count() < 2, reason="needs a second GPU")
+def test_no_context_on_another_gpu(tmp_path: Path) -> None:
+    """A rank that uses the last GPU takes no memory of the first one."""
+    command = [sys.executable, "-c", _OTHER, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_error_of_a_refused_pin_is_gone() -> None:
+    """The next kernel of this thread does not raise it."""
+    memory = np.zeros(8 << 20, dtype=np.uint8)
+    begin = -memory.ctypes.data % 4096
+    address = memory.ctypes.data + begin
+    device = cuda_device(torch.device("cuda"))
+    assert int(torch.cuda.cudart().cudaHostRegister(address, 4 << 20, 0)) == 0
+    try:
+        pages = np.asarray(_Pages(address, 4 << 20))
+        assert device.pin(pages) is None  # registered already, by other code
+        torch.ones(3, device="cuda").sum().item()
+    finally:
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+class _Pages:
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.__array_interface__ = linux.array_interface(address, size_bytes)

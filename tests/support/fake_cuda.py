@@ -14,9 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-__all__ = ["FakeCuda"]
+__all__ = ["FakeCuda", "GpuTensor"]
 
 _real = {"empty": torch.empty, "ones": torch.ones}
+
+
+class GpuTensor(torch.Tensor):
+    """A CPU tensor that says it is on a GPU: `tensor.as_subclass(GpuTensor)`."""
+
+    is_cpu, is_cuda, device = False, True, torch.device("cuda", 0)
 
 
 class FakeCuda:

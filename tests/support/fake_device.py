@@ -201,7 +201,9 @@ class _FakeStream(CopyStream):
         self._later(to, out, within)
 
     def to_host(self, tensor: Any) -> Any:
-        host = tensor.cpu().clone()
+        import torch
+
+        host = tensor.detach().as_subclass(torch.Tensor).clone()
         self._later(_raw(host), _raw(tensor), [])
         return host
 

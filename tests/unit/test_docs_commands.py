@@ -116,7 +116,7 @@ def test_pip_finds_the_extras() -> None:
     lines = {line for page in _PAGES for line in _code_lines(page) if line.startswith("pip ")}
     lines -= {"pip install -e ."}  # of a reader's own package
     named = {re.findall(r"^pip install 'iobench\[(.*)\]'", line)[0] for line in lines}
-    assert named >= {"gds", "s3"}
+    assert named >= {"report", "s3"}
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
     assert named <= set(project["optional-dependencies"])
 

@@ -1,4 +1,4 @@
-"""Copies: copies between host memory and devices, and the wait for them."""
+"""DeviceCopies: copies between host memory and devices, and the wait for them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.device.base import CopyStream, Device, DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes
 
-__all__ = ["Copies"]
+__all__ = ["DeviceCopies"]
 
 
-class Copies:
+class DeviceCopies:
     """One stream per device, ordered after everything that the calling thread has queued there.
 
     Make it in the thread whose work the copies follow: the current stream belongs to the thread.
@@ -27,12 +27,12 @@ class Copies:
     def __init__(self, devices: Iterable[Device]) -> None:
         self._streams: dict[Device, CopyStream] = {}
         for device in devices:
-            if device not in self._streams:
-                self._streams[device] = device.stream()
+            self.on(device)
 
     def on(self, device: Device) -> CopyStream:
-        """Return the stream of `device`."""
-        return self._streams[device]
+        """Return the stream of `device`. If it is new, it is ordered after this thread's work."""
+        found = self._streams.get(device)
+        return found or self._streams.setdefault(device, device.stream())
 
     def make(self, pairs: Iterable[tuple[AnyMemory, AnyMemory]]) -> None:
         """Copy each (source, destination) of equal length, and wait for these copies.
@@ -56,7 +56,7 @@ class Copies:
 
     def wait(self) -> None:
         """Wait until all copies queued so far are done, also after Ctrl-C. Raises TransferError."""
-        _wait_for_all(self._streams.values())
+        _wait_for_all(tuple(self._streams.values()))
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,8 @@
 """cuFile, NVIDIA's library for GPUDirect Storage: the calls of its C API that `gds` makes.
 
-Not torch.cuda.gds: versions of torch that we support take a short write for a complete one, and an
-error has no errno. Not the package cuda-bindings: its versions and those of the library must match.
+Not torch.cuda.gds: its older versions take a short write for a complete one, its errors have no
+errno, and an operation is as long as its storage. Not the package cuda-bindings: its versions must
+match those of the library.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from iobench.units import MIB
 from iobench.writers.blocks.pages import HUGE_PAGE
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device.base import Device, DeviceBytes
-from iobench.writers.device.copies import Copies
+from iobench.writers.device.copies import DeviceCopies
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 from iobench.writers.transfer import Meter
 from iobench.writers.wrapped_image import WrappedImage
@@ -38,7 +38,7 @@ def staged(image: FileImage, meter: Meter) -> Iterator[FileImage]:
         return
     devices = [memory.device for _, memory in image.parts() if isinstance(memory, DeviceBytes)]
     unpinned: dict[str, None] = {}
-    with Copies(devices) as copies:
+    with DeviceCopies(devices) as copies:
         yield StagedImage(image, _copies=copies, _device=devices[0], _unpinned=unpinned)
     for reason in unpinned:
         meter.fell_back("pinned memory", "pageable memory", reason)
@@ -52,7 +52,7 @@ class StagedImage(WrappedImage):
     blocks on the device.
     """
 
-    _copies: Copies
+    _copies: DeviceCopies
     _device: Device
     _unpinned: dict[str, None]
 

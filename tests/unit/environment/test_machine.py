@@ -254,22 +254,77 @@ def test_cufile_is_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("gpus", "driver", "module", "library", "word", "remedied"),
+    ("gpus", "driver", "library", "compatibility", "word", "remedied"),
     [
-        (False, False, False, None, "no GPU", False),
-        (False, True, False, None, "reports no GPU", True),
-        (True, True, True, None, "libcufile", True),
-        (True, True, False, "/lib/libcufile.so", "compatibility mode", True),
-        (True, True, True, "/lib/libcufile.so", "is loaded", False),
+        (False, False, None, "", "no GPU", False),
+        (False, True, None, "", "reports no GPU", True),
+        (True, True, None, "", "libcufile", True),
+        (
+            True,
+            True,
+            "/lib/libcufile.so",
+            "no nvidia-fs",
+            "(compatibility mode): no nvidia-fs",
+            True,
+        ),
+        (True, True, "/lib/libcufile.so", "", "all parts", False),
     ],
 )
 def test_state_of_gpudirect_storage(
-    gpus: bool, driver: bool, module: bool, library: str | None, word: str, remedied: bool
+    gpus: bool, driver: bool, library: str | None, compatibility: str, word: str, remedied: bool
 ) -> None:
     """Each missing part is named, with a remedy if there is one."""
-    state, remedy = gds_state(gpus=gpus, driver=driver, module=module, library=library)
+    state, remedy = gds_state(
+        gpus=gpus, driver=driver, library=library, compatibility=compatibility
+    )
     assert word in state
     assert bool(remedy) is remedied
+
+
+_COMMENTED = """
+{   // NOTE : "use_pci_p2pdma": true
+    "properties": {"force_compat_mode": false, "use_pci_p2pdma": %s}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "variables", "reason"),
+    [
+        (True, "{}", {}, ""),
+        (False, "{}", {}, "nvidia-fs is not loaded and PCI P2PDMA is not configured"),
+        (False, None, {}, "nvidia-fs is not loaded and PCI P2PDMA is not configured"),
+        (
+            False,
+            _COMMENTED % "false",
+            {},
+            "nvidia-fs is not loaded and PCI P2PDMA is not configured",
+        ),
+        (False, _COMMENTED % "true", {}, ""),
+        (False, "{}", {"CUFILE_USE_PCIP2PDMA": "true"}, ""),
+        (False, _COMMENTED % "true", {"CUFILE_USE_PCIP2PDMA": "0"}, "nvidia-fs is not loaded"),
+        (True, '{"properties": {"force_compat_mode": true}}', {}, "force_compat_mode"),
+        (True, "{}", {"CUFILE_FORCE_COMPAT_MODE": "1"}, "force_compat_mode"),
+    ],
+)
+def test_compatibility_mode(
+    module: bool,
+    settings: str | None,
+    variables: dict[str, str],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """cuFile's settings and nvidia-fs decide. `doctor` and the writer `gds` say the same."""
+    (tmp_path / "nvidia-fs").mkdir()
+    monkeypatch.setattr(gpu, "_NVIDIA_FS", tmp_path / ("nvidia-fs" if module else "none"))
+    if settings is not None:
+        (tmp_path / "cufile.json").write_text(settings)
+    monkeypatch.setenv("CUFILE_ENV_PATH_JSON", str(tmp_path / "cufile.json"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert reason in gpu.compatibility_mode()
+    assert bool(reason) is bool(gpu.compatibility_mode())
 
 
 @pytest.mark.parametrize(

@@ -8,28 +8,113 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.fake_device import FakeDevice
+from support.fake_cufile import FakeCuFile
+from support.fake_device import FakeDevice, on_device
 
-from iobench.formats import torch_image, torch_layout
+from iobench.formats import torch_image
+from iobench.formats.checked_image import CheckedImage
+from iobench.testing import local_s3
 from iobench.writers import registry
+from iobench.writers.device.base import DeviceBytes
+from iobench.writers.gds import GdsWriter
+from iobench.writers.image import FileImage
+
+_STATE = {
+    "a": torch.randn(150_000),
+    "b": [torch.arange(77), torch.zeros(0), torch.arange(40_000)],
+    "c": [torch.arange(n) for n in range(1, 60)],
+}
 
 
-@pytest.mark.parametrize("piece", [64, 2**26])
-def test_storages_on_a_device(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are described without a copy, with their CRC32: the file is stock's."""
-    state = {"a": torch.randn(500), "b": [torch.arange(77), torch.zeros(0)], "c": 1}
-    torch.save(state, tmp_path / "stock.pt")
-    described = torch_image.layout("stock.pt", state)
+def _image(device: FakeDevice, *, host: int = 0) -> Any:
+    """The image of the file with the storages on `device`, but each `host`-th one."""
+    described = torch_image.layout("stock.pt", _STATE)
     assert described is not None
-    device = FakeDevice()
     memories: dict[int, Any] = {}
-    for start, memory in described.memories().items():
+    for number, (start, memory) in enumerate(described.memories().items()):
         assert isinstance(memory, np.ndarray)
-        memories[start] = device.upload(memory)
-        device.download(memories[start])  # torch's own copies wait for the device
-    monkeypatch.setattr(torch_layout, "_PIECE", piece)
+        on_host = host and number % host == 0
+        memories[start] = memory if on_host else device.upload(memory)
     image = described.image(memories)
+    assert isinstance(image, CheckedImage)
     assert image.on_device
+    return image
+
+
+@pytest.mark.parametrize("host", [0, 3])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("buffered", {}),
+        ("buffered", {"threads": 7}),
+        ("uncached", {"threads": 2}),
+        ("odirect", {"threads": 3}),
+        ("uring", {"iodepth": 4}),
+        ("hybrid", {}),
+        ("aiofiles", {"iodepth": 3}),
+    ],
+)
+def test_the_file_is_stocks(name: str, options: dict[str, Any], host: int, tmp_path: Path) -> None:
+    """With the CRC32s, which are computed in the blocks: they are not copied first."""
+    writer = registry.make(name, block_size="64KiB", **options)
+    if not (answer := writer.available(tmp_path)).ok:
+        pytest.skip(answer.reason)
+    device = FakeDevice()
+    image = _image(device, host=host)
+    assert not device.copies, "made without a copy"
     (tmp_path / "ours").mkdir()
-    registry.make("odirect").write(image, tmp_path / "ours")
-    assert (tmp_path / "ours/stock.pt").read_bytes() == (tmp_path / "stock.pt").read_bytes()
+    writer.write(image, tmp_path / "ours")
+    torch.save(_STATE, tmp_path / "stock.pt")
+    want = (tmp_path / "stock.pt").read_bytes()
+    assert (tmp_path / "ours/stock.pt").read_bytes() == want
+    assert not device.pending
+
+
+def test_one_pass_over_the_bus(tmp_path: Path) -> None:
+    """Each byte is copied once by a writer that takes the blocks in order."""
+    moved: list[int] = []
+
+    class Counted(FakeDevice):
+        def stream(self) -> Any:
+            made = super().stream()
+            copy = made.copy
+
+            def counted(source: Any, destination: Any) -> None:
+                moved.append(len(source))
+                copy(source, destination)
+
+            made.copy = counted  # type: ignore[method-assign]  # of this object only
+            return made
+
+    writer = registry.make("odirect", block_size="64KiB", threads=1)
+    if not (answer := writer.available(tmp_path)).ok:
+        pytest.skip(answer.reason)
+    image = _image(Counted())
+    writer.write(image, tmp_path)
+    stored = [memory for _, memory in image.parts() if isinstance(memory, DeviceBytes)]
+    assert sum(moved) == sum(map(len, stored))
+
+
+def test_parts_of_an_object(tmp_path: Path) -> None:
+    """The same by `s3`, whose workers send several parts at once."""
+    torch.save(_STATE, tmp_path / "stock.pt")
+    with local_s3() as server, server.active():
+        registry.make("s3").write(_image(FakeDevice()), server.target)
+        found = np.empty((tmp_path / "stock.pt").stat().st_size, dtype=np.uint8)
+        registry.make("s3").read(FileImage.of("stock.pt", [found]), server.target)
+    assert found.tobytes() == (tmp_path / "stock.pt").read_bytes()
+
+
+def test_gds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that cuFile writes are copied to the host for the checksums."""
+    device = FakeDevice()
+    FakeCuFile(device).use(monkeypatch)
+    if not (answer := GdsWriter().available(tmp_path)).ok:
+        pytest.skip(answer.reason)
+    made = on_device(GdsWriter, device)(block_size="64KiB")
+    (tmp_path / "ours").mkdir()
+    moved = made.write(_image(device), tmp_path / "ours")
+    assert "gds" in moved.paths
+    torch.save(_STATE, tmp_path / "stock.pt")
+    want = (tmp_path / "stock.pt").read_bytes()
+    assert (tmp_path / "ours/stock.pt").read_bytes() == want

@@ -7,9 +7,13 @@ from typing import Any, cast
 
 import pytest
 import torch
+from support.fake_cuda import GpuTensor
+from support.fake_device import FakeDevice
 
-from iobench.integrations.dcp_items import ItemStream
+from iobench.integrations import dcp_items
+from iobench.integrations.dcp_items import ItemStream, on_host
 from iobench.units import MIB
+from iobench.writers.device.copies import DeviceCopies
 from iobench.writers.stream import Stream
 
 
@@ -98,3 +102,36 @@ def test_a_failure_is_raised() -> None:
     held.append(torch.ones(2500))
     with pytest.raises(OSError, match="no room"):
         held.end()
+
+
+def test_tensors_of_a_gpu_are_copied_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All items come in order, with the right bytes; the next copies are in flight meanwhile."""
+    device = FakeDevice()
+    monkeypatch.setattr(dcp_items, "cuda_device", lambda _: device)
+    monkeypatch.setattr(dcp_items, "_AHEAD", 3 * 4000)
+    data: list[Any] = [torch.full((1000,), float(n)) for n in range(20)]
+    items = [one.as_subclass(GpuTensor) for one in data]
+    for at in (0, 7, 8, 15):
+        items[at] = data[at]
+    for at in (5, 19):
+        items[at] = data[at] = io.BytesIO(b"any object")
+    resolved = list[int]()
+
+    def resolve(number: int) -> Any:
+        resolved.append(number)
+        return items[number]
+
+    found = list[int]()
+    with DeviceCopies([device]) as copies:
+        for number, arrived in on_host(range(20), resolve, copies):
+            found.append(number)
+            assert resolved[-1] - number <= 5, "not more than the limit is ahead"
+            if number in (1, 2, 10, 11):
+                assert device.pending
+            if isinstance(arrived, io.BytesIO):
+                assert arrived is data[number]
+            else:
+                assert torch.equal(arrived.as_subclass(torch.Tensor), data[number])
+    assert found == list(range(20))
+    assert device.copies == 14
+    assert not device.pending

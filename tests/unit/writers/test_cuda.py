@@ -18,7 +18,7 @@ from iobench.testing import content
 from iobench.writers import registry
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device import cuda, staging
-from iobench.writers.device.copies import Copies
+from iobench.writers.device.copies import DeviceCopies
 from iobench.writers.image import FileImage
 
 
@@ -98,7 +98,7 @@ def test_no_context_on_another_device(writer: str, played: FakeCuda, tmp_path) -
     image = FileImage.of("f", [_Bytes(part, 3) for part in data.split(100_000)])
     device, blocks = cuda._cuda_device(3), [BlockPool(4 << 20).take()]
     with played.device(3):
-        copies = Copies([device])
+        copies = DeviceCopies([device])
     _in_thread(lambda: device.pin(blocks[0]))
     _in_thread(lambda: copies.on(device).copy(data, blocks[0][: len(data)]))
     _in_thread(lambda: device.allocate(4096))

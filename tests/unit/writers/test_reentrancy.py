@@ -148,16 +148,17 @@ def test_device_blocks() -> None:
     """The same for blocks of GPU memory and for pinned ones."""
 
     def check(enter: Callable[..., bool]) -> bool:
-        device, blocks, used = FakeDevice(), gds._DeviceBlocks(4096), list[int]()
-        cufile = CuFile(FakeCuFile())
+        device, blocks, used = FakeDevice(), gds._Blocks(4096), list[int]()
+        cufile = CuFile(FakeCuFile(device))
 
         def use() -> None:
             with blocks.block(cufile, device, Meter()) as block:
-                assert block.address not in used
-                used.append(block.address)
+                address = block.memory.address
+                assert address not in used
+                used.append(address)
                 if nested:
                     nested.pop()()
-                used.remove(block.address)
+                used.remove(address)
 
         nested = [use]
         return enter(use, use)
@@ -168,7 +169,7 @@ def test_device_blocks() -> None:
         device, got = FakeDevice(), list[Bytes]()
 
         def take() -> None:
-            got.append(staging._PinnedBlocks.of(device, lambda _: None).take(5000))
+            got.append(staging._pool(device, 5000).take())
 
         there = enter(take, take)
         assert len({block.ctypes.data for block in got}) == len(got) == 1 + there
