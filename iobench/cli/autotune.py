@@ -166,7 +166,7 @@ def autotune(
     began_s = time.perf_counter() - _started_s_ago()
     with preparing("loading torch", quiet=quiet):
         from iobench.tune.emit import check_config
-        from iobench.tune.journal import Journal, check_new
+        from iobench.tune.journal import Journal, check_new, read_unfinished
         from iobench.tune.tuning import Tuning, TuningRequest
 
     check_config(output)
@@ -176,9 +176,9 @@ def autotune(
         check_report(report)
     if resume is not None:
         _check_alone(ctx)
+        with quiet_stdout(), preparing("reading the journal", quiet=quiet):
+            tuning = Tuning.resumed(read_unfinished(resume))
         with _resumable(resume), Journal.resume(resume) as opened:
-            with quiet_stdout(), preparing("reading the journal", quiet=quiet):
-                tuning = Tuning.resumed(opened.header)
             _announce(tuning, quiet=quiet)
             print(f"journal   {resume}, {len(opened.trials)} trials in it", file=sys.stderr)
             _tune(tuning, opened, output, format_, began_s, report, quiet=quiet)

@@ -49,7 +49,7 @@ def run() -> None:
     except OSError as error:
         _fail(str(error), IobenchError.exit_code)
     except MemoryError:
-        _fail("out of memory; choose a smaller --pool or --size", IobenchError.exit_code)
+        _fail("out of memory; end other programs, or work on less data", IobenchError.exit_code)
     sys.exit(code)
 
 

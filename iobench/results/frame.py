@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load"]
 
-_PARTS = ("cold", "device", "interference", "series", "verified")
+_PARTS = ("cold", "device", "interference", "memory", "series", "stored", "verified")
 _TIMES = ("started_at", "run_started_at")
 
 
@@ -79,7 +79,7 @@ def _row(sample: Sample) -> dict[str, Any]:
     )
     row |= {f"phase.{name}_s": seconds for name, seconds in phases.items()}
     # A part that is null gets no column.
-    parts = {name: row.pop(name) or {} for name in _PARTS}
+    parts = {name: row.pop(name, None) or {} for name in _PARTS}
     return row | _flat({"path": paths, "decision": decisions, "option": options} | parts)
 
 

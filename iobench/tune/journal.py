@@ -25,10 +25,25 @@ from iobench.text import printable_values
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Phase, Step
 
-__all__ = ["SCHEMA", "Journal", "TrialRecord", "TuningRecord", "check_new", "read_journal"]
+__all__ = [
+    "SCHEMA",
+    "Journal",
+    "TrialRecord",
+    "TuningRecord",
+    "check_new",
+    "read_journal",
+    "read_unfinished",
+]
 
 SCHEMA = "iobench.tune/1"
 _FAMILY, _VERSION = SCHEMA.split("/")
+_NEEDED = {
+    "asked": ("workload", "target", "objective", "rank", "max_s", "max_bytes"),
+    "machine": (
+        *("hostname", "kernel", "cpu.model", "cpu.usable_cpus", "memory.total_bytes"),
+        "fingerprint",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +61,15 @@ class TuningRecord:
     fingerprint: str
     files_sha256: str = ""
     """Of the workload's files, see `files_digest`; "" in older journals."""
+
+    def check(self) -> None:
+        """Raise ValueError that names a fact which every reader of a journal needs."""
+        for part, keys in _NEEDED.items():
+            facts = getattr(self, part)
+            for key in keys:
+                _check_has(facts, part, key)
+        if self.storage.get("device") is not None:
+            _check_has(self.storage, "storage", "device.name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +144,12 @@ class Journal:
     @classmethod
     @contextmanager
     def resume(cls, path: Path) -> Iterator[Journal]:
-        """Open the journal in `path` to append to it. Raises ResultFileError for another file.
+        """Open the journal in `path` to append to it. Raises ResultFileError for another file, and
+        for a journal whose tuning is complete.
 
         An unfinished last line, which a killed process leaves, is removed.
         """
-        header, trials, whole = _read(path)
+        header, trials, whole = _unfinished(path)
         try:
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
@@ -175,19 +200,38 @@ def check_new(path: Path) -> None:
         )
 
 
+def read_unfinished(path: Path) -> TuningRecord:
+    """Return the header of a journal that can be resumed. Writes nothing.
+
+    Raises ResultFileError for another file, and for a journal whose tuning is complete.
+    """
+    return _unfinished(path)[0]
+
+
 def read_journal(path: Path) -> tuple[TuningRecord, list[TrialRecord]]:
     """Return header and measurements of the journal in `path`, with control characters escaped.
 
     Raises ResultFileError.
     """
-    header, trials, _ = _read(path, printable_values)
+    header, trials, _, _ = _read(path, printable_values)
     return header, trials
+
+
+def _unfinished(path: Path) -> tuple[TuningRecord, list[TrialRecord], int]:
+    header, trials, whole, complete = _read(path)
+    if complete:
+        raise ResultFileError(
+            f"{path} is complete: nothing is left to resume; iobench report {path} -o FILE.html "
+            "shows it"
+        )
+    return header, trials, whole
 
 
 def _read(
     path: Path, clean: Callable[[Any], Any] = lambda values: values
-) -> tuple[TuningRecord, list[TrialRecord], int]:
-    """Return the header, the trials, and the bytes of all complete lines."""
+) -> tuple[TuningRecord, list[TrialRecord], int, bool]:
+    """Return the header, the trials, the bytes of all complete lines, and whether the tuning is
+    complete."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -195,6 +239,7 @@ def _read(
     whole = data.rfind(b"\n") + 1
     header: TuningRecord | None = None
     trials: list[TrialRecord] = []
+    complete = False
     for number, line in enumerate(data[:whole].splitlines(), 1):
         try:
             values = clean(json.loads(line))
@@ -203,13 +248,23 @@ def _read(
                 if values.get("kind") != TuningRecord.kind:
                     raise ValueError("the first line is not a header")
                 header = from_plain(TuningRecord, values)
+                header.check()
             elif values.get("kind") == TrialRecord.kind:
                 trials.append(from_plain(TrialRecord, values))
+            elif values.get("kind") == EndRecord.kind:
+                complete = complete or values.get("status") == "complete"
         except (ValueError, RecursionError) as error:
             raise ResultFileError(f"{path}, line {number}: {error}") from error
     if header is None:
         raise ResultFileError(f"{path} is not a journal of iobench autotune: it has no header")
-    return header, trials, whole
+    return header, trials, whole, complete
+
+
+def _check_has(facts: Any, part: str, key: str) -> None:
+    for name in key.split("."):
+        if not isinstance(facts, Mapping) or name not in facts:
+            raise ValueError(f"{part}.{key} is missing")
+        facts = facts[name]
 
 
 def _check_schema(values: Any) -> None:

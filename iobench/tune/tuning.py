@@ -147,7 +147,11 @@ class Tuning:
             raise ResultFileError(f"the first line of this journal: {error}") from error
         if asked.own_server:
             raise UsageError("this journal is of --s3-local, whose server is gone; start anew")
-        tuning = cls.of(asked)
+        try:
+            tuning = cls.of(asked)
+        except TargetError as error:
+            message = str(error).replace("--target ", "the journal's target ", 1)
+            raise TargetError(message) from error
         here = tuning.header()
         if here.fingerprint != header.fingerprint:
             raise UsageError(

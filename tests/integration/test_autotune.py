@@ -161,6 +161,8 @@ def test_a_server_of_its_own(tune_own: Callable[..., None], output: Path, journa
     assert tuned is not None
     assert tuned.target == "--s3-local"
     assert iobench.load_writer(output).name == "s3"  # where no server answers
+    *lines, _ = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines))  # as if it had been killed before its end
     with pytest.raises(UsageError, match="--s3-local, whose server is gone") as caught:
         app(["autotune", "--resume", str(journal), "-o", str(output)], standalone_mode=False)
     assert caught.value.exit_code == 2
@@ -230,19 +232,18 @@ def test_limits(tune: Tune, target: Path) -> None:
 def test_what_a_person_sees(
     tune: Tune, target: Path, capfd: pytest.CaptureFixture[str], journal: Path
 ) -> None:
-    """The table has the chosen setting, the baseline and the reasons; --resume prints the same."""
-    with pytest.raises(json.JSONDecodeError):
+    """The table has the chosen setting, the baseline and the reasons."""
+    with pytest.raises(json.JSONDecodeError) as caught:
         tune(target, "--writer", "odirect", "--format", "table")
-    trials = read_journal(journal)[1]
-    app(
-        ["autotune", "--resume", str(journal), "-o", str(journal.with_name("again.toml"))],
-        standalone_mode=False,
-    )
-    shown = capfd.readouterr().out
+    shown = caught.value.doc
     assert "the best setting for save" in shown
     for word in ("chosen", "baseline", "samples", "settings tried in", "written"):
         assert word in shown
-    assert read_journal(journal)[1] == trials
+    whole, again = journal.read_bytes(), journal.with_name("again.toml")
+    with pytest.raises(IobenchError, match="is complete"):
+        app(["autotune", "--resume", str(journal), "-o", str(again)], standalone_mode=False)
+    assert journal.read_bytes() == whole
+    assert not again.exists()
 
 
 def test_a_dry_run(
@@ -476,7 +477,29 @@ def test_a_journal_of_another_machine(
     refused(2, "--max-time is too small", "--max-time", "10ms", "--size", "4MiB")
     fingerprint = read_journal(journal)[0].fingerprint
     journal.write_text(journal.read_text().replace(fingerprint, "0" * 12))
+    before = journal.read_bytes()
     refused(2, "another machine or storage", "--resume", journal)
+    assert journal.read_bytes() == before
+
+
+def test_a_journal_whose_target_is_gone(
+    refused: Callable[..., None], tmp_path: Path, target: Path
+) -> None:
+    """The message names no option that was not given; the journal is not changed."""
+    journal = tmp_path / "refused.jsonl"
+    refused(2, "--max-time is too small", "--max-time", "10ms", "--size", "4MiB")
+    before = journal.read_bytes()
+    gone = target.rename(target.with_name(f"{target.name}-gone"))
+    target.symlink_to("nowhere")
+    with pytest.raises(IobenchError, match=f"^the journal's target {target}: ") as caught:
+        app(
+            ["autotune", "--resume", str(journal), "-o", str(tmp_path / "w.toml")],
+            standalone_mode=False,
+        )
+    assert "--target" not in str(caught.value)
+    assert journal.read_bytes() == before
+    target.unlink()
+    gone.rename(target)
 
 
 def test_a_journal_of_another_workload(

@@ -132,7 +132,7 @@ def test_no_arguments_give_help(iobench_inside: Command, arguments: tuple[str, .
     ("error", "code", "says"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "/mnt/x"), 1, "No space left on device"),
-        (MemoryError(), 1, "out of memory; choose a smaller"),
+        (MemoryError(), 1, "out of memory; end other programs, or work on less data"),
         (UsageError("two\nlines"), 2, "two lines"),
         (UnavailableError("uring", "no ring.", "Use threads."), 3, "no ring"),
         (DataMismatchError("other bytes"), 4, "other bytes"),

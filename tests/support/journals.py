@@ -32,6 +32,7 @@ HEADER = TuningRecord(
     },
     machine={
         "hostname": "node1",
+        "fingerprint": "ba9876543210",
         "kernel": "6.18",
         "cpu": {"model": "Example CPU", "usable_cpus": 16},
         "memory": {"total_bytes": 64 * GIB},

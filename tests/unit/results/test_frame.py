@@ -35,6 +35,17 @@ def test_one_row_per_sample_with_flat_columns(example_path: Path) -> None:
     assert not {"cold", "device", "verified", "paths", "options", "phases_s"} & set(frame.columns)
 
 
+def test_no_column_holds_objects() -> None:
+    """Each nested field has its own columns: docs/results.md."""
+    for path in sorted((Path(__file__).parents[3] / "results").glob("reference-*.jsonl")):
+        if "autotune" not in path.name:
+            frame = load(path)
+            held = [name for name in frame if frame[name].map(lambda x: isinstance(x, dict)).any()]
+            assert held == [], path
+    frame = load(Path(__file__).with_name("recorded.jsonl"))
+    assert any(name.startswith("memory.") for name in frame)
+
+
 def test_each_decision_is_a_column(tmp_path: Path, example_path: Path) -> None:
     text = example_path.read_text()
     path = tmp_path / "run.jsonl"

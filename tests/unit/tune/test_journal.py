@@ -5,25 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.journals import HEADER
 from support.simulated_storage import SimulatedStorage
 
 from iobench.errors import ResultFileError
 from iobench.tune.candidate import Candidate
-from iobench.tune.journal import Journal, TrialRecord, TuningRecord, read_journal
+from iobench.tune.journal import Journal, TrialRecord, read_journal, read_unfinished
 from iobench.tune.measurement import Step
 
-HEADER = TuningRecord(
-    started_at="2026-01-31T12:00:00Z",
-    command=("iobench", "autotune"),
-    iobench="0.1.0",
-    asked={"workload": "llama7b"},
-    machine={},
-    storage={},
-    fingerprint="0" * 12,
-)
 ONE = Candidate.of("odirect", {"threads": 3}, "drawn")
 STEP = Step(phase="race", round=1, size_bytes=2**20)
 
@@ -89,8 +82,9 @@ def test_going_on(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_half_a_line(tmp_path: Path) -> None:
     """Resuming removes it."""
     path = tmp_path / "tune.jsonl"
-    with Journal.create(path, HEADER) as journal:
+    with contextlib.suppress(KeyboardInterrupt), Journal.create(path, HEADER) as journal:
         journal.write(record())
+        raise KeyboardInterrupt
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:50].replace(b"\n", b" "))
     with Journal.resume(path) as journal:
@@ -118,6 +112,38 @@ def test_no_journal(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ResultFileError, match=words), Journal.resume(path):
         pytest.fail("it was opened")
     assert path.read_text() == text
+
+
+def test_a_complete_journal_is_not_resumed(tmp_path: Path) -> None:
+    """Not even when an older version has appended how another process failed. It is not changed."""
+    path = tmp_path / "tune.jsonl"
+    with Journal.create(path, HEADER) as journal:
+        journal.write(record())
+    failed = '{"schema": "iobench.tune/1", "kind": "end", "at": "", "status": "failed"}\n'
+    for text in (path.read_text(), path.read_text() + failed):
+        path.write_text(text)
+        with pytest.raises(ResultFileError, match="is complete"), Journal.resume(path):
+            pytest.fail("it was opened")
+        with pytest.raises(ResultFileError, match="is complete"):
+            read_unfinished(path)
+        assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        *(("asked", key) for key in ("workload", "target", "objective", "rank", "max_s")),
+        *(("machine", key) for key in ("hostname", "cpu", "memory", "fingerprint")),
+    ],
+)
+def test_an_old_journal_that_lacks_a_fact(tmp_path: Path, part: str, key: str) -> None:
+    """One line says which, where a report of it would have no answer."""
+    facts = {name: value for name, value in getattr(HEADER, part).items() if name != key}
+    path = tmp_path / "tune.jsonl"
+    with Journal.create(path, replace(HEADER, **{part: facts})) as journal:
+        journal.write(record())
+    with pytest.raises(ResultFileError, match=rf"line 1: {part}\.{key}[.\w]* is missing"):
+        read_journal(path)
 
 
 def test_it_overwrites_nothing(tmp_path: Path) -> None:
