@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.filesystems import no_private_mounts
 from support.s3_servers import s3_server
 from support.tiers import damage, events
 
@@ -100,6 +101,8 @@ def test_a_later_save_of_another_job_counts(ranks: RankPool, tmp_path: Path) -> 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 def test_a_remote_directory_of_one_node(ranks: RankPool, tmp_path: Path) -> None:
     """It is found by rank 0, which does not see the files of rank 1; nothing is published."""
+    if why := no_private_mounts():
+        pytest.skip(why)
     local, remote = tmp_path / "local", tmp_path / "remote"
     remote.mkdir()
     found = ranks.first(2).call(rank_tiers.node_local, str(local), str(remote))

@@ -28,6 +28,7 @@ SUMMARY_KEYS = {
         *(set(AXIS_NAMES) - set(AXES_IF_SET)),
         "operation",
         "samples",
+        "repetitions",
         "bytes",
         "median_bytes_per_s",
     ),
