@@ -252,6 +252,13 @@ def test_ranks_without_a_secret(nodes: Nodes) -> None:
         )
 
 
+def test_ranks_meet_at_the_store_of_the_trainer(nodes: Nodes) -> None:
+    """Process groups are initialized: nothing has to be set, also without a shared directory."""
+    ranks = nodes.ranks("support.rank_scripts:meets_by_groups", order=[0, 1])
+    addresses = [address for _, address in _places(nodes, ranks)]
+    assert addresses == [nodes[0].address, nodes[1].address]
+
+
 def _places(nodes: Nodes, ranks: Sequence[Process]) -> list[Any]:
     assert nodes.wait(ranks, 60) == [0] * len(ranks), [r.stdout() + r.stderr() for r in ranks]
     found = [json.loads(rank.stdout()) for rank in ranks]

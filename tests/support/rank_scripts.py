@@ -13,7 +13,7 @@ from iobench.dist.control import Control
 from iobench.dist.world import World
 from iobench.errors import RankError, UsageError
 
-__all__ = ["gathers", "joined", "meets"]
+__all__ = ["gathers", "joined", "meets", "meets_by_groups"]
 
 
 def joined() -> World:
@@ -39,6 +39,15 @@ def meets(directory: str | None, deadline_s: float, *unset: str) -> None:
     except (RankError, UsageError) as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         raise SystemExit(3) from None
+
+
+def meets_by_groups() -> None:
+    """Meet at the store of the trainer's process groups."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    meets(None, 30, "IOBENCH_TOKEN")
+    dist.destroy_process_group()
 
 
 def gathers(

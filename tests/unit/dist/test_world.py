@@ -38,6 +38,16 @@ _OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
+_DEEPSPEED = {
+    "RANK": "8",
+    "WORLD_SIZE": "16",
+    "LOCAL_RANK": "0",
+    "LOCAL_SIZE": "8",
+    "CROSS_RANK": "1",
+    "CROSS_SIZE": "2",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+}
 _MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
 
@@ -56,6 +66,7 @@ def _place(world: World) -> tuple[int, ...]:
         (_OPEN_MPI, "mpi", (3, 4, 1, 2, 1, 2)),
         (_MPICH, "mpi", (3, 4, 1, 2, 1, 2)),
         ({"RANK": "1", "WORLD_SIZE": "2"}, "torchrun", (1, 2, 1, 2, 0, 1)),
+        (_DEEPSPEED, "torchrun", (8, 16, 0, 8, 1, 2)),
         # Kubernetes and Ray Train set torchrun's variables, and srun's may be there too.
         ({**_SLURM, **_TORCHRUN}, "torchrun", (5, 8, 1, 4, 1, 2)),
         # A batch script of Slurm is no rank, although it has a job and a number of tasks.
@@ -71,6 +82,19 @@ def test_launchers(found: dict[str, str], launcher: str, place: tuple[int, ...])
     """The variables of each launcher give rank, local rank and node."""
     world = World.detect(found)
     assert (world.launcher, _place(world)) == (launcher, place)
+
+
+def test_a_launcher_that_names_no_nodes() -> None:
+    """Without the number of local ranks the hosts give the places, once the ranks have met."""
+    kubeflow = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "worker-0"}
+    world = World.detect(kubeflow)
+    assert not world.placed
+    assert not world.on_one_node
+    assert World.detect({**kubeflow, "MASTER_ADDR": "127.0.0.1"}).on_one_node
+    assert World.detect({"RANK": "1", "WORLD_SIZE": "2"}).on_one_node
+    found = world.on(["worker-0", "worker-1", "worker-1", "worker-0"])
+    assert (_place(found), found.placed) == ((2, 4, 1, 2, 1, 2), True)
+    assert found.same_rank(world)
 
 
 def test_a_restart_is_another_job() -> None:
