@@ -49,29 +49,26 @@ def test_a_rank_ends_after_its_last_call(tmp_path: Path, size: int, call: str) -
     assert iobench.load_checkpoint(directory) is not None
 
 
-@pytest.mark.parametrize("call", ["all_gather", "gather", "broadcast", "scatter", "barrier"])
+@pytest.mark.parametrize("call", ["all_gather", "broadcast", "scatter"])
 def test_rank_0_ends_before_the_others_read(call: str) -> None:
-    """The others have their answers when a call returns in rank 0, although they are slow."""
+    """The others have their answers when a call returns in rank 0, although they are slow. The
+    answers are larger than the buffers of a socket, so the hub of rank 0 still sends them."""
     code = f"""
-import os, threading, time
+import os, time
 from iobench.dist import member
 from iobench.dist.control import Control
 from iobench.dist.world import World
+exactly = member._exactly
+def slowly(connection, size):
+    if size > 1_000_000:
+        time.sleep(0.5)
+    return exactly(connection, size)
 world = World.detect()
-control = Control.connect(world, deadline_s=30)
 if world.rank:
-    control.barrier("begin", deadline_s=30)
-    read = member._read
-    def slowly(connection, **how):
-        text = read(connection, **how)
-        time.sleep(0.3)
-        return text
-    member._read = slowly
-else:
-    control.barrier("begin", deadline_s=30)
-value = ["x"] * 2 if {call!r} == "scatter" and not world.rank else None
-values = () if {call!r} == "barrier" else (value,)
-control.{call}("last", *values, deadline_s=30)
+    member._exactly = slowly
+control = Control.connect(world, deadline_s=30)
+values = ["x", "y" * 30_000_000] if {call!r} == "scatter" else "x" * 30_000_000
+control.{call}("last", None if world.rank else values, deadline_s=30)
 print("done", flush=True)
 os._exit(0)
 """
