@@ -50,8 +50,7 @@ def contender_of(sample: Sample | Failure) -> str:
 
     Full and partial restores have the same key: they read the same saved files.
     """
-    whose = {"writer": sample.writer, "options": to_plain(sample.options)}
-    return json.dumps(whose | sample.axes.of_saves(), sort_keys=True)
+    return sample.setting.contender
 
 
 def figure_of(sample: Sample) -> tuple[str, Operation, str | None]:

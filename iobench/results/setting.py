@@ -6,8 +6,11 @@ and defaults from `AxisValues`. `iobench.bench.axes` explains how to add an axis
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 __all__ = [
@@ -102,9 +105,20 @@ class Setting:
         """The writer and its axes without its options: `odirect granularity=blob`."""
         return " ".join([self.writer, *self.axes.changed()])
 
+    @cached_property
+    def contender(self) -> str:
+        """A key that is equal for the same writer and options at the same axes of saves. Every
+        judgement groups all samples by it."""
+        whose = {"writer": self.writer, "options": self.options, **self.axes.of_saves()}
+        return json.dumps(whose, sort_keys=True, default=_plain)
+
     def at(self, **axes: Any) -> Self:
         """Return the same writer and options with other values of the given axes."""
         return replace(self, axes=replace(self.axes, **axes))
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else os.fspath(value)
 
 
 def at_target(name: str, target: str | None) -> str:
