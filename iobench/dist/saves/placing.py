@@ -68,9 +68,11 @@ class RemotePlace:
     def committed(self, save: Save, serial: int) -> None:
         found, tier = self._manifest, self.tier
         assert found is not None
-        tier.drain.sent_directly(save, serial, found.size_bytes, self._elapsed_s)
-        tier.drain.placed(save.step, REMOTE, self.choice.reason)
-        tier.remote.recorded(save.step, serial, save.created_s, found.size_bytes)
+        try:  # first: the drain forgets what the ledger of the remote tier does not have
+            tier.remote.recorded(save.step, serial, save.created_s, found.size_bytes)
+        finally:
+            tier.drain.sent_directly(save, serial, found.size_bytes, self._elapsed_s)
+            tier.drain.placed(save.step, REMOTE, self.choice.reason)
 
     def instead(self, save: Save, failure: BaseException) -> LocalPlace | None:
         of_place = failure.of_place if isinstance(failure, VoteError) else True

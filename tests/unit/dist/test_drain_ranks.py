@@ -15,8 +15,9 @@ from iobench.dist.control import Control
 from iobench.dist.drain.follower import DrainFollower
 from iobench.dist.drain.messages import states_of
 from iobench.dist.drain.rank_copier import RankCopier
+from iobench.dist.saves.placing import RemotePlace
 from iobench.errors import RankError
-from iobench.tiers.queue import Queued
+from iobench.tiers.queue import DrainQueue, Queued
 from iobench.tiers.remote import Remote, RemoteTier
 
 
@@ -128,3 +129,32 @@ def test_an_answer_when_the_remote_tier_cannot_begin_anew(
     hub = _Hub({"do": "send"})
     _follower(hub, tmp_path)._run()
     assert len(hub.answers) == 1
+
+
+def test_a_direct_save_is_recorded_before_the_drain_knows_it() -> None:
+    """The drain's thread may look for what no tier has at any moment, also in between."""
+    queue, ledger = DrainQueue(), set[int]()
+
+    def recorded(step: int, *_: Any) -> None:
+        queue.forget_settled(ledger.__contains__)
+        ledger.add(step)
+        queue.forget_settled(ledger.__contains__)
+
+    def sent_directly(save: Save, serial: int, *_: Any) -> None:
+        queue.put(replace(_queued(save.step, state="durable"), serial=serial, local=False))
+        queue.forget_settled(ledger.__contains__)
+
+    drain = SimpleNamespace(sent_directly=sent_directly, placed=lambda *_: None)
+    anything = cast(Any, None)
+    place = RemotePlace(
+        tier=cast(Any, SimpleNamespace(drain=drain, remote=SimpleNamespace(recorded=recorded))),
+        ledger=anything,
+        assembly=anything,
+        choice=cast(Any, SimpleNamespace(reason="it is faster")),
+        local=anything,
+        size_bytes=1,
+        limit_s=None,
+    )
+    place._manifest, place._elapsed_s = cast(Any, SimpleNamespace(size_bytes=1)), 1.0
+    place.committed(_saved(4), 4)
+    assert [one.step for one in queue.entries()] == [4]
