@@ -17,10 +17,12 @@ from iobench._version import __version__
 if TYPE_CHECKING:
     from iobench.checkpoint.per_rank import PerRank, SavedPerRank
     from iobench.checkpoint.retention import KeepAll, KeepEvery, KeepLast
+    from iobench.checkpoint.save import Save
     from iobench.checkpoint.schedule import Auto, Every
     from iobench.dist.checkpointer import Checkpointer
     from iobench.dist.load.any_format import load_checkpoint
     from iobench.dist.replicas.partner import Partner
+    from iobench.dist.world import World
     from iobench.integrations.default_writer import set_default_writer
     from iobench.tiers.local import Local
     from iobench.tiers.memory import Memory
@@ -45,8 +47,10 @@ __all__ = [
     "PerRank",
     "Placement",
     "Remote",
+    "Save",
     "SavedPerRank",
     "Transfer",
+    "World",
     "Writer",
     "__version__",
     "dump_writer",
@@ -68,9 +72,11 @@ _HOMES = {
     "Memory": "iobench.tiers.memory",
     "Placement": "iobench.tiers.placement",
     "Remote": "iobench.tiers.remote",
+    "Save": "iobench.checkpoint.save",
     "SavedPerRank": "iobench.checkpoint.per_rank",
     "Partner": "iobench.dist.replicas.partner",
     "Transfer": "iobench.writers.transfer",
+    "World": "iobench.dist.world",
     "Writer": "iobench.writers.base",
     "dump_writer": "iobench.writers.config",
     "load_checkpoint": "iobench.dist.load.any_format",
@@ -78,7 +84,7 @@ _HOMES = {
     "set_default_writer": "iobench.integrations.default_writer",
 }
 _MODULES = (
-    *("formats", "integrations", "offload", "results", "safetensors"),
+    *("errors", "formats", "integrations", "offload", "results", "safetensors"),
     *("testing", "torch", "writers"),
 )
 """Modules that are imported on first access: some load a library."""

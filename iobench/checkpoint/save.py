@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Self
 
 from iobench.checkpoint.copies import Copy
 from iobench.writers.transfer import Transfer
@@ -18,7 +19,7 @@ Status = Literal["copying", "waiting", "writing", "committed", "superseded", "sk
 
 @dataclass(kw_only=True)
 class Save:
-    """Record of one save. The background updates `status`.
+    """Record of one save. The background updates `status`; `wait` and `result` wait for its end.
 
     - `copying`: the snapshot is being taken (lazy saves); `waiting`: it is complete and waits for
       its turn to be written
@@ -50,6 +51,39 @@ class Save:
     error: BaseException | None = None
     called_s: float = field(default_factory=time.perf_counter, repr=False, compare=False)
     tiers: Callable[[Save], list[Copy]] | None = field(default=None, repr=False, compare=False)
+    _ended: threading.Event = field(
+        default_factory=threading.Event, init=False, repr=False, compare=False
+    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        ended = self.__dict__.get("_ended")  # None in __init__
+        if name == "status" and ended is not None and not self.on_the_way:
+            ended.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the save is committed, superseded, skipped or failed; return whether it is.
+
+        Returns False after `timeout_s` seconds; None: no limit. Raises nothing: `wait` of the
+        Checkpointer raises what failed.
+        """
+        return not self.on_the_way or self._ended.wait(timeout_s)
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """Wait like `wait`; return why the save failed, or None. Raises TimeoutError."""
+        if not self.wait(timeout_s):
+            raise TimeoutError(f"the save of step {self.step} is {self.status}")
+        return self.error if self.status == "failed" else None
+
+    def result(self, timeout_s: float | None = None) -> Self:
+        """Wait like `wait`; return this Save. Raises why it failed, and TimeoutError.
+
+        Look at its `status`: a save that is superseded or skipped has not failed.
+        """
+        error = self.exception(timeout_s)
+        if error is not None:
+            raise error
+        return self
 
     @property
     def copies(self) -> list[Copy]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from iobench.dist.replicas.offering import Offering
 from iobench.dist.saves.content import RankContent, data_file
 from iobench.dist.saves.part import Part, part_file
 from iobench.dist.saves.plan import Box
-from iobench.dist.saves.stock_values import ValueFiles, own_skeletons, stock_values
+from iobench.dist.saves.stock_values import ValueFiles, own_skeletons, parsed_skeleton, stock_values
 from iobench.dist.world import World
 from iobench.errors import TransferError
 from iobench.tiers.probe import write_probe
@@ -69,12 +68,10 @@ class PartWriter:
         `spare`. Raises TransferError.
         """
         rank = self.world.rank
-        skeleton = json.loads(content.skeleton)
-        values = [
-            value
-            for value in stock_values(skeleton, rank)
-            if value.own or rank == 0 or not content.alike
-        ]
+        whole = rank == 0 or not content.alike
+        has_own = '"$per_rank"' in content.skeleton
+        skeleton = parsed_skeleton(content.skeleton) if whole or has_own else {}
+        values = [value for value in stock_values(skeleton, rank) if value.own or whole]
         files = self._values.files(values)
         end = b"".join(files.values())
         image = content.whole_image(end) if memory is None else content.image_in(memory, end)
@@ -89,8 +86,8 @@ class PartWriter:
                 host=self.world.host,
                 file=record,
                 values=tuple({value.path: None for value in values}),
-                skeleton=skeleton if rank == 0 or not content.alike else None,
-                own=[own[0] for own in own_skeletons(skeleton)],
+                skeleton=skeleton if whole else None,
+                own=[own[0] for own in own_skeletons(skeleton)] if has_own else [],
             )
 
         if offering.wanted and memory is not None:

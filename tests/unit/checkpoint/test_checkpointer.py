@@ -330,6 +330,31 @@ def test_a_step_whose_directory_was_removed(make: Make, runs: Path, how: str) ->
     assert _value(ckpt.load()) == 9
 
 
+def test_a_save_is_waited_for(make: Make, gated) -> None:
+    """By its own methods, also from another thread; a failure is raised there and by `wait`."""
+    ckpt = make(writer=gated, slots=3)
+    first, second, third = (ckpt.save_async(_state(step), step) for step in (1, 2, 3))
+    assert not first.wait(0)
+    with pytest.raises(TimeoutError, match="the save of step 3 is waiting"):
+        third.result(0.01)
+    gated.let(99)
+    assert first.result(30) is first
+    assert second.wait(30)
+    assert third.exception(30) is None
+    assert [one.status for one in (first, second, third)] == [
+        "committed",
+        "superseded",
+        "committed",
+    ]
+    gated.error = TransferError(errno.EIO, "no disk")
+    failed = ckpt.save_async(_state(4), 4)
+    with pytest.raises(TransferError, match="no disk"):
+        failed.result(30)
+    assert isinstance(failed.exception(), TransferError)
+    with pytest.raises(TransferError, match="no disk"):
+        ckpt.wait()
+
+
 def test_resumed_from_an_older_one(make: Make) -> None:
     """After load(step) later checkpoints may be replaced, but no others."""
     ckpt = make()
