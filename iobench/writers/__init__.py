@@ -6,8 +6,11 @@ imported when it is used, so that `import iobench.writers` loads nothing else.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from iobench.errors import UnavailableError
 
 if TYPE_CHECKING:
     from iobench.writers.availability import Availability
@@ -23,6 +26,13 @@ if TYPE_CHECKING:
     from iobench.writers.source import LocalSource, RangeSource, Source
     from iobench.writers.stream import Stream
     from iobench.writers.transfer import Fallback, Meter, PathCount, Transfer
+
+# Workers share blocks by iterators, lists and dictionaries whose single steps are atomic only under
+# the GIL. Without it two workers may get one block, and the file has wrong bytes.
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise UnavailableError(
+        "iobench", "this Python runs without the GIL.", "Start it with -X gil=1 or PYTHON_GIL=1."
+    )
 
 __all__ = [
     "Availability",

@@ -265,7 +265,9 @@ class Channel(Generic[T]):
             self._changed.wait(_LOOK_AGAIN_S)
         except BaseException:
             # Condition.wait is Python code: Ctrl-C may come when it has just released the lock.
-            if not self._lock._is_owned():  # type: ignore[attr-defined]  # not public
+            try:
+                self._changed.notify(0)  # raises if this thread does not own the lock
+            except RuntimeError:
                 self._lock.acquire()
             raise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 from iobench import linux
@@ -27,7 +28,7 @@ class CachedFile:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._lock = threading.Lock()
-        self._written: list[tuple[int, int]] = []
+        self._written: list[tuple[int, int]] = []  # sorted, and none overlaps another one
         self._dontcache = DontCache(fd)
 
     def write(self, path: IoPath, part: Extent, meter: Meter) -> None:
@@ -39,7 +40,9 @@ class CachedFile:
         image, start, stop, offset = part
         length, uncached = stop - start, path == IoPath.UNCACHED
         with self._lock:
-            self._written.append((offset, offset + length))
+            among = self._overlapping(offset, offset + length)
+            begins, ends = zip((offset, offset + length), *self._written[among], strict=True)
+            self._written[among] = [(min(begins), max(ends))]
         flags = self._dontcache.flags(meter) if uncached else 0
         with image.outgoing(start, stop, meter) as views, meter.phase("write"):
             calls = pwrite_all(self._fd, views, offset, flags)
@@ -60,14 +63,20 @@ class CachedFile:
     def leave(self, start: int, stop: int) -> None:
         """Put the written ranges that overlap [start, stop) on storage and drop their pages."""
         with self._lock:
-            overlapping = [r for r in self._written if r[0] < stop and start < r[1]]
-            self._written = [r for r in self._written if r not in overlapping]
+            among = self._overlapping(start, stop)
+            overlapping = self._written[among]
+            del self._written[among]
         for begin, end in overlapping:
             # posix_fadvise drops clean pages only, and whole ones only: sync, then round outwards.
             on_storage(self._fd, begin, end - begin, drop=False)
             page = begin - begin % linux.PAGE
             length = round_up(end, linux.PAGE) - page
             os.posix_fadvise(self._fd, page, length, os.POSIX_FADV_DONTNEED)
+
+    def _overlapping(self, start: int, stop: int) -> slice:
+        """Return where `_written` has the ranges that overlap [start, stop)."""
+        first = bisect_right(self._written, start, key=lambda one: one[1])
+        return slice(first, bisect_left(self._written, stop, lo=first, key=lambda one: one[0]))
 
     def held(self, ranges: Iterable[tuple[int, int]]) -> set[int]:
         """Return the starts of `ranges` that are in the page cache; none without cachestat(2).

@@ -25,8 +25,8 @@ from iobench.errors import IobenchError, TransferError, UnavailableError
 from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
 from iobench.writers.direct.in_flight import OnComplete
 from iobench.writers.hybrid_paths.cached_file import CachedFile
-from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure
-from iobench.writers.hybrid_paths.policy import IoOperation, IoPath, PathPolicy, Position
+from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure, Pressure
+from iobench.writers.hybrid_paths.policy import Decision, IoOperation, IoPath, PathPolicy, Position
 from iobench.writers.image import Extent
 from iobench.writers.local.direct_file import (
     REFUSED,
@@ -93,7 +93,9 @@ class HybridFile:
         are written or have failed: before this returns or raises, or when `engine` waits. See
         OnComplete.
         """
+        pressure = self._pressure.now()
         with CompletionLatch(on_complete) as latch:
+            self._prepare(IoOperation(size_bytes=part.size_bytes), pressure, engine)
             for one, position in self._cut(part, last=last):
                 operation = IoOperation(
                     size_bytes=one.size_bytes,
@@ -101,7 +103,7 @@ class HybridFile:
                     aligned=self._is_aligned(one.offset, one.size_bytes),
                     memory_aligned=aligned_view(one, self._alignment) is not None,
                 )
-                self._move(operation, one, engine, latch)
+                self._move(operation, pressure, one, engine, latch)
 
     def _cut(self, part: Extent, *, last: bool) -> Iterator[tuple[Extent, Position]]:
         """Cut one write into operations: all of it, or whole pages and the rest of the last one."""
@@ -129,6 +131,8 @@ class HybridFile:
         been drained.
         """
         image, start, stop, begin = part
+        pressure = self._pressure.now()
+        self._prepare(IoOperation(size_bytes=stop - start, in_cache=in_cache), pressure, engine)
         data = view_to_fill(part, self._alignment) if start == begin else None
         whole = begin == 0 and stop == image.size_bytes
         operation = IoOperation(
@@ -139,21 +143,49 @@ class HybridFile:
             in_cache=in_cache,
         )
         with CompletionLatch(part.filled) as latch:
-            self._move(operation, part, engine, latch)
+            self._move(operation, pressure, part, engine, latch)
+
+    def _prepare(self, likely: IoOperation, pressure: Pressure, engine: DirectEngine) -> None:
+        """Open the file for direct I/O before the first operation that may take this path.
+
+        Its alignment, which may be larger than a page, decides where ranges are cut and by which
+        path they go.
+        """
+        if self._direct is None and self._policy.choose(likely, pressure).path == IoPath.DIRECT:
+            try:
+                self._open_direct()
+            except _RefusedError as error:
+                self._give_up_direct(likely, pressure, engine, error)
+
+    def _give_up_direct(
+        self,
+        operation: IoOperation,
+        pressure: Pressure,
+        engine: DirectEngine,
+        why: _RefusedError,
+    ) -> Decision:
+        """Take another path for this and all later operations; raise if there is none."""
+        if not self._policy.drop(IoPath.DIRECT):
+            raise TransferError(f"{self._name}: {why}, no other path is left") from why
+        decision = self._policy.choose(operation, pressure)
+        engine.meter.fell_back(IoPath.DIRECT, decision.path, str(why))
+        return decision
 
     def _move(
-        self, operation: IoOperation, part: Extent, engine: DirectEngine, latch: CompletionLatch
+        self,
+        operation: IoOperation,
+        pressure: Pressure,
+        part: Extent,
+        engine: DirectEngine,
+        latch: CompletionLatch,
     ) -> None:
         """Move by the path that the policy chooses; if direct I/O is refused, by another one."""
-        decision = self._policy.choose(operation, self._pressure.now())
+        decision = self._policy.choose(operation, pressure)
         if decision.path == IoPath.DIRECT:
             try:
                 self._go_direct(part, engine, latch)
             except _RefusedError as error:
-                if not self._policy.drop(IoPath.DIRECT):
-                    raise TransferError(f"{self._name}: {error}, no other path is left") from error
-                decision = self._policy.choose(operation, self._pressure.now())
-                engine.meter.fell_back(IoPath.DIRECT, decision.path, str(error))
+                decision = self._give_up_direct(operation, pressure, engine, error)
         if decision.path != IoPath.DIRECT:
             go = self._cached.write if self._writing else self._cached.read
             go(decision.path, part, engine.meter)
@@ -162,7 +194,7 @@ class HybridFile:
     def _go_direct(self, part: Extent, engine: DirectEngine, latch: CompletionLatch) -> None:
         file, offset, size_bytes = self._open_direct(), part.offset, part.size_bytes
         if self._writing:
-            if not self._is_aligned(offset, size_bytes):  # known since the file was opened
+            if not self._is_aligned(offset, size_bytes):  # and no path but this one is left
                 raise _RefusedError(f"direct I/O needs multiples of {file.alignment.offset} bytes")
             # The kernel drops cached pages of the range where it can, not always (open(2), NOTES).
             self._cached.leave(offset, offset + size_bytes)

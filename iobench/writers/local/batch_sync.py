@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from iobench.errors import TransferError
 from iobench.writers.blocks.channel import Channel, Lease
@@ -21,18 +21,26 @@ class BatchSync:
 
     The first sync makes most data and metadata of the other files durable too. Concurrent syncs
     share the rest: one commit of the journal, one flush of the device. They run in threads of the
-    kernel with a `ring`, and in threads of this process without one. One background thread handles
-    all batches, as the kernel's threads of a ring end with the thread that uses it.
+    kernel if `make_ring` returns a ring, and else in threads of this process. It is called for the
+    first batch of more than one file: a single one is synced as fast without.
+
+    The thread ends with its batch, so that no interrupt of the caller can leave it behind.
     """
 
-    def __init__(self, ring: SyncRing | None = None) -> None:
-        self._ring = ring
+    def __init__(self, make_ring: Callable[[], SyncRing | None] = lambda: None) -> None:
+        self._make_ring: Callable[[], SyncRing | None] | None = make_ring
+        self._ring: SyncRing | None = None
         self._channel: Channel[Sequence[NewFile]] = Channel(
-            lambda: self._channel.serve(self._sync), name="iobench-sync", daemon=False
+            lambda: self._channel.serve(self._sync),
+            name="iobench-sync",
+            lingers=False,
+            daemon=False,
         )
 
     def begin(self, files: Sequence[NewFile]) -> None:
         """Start to sync `files`. The caller has waited for the batch before."""
+        if self._make_ring is not None and len(files) > 1:
+            self._ring, self._make_ring = self._make_ring(), None
         self._channel.submit(Lease(files))
 
     def wait(self) -> None:
@@ -41,7 +49,11 @@ class BatchSync:
 
     def end(self) -> None:
         """Wait until no thread uses the files; raise interrupts after that."""
-        self._channel.close()
+        try:
+            self._channel.close()
+        finally:
+            if self._ring is not None:
+                self._ring.close()
 
     def _sync(self, files: Sequence[NewFile]) -> None:
         if self._ring is None:

@@ -8,6 +8,7 @@ instead. So this module opens the file before, and closes it in a background thr
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
@@ -33,8 +34,22 @@ _EXT = 0xEF53
 class _Held:
     """An open descriptor, which alone keeps a file that is removed or is about to be."""
 
-    def __init__(self, fd: int, size_bytes: int) -> None:
-        self.fd, self.size_bytes = fd, size_bytes
+    def __init__(self, fd: int) -> None:
+        found = os.fstat(fd)
+        self.fd, self.size_bytes = fd, found.st_size
+        self._file = found.st_dev, found.st_ino
+
+    def close_in_child(self) -> None:
+        """Close the descriptor in a forked child, unless the parent had closed it at the fork.
+
+        The number may then be that of another file, with the same inode number too: but only this
+        module holds a file by O_PATH.
+        """
+        with suppress(OSError):
+            found = os.fstat(self.fd)
+            by_path = fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_PATH
+            if by_path and (found.st_dev, found.st_ino) == self._file:
+                os.close(self.fd)
 
 
 class _DeferredFree:
@@ -63,11 +78,11 @@ class _DeferredFree:
                 return None
             if linux.file_system_type(path) != _EXT:
                 return None
-            with self._lock:  # a forked child must find every descriptor in `_open`
+            with self._lock:  # a forked child must find every descriptor
                 if len(self._open) >= _MOST_HELD or not self._has_room(path, found.st_size):
                     return None
                 fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-                held = _Held(fd, found.st_size)
+                held = _Held(fd)
                 self._open[held] = None
                 return held
         except OSError:  # not held then; if something is wrong, the removal itself raises
@@ -93,10 +108,10 @@ class _DeferredFree:
                 self._close(held)
 
     def _close(self, held: _Held) -> None:
-        with self._lock:  # a child that is forked later must not close this number
+        with self._lock:
             self._closing[held] = None
             self._open.pop(held)
-        os.close(held.fd)
+        os.close(held.fd)  # without the lock, for which a fork waits: this takes long
         self._closing.pop(held)
 
     def wait(self) -> None:
@@ -111,8 +126,8 @@ class _DeferredFree:
 
     def after_fork_in_child(self) -> None:
         """Close the inherited descriptors, which would keep the files while the child lives."""
-        for held in self._open:
-            os.close(held.fd)
+        for held in (*self._open, *self._closing):
+            held.close_in_child()
         self._begin()  # a new lock, as the old one is held, and a new channel
 
 

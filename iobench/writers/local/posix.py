@@ -86,11 +86,8 @@ class PosixWriter(Writer):
         files = size = 0
         unpublished: list[NewFile] = []
         with contextlib.ExitStack() as undo:
-            ring = self._sync_ring(meter) if durable else None
-            if ring:
-                undo.enter_context(ring)
             undo.callback(_abandon, unpublished)
-            syncing = BatchSync(ring)
+            syncing = BatchSync(lambda: self._sync_ring(meter))
             in_sync = 0
             try:
                 for batch in in_batches(images, TOGETHER):

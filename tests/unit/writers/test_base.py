@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,3 +134,19 @@ def test_a_path_made_of_a_url_is_refused(
     with pytest.raises(UsageError, match="a Path drops a slash of s3://; give the target as a str"):
         registry.make(writer).write(FileImage.of("f", [b"x"]), Path("s3://bucket/run"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_python_without_the_gil_is_refused() -> None:
+    """Two workers could get one block there."""
+    program = "import sys; sys._is_gil_enabled = lambda: {}; import iobench.writers.workers_end"
+    for enabled, message in (
+        (True, "ModuleNotFoundError"),
+        (False, "iobench is not available here: this Python runs without the GIL. Start it with"),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-c", program.format(enabled)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert message in ended.stderr.splitlines()[-1]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -12,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.every_bytecode import SOON_S, Place, Tracer, at_every_place
 from support.one_by_one import OneByOne
 
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import Footprint, content
 from iobench.writers import hybrid
 from iobench.writers.base import Writer
+from iobench.writers.blocks import channel
 from iobench.writers.image import FileImage
-from iobench.writers.local import posix
+from iobench.writers.local import batch_sync, posix
 from iobench.writers.local.batch_sync import BatchSync
 from iobench.writers.local.fsync_ring import SyncRing
-from iobench.writers.local.new_file import NewFile
+from iobench.writers.local.new_file import PART_SUFFIX, NewFile
 from iobench.writers.registry import make
 
 _FILES = 40
@@ -171,6 +175,66 @@ def test_without_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     moved = writer.write_many(_images(), tmp_path)
     assert [(one.wanted, one.used) for one in moved.fallbacks] == [("fsync by io_uring", "threads")]
     assert len(os.listdir(tmp_path)) == _FILES
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_one_file_needs_no_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
+) -> None:
+    """In a container without io_uring, a save of one file then has no fallback to report."""
+
+    def refused(*_: int) -> SyncRing:
+        raise UnavailableError("uring", "io_uring is refused.", "")
+
+    monkeypatch.setattr(hybrid, "SyncRing", refused)
+    moved = make("hybrid").write_many(_images()[:files], tmp_path)
+    assert [one.wanted for one in moved.fallbacks] == ["fsync by io_uring"] * (files - 1)
+    assert len(os.listdir(tmp_path)) == files
+
+
+def test_a_refused_ring_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def refused(*_: int) -> SyncRing:
+        calls.append(1)
+        raise UnavailableError("uring", "io_uring is refused.", "")
+
+    monkeypatch.setattr(hybrid, "SyncRing", refused)
+    make("hybrid").write_many(_images(), tmp_path)
+    assert calls == [1]
+
+
+def _interrupted(where: str, how: str, place: Place | None) -> Tracer:
+    """Write some files, with Boom at `place` in the caller or in the thread that syncs."""
+    tracer = Tracer([posix.__file__, batch_sync.__file__], place)
+    images = _images()[:20]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
+        directory = Path(made)
+        writer = _writer(how, directory)
+        tracer.run(lambda: writer.write_many(images, directory), in_threads=where == "worker")
+        until = time.monotonic() + SOON_S
+        while any(one.name == "iobench-sync" for one in threading.enumerate()):
+            assert time.monotonic() < until, "the thread that syncs goes on for ever"
+            time.sleep(0.001)
+        whole = {image.path: image.segments[0].memory.tobytes() for image in images}
+        for file in directory.iterdir():
+            if not file.name.endswith(PART_SUFFIX):
+                assert file.read_bytes() == whole[file.name]
+        writer.write_many(images, directory)
+        assert {*os.listdir(directory)} >= {*whole}
+    return tracer
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a file of an interrupted NewFile
+@pytest.mark.parametrize("how", ["threads", "ring"])
+@pytest.mark.parametrize("where", ["caller", "worker"])
+def test_an_exception_at_every_bytecode(
+    where: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C anywhere in write_many: no thread stays, which would keep the process from its end."""
+    monkeypatch.setattr(channel, "_LOOK_AGAIN_S", 0.005)
+    at_every_place(lambda place: _interrupted(where, how, place), least=20)
 
 
 def test_a_failing_write_while_others_are_synced(

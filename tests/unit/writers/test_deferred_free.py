@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -295,3 +296,41 @@ def test_two_remove_the_same_directory(tmp_path: Path) -> None:
             thread.join()
         assert not errors
         assert not directory.exists()
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_child_that_is_forked_while_a_file_is_closed(
+    ext4: Path, monkeypatch: pytest.MonkeyPatch, reused: bool
+) -> None:
+    """It keeps neither the file nor closes another one that has the number by then."""
+    close, forked, codes = os.close, list[int](), list[int]()
+    other = ext4 / "other"
+    other.write_bytes(b"x")
+
+    def forking(fd: int) -> None:
+        if threading.current_thread().name != "iobench-deferred-free" or forked:
+            close(fd)
+            return
+        forked.append(fd)
+        if reused:
+            close(fd)
+            assert os.open(other, os.O_RDONLY) == fd
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
+            child = os.fork()
+        if not child:
+            links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+            open_here = [os.readlink(link) for link in links if os.path.exists(link)]
+            expected = str(other) in open_here if reused else "gone" not in str(open_here)
+            os._exit(0 if expected else 3)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        close(fd)
+
+    file = _make(ext4 / "gone")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", forking)
+        with deferred_free.freed_later(file):
+            file.unlink()
+        deferred_free.wait()
+    assert codes == [0]
+    other.unlink()

@@ -519,3 +519,46 @@ def test_a_small_file_avoids_the_page_cache_when_memory_is_short(
     moved = _writer().write_many(images, tmp_path)
     assert moved.decisions == {"uncached: small file, memory is short": 2}
     assert (tmp_path / "b").read_bytes() == content(100).tobytes()
+
+
+@pytest.mark.parametrize("uring", [True, False])
+def test_a_device_with_blocks_larger_than_a_page(
+    tmp_path: Path, paths: _Paths, monkeypatch: pytest.MonkeyPatch, uring: bool
+) -> None:
+    """The alignment is known before the first operation is cut: nothing is refused or given up."""
+    _require_direct(tmp_path)
+    paths.seen.clear()  # of the probe
+    alignment = linux.DioAlignment(memory=_PAGE, offset=4 * _PAGE)
+    monkeypatch.setattr(linux, "dio_alignment", lambda _: alignment)
+    data = content(5 * _PAGE + _BLOCK)
+    with _writer(uring=uring).open(tmp_path / "file") as stream:
+        stream.write(data[: 5 * _PAGE])
+        stream.flush()  # a first operation of whole pages, but not of whole sectors
+        stream.write(data[5 * _PAGE :])
+    assert stream.transfer
+    assert stream.transfer.fallbacks == ()
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert paths.seen == [
+        ("direct", 0, 4 * _PAGE),
+        ("buffered", 4 * _PAGE, 5 * _PAGE),
+        ("direct", 0, _BLOCK),
+        ("direct", _BLOCK, _BLOCK + 4 * _PAGE),
+        ("buffered", _BLOCK + 4 * _PAGE, _BLOCK + 5 * _PAGE),
+    ]
+
+
+def test_a_read_from_the_middle_of_a_large_sector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that begin inside a sector go through the page cache; it is no fallback."""
+    _require_direct(tmp_path)
+    alignment = linux.DioAlignment(memory=_PAGE, offset=4 * _PAGE)
+    monkeypatch.setattr(linux, "dio_alignment", lambda _: alignment)
+    data = content(3 * _BLOCK)
+    _writer(paths="direct").write(FileImage.of("file", [data]), tmp_path)
+    for start, direct in ((0, True), (_PAGE, False)):
+        image = FileImage.of("file", [np.zeros(len(data), dtype=np.uint8)])
+        moved = _writer(paths="direct").read(image, tmp_path, start=start)
+        assert moved.fallbacks == ()
+        assert any(path.endswith("direct") for path in moved.paths) == direct
+        assert np.array_equal(image.views(start, len(data))[0], data[start:])
