@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from iobench.errors import ResultFileError
+from iobench.results.known_fields import unknown_fields
 from iobench.results.writer import check_new
 
 __all__ = ["Removed", "Scrubbed", "scrub", "write_scrubbed"]
@@ -55,14 +56,21 @@ _COMMON = {"admin", "debian", "localhost", "nobody", "root", "runner", "ubuntu",
 _SHORTEST_WORD = 2  # a shorter name would be found inside sentences
 
 _TAIL = r"[^\s'\"<>,;:()\[\]{}|=]*"
+_MORE = r"(?: [^\s'\"<>,;:()\[\]{}|=/~]+/[^\s'\"<>,;:()\[\]{}|=]*)*"
+"""More words of a path that is not quoted and contains spaces: `/mnt/my disk/run 1/x`."""
 _GENERAL = (
     r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>,;)\]}]+"
     r"|(?<=')(?:~|\.{1,2})?/[^'/][^']*(?=')|(?<=\")(?:~|\.{1,2})?/[^\"/][^\"]*(?=\")"
-    rf"|(?<![\w.~/-])(?:~|\.{{1,2}})?/(?!/)[^\s'\"<>,;:()\[\]{{}}|=]{_TAIL}"
+    rf"|(?<![\w.~/@-])[A-Za-z0-9][\w.-]*:/(?!/){_TAIL}{_MORE}"
+    rf"|(?<![\w.~/-])(?:~|\.{{1,2}})?/(?!/)[^\s'\"<>,;:()\[\]{{}}|=]{_TAIL}{_MORE}"
     r"|(?<![\w.:])(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})"
     r"(?![\w.:])"
 )
-"""A URL, a path (quoted, it may contain spaces), or an IP address."""
+"""A URL, the source of a mount, a path (quoted, any part may contain spaces), or an IP address."""
+_HOST = r"(?<=\(host )[\w.-]+|(?<=on host )[\w.-]+|(?<=server )[\w.-]+(?= (?:not responding|OK))"
+"""A host in a message of iobench, or of the kernel's NFS client."""
+_EXPORT = re.compile(r"[A-Za-z0-9][\w.-]*:/(?!/)")
+_HOST_REPLACED = re.compile(r"host[0-9]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +125,14 @@ def write_scrubbed(
     """
     check_new(output)
     check(path)
-    scrubbed = scrub(_lines(path.read_bytes()), users)
+    lines = _lines(path.read_bytes())
+    for number, line in enumerate(lines, 1):
+        if unknown := next(unknown_fields(json.loads(line) if line.strip() else None), None):
+            raise ResultFileError(
+                f"{path}, line {number}: the field {unknown!r} is unknown here and may identify "
+                "you: nothing was written; remove it from a copy of the record, and scrub that"
+            )
+    scrubbed = scrub(lines, users)
     try:
         file = output.open("xb")
     except OSError as error:
@@ -236,6 +251,12 @@ class _Names:
             old = found[0]
             if old in self.known:
                 new = self.known[old]
+            elif found.lastgroup and not _HOST_REPLACED.fullmatch(old):
+                self.host(old)
+                new = self.known.get(old, old)
+            elif _EXPORT.match(old):
+                self.source(old)
+                new = self.known[old]
             elif "/" in old:
                 new = self.place(old)
             else:
@@ -248,9 +269,14 @@ class _Names:
         """Make the pattern of all known values, the longest first, and of unknown paths."""
         places = sorted((one for one in self.known if "/" in one), key=len, reverse=True)
         words = sorted((one for one in self.known if "/" not in one), key=len, reverse=True)
-        parts = [rf"(?<![\w.~/-]){re.escape(one)}(?![\w-]){_TAIL}" for one in places]
+        parts = [rf"(?<![\w.~/-]){re.escape(one)}(?![\w-]){_TAIL}{_MORE}" for one in places]
         parts.append(_GENERAL)
         parts += [rf"(?<![A-Za-z0-9]){re.escape(one)}(?![A-Za-z0-9])" for one in words]
+        domains = [re.escape(one) for one in words if _HOST_REPLACED.fullmatch(self.known[one])]
+        others = rf"(?<![A-Za-z0-9.-])(?:[\w-]+\.)+(?:{'|'.join(domains)})(?![\w-])|" * bool(
+            domains
+        )
+        parts.append(f"(?P<host>{others}{_HOST})")
         self._pattern, self._replaced = re.compile("|".join(parts)), {}
 
     def _note(self, old: str, new: str, where: str) -> str:

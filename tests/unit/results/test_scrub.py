@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -135,6 +137,63 @@ def test_what_says_nothing_about_the_owner_stays() -> None:
         ("environment.machine.hostname", "localhost")
     ]
     assert copy.lines[1:] == tuple(lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("error", "cleaned"),
+    [
+        ("mount zqnas:/export/jane failed on zqnas", "mount source failed on host2"),
+        ("server zqnas.lab not responding, timed out", "server host2 not responding, timed out"),
+        ("full: /mnt/My Disk/run 1/x.pt is gone, n/a", "full: /path2 is gone, n/a"),
+        (
+            "rank 1 (host zqgpu18, 'close' for 60 s) failed",
+            "rank 1 (host host2, 'close' for 60 s) failed",
+        ),
+        ("zqgpu18.zqcorp.example:29500 is gone; zqgpu18", "host3:29500 is gone; host4"),
+    ],
+)
+def test_names_that_only_a_message_has(error: str, cleaned: str) -> None:
+    """Servers of exports, hosts of the same domain, and all of a path with spaces."""
+    lines = changed(machine={"hostname": "zqhost.zqcorp.example"}, error=error)
+    once = scrub(lines)
+    (found,) = [json.loads(line)["error"] for line in once.lines if b'"failure"' in line]
+    assert re.sub("host[0-9]*", "host", found) == re.sub("host[0-9]*", "host", cleaned)
+    assert scrub(once.lines).lines == once.lines
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda run: run["plan"].update(token="zq"), "plan.token"),
+        (lambda run: run["environment"]["machine"].update(owner={"a": 1}), "machine.owner"),
+        (lambda run: run["environment"]["machine"]["versions"].update(zq="a b"), "versions.zq"),
+        (lambda run: run["plan"].update(writers=[{"options": {"key": "zq"}}]), "options.key"),
+        (lambda run: run.update(secret="zq"), "secret"),
+    ],
+)
+def test_a_field_that_is_not_known_is_refused(
+    change: Callable[[dict[str, Any]], None], field: str, tmp_path: Path
+) -> None:
+    """It may hold a secret: one line names it, and there is no copy."""
+    header, *others = changed()
+    values = json.loads(header)
+    change(values)
+    record, copy = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    record.write_bytes(f"{json.dumps(values)}\n".encode() + b"".join(others))
+    with pytest.raises(ResultFileError, match=rf"line 1: the field '[\w.\[\]]*{re.escape(field)}'"):
+        write_scrubbed(record, copy, read)
+    assert not copy.exists()
+
+
+def test_options_of_another_package_may_be_numbers(tmp_path: Path) -> None:
+    """Their names are not known, and a number or a switch does not identify a person."""
+    lines = changed()
+    values = json.loads(lines[0])
+    values["plan"]["writers"] = [{"name": "other", "options": {"depth": 4, "fast": True}}]
+    record, copy = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    record.write_bytes(f"{json.dumps(values)}\n".encode() + b"".join(lines[1:]))
+    write_scrubbed(record, copy, read)
+    assert read(copy).run.plan["writers"] == values["plan"]["writers"]
 
 
 def test_several_targets_stay_apart(tmp_path: Path) -> None:
