@@ -399,7 +399,7 @@ def like_a_device(size: int, directory: str) -> list[Any]:
     state["transposed"] = transposed
     with (
         mock.patch.object(RankContent, "on_cpu", False),
-        mock.patch("iobench.checkpoint.slots._pin"),
+        mock.patch("iobench.checkpoint.slots.Pinned"),
         mock.patch("iobench.checkpoint.persister.current_device", return_value=0),
         _checkpointer(size, directory) as ckpt,
     ):
