@@ -139,7 +139,7 @@ class Ledger:
             if save.step in self._serials.keys() - self._replaceable and self._is_there(save.step):
                 raise UsageError(
                     f"step {save.step} is saved already, in {self._store.locate(save.step)}; "
-                    f"to replace it, call remove({save.step}) first"
+                    f"load it to go on from there; to replace it, call remove({save.step}) first"
                 )
             self._saves = {step: other for step, other in self._saves.items() if other.on_the_way}
             self._saves[save.step] = save

@@ -397,10 +397,12 @@ def like_a_device(size: int, directory: str) -> list[Any]:
     state = state_of(world.rank, size, "mixed", seed=3)
     transposed = torch.arange(12.0).reshape(3, 4).t()
     state["transposed"] = transposed
+    device = mock.Mock()
+    device.pin.return_value = None  # it is pinned
     with (
         mock.patch.object(RankContent, "on_cpu", False),
-        mock.patch("iobench.checkpoint.slots.Pinned"),
-        mock.patch("iobench.checkpoint.persister.current_device", return_value=0),
+        mock.patch("iobench.checkpoint.slots.cuda_device", return_value=device),
+        mock.patch("iobench.checkpoint.persister.cuda_device", return_value=device),
         _checkpointer(size, directory) as ckpt,
     ):
         ckpt.prepare(state, wait=True)
