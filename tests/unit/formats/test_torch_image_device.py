@@ -109,7 +109,7 @@ def test_gds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that cuFile writes are copied to the host for the checksums."""
     device = FakeDevice()
     FakeCuFile(device).use(monkeypatch)
-    if not (answer := GdsWriter().available(tmp_path)).ok:
+    if not (answer := registry.make("odirect").available(tmp_path)).ok:
         pytest.skip(answer.reason)
     made = on_device(GdsWriter, device)(block_size="64KiB")
     (tmp_path / "ours").mkdir()

@@ -25,6 +25,7 @@ from iobench.writers.device import cufile
 from iobench.writers.gds import GdsWriter
 from iobench.writers.image import FileImage
 from iobench.writers.local.reused_file import reusing
+from iobench.writers.odirect import ODirectWriter
 from iobench.writers.transfer import Fallback
 
 
@@ -42,9 +43,11 @@ def played(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> FakeCuFile:
 
 
 def _require_direct(directory: Path) -> None:
-    answer = GdsWriter().available(directory)
-    if not answer.ok:
+    """Skip where direct I/O is refused; where it works, the fake cuFile must work too."""
+    if not (answer := ODirectWriter().available(directory)).ok:
         pytest.skip(f"{answer.reason} {answer.remedy}")
+    answer = GdsWriter().available(directory)
+    assert answer.ok, answer
 
 
 @pytest.mark.slow
