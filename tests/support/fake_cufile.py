@@ -53,13 +53,16 @@ class FakeCuFile:
         self._next = 1000
         self._lock = threading.Lock()
 
-    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Stand in for the library on a machine with a GPU, until the test ends."""
+    def use(self, monkeypatch: pytest.MonkeyPatch, *, by_children: bool = False) -> None:
+        """Stand in for the library on a machine with a GPU, until the test ends.
+
+        Forked children may use it if `by_children` is true; a real cuFile never allows that.
+        """
         cufile: list[CuFile] = []
 
         def opened() -> CuFile:
-            if not cufile:
-                cufile.append(CuFile(self))
+            if not cufile or (by_children and not cufile[0].is_own):
+                cufile[:] = [CuFile(self)]
             return cufile[0]
 
         def allocate(size_bytes: int) -> object:
@@ -162,8 +165,9 @@ class FakeCuFile:
 def play_gds() -> type[Writer]:
     """Replace cuFile in this process by a FakeCuFile; return `gds` with images on a FakeDevice.
 
-    The replacement is permanent, so call it only in a test's own child process.
+    The replacement is permanent, so call it only in a test's own child process. Saves that are
+    killed are in forked children.
     """
     device = FakeDevice()
-    FakeCuFile(device).use(pytest.MonkeyPatch())
+    FakeCuFile(device).use(pytest.MonkeyPatch(), by_children=True)
     return on_device(gds.GdsWriter, device)
