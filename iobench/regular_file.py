@@ -34,9 +34,12 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: i
     except BlockingIOError:  # another process has a lease, which only regular files can have
         fd = os.open(path, flags, mode)
     except OSError as error:
-        if error.errno != errno.ENXIO:  # a socket, a pipe without a reader, a missing device
+        # ENXIO: a socket, a pipe without a reader, a missing device. EINVAL: one with O_DIRECT.
+        if error.errno not in (errno.ENXIO, errno.EINVAL):
             raise
-        raise _not_regular(path, os.stat(path).st_mode) from error
+        if stat.S_ISREG(found := os.stat(path).st_mode):  # a file system without O_DIRECT
+            raise
+        raise _not_regular(path, found) from error
     try:
         found = os.fstat(fd).st_mode
         if not stat.S_ISREG(found):
