@@ -18,10 +18,8 @@ from iobench.checkpoint.manifest import MANIFEST, Manifest
 from iobench.checkpoint.names import name_of
 from iobench.checkpoint.removal import Backlog, remove_all, warn_of
 from iobench.checkpoint.staged_objects import SERIAL, StagedObjects
-from iobench.errors import DataMismatchError, IobenchError, UsageError
-from iobench.writers.base import Writer
-from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.objects import S3Objects
+from iobench.errors import DataMismatchError, IobenchError
+from iobench.writers.base import StoredObjects, Writer
 from iobench.writers.s3_store.target import S3Target
 
 __all__ = ["ObjectStore"]
@@ -40,9 +38,8 @@ class ObjectStore:
     readers = 16
 
     def __init__(self, location: str, writer: Writer) -> None:
-        if not isinstance(writer, S3Writer):
-            raise UsageError(f"{location}: needs the writer s3")
         self._place, self._writer = S3Target.parse(location), writer
+        writer.objects(location)  # raises UsageError where the writer has no list and no deletion
         self._newest: dict[int, int] = {}  # step -> newest number, as of the last listing
         self._serials: dict[int, int] = {}
         self._backlog = Backlog(self._remove_objects)
@@ -50,7 +47,7 @@ class ObjectStore:
     def __str__(self) -> str:
         return str(self._place)
 
-    def using(self, writer: S3Writer) -> ObjectStore:
+    def using(self, writer: Writer) -> ObjectStore:
         """Return the same checkpoints through another writer, for the next save."""
         other = copy.copy(self)
         other._writer = writer
@@ -162,7 +159,7 @@ class ObjectStore:
 
     def _numbers(self, step: int) -> list[int]:
         """Return the numbers of the step's checkpoints. A killed process can leave several."""
-        names = S3Objects(self._writer.client, self._place).names(name_of(step))
+        names = self._objects(self._place).names(name_of(step))
         found = (_parsed(name) for name in names)
         return sorted(place[1] for place in found if place and place[0] == step)
 
@@ -179,18 +176,21 @@ class ObjectStore:
     def _delete_manifests(self, places: Sequence[_Place]) -> None:
         """Make the places no checkpoints any more: a prefix without a manifest is not one."""
         manifests = [self._at(*place).below(MANIFEST).key for place in places]
-        S3Objects(self._writer.client, self._place).delete(manifests)
+        self._objects(self._place).delete(manifests)
 
     def _remove_objects(self, place: _Place) -> None:
-        S3Objects(self._writer.client, self._at(*place)).remove()
+        self._objects(self._at(*place)).remove()
+
+    def _objects(self, place: S3Target) -> StoredObjects:
+        return self._writer.objects(str(place))
 
     def _found(self) -> dict[_Place, set[str]]:
         """Return every (step, number) that has objects or uploads, and the names of the objects."""
-        objects = S3Objects(self._writer.client, self._place)
+        objects = self._objects(self._place)
         # An unfinished upload is not an object: a large manifest is uploaded in parts.
         stored = set(objects.keys())
         found: dict[_Place, set[str]] = {}
-        for key in stored.union(upload.target.key for upload in objects.uploads()):
+        for key in stored.union(objects.unfinished()):
             name, _, file = key.removeprefix(self._place.key).strip("/").partition("/")
             place = _parsed(name)
             if place is not None:

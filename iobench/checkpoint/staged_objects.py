@@ -12,9 +12,8 @@ from typing import Self
 
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.errors import IobenchError, TargetError
+from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
-from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.s3_store.upload import leaves_failed
 
@@ -37,11 +36,11 @@ class StagedObjects:
 
     spare = None
 
-    def __init__(self, final: str, writer: S3Writer, *, serial: int | None = None) -> None:
+    def __init__(self, final: str, writer: Writer, *, serial: int | None = None) -> None:
         self.directory = final
         self._writer, self._serial = writer, serial
         prefix = S3Target.parse(final)
-        self._prefix, self._objects = prefix, S3Objects(writer.client, prefix)
+        self._prefix, self._objects = prefix, writer.objects(final)
         self._manifest = prefix.below(MANIFEST).key
         self._may_be_visible = self.published = False
 

@@ -200,3 +200,34 @@ def one_of_many_fails(harness: WriterHarness) -> None:
         before = b"before" if number == 0 else None
         expect(found in (before, good[number].tobytes()), f"{number}: neither old nor new")
     harness.expect_no_leftovers()
+
+
+@check()
+def objects_are_listed_and_deleted(harness: WriterHarness) -> None:
+    """`objects` of a writer of an object store; writers of files refuse it."""
+    target = harness.test_target.target
+    if harness.writer.schemes == ("file",):
+        expect_raises(UsageError, harness.writer.objects, target)
+        return
+    for name in ("run-1/a", "run-1/b", "run-10/a"):
+        harness.write(harness.image(name, content(10)))
+    objects = harness.writer.objects(target)
+    keys = sorted(objects.keys())
+    top = keys[0].removesuffix("run-1/a") if keys else ""
+    below = [key.removeprefix(top) for key in keys]
+    expect(below == ["run-1/a", "run-1/b", "run-10/a"], f"keys() returns {keys}")
+    expect(target.endswith(top.rstrip("/")), f"keys are those of the bucket, not {keys[0]}")
+    expect(not objects.unfinished(), "an unfinished upload, where all have ended")
+    names = sorted(objects.names("run-"))
+    expect(names == ["run-1", "run-10"], f"names('run-') returns {names}")
+    expect(not objects.names("a"), "names('a') returns what does not begin with it")
+    for how in ("deleted", "deleted already"):
+        objects.delete([f"{top}run-1/b", f"{top}no such object"])
+        left = sorted(objects.keys())
+        expect(left == [f"{top}run-1/a", f"{top}run-10/a"], f"{how}: {left} are left")
+    harness.writer.objects(harness.test_target.locate("run-1")).remove(last="a")
+    left = objects.keys()
+    expect(left == [f"{top}run-10/a"], f"remove() below run-1 leaves {left}")
+    expect(harness.test_target.stored("run-10/a") is not None, "remove() of run-1 removes run-10")
+    harness.writer.close()
+    expect(objects.keys() == left, "after close() the writer does not open new connections")

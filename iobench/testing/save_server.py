@@ -40,6 +40,7 @@ from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.target import is_s3
 from iobench.writers.transfer import Meter
 
 STARTED, DONE = "start", "done"
@@ -71,7 +72,7 @@ def _save(writer: Writer, order: dict[str, Any], number: int, note: Note) -> Non
 
 
 def _staged(writer: Writer, final: str) -> StagedCheckpoint | StagedObjects:
-    return StagedObjects(final, writer) if isinstance(writer, S3Writer) else StagedCheckpoint(final)
+    return StagedObjects(final, writer) if is_s3(final) else StagedCheckpoint(final)
 
 
 def _report_phases(note: Note) -> None:

@@ -42,10 +42,10 @@ class DirectCommitter(Committer):
         rate_bytes_per_s: int | None = None,
     ) -> Manifest:
         limit_s, place = self.limit_s, f"{self.store}, step {save.step}"
-        if limit_s is None or not isinstance(self.store, ObjectStore):
+        store = self.store
+        if limit_s is None or not isinstance(store, ObjectStore):
             return super().commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
-        assert isinstance(self.writer, S3Writer)
-        limited = replace(self, store=self.store.using(self.writer), limit_s=None)
+        limited = replace(self, store=store.using(self.writer), limit_s=None)
         with within_limit(self.writer, limit_s, place):
             return limited.commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
 

@@ -104,6 +104,11 @@ class Remote:
         writer.check_scheme(self.location)
         if not writer.stores:
             raise UsageError(f"writer {writer.name!r} stores nothing; choose another writer")
+        if is_s3(self.location) and not isinstance(writer, S3Writer):
+            raise UsageError(
+                f"{self.location}: copies to a bucket continue uploads part by part, which writer "
+                f"{writer.name!r} does not do; choose the writer s3"
+            )
         return writer
 
 
@@ -209,7 +214,7 @@ class RemoteTier:
     def copy(self, place: str | Path, serial: int, pace: DrainPace) -> RemoteCopy:
         """Return the copy at `place`. It need not be open, except to publish a copy."""
         if isinstance(self.store, ObjectStore):
-            assert isinstance(self.writer, S3Writer)
+            assert isinstance(self.writer, S3Writer)  # see Remote.new_writer
             return ObjectCopy(str(place), self.writer, serial=serial, pace=pace)
         assert isinstance(self.store, DirectoryStore)
         return DirectoryCopy(Path(place), serial=serial, pace=pace, lock=self.store.lock)
@@ -294,10 +299,10 @@ class RemoteTier:
     def _close(self) -> None:
         self._ledger = None
         self.store.release()
-        if isinstance(self.direct_writer, S3Writer):
-            self.direct_writer.client.close()
-        if isinstance(self.writer, S3Writer) and isinstance(self.options.writer, str):
-            self.writer.client.close()
+        if self.direct_writer is not self.writer:
+            self.direct_writer.close()
+        if isinstance(self.options.writer, str):
+            self.writer.close()
 
 
 def _another(writer: Writer) -> Writer:

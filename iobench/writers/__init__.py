@@ -14,7 +14,7 @@ from iobench.errors import UnavailableError
 
 if TYPE_CHECKING:
     from iobench.writers.availability import Availability
-    from iobench.writers.base import Writer
+    from iobench.writers.base import StoredObjects, Writer
     from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
     from iobench.writers.device.staging import staged
     from iobench.writers.image import Bytes, FileImage, Segment
@@ -52,6 +52,7 @@ __all__ = [
     "Segment",
     "Sink",
     "Source",
+    "StoredObjects",
     "Stream",
     "Transfer",
     "Writer",
@@ -67,7 +68,7 @@ __all__ = [
 
 _MODULES = {
     "availability": ("Availability",),
-    "base": ("Writer",),
+    "base": ("StoredObjects", "Writer"),
     "blocks.workers": ("BlockPool", "Blocks", "run_workers"),
     "device.staging": ("staged",),
     "image": ("Bytes", "FileImage", "Segment"),

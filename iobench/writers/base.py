@@ -7,7 +7,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from iobench.errors import UnavailableError, UsageError, transfer_errors
 from iobench.writers.availability import Availability
@@ -17,10 +17,41 @@ from iobench.writers.source import LocalSource, Source
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Fallback, Meter, Transfer
 
-__all__ = ["Availability", "Writer"]
+__all__ = ["Availability", "StoredObjects", "Writer"]
 
-_MOVING = {"write": 1, "write_many": 1, "read": 1, "open": 0, "open_source": 0}
+_MOVING = {"write": 1, "write_many": 1, "read": 1, "open": 0, "open_source": 0, "objects": 0}
 """The methods that take a target, each with the position of this argument."""
+
+
+class StoredObjects(Protocol):
+    """The objects of a store at one key and below it: `run-10` is not below `run-1`.
+
+    `Checkpointer`, DCP, Lightning and `iobench run` list and delete objects by it. A key is that of
+    the bucket, without `s3://bucket/`. Every method raises TransferError or UnavailableError; then
+    a part of its work may be done.
+    """
+
+    @property
+    def endpoint(self) -> str:
+        """The address of the store, without credentials, for records."""
+
+    def keys(self) -> list[str]:
+        """Return the keys of all objects, in any order."""
+
+    def unfinished(self) -> list[str]:
+        """Return the keys of uploads that are neither completed nor aborted."""
+
+    def names(self, beginning: str) -> list[str]:
+        """Return the names directly below the key that start with `beginning`.
+
+        A name counts only if there are objects below it.
+        """
+
+    def delete(self, keys: list[str]) -> None:
+        """Delete the objects with these keys. A missing object is not an error."""
+
+    def remove(self, last: str = "") -> None:
+        """Abort every upload and delete every object, that of the name `last` at the end."""
 
 
 class Writer(ABC):
@@ -142,6 +173,19 @@ class Writer(ABC):
         self.check_scheme(target)
         with transfer_errors("opening", target):
             return LocalSource(target)
+
+    def objects(self, target: str | Path) -> StoredObjects:
+        """Return the stored objects at `target` and below it. Makes no request.
+
+        A writer of an object store implements it. Raises UsageError for any other writer.
+        """
+        raise UsageError(
+            f"{target}: writer {self.name!r} does not list and delete objects, which checkpoints "
+            "in a bucket need; use --writer s3"
+        )
+
+    def close(self) -> None:  # noqa: B027 -- only some writers have connections
+        """Close idle connections. The writer stays usable: the next operation opens new ones."""
 
     @classmethod
     def check_scheme(cls, target: str | Path) -> None:

@@ -20,9 +20,4 @@ def remove_file(path: str, writer: Writer) -> None:
             os.unlink(path)
             sync_directory(os.path.dirname(path) or ".")
         return
-    from iobench.writers.s3 import S3Writer
-    from iobench.writers.s3_store.objects import S3Objects
-
-    assert isinstance(writer, S3Writer)  # no other writer accepts such a location
-    where = S3Target.parse(path)
-    S3Objects(writer.client, where).delete([where.key])
+    writer.objects(path).delete([S3Target.parse(path).key])

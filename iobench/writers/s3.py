@@ -127,6 +127,12 @@ class S3Writer(Writer):
     def open_source(self, target: str | Path) -> S3Source:
         return S3Source(self._client, S3Target.object(target))
 
+    def objects(self, target: str | Path) -> S3Objects:
+        return S3Objects(self._client, S3Target.parse(target))
+
+    def close(self) -> None:
+        self._client.close()
+
     def available(self, target: str | Path = ".") -> Availability:
         if reason := boto3_missing():
             return Availability(ok=False, reason=reason, remedy=INSTALL)

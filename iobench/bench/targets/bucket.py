@@ -20,9 +20,9 @@ from iobench.checkpoint.staged_objects import StagedObjects
 from iobench.environment import DeviceCounters, describe_machine
 from iobench.errors import IobenchError, TargetError, TransferError, UsageError
 from iobench.results.records import Cold
+from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 
 __all__ = ["BucketTarget"]
@@ -36,7 +36,7 @@ class BucketTarget:
     """A writable prefix. `writer` does the work that is not measured: locks and cleaning up."""
 
     place: S3Target
-    writer: S3Writer
+    writer: Writer
     no_ceiling = "fio does not measure S3"
     notes: tuple[str, ...] = (_NOTE,)
 
@@ -47,7 +47,7 @@ class BucketTarget:
         chosen = [
             one.writer
             for one in contenders
-            if isinstance(one, WriterContender) and isinstance(one.writer, S3Writer)
+            if isinstance(one, WriterContender) and one.stores and "s3" in one.writer.schemes
         ]
         if not chosen and not any(one.is_peer for one in contenders):
             raise UsageError(f"{location}: needs --writer s3")
@@ -70,7 +70,7 @@ class BucketTarget:
             "fs_type": "s3",
             "mount_options": [],
             "device": None,
-            "endpoint": self.writer.client.endpoint,
+            "endpoint": self.writer.objects(self.location).endpoint,
         }
         return describe_machine(), storage
 
@@ -95,17 +95,17 @@ class BucketTarget:
             yield scratch
         finally:
             with deferred_interrupts():
-                S3Objects(self.writer.client, place).remove(last=_LOCK)
+                self.writer.objects(str(place)).remove(last=_LOCK)
 
     def _remove_stale(self) -> None:
-        for name in S3Objects(self.writer.client, self.place).names(PREFIX):
+        for name in self.writer.objects(self.location).names(PREFIX):
             place = self.place.below(name)
             holder = self._holder(place)
             if holder is None or not holder.dead:
                 continue
             try:
                 with deferred_interrupts():
-                    S3Objects(self.writer.client, place).remove(last=_LOCK)
+                    self.writer.objects(str(place)).remove(last=_LOCK)
             except IobenchError as error:
                 raise TargetError(
                     f"{place}: left by a killed run, cannot be removed ({error})"
@@ -127,7 +127,7 @@ class BucketScratch:
     """The run's own prefix in a bucket."""
 
     place: S3Target
-    writer: S3Writer
+    writer: Writer
     directory = None
 
     def locate(self, name: str) -> str:
@@ -144,7 +144,7 @@ class BucketScratch:
         return Cold(resident_bytes=0, resident_fraction=0.0, method="remote", dropped_caches=False)
 
     def remove(self, name: str) -> None:
-        S3Objects(self.writer.client, self.place.below(name)).remove()
+        self.writer.objects(self.locate(name)).remove()
 
     def settled(
         self,

@@ -36,6 +36,11 @@ class S3Objects:
     def __init__(self, client: S3Client, prefix: S3Target) -> None:
         self._client, self._prefix = client, prefix
 
+    @property
+    def endpoint(self) -> str:
+        """The URL of the endpoint, without credentials."""
+        return self._client.endpoint
+
     def keys(self) -> list[str]:
         """Return the keys of all objects."""
         pages = self._pages("list_objects_v2", "Contents", "listing")
@@ -52,6 +57,10 @@ class S3Objects:
             Prefix=where + beginning, Delimiter="/",
         )  # fmt: skip
         return [entry["Prefix"].removeprefix(where).strip("/") for entry in pages]
+
+    def unfinished(self) -> list[str]:
+        """Return the keys of all unfinished uploads, including those of running processes."""
+        return [upload.target.key for upload in self.uploads()]
 
     def uploads(self) -> list[UnfinishedUpload]:
         """Return every unfinished upload, including those of running processes."""
