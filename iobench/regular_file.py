@@ -35,7 +35,8 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: i
         fd = os.open(path, flags, mode)
     except OSError as error:
         # ENXIO: a socket, a pipe without a reader, a missing device. EINVAL: one with O_DIRECT.
-        if error.errno not in (errno.ENXIO, errno.EINVAL):
+        # EACCES: a device on a file system that is mounted with nodev, such as FUSE.
+        if error.errno not in (errno.ENXIO, errno.EINVAL, errno.EACCES):
             raise
         if stat.S_ISREG(found := os.stat(path).st_mode):  # a file system without O_DIRECT
             raise
