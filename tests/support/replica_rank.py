@@ -50,8 +50,9 @@ def main() -> None:
     """Run the scenario."""
     asked = json.loads(os.environ["REPLICA_TEST"])
     world = World.detect()
-    os.environ["IOBENCH_AGENTS"] = f"{asked['base']}/{asked['hosts'][world.node]}"
     control = Control.connect(world, deadline_s=60, lost_after_s=10)
+    # From here on each rank is on a node of its own; to meet they need one directory.
+    os.environ["IOBENCH_AGENTS"] = f"{asked['base']}/{asked['hosts'][world.node]}"
     options = {"rate": "1GiB", **asked.get("options", {})}
     replicator = Replicator(Partner(**options), control, "/runs/a")
     version = _load(replicator, world)
