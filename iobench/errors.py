@@ -1,24 +1,26 @@
 """Every error that iobench raises on purpose, and its exit code.
 
-IobenchError                      1  base class
-|-- UsageError (ValueError)       2  the request is invalid
-|   |-- UnknownNameError             no writer, workload or option has that name
-|   |-- OptionError                  a value is out of range or of the wrong type
-|   |-- WorkloadFileError            a workload file is incomplete or invalid
-|   |-- TargetError (OSError)        the target is missing, not writable or too small
-|   |-- StateError                   a training state cannot be saved, or does not fit
-|   `-- StateMismatchError           a checkpoint belongs to another model
-|-- UnavailableError              3  the writer cannot work here; reason and remedy
-|-- DataMismatchError             4  bytes differ from the saved ones
-|-- RegressionError               5  a comparison found a slowdown
-|-- ResultFileError (ValueError)  1  a file is not a result file, or is damaged
-|-- CeilingError                  1  fio failed to measure the ceiling
-|-- ContenderError                1  a contender failed; the others were measured
-|-- JobError                      1  one of several concurrent processes failed or ended
-|   `-- RankError                    the same for ranks of a job; names them
-|-- ReplicaError                  1  a copy in memory was not made, or cannot be read
-`-- TransferError (OSError)       1  a write, read, sync or commit failed; nothing was published
-    `-- SaveError (RuntimeError)     the same in a drop-in for torch.save
+    IobenchError                      1  base class
+    |-- UsageError (ValueError)       2  the request is invalid
+    |   |-- UnknownNameError             no writer, workload or option has that name
+    |   |-- OptionError                  a value is out of range or of the wrong type
+    |   |-- WorkloadFileError            a workload file is incomplete or invalid
+    |   |-- TargetError (OSError)        the target is missing, not writable or too small
+    |   |-- StateError                   a training state cannot be saved, or does not fit
+    |   `-- StateMismatchError           a checkpoint belongs to another model
+    |-- UnavailableError              3  the writer cannot work here; reason and remedy
+    |-- DataMismatchError             4  bytes differ from the saved ones
+    |-- RegressionError               5  a comparison found a slowdown
+    |-- ResultFileError (ValueError)  1  a file is not a result file, or is damaged
+    |-- CeilingError                  1  fio failed to measure the ceiling
+    |-- ContenderError                1  a contender failed; the others were measured
+    |-- JobError                      1  one of several concurrent processes failed or ended
+    |   `-- RankError                    the same for ranks of a job; names them
+    |-- ReplicaError                  1  a copy in memory was not made, or cannot be read
+    `-- TransferError (OSError)       1  a write, read, sync or commit failed; nothing was published
+        `-- SaveError (RuntimeError)     the same in a drop-in for torch.save
+
+Where a builtin fits, an error is that too: it is in brackets.
 """
 
 from __future__ import annotations
