@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -32,7 +33,7 @@ def launched(target: str | Path | None = None) -> Iterator[Launched | None]:
     exit code. When the block raises, they end too. `target` is where the ranks save; rank 0 may
     publish its address there.
     """
-    directory = Path(target) if target and not is_s3(target) and Path(target).is_dir() else None
+    directory = Path(target) if target and not is_s3(target) and os.path.isdir(target) else None
     world = World.detect()
     if world.size == 1:
         yield None

@@ -353,17 +353,17 @@ class Hub:
     def _look(self) -> None:
         """Break the job for a silent rank, and for a call whose deadline has passed."""
         self._settle()
-        if self._broken:
-            return
         now_s = time.monotonic()
         self._forgive(now_s - self._looked_s)
         self._looked_s = now_s
         for rank, peer in self._peers.items():
-            if not peer.closed and now_s - peer.seen_s > self._lost_after_s:
-                self._break(
-                    [rank], f"{self._names([rank])} is silent for {now_s - peer.seen_s:.0f} s"
-                )
-                return
+            if peer.closed or now_s - peer.seen_s <= self._lost_after_s:
+                continue
+            self._break([rank], f"{self._names([rank])} is silent for {now_s - peer.seen_s:.0f} s")
+            # Where rank 0 is cut off all others are silent; one reason is told, none is waited for.
+            self._acknowledge(rank)
+        if self._broken:
+            return
         for call in self._rounds.values():
             if now_s > call.until_s:
                 missing = self._missing(call)

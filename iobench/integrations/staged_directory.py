@@ -137,8 +137,7 @@ class StagedDirectory:
     def discard(self) -> None:
         """Remove `root` and its content, if it exists."""
         try:
-            if os.path.lexists(self.root):
-                remove_tree(self.root)
+            _remove(self.root)
         finally:
             if self._lock is not None:
                 self._lock.release()
@@ -190,9 +189,26 @@ def remove_killed(parent: Path, pattern: str) -> None:
         except (TargetError, TransferError):  # in use, or already removed
             continue
         try:
-            remove_tree(left)
+            _remove(left)
         finally:
             lock.release()
+
+
+def _remove(root: Path) -> None:
+    """Remove `root`, if it exists.
+
+    Once the file of its lock is gone, another process may make it anew in `remove_killed`, and
+    remove `root` at the same time.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            if os.path.lexists(root):
+                remove_tree(root)
+        except OSError as error:
+            if not left or error.errno not in _CHANGED:
+                raise
+        else:
+            return
 
 
 def _holds_working_directory(directory: Path) -> bool:

@@ -246,7 +246,7 @@ def test_sizes_are_known_without_reading_a_tensor(
 
     made = Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=True)
     monkeypatch.setattr(FileImage, "pieces", refuse)
-    monkeypatch.setattr(torch_layout, "_crc32", refuse)
+    monkeypatch.setattr(torch_layout, "_checksums", refuse)
     assert made.size_bytes() > tiny.size_bytes() / 2
     assert {spec.format for spec in made.files} >= {"torch", "safetensors", "raw"}
 
