@@ -40,9 +40,11 @@ class WholeRun:
         self._event_s = time.monotonic()
         self._finishes = False
         self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def pytest_sessionstart(self) -> None:
-        threading.Thread(target=self._watch, name="whole-run", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="whole-run", daemon=True)
+        self._thread.start()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
@@ -51,6 +53,8 @@ class WholeRun:
 
     def pytest_unconfigure(self) -> None:
         self._ended.set()
+        if self._thread is not None:
+            self._thread.join()  # it may be about to kill children
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._event_s = self._running[nodeid] = time.monotonic()
