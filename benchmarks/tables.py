@@ -279,6 +279,9 @@ def records(directory: Path, page: Path) -> str:
 def _source(path: Path, link: str) -> str:
     started_at, environment, command, what = _origin(path)
     lines = textwrap.wrap(f"{what}{started_at[:10]}, {_machine(environment)}.", _WIDTH)
+    if command[0] == "python" and not (ROOT / command[1]).exists():
+        script = Path(command[1]).name
+        return "\n".join([*lines, f"Record: {link}, by `{script}`, which was removed since.", ""])
     return "\n".join([*lines, f"Record: {link}.", "", "```sh", *_shell(command), "```", ""])
 
 
