@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.given import LARGEST_SEED, DocumentFormatOption, check_effect, the_workload
+from iobench.cli.given import DocumentFormatOption, check_effect, the_workload
 from iobench.cli.node_counts import node_counts
 from iobench.cli.report import ReportOption, check_report, write_report
-from iobench.cli.servers import preparing, print_warning
+from iobench.cli.servers import print_warning
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.report.render import DocumentFormat
-from iobench.units import parse_percent, parse_seconds, parse_size
+from iobench.units import parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from iobench.goodput.measured import SavingMethod
@@ -69,39 +69,6 @@ def plan(
             show_default="as long as --save",
         ),
     ] = None,
-    memory_restore: Annotated[
-        str | None,
-        typer.Option(
-            "--memory-restore",
-            help="Also plan memory checkpoints, whose snapshots a node keeps for another: how long "
-            "a restore from memory takes. Needs --blocking.",
-        ),
-    ] = None,
-    memory_replicate: Annotated[
-        str,
-        typer.Option("--memory-replicate", help="Until the other node has the whole snapshot."),
-    ] = "0s",
-    memory_recovers: Annotated[
-        str,
-        typer.Option("--memory-recovers", help="Part of the failures that memory undoes."),
-    ] = "90%",
-    memory_every: Annotated[
-        str | None,
-        typer.Option(
-            "--memory-every",
-            help="Training time between two memory checkpoints.",
-            show_default="the best",
-        ),
-    ] = None,
-    storage_every: Annotated[
-        int | None,
-        typer.Option(
-            "--storage-every",
-            min=1,
-            help="Memory checkpoints from one on storage to the next.",
-            show_default="as few as storage allows",
-        ),
-    ] = None,
     slots: Annotated[
         int, typer.Option("--slots", min=1, help="Snapshots that may be in flight at once.")
     ] = 1,
@@ -116,14 +83,6 @@ def plan(
             "2410.21680).",
         ),
     ] = 6.5,
-    failure_shape: Annotated[
-        float,
-        typer.Option(
-            "--failure-shape",
-            help="Weibull shape of the times between failures, their mean unchanged: below 1 they "
-            "come in groups (0.7 to 0.8 are published).",
-        ),
-    ] = 1.0,
     restart: Annotated[
         str,
         typer.Option("--restart", help="Time from a failure to the start of the restore."),
@@ -142,10 +101,6 @@ def plan(
             "--interval", help="Also ETTR for this training time between two saves (30min)."
         ),
     ] = None,
-    budget: Annotated[
-        str,
-        typer.Option("--budget", help="Overhead that the CheckFreq interval may cause."),
-    ] = "3.5%",
     size: Annotated[
         str | None,
         typer.Option(
@@ -162,20 +117,6 @@ def plan(
             show_default="buffered, else the slowest",
         ),
     ] = None,
-    include_invalid: Annotated[
-        bool, typer.Option("--include-invalid", help="Also count samples that are not VALID.")
-    ] = False,
-    simulate: Annotated[
-        int,
-        typer.Option("--simulate", help="Failures to simulate for each figure; 0 for none."),
-    ] = 100_000,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the simulation.")
-    ] = 0,
-    formulas: Annotated[
-        bool,
-        typer.Option("--formulas", help="Add the interval that each formula gives."),
-    ] = False,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
     report: ReportOption = None,
 ) -> None:
@@ -190,7 +131,6 @@ def plan(
         check_report(report)
     from iobench.goodput.forecast import Method, forecast
     from iobench.goodput.job import TrainingJob
-    from iobench.goodput.two_levels import MemoryCheckpoints
     from iobench.report.forecast import write
     from iobench.report.outlook import Outlook
 
@@ -200,67 +140,33 @@ def plan(
             gpus_per_node=gpus_per_node,
             failures_per_1000_node_days=failures,
             restart_s=parse_seconds(restart, "--restart"),
-            failure_shape=failure_shape,
         )
         for count in node_counts(nodes)
     ]
-    memory = None
-    if memory_restore is None:
-        own = ("memory_replicate", "memory_recovers", "memory_every", "storage_every")
-        check_effect(ctx, own, "only --memory-restore plans memory checkpoints")
-    elif blocking is None:
-        raise UsageError("--memory-restore needs --blocking: the time that a snapshot takes")
-    else:
-        memory = MemoryCheckpoints(
-            restore_s=parse_seconds(memory_restore, "--memory-restore"),
-            replicate_s=parse_seconds(memory_replicate, "--memory-replicate"),
-            recovers=parse_percent(memory_recovers, "--memory-recovers"),
-            interval_s=_seconds(memory_every, "--memory-every"),
-            storage_every=storage_every,
-        )
     if blocking is None:
         check_effect(ctx, ("slots",), "only asynchronous saves, with --blocking, have slots")
-    if simulate == 0:
-        check_effect(ctx, ("seed",), "--simulate 0 draws nothing")
-    if not formulas and format_ is not DocumentFormat.JSON:
-        check_effect(
-            ctx, ("budget",), "only --formulas and --format json have CheckFreq's interval"
-        )
-    if formulas and len(jobs) > 1:
-        raise UsageError("--formulas works for one size of the job; give one number of --nodes")
     chosen = the_workload(workload, workload_option, "") or None
     if results is None:
-        check_effect(ctx, ("size", "include_invalid"), "only --results has samples")
+        check_effect(ctx, ("size",), "only --results has samples")
         title, measured = "times given by hand", None
         candidates = _by_hand(save, restore, blocking, persist, slots)
         notes: list[str] = []
     else:
         check_effect(ctx, ("save", "restore", "persist"), "--results has the measured times")
         measured = _read(results)
-        title, candidates, notes = _measured(
-            measured, size, blocking, slots, include_invalid, chosen
-        )
+        title, candidates, notes = _measured(measured, size, blocking, slots, chosen)
     step_s = _seconds(step, "--step")
     if step_s is None:
         recorded = measured.run.workload.name if measured else None
         step_s = _published_step_s(chosen or recorded, asked=chosen is not None)
-    method = Method(
-        budget=parse_percent(budget, "--budget"),
-        step_s=step_s,
-        interval_s=_seconds(interval, "--interval"),
-        failures=simulate,
-        seed=seed,
-        memory=memory,
-    )
+    method = Method(step_s=step_s, interval_s=_seconds(interval, "--interval"))
     base = _baseline(candidates, baseline)
-    with preparing("simulating failures"):
-        forecasts = [one for job in jobs for one in forecast(candidates, base, job, method)]
+    forecasts = [one for job in jobs for one in forecast(candidates, base, job, method)]
     outlook = Outlook(
         title=title,
         method=method,
         forecasts=tuple(forecasts),
         notes=tuple(notes),
-        formulas=formulas,
     )
     write(outlook, format_, sys.stdout)
     if report is not None:
@@ -304,7 +210,6 @@ def _measured(
     size: str | None,
     blocking: str | None,
     slots: int,
-    include_invalid: bool,
     workload: str | None,
 ) -> tuple[str, list[SavingMethod], list[str]]:
     """Return title, candidates and notes of a result file."""
@@ -319,7 +224,6 @@ def _measured(
         size_bytes=size_bytes,
         blocking_s=_seconds(blocking, "--blocking"),
         slots=slots,
-        invalid_too=include_invalid,
     )
     measured = result.run.workload.name
     title = f"{measured} as measured in {result.path}"

@@ -6,14 +6,11 @@ import math
 from dataclasses import dataclass
 
 from iobench.errors import OptionError
-from iobench.goodput.failures import Failures
 
 __all__ = ["DAY_S", "MONTH_S", "TrainingJob"]
 
 DAY_S = 86_400.0
 MONTH_S = 30 * DAY_S
-
-_SHAPES = (0.3, 3.0)  # published ones are 0.3 to 1; the numeric search is checked for these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,18 +18,15 @@ class TrainingJob:
     """A job on `nodes` nodes that stops as a whole when one of them fails.
 
     MTBF = 1 / (nodes x failures per node-day), arXiv 2410.21680, section III. There, 6.50 failures
-    per 1000 node-days give 1.8 h for 16,384 GPUs, 8 to a node. With `failure_shape` 1, failures are
-    independent and memoryless, a Poisson process. Another one is the Weibull shape of the times
-    between failures of the job, with the same mean. `restart_s` is the time from the failure until
-    the job can read its checkpoint: detection, scheduling, start. Raises OptionError for a value
-    out of range.
+    per 1000 node-days give 1.8 h for 16,384 GPUs, 8 to a node. Failures are independent and
+    memoryless, a Poisson process. `restart_s` is the time from the failure until the job can read
+    its checkpoint: detection, scheduling, start. Raises OptionError for a value out of range.
     """
 
     nodes: int
     gpus_per_node: int = 8
     failures_per_1000_node_days: float = 6.5
     restart_s: float = 300.0
-    failure_shape: float = 1.0
 
     def __post_init__(self) -> None:
         _at_least("nodes", self.nodes, 1)
@@ -42,21 +36,11 @@ class TrainingJob:
             raise OptionError(f"failures-per-1000-node-days must be above zero, and is {rate}")
         if not (math.isfinite(self.restart_s) and self.restart_s >= 0):
             raise OptionError(f"restart must be zero or more seconds, and is {self.restart_s}")
-        if not _SHAPES[0] <= self.failure_shape <= _SHAPES[1]:
-            raise OptionError(
-                f"failure-shape must be from {_SHAPES[0]:g} to {_SHAPES[1]:g}, and is "
-                f"{self.failure_shape:g}; 1 is a constant failure rate"
-            )
 
     @property
     def mtbf_s(self) -> float:
         """Mean time between failures of the whole job, seconds."""
         return DAY_S / (self.nodes * self.failures_per_1000_node_days / 1000)
-
-    @property
-    def failures(self) -> Failures:
-        """Times between failures of the whole job."""
-        return Failures(mtbf_s=self.mtbf_s, shape=self.failure_shape)
 
     @property
     def gpus(self) -> int:

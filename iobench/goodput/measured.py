@@ -89,20 +89,19 @@ def from_results(
     size_bytes: int | None = None,
     blocking_s: float | None = None,
     slots: int = 1,
-    invalid_too: bool = False,
 ) -> tuple[list[SavingMethod], list[str]]:
     """Return the settings of the run, fastest save first, and notes on how the times were made.
 
     A time is `size_bytes` (by default the workload at full size) over the rate of a sample.
     Settings differ in the writer, its options or the axes of a run. With `blocking_s`, asynchronous
     candidates follow; each persists for as long as the save took. Only samples with a VALID verdict
-    count, unless `invalid_too`. Restores of some tensors and settings that failed do not count.
+    count. Restores of some tensors and settings that failed do not count.
     Raises ResultFileError when no setting has a save and a restore that count.
     """
     if not result.samples:
         raise _nothing(result, _no_samples(result))
     size = result.run.workload.full_bytes if size_bytes is None else size_bytes
-    measured = _measured(result, size, invalid_too)
+    measured = _measured(result, size)
     names = labels(one.setting for one in measured)
     notes = list(_size_notes(result, size))
     found: list[SavingMethod] = []
@@ -110,7 +109,7 @@ def from_results(
         if one.failed:
             notes.append(f"{name} is not planned for: {one.failed[0]}")
             continue
-        notes += _invalid(one, name, invalid_too)
+        notes += _invalid(one, name)
         notes += _partial(one, name)
         save, restore = one.seconds["save"], one.seconds["restore"]
         if not save or not restore:
@@ -158,7 +157,7 @@ def _by_save_time(one: SavingMethod) -> tuple[bool, float]:
     return one.costs.asynchronous, one.costs.blocking_s + one.costs.persist_s
 
 
-def _measured(result: ResultFile, size: int, invalid_too: bool) -> list[_Measured]:
+def _measured(result: ResultFile, size: int) -> list[_Measured]:
     context = Context.of(result.run)
     groups: dict[str, _Measured] = {}
     for sample in with_verification(result.samples, context):
@@ -171,8 +170,7 @@ def _measured(result: ResultFile, size: int, invalid_too: bool) -> list[_Measure
         verdict = judge(sample, context)
         if verdict.status is VerdictStatus.INVALID:
             one.invalid.append(verdict.reasons[0].text)
-            if not invalid_too:
-                continue
+            continue
         seconds = sample.elapsed_s * size / sample.stored_bytes
         one.seconds[sample.operation].append(seconds)
     for failure in result.failures:
@@ -184,11 +182,10 @@ def _nothing_yet(record: Sample | Failure) -> _Measured:
     return _Measured(setting=record.setting.at(restore_as=None))
 
 
-def _invalid(one: _Measured, name: str, counted: bool) -> Iterator[str]:
-    fate = "counted all the same" if counted else "left out"
+def _invalid(one: _Measured, name: str) -> Iterator[str]:
     for text in dict.fromkeys(one.invalid):
         count = one.invalid.count(text)
-        yield f"{name}: {count_of(count, 'invalid sample')} {fate}: {text}"
+        yield f"{name}: {count_of(count, 'invalid sample')} left out: {text}"
 
 
 def _partial(one: _Measured, name: str) -> Iterator[str]:

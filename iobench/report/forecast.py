@@ -1,4 +1,4 @@
-"""Forecasts of `iobench plan` as terminal tables, Markdown or JSON (`iobench.plan/1`)."""
+"""Forecasts of `iobench plan` as terminal tables, Markdown or JSON (`iobench.plan/2`)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any, TextIO
 
 from iobench.bench.judging.stats import ENOUGH_SAMPLES, Interval, bounds, confidence_of
 from iobench.bench.judging.verdict import Reason
-from iobench.goodput.forecast import Forecast, Proposal
+from iobench.goodput.forecast import Forecast
 from iobench.report.durations import DurationForm, duration_form
 from iobench.report.grid import Grid
 from iobench.report.outlook import Outlook, answers, assumptions
 from iobench.report.render import DocumentFormat, write_grids, write_json
-from iobench.units import format_seconds
 
 __all__ = [
     "SCHEMA",
@@ -22,7 +21,7 @@ __all__ = [
     "write",
 ]
 
-SCHEMA = "iobench.plan/1"
+SCHEMA = "iobench.plan/2"
 
 _MISSING, _BASELINE = "-", "baseline"
 _SURE = "95%"  # in headings: becomes the confidence that the samples reach
@@ -51,7 +50,6 @@ def _document(one: Forecast) -> dict[str, Any]:
         "gpus": job.gpus,
         "failures_per_1000_node_days": job.failures_per_1000_node_days,
         "mtbf_s": job.mtbf_s,
-        "failure_shape": job.failure_shape,
         "restart_s": job.restart_s,
         "writer": candidate.name,
         "mode": candidate.mode,
@@ -61,7 +59,7 @@ def _document(one: Forecast) -> dict[str, Any]:
         "restore_samples": candidate.restore_samples,
         "interval_s": one.best.interval_s,
         "interval_s_ci95": bounds(one.interval_s_interval),
-        "interval_method": one.interval_method,
+        "interval_raised": one.best.raised,
         "ettr": one.best.ettr,
         "ettr_ci95": bounds(one.ettr_interval),
         "lost_work_per_failure_s": one.lost_work_s,
@@ -72,15 +70,7 @@ def _document(one: Forecast) -> dict[str, Any]:
             "gpu_hours": one.saved.gpu_hours,
             "gpu_hours_ci95": bounds(one.saved.gpu_hours_interval),
         },
-        "constant_rate": one.constant_rate
-        and {
-            "interval_s": one.constant_rate.interval_s,
-            "ettr": one.constant_rate.ettr,
-            "ettr_change": one.constant_rate.ettr_change,
-            "ettr_change_ci95": bounds(one.constant_rate.ettr_change_interval),
-        },
-        "memory": one.memory and asdict(one.memory),
-        "proposals": [asdict(proposal) for proposal in one.proposals],
+        "given": one.given and asdict(one.given),
         "warnings": [str(reason) for reason in one.warnings],
     }
 
@@ -94,7 +84,7 @@ def _heading(outlook: Outlook) -> Iterator[str]:
 
 
 def grids(outlook: Outlook) -> Iterator[Grid]:
-    """Yield the table of forecasts, and that of the formulas if it is wanted."""
+    """Yield the table of forecasts."""
     many = len(outlook.jobs) > 1
     cells = {}
     for column in (one for one in _COLUMNS if many in one.by_sizes):
@@ -113,72 +103,6 @@ def grids(outlook: Outlook) -> Iterator[Grid]:
         rows=[list(row) for row in zip(*(cells[column] for column in shown), strict=True)],
         drop=tuple(names.index(name) for name in _DROPPED_FIRST if name in names),
     )
-    if any(one.memory for one in outlook.forecasts):
-        yield _memory(outlook)
-    if outlook.formulas:
-        yield _formulas(outlook)
-
-
-def _memory(outlook: Outlook) -> Grid:
-    """Return the table of plans with memory checkpoints."""
-    found = [(one, one.memory) for one in outlook.forecasts if one.memory]
-    nodes = (("nodes", True),) if len(outlook.jobs) > 1 else ()
-    form = duration_form(
-        value for _, memory in found for value in (memory.interval_s, memory.storage_interval_s)
-    )
-    return Grid(
-        columns=(
-            *nodes,
-            *(("writer", False), ("memory\nevery", True), ("storage\nevery", True)),
-            *(("ETTR", True), ("simulated", True), ("without\nmemory", True)),
-        ),
-        rows=[
-            [
-                *([f"{one.job.nodes:,}"] if nodes else []),
-                one.candidate.name,
-                form(memory.interval_s),
-                form(memory.storage_interval_s),
-                f"{memory.ettr:.4f}",
-                _MISSING
-                if memory.simulated is None
-                else f"{memory.simulated:.4f} ± {memory.simulated_error:.4f}",
-                f"{one.best.ettr:.4f}",
-            ]
-            for one, memory in found
-        ],
-    )
-
-
-def _formulas(outlook: Outlook) -> Grid:
-    step_s = outlook.method.step_s
-    steps = (("steps", True),) if step_s else ()
-    form = duration_form(p.interval_s for one in outlook.forecasts for p in one.proposals)
-    return Grid(
-        columns=(
-            *(("writer", False), ("mode", False), ("formula", False), ("interval", True)),
-            *steps,
-            *(("ETTR", True), ("first\norder", True), ("simulated", True)),
-        ),
-        rows=[
-            [
-                one.candidate.name,
-                one.candidate.mode,
-                proposal.formula + (" (slots)" if proposal.raised else ""),
-                form(proposal.interval_s),
-                *([f"{proposal.interval_s / step_s:,.0f}"] if step_s else []),
-                f"{proposal.ettr:.4f}",
-                f"{proposal.first_order_ettr:.4f}",
-                _simulated(proposal),
-            ]
-            for one in outlook.forecasts
-            for proposal in one.proposals
-        ],
-    )
-
-
-def _simulated(proposal: Proposal) -> str:
-    found = proposal.simulated
-    return f"{found.ettr:.4f} ± {found.ettr_error:.4f}" if found else _MISSING
 
 
 def _save(one: Forecast, form: DurationForm) -> str:
@@ -243,13 +167,12 @@ _COLUMNS = (
     _times("best\ninterval", lambda one: one.best.interval_s),
     _Column("ETTR", True, lambda one, _: f"{one.best.ettr:.4f}"),
     _Column(f"{_SURE}\ninterval", True, lambda one, _: _spread(one.ettr_interval, 1, 4)),
-    _Column("simulated", True, lambda one, _: _simulated(one.best), by_sizes=(True,)),
     _times("lost work\nper failure", lambda one: one.lost_work_s),
     _Column("GPU-hours\nsaved/month", True, lambda one, _: _gpu_hours(one)),
     _Column(f"hours saved/month{_WITH_INTERVAL}", True, lambda one, _: _hours(one)),
 )
 _DROPPED_FIRST = (
-    *("lost work\nper failure", "simulated", f"hours saved/month{_WITH_INTERVAL}", "MTBF"),
+    *("lost work\nper failure", f"hours saved/month{_WITH_INTERVAL}", "MTBF"),
     *("restore", "GPU-hours\nsaved/month", "save", f"{_SURE}\ninterval", "mode"),
 )
 
@@ -260,37 +183,15 @@ def footnotes(outlook: Outlook) -> list[str]:
 
 
 def _method(outlook: Outlook) -> Iterator[str]:
-    method, many = outlook.method, len(outlook.jobs) > 1
-    shape = outlook.jobs[0].failure_shape
     yield (
         "interval: training time between two saves, by the exact equation for failures without "
-        "memory (shape 1); ETTR: exact for them"
-        if shape == 1
-        else f"interval: training time between two saves, by a numeric search for shape {shape:g}, "
-        "for which no formula holds; ETTR: exact for it"
+        "memory; ETTR: exact for them"
     )
     yield from _resampling(outlook)
-    if method.memory is not None:
-        yield (
-            f"memory: {100 * method.memory.recovers:g}% of the failures leave every rank's state "
-            "in some memory; storage gets every snapshot that it can keep up with"
-            if method.memory.storage_every is None
-            else f"memory: {100 * method.memory.recovers:g}% of the failures leave every rank's "
-            f"state in some memory; storage gets every {method.memory.storage_every}. snapshot"
-        )
     if any(one.saved for one in outlook.forecasts):
         yield "saved: wall clock of work that takes the baseline 30 days, each at its best interval"
     if any(one.candidate.costs.slots > 1 for one in outlook.forecasts):
         yield "slots: the persist time must be that with as many saves in flight"
-    if method.failures and (many or outlook.formulas):
-        yield f"simulated: {method.failures:,} failures for each figure, seed {method.seed}"
-    if outlook.formulas:
-        step = f", steps of {format_seconds(method.step_s)}" if method.step_s else ""
-        if shape != 1:
-            yield "Young, Daly, availability, constant rate, first order: for failures of shape 1"
-        yield f"CheckFreq: overhead within {100 * method.budget:g}%{step}, whatever the failures"
-    elif not many:
-        yield "--formulas adds the intervals of Young, Daly and others, and a simulation of each"
 
 
 def _fewest_samples(outlook: Outlook) -> int:

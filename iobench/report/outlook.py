@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from iobench.goodput.forecast import GIVEN, Forecast, Method
+from iobench.goodput.forecast import Forecast, Method
 from iobench.goodput.job import TrainingJob
 from iobench.units import format_seconds
 
@@ -14,13 +14,12 @@ __all__ = ["Outlook", "answers", "assumptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Forecasts by job size, their method and notes. `formulas` adds the table of formulas."""
+    """Forecasts by job size, their method and notes."""
 
     title: str
     method: Method
     forecasts: tuple[Forecast, ...]
     notes: tuple[str, ...]
-    formulas: bool = False
 
     @property
     def jobs(self) -> list[TrainingJob]:
@@ -32,16 +31,13 @@ def answers(outlook: Outlook) -> Iterator[list[str]]:
     """Yield how often to save and what is lost, for the smallest and the largest job."""
     jobs = outlook.jobs
     for job in dict.fromkeys((jobs[0], jobs[-1])):
-        given, constant = _given_interval(outlook, job), _constant_rate(outlook, job)
-        yield [_sentence(outlook, job), *_memory_sentence(outlook, job), *given, *constant]
+        yield [_sentence(outlook, job), *_given_interval(outlook, job)]
 
 
 def assumptions(outlook: Outlook) -> Iterator[str]:
     """Yield the size of the job, its failures and its restart."""
     first = outlook.jobs[0]
     rate = f"{first.failures_per_1000_node_days:g} failures per 1000 node-days"
-    if first.failure_shape != 1:
-        rate += f" (Weibull shape {first.failure_shape:g})"
     restart = f"restart {format_seconds(first.restart_s)} and then the restore"
     if len(outlook.jobs) == 1:
         size = f"{first.nodes:,} nodes, {first.gpus:,} GPUs"
@@ -70,35 +66,14 @@ def _sentence(outlook: Outlook, job: TrainingJob) -> str:
     return f"{start} every {format_seconds(best.best.interval_s)}{steps}: {', '.join(losses)}."
 
 
-def _memory_sentence(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
-    """Yield how often to save to memory and to storage, and what is lost then."""
-    found = [one for one in outlook.forecasts if one.job == job and one.memory]
-    if not found:
-        return
-    best = max(found, key=lambda one: one.memory.ettr if one.memory else 0.0)
-    assert best.memory is not None
-    start = f"{job.nodes:,} nodes, w" if len(outlook.jobs) > 1 else "W"
-    every = format_seconds(best.memory.interval_s)
-    storage = format_seconds(best.memory.storage_interval_s)
-    yield (
-        f"{start}ith a memory checkpoint every {every} and storage every {storage}: "
-        f"{_percent(1 - best.memory.ettr)} of the time is lost with {best.candidate.name}."
-    )
-
-
 def _given_interval(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
     """Yield `Every 30 min 0 s, as given: the time lost is 2.4% with odirect sync.`"""
     asked_s = outlook.method.interval_s or 0.0
     losses = [
-        f"{_percent(1 - proposal.ettr)} with {one.candidate.name} {one.candidate.mode}"
-        + (
-            ""
-            if proposal.interval_s <= asked_s
-            else f" (every {format_seconds(proposal.interval_s)} at best)"
-        )
+        f"{_percent(1 - one.given.ettr)} with {one.candidate.name} {one.candidate.mode}"
+        + (f" (every {format_seconds(one.given.interval_s)} at best)" if one.given.raised else "")
         for one in outlook.forecasts
-        for proposal in one.proposals
-        if one.job == job and proposal.formula == GIVEN
+        if one.job == job and one.given is not None
     ]
     if losses:
         start = f"{job.nodes:,} nodes: every" if len(outlook.jobs) > 1 else "Every"
@@ -108,20 +83,6 @@ def _given_interval(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
 def _best(outlook: Outlook, job: TrainingJob) -> Forecast:
     found = [one for one in outlook.forecasts if one.job == job]
     return max(found, key=lambda one: one.best.ettr)
-
-
-def _constant_rate(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
-    """Yield interval and loss at a constant failure rate, to compare those of the shape with."""
-    constant = _best(outlook, job).constant_rate
-    if constant is None:
-        return
-    size = f"{job.nodes:,} nodes, w" if len(outlook.jobs) > 1 else "W"
-    every, lost = format_seconds(constant.interval_s), _percent(1 - constant.ettr)
-    text = f"{size}ith a constant failure rate: save every {every}: {lost} of the time is lost"
-    spread = constant.ettr_change_interval
-    if spread is not None and 0 in spread:
-        text += f" (the change is {-100 * spread.high:+.1f} to {-100 * spread.low:+.1f} points)"
-    yield f"{text}."
 
 
 def _lost(one: Forecast) -> str:

@@ -38,7 +38,6 @@ _SHOWN = {
     "doctor.md": "test_doctor.py",
     "exec.md": "test_summary.py of integrations",
     "offload.md": "drawings and formulas",
-    "plan.md": "a formula; test_failures.py of goodput",
     "0038-channel.md": "a drawing",
 }
 """Pages with an indented block that is not a command, and the test of that block."""

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from iobench.bench.judging.verdict import Verdict, VerdictStatus
 from iobench.errors import OptionError, ResultFileError
+from iobench.goodput import measured
 from iobench.goodput.measured import by_hand, from_results
 from iobench.results import AxisValues, Failure, ResultFile, Sample, VariantFacts, Verified, read
 
@@ -93,24 +95,23 @@ def test_invalid_samples_are_left_out(example: ResultFile) -> None:
     assert [note for note in notes if note.startswith("odirect: 1 invalid sample left out: moved")]
 
 
-def test_invalid_samples_count_when_asked(example: ResultFile) -> None:
-    found, notes = from_results(_changed(example, "save", bytes=2**29), invalid_too=True)
-    assert all(one.save_samples == one.restore_samples == 3 for one in found)
-    assert [note for note in notes if "odirect: 1 invalid sample counted all the same" in note]
+@pytest.fixture
+def all_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of sizes and axes that the recorded run does not announce count too."""
+    verdict = Verdict(status=VerdictStatus.VALID, reasons=())
+    monkeypatch.setattr(measured, "judge", lambda *_: verdict)
 
 
-@pytest.mark.parametrize("invalid_too", [False, True])
-def test_a_writer_with_wrong_bytes_is_not_planned_for(
-    example: ResultFile, invalid_too: bool
-) -> None:
+def test_a_writer_with_wrong_bytes_is_not_planned_for(example: ResultFile) -> None:
     """One wrong tensor of one restore is enough: it has FAILED."""
     wrong = Verified(tensors=20, bytes=1, mismatches=1)
     result = _changed(example, "restore", verified=wrong)
-    found, notes = from_results(result, invalid_too=invalid_too)
+    found, notes = from_results(result)
     assert [one.name for one in found] == ["buffered"]
     assert "odirect is not planned for: wrong bytes: tensors differ from what was saved" in notes
 
 
+@pytest.mark.usefixtures("all_valid")
 def test_processes_that_restore_the_same_files(example: ResultFile) -> None:
     """Each of two processes restores all of it: a restore of the checkpoint takes that long."""
     axes = {"numjobs": 2, "slices": "all"}
@@ -122,7 +123,7 @@ def test_processes_that_restore_the_same_files(example: ResultFile) -> None:
         )
         for one in example.samples
     )
-    found, _ = from_results(replace(example, samples=samples), size_bytes=2**30, invalid_too=True)
+    found, _ = from_results(replace(example, samples=samples), size_bytes=2**30)
     assert [one.costs.restore_s for one in found] == pytest.approx([0.4, 0.8])
 
 
@@ -137,7 +138,7 @@ def test_a_writer_without_restores_is_not_planned_for(example: ResultFile) -> No
 
 @pytest.mark.parametrize("samples_too", [True, False], ids=["after 3 samples", "at once"])
 def test_a_writer_that_failed_is_not_planned_for(example: ResultFile, samples_too: bool) -> None:
-    """Its earlier samples are not used, also where samples that are not VALID count."""
+    """Its earlier samples are not used."""
     own = [one for one in example.samples if one.writer == "odirect"]
     failure = Failure(
         run_id=example.run.run_id,
@@ -150,7 +151,7 @@ def test_a_writer_that_failed_is_not_planned_for(example: ResultFile, samples_to
     )
     samples = tuple(one for one in example.samples if samples_too or one not in own)
     result = replace(example, samples=samples, failures=(failure,))
-    found, notes = from_results(result, invalid_too=True)
+    found, notes = from_results(result)
     assert [one.name for one in found] == ["buffered"]
     why = "its restore failed in repetition 5 (OSError: gone)"
     assert f"odirect is not planned for: {why}" in notes
@@ -197,6 +198,7 @@ def _of_some(one: Sample) -> Sample:
     )
 
 
+@pytest.mark.usefixtures("all_valid")
 def test_a_restore_of_some_tensors_is_not_that_of_a_job(example: ResultFile) -> None:
     """With full restores it is left out with a note. Alone it is not enough for a plan."""
     part = tuple(_of_some(one) for one in example.samples if one.operation == "restore")
@@ -212,9 +214,10 @@ def test_a_restore_of_some_tensors_is_not_that_of_a_job(example: ResultFile) -> 
     assert not [note for note in notes if "invalid" in note]
     saves = tuple(one for one in example.samples if one.operation == "save")
     with pytest.raises(ResultFileError, match=r"1 restore of subset=0.1 left out.*no restore of"):
-        from_results(replace(example, samples=(*saves, part[0])), invalid_too=True)
+        from_results(replace(example, samples=(*saves, part[0])))
 
 
+@pytest.mark.usefixtures("all_valid")
 def test_the_note_on_size_names_all_measured_sizes(example: ResultFile) -> None:
     """Four processes moved four times the bytes."""
     variants = tuple(
@@ -227,9 +230,7 @@ def test_the_note_on_size_names_all_measured_sizes(example: ResultFile) -> None:
         for n in (1, 4)
         for one in example.samples
     )
-    _, notes = from_results(
-        replace(example, run=run, samples=samples), size_bytes=2**30, invalid_too=True
-    )
+    _, notes = from_results(replace(example, run=run, samples=samples), size_bytes=2**30)
     assert "times are those of 1.00 GiB to 4.00 GiB, scaled to 1.00 GiB by the measured" in notes[0]
 
 

@@ -1,12 +1,12 @@
 """The simulation compared with the formulas, with single failures by hand, and with itself."""
 
 import pytest
+from support import simulated_failures as simulation
+from support.simulated_failures import Simulated, simulate
 
-from iobench.errors import OptionError
-from iobench.goodput import goodput, intervals, simulation
+from iobench.goodput import goodput, intervals
 from iobench.goodput.costs import Costs
 from iobench.goodput.job import TrainingJob
-from iobench.goodput.simulation import Simulated, simulate
 
 SYNC = Costs(blocking_s=30, restore_s=60)
 ASYNC = Costs(blocking_s=2, persist_s=20, restore_s=60)
@@ -99,12 +99,3 @@ def test_a_second_slot_lifts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_that_never_runs_has_no_lost_work(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _played(monkeypatch, [1, 2, 3], SYNC)
     assert (found.ettr, found.saves, found.lost_work_s) == (0, 0, None)
-
-
-def test_what_cannot_be_simulated_is_refused() -> None:
-    with pytest.raises(OptionError, match="--simulate 0"):
-        simulate(
-            0.001, Costs(blocking_s=1e-6, restore_s=0), TrainingJob(nodes=1), failures=9, seed=0
-        )
-    with pytest.raises(OptionError, match="2 failures or more"):
-        simulate(100, SYNC, TrainingJob(nodes=1), failures=1, seed=0)

@@ -136,7 +136,7 @@ def test_claims() -> None:
 
 def outlook(nodes: list[int]) -> Outlook:
     candidates = by_hand(save_s=30.0, blocking_s=2.0, persist_s=None, restore_s=60.0)
-    method = Method(failures=0)
+    method = Method()
     jobs = [TrainingJob(nodes=count) for count in nodes]
     found = [one for job in jobs for one in forecast(candidates, candidates[0], job, method)]
     return Outlook(title="by hand", method=method, forecasts=tuple(found), notes=())
@@ -236,7 +236,7 @@ def test_one_process_has_no_chart_of_processes(example: ResultFile) -> None:
 def test_the_report_option_of_the_verbs(tmp_path: Path) -> None:
     """It writes the page; a wrong name is refused before anything is printed."""
     old, new = (str(reference(name).path) for name in ("llama7b", "aa-llama7b"))
-    plan = ["plan", "--nodes", "64", "--save", "30s", "--restore", "1min", "--simulate", "0"]
+    plan = ["plan", "--nodes", "64", "--save", "30s", "--restore", "1min"]
     claims = ["reproduce", "checkfreq", "--results"]
     for number, verb in enumerate(
         (

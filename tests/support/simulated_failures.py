@@ -1,4 +1,7 @@
-"""Simulation of a job that trains, saves, fails and restarts: it checks the formulas."""
+"""Simulation of a job that trains, saves, fails and restarts: it checks the formulas.
+
+It shares no formula with `iobench.goodput`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iobench.errors import OptionError
 from iobench.goodput.costs import Costs
 from iobench.goodput.job import TrainingJob
 
 __all__ = ["Simulated", "simulate"]
-
-_MOST_SAVES = 5_000_000
 
 _Times = NDArray[np.float64]
 
@@ -46,12 +46,8 @@ def simulate(
     and restore follow, and they may fail too. A save that finds all slots taken waits. Every run
     between two failures has the same events until it ends. So the events are computed once, up to
     the longest run, and each failure is located among them. Equal arguments give equal results.
-    Raises OptionError when the longest run holds more than 5 million saves, or for fewer than 2
-    failures.
     """
-    if failures < 2:
-        raise OptionError(f"a simulation needs 2 failures or more, not {failures}")
-    gaps = job.failures.draw(np.random.default_rng(seed), failures)
+    gaps = np.random.default_rng(seed).exponential(job.mtbf_s, failures)
     runs = gaps - (job.restart_s + costs.restore_s)
     ran = runs > 0
     starts, durable = _timeline(interval_s, costs, float(runs.max()))
@@ -74,12 +70,6 @@ def simulate(
 
 def _timeline(interval_s: float, costs: Costs, until_s: float) -> tuple[_Times, _Times]:
     """Return the start of each interval and the time each save is durable, without failures."""
-    period = interval_s + costs.blocking_s
-    if not (interval_s > 0 and period > 0 and until_s / period <= _MOST_SAVES):
-        raise OptionError(
-            f"an interval of {interval_s:g} s makes more than {_MOST_SAVES:,} saves between two "
-            "failures: too many to simulate; leave it out with --simulate 0"
-        )
     events = list(_events(interval_s, costs, until_s))
     return np.array([0.0, *(end for end, _ in events)]), np.array([done for _, done in events])
 
