@@ -15,11 +15,19 @@ from iobench.bench.processes.job import JobSetup
 from iobench.bench.targets.base import Target
 from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
-from iobench.units import MIB, format_size
+from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
 from iobench.workloads.file_table import FileTable
 
-__all__ = ["DEFAULT_SECONDS", "LEAST_POOL", "RESERVE", "Plan", "WorldSize", "first_of_each_target"]
+__all__ = [
+    "DEFAULT_SECONDS",
+    "LEAST_POOL",
+    "POOL_SHARE",
+    "RESERVE",
+    "Plan",
+    "WorldSize",
+    "first_of_each_target",
+]
 
 RESERVE = "5% of the free space and 256 MiB stay free"
 """What `DirectoryTarget.free_bytes` leaves out, for messages."""
@@ -27,8 +35,11 @@ DEFAULT_SECONDS = 90.0
 """How long a run may take when its size was not chosen."""
 LEAST_POOL = 16 * MIB
 """Of each process."""
+POOL_SHARE = 0.5
+"""The part of the available memory that the data of a run take, unless more is asked for."""
 
 _PROCESS_BYTES = 256 * MIB  # of a job in a child process: torch and the writers' blocks
+_UNKNOWN_MEMORY = 2 * GIB  # available where the kernel does not report it
 _ALIKE = 0.9  # of the bytes of the largest rank; each rank must write at least this part
 
 
@@ -50,8 +61,8 @@ class Plan:
     contenders: tuple[Contender, ...]
     targets: tuple[Target, ...]
     repeat: Repeat
-    pool_bytes: int
-    """Memory that stands in for all tensors, of all processes of one machine together."""
+    asked_pool_bytes: int | None = None
+    """The `pool_bytes` that was asked for; None for the default."""
     ceiling: bool
     crc: bool
     seed: int
@@ -154,6 +165,24 @@ class Plan:
         """The largest number of concurrent processes of one machine."""
         return self.axes.most_jobs if self.world is None else self.world.local
 
+    @cached_property
+    def pool_bytes(self) -> int:
+        """Memory that stands in for all tensors, of all processes of one machine together.
+
+        By default the bytes of one checkpoint, so that no byte repeats, up to half of the memory
+        that is available. Peers restore into new memory: its bytes are left free too.
+        """
+        if self.asked_pool_bytes is not None:
+            return self.asked_pool_bytes
+        jobs, available = self._local_jobs, available_bytes() or _UNKNOWN_MEMORY
+        largest = max(sum(shapes[0].sizes) for shapes in self.files_of_jobs)
+        most = available * POOL_SHARE
+        if self.beside_peers:
+            most = min(most, available - self._local_bytes)
+        # With room for the gaps between windows; `Replay.pool_for` takes no more than they need.
+        wanted = jobs * (largest + max(LEAST_POOL, largest // 64))
+        return max(min(wanted, _rounded(most)), jobs * LEAST_POOL)
+
     @property
     def beside_peers(self) -> bool:
         """Whether peers take part. If so, every restore allocates its memory inside the clock."""
@@ -230,13 +259,14 @@ class Plan:
             )
         if needed > available:
             raise UsageError(
-                f"--pool {format_size(self.pool_bytes)} of memory is more than the "
-                f"{format_size(available)} that are available; choose a smaller one"
+                f"the data of the run take {format_size(self.pool_bytes)} of memory, and "
+                f"{format_size(available)} are available (free memory, and what the limits of "
+                "control groups leave); choose a smaller --size or --pool, or free some"
             )
         if self.world is None and most > 1 and needed + most * _PROCESS_BYTES > available:
             raise UsageError(
-                f"--numjobs {most}: each process takes {format_size(_PROCESS_BYTES)} besides "
-                f"--pool, and {format_size(available)} are available; choose fewer"
+                f"--numjobs {most}: each process takes {format_size(_PROCESS_BYTES)} besides its "
+                f"data, and {format_size(available)} are available; choose fewer"
             )
 
     def listed_files(self) -> Iterator[dict[str, Any]]:
@@ -277,6 +307,12 @@ class Plan:
             "seed": self.seed,
             "written_bytes": self.written_bytes,
         }
+
+
+def _rounded(size_bytes: float) -> int:
+    """Return up to a quarter less, so that two runs repeat after the same bytes."""
+    step = 1 << max(0, int(size_bytes).bit_length() - 3)
+    return int(size_bytes) // step * step
 
 
 def first_of_each_target(variants: Sequence[Variant]) -> list[Variant]:

@@ -27,13 +27,12 @@ from iobench.bench.targets.base import Location, Target
 from iobench.bench.targets.choose import targets_of
 from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
-from iobench.units import GIB, format_rate, format_seconds, format_size, parse_size
+from iobench.units import format_rate, format_seconds, format_size, parse_size
 from iobench.workloads import Workload
 
 __all__ = ["make_plan", "plan_lines"]
 
 _FULL = "full"
-_POOL_BYTES = GIB
 
 
 def make_plan(
@@ -100,7 +99,7 @@ def make_plan(
         targets=targets,
         repeat=often,
         aa=aa,
-        pool_bytes=pool_bytes,
+        asked_pool_bytes=pool_bytes,
         ceiling=ceiling,
         crc=crc,
         seed=secrets.randbits(32) if seed is None else seed,
@@ -115,11 +114,11 @@ def _nothing(axes: Axes, asked: Sequence[Contender]) -> UsageError:
     return UsageError(f"nothing to measure: {'; '.join(axes.skipped(asked))}")
 
 
-def _pool_bytes(pool: str | None, jobs: int) -> int:
-    """Return the bytes of `pool`, or the default. Raises UsageError for an impossible size."""
+def _pool_bytes(pool: str | None, jobs: int) -> int | None:
+    """Return the bytes of `pool`; None without one. Raises UsageError for an impossible size."""
     least = LEAST_POOL * jobs
     if pool is None:
-        return max(_POOL_BYTES, least)
+        return None
     size, available = parse_size(pool, "--pool"), available_bytes()
     if least <= size and (available is None or size <= available):
         return size

@@ -174,8 +174,9 @@ def run(
         str | None,
         _rule_option(
             "--pool",
-            help="Memory that holds the data of all tensors, 16MiB or more for each process.",
-            show_default="1GiB",
+            help="Memory that holds the data of all tensors, 16MiB or more for each process. Where "
+            "it is less than a checkpoint, bytes repeat, and the verdict says so.",
+            show_default="the checkpoint's size, at most half of the available memory",
         ),
     ] = None,
     baseline: Annotated[

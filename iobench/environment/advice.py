@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Level = Literal["note", "warn", "fail"]
 
-LOW_MEMORY_BYTES = 2 * GIB  # the pool of a replay (1 GiB), staging blocks and torch itself
+LOW_MEMORY_BYTES = 2 * GIB  # the data of a small run, staging blocks and torch itself
 LOW_FREE_BYTES = 4 * GIB  # the rate of a smaller run means little
 FULL_RATIO = 0.9
 
@@ -121,7 +121,7 @@ def _machine(machine: dict[str, Any]) -> Iterator[Advice]:
         yield _warn(
             "memory",
             f"only {format_size(usable)} of memory is available",
-            f"Free some: a run needs {format_size(LOW_MEMORY_BYTES)}, or a smaller pool.",
+            f"Free some: a run needs {format_size(LOW_MEMORY_BYTES)}, or a smaller --size.",
         )
     if machine["versions"]["fio"] is None:
         yield _warn("fio", "fio is missing: the ceiling cannot be measured", "apt-get install fio")

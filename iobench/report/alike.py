@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from iobench.bench.judging.verdict import repeats_every
 from iobench.environment.storage import leaf_devices
 from iobench.peers import PREFIX
 from iobench.results import Run
-from iobench.units import GIB, format_size, format_size_exact
+from iobench.units import GIB, format_size
 
 __all__ = ["part_of", "unlike"]
 
@@ -17,7 +18,7 @@ def unlike(old: Run, new: Run) -> list[str]:
     """Return in words the differences that make the figures of two runs incomparable.
 
     Compared are the machine (CPU, CPUs, memory, GPUs), kernel, file system, devices, workload, rank
-    and size. The rules of the run are compared too: CRC32, the memory for data, and whether the
+    and size. The rules of the run are compared too: CRC32, whether data repeat, and whether the
     measured time of a restore includes the allocation of its memory. The host's name, free space
     and the versions of packages may differ: the comparison may be about them.
     """
@@ -50,13 +51,14 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield f"device{of}", devices or _word(None)
     yield "workload", f"{run.workload.name}, rank {run.workload.rank}"
     yield "size", f"{format_size(run.workload.bytes)} ({run.workload.bytes} bytes)"
+    period = repeats_every(run)
+    yield "repeating data", "no" if period is None else f"every {format_size(period)}"
     yield from _rules(run.plan)
 
 
 def _rules(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    crc, pool, writers = plan.get("crc32"), plan.get("pool_bytes"), plan.get("writers")
+    crc, writers = plan.get("crc32"), plan.get("writers")
     yield "CRC32 of torch files", _yes(crc)
-    yield "memory for data", format_size_exact(pool) if isinstance(pool, int) else _word(pool)
     names = [one.get("name") for one in writers or () if isinstance(one, Mapping)]
     peers = any(str(name).startswith(PREFIX) for name in names)
     yield "restores into new memory, as with peers", _yes(peers if names else None)

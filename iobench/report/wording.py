@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from iobench.bench.judging.stats import ENOUGH_SAMPLES, confidence_of, interval_heading
-from iobench.bench.judging.verdict import VerdictStatus
+from iobench.bench.judging.verdict import REPEATS, VerdictStatus
 from iobench.report.alike import part_of
 from iobench.report.ceiling import NO_JOB, Ceiling
 from iobench.report.grid import Grid
@@ -172,7 +172,10 @@ def footnotes(report: Report) -> list[str]:
 
 
 def urgent_notes(report: Report) -> list[str]:
-    """Return the footnotes for every reader: failures, also of fio, stragglers, and bad rows."""
+    """Return the footnotes for every reader: failures, also of fio, stragglers, bad rows, repeats.
+
+    A repeat is that of data: storage may know the bytes.
+    """
     bad = {
         reason for one in report.summaries if one.verdict not in PROVED for reason in one.reasons
     }
@@ -180,6 +183,7 @@ def urgent_notes(report: Report) -> list[str]:
         _no_ceiling(of, one) for of, one in _ceilings(report) if one.reason not in (None, NO_JOB)
     ]
     late = _straggler_lines(report)
+    bad |= {why for one in report.summaries for why in one.reasons if why.startswith(REPEATS)}
     return [*_failure_lines(report), *fio, *late, *_reason_lines(report, bad)]
 
 

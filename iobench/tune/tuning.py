@@ -44,7 +44,8 @@ __all__ = ["Tuning", "TuningRequest", "files_digest", "run_tuning"]
 _LARGEST = GIB  # of one trial, unless the user asks for more
 _CONFIRMED = 24  # trials of that size: four settings, six times
 _CONFIRM_SHARE = 0.4  # of the bytes that may be written
-_POOL_BYTES = GIB
+_POOL_SHARE = 0.25  # of the available memory: the pools of four sizes, the others smaller
+_LEAST_POOL = GIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +225,7 @@ class Tuning:
             rank=self.asked.rank,
             objective=self.objective,
             seed=self.seed,
-            pool_bytes=_POOL_BYTES,
+            pool_bytes=max(_LEAST_POOL, int(_POOL_SHARE * (available_bytes() or 0))),
             began_s=began_s,
         )
 

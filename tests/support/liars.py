@@ -310,7 +310,7 @@ def run(directory: Path, writers: Sequence[Writer]) -> ResultFile:
         contenders=tuple(map(WriterContender, writers)),
         targets=(DirectoryTarget(path=target),),
         repeat=Repeat(times=1),
-        pool_bytes=16 * MIB,
+        asked_pool_bytes=16 * MIB,
         ceiling=False,
         crc=True,
         seed=1,

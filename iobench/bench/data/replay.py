@@ -93,11 +93,6 @@ class Replay:
         found = []
         if "dcp" in self.files.formats:
             found.append("DCP files are replayed as raw bytes of the same sizes")
-        if self.longest_bytes > self._pool.size_bytes:
-            found.append(
-                f"a tensor of {self.longest_bytes} bytes repeats the pool's "
-                f"{self._pool.size_bytes} random bytes; a larger --pool avoids it"
-            )
         return tuple(found)
 
     @cached_property

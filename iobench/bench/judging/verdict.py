@@ -17,9 +17,10 @@ from typing import Any, Self
 from iobench.peers import PREFIX
 from iobench.results.identity import contender_of
 from iobench.results.records import DeviceCounts, Run, Sample, VariantFacts
-from iobench.units import KIB
+from iobench.units import KIB, format_size
 
 __all__ = [
+    "REPEATS",
     "WRONG_BYTES",
     "Context",
     "Reason",
@@ -28,6 +29,7 @@ __all__ = [
     "combine",
     "has_wrong_bytes",
     "judge",
+    "repeats_every",
     "violations",
     "volatile_of",
     "with_verification",
@@ -40,6 +42,7 @@ _CLOCK_SLACK, _CLOCK_SLACK_S = 0.1, 0.05  # by which phases may exceed the clock
 _COUNTED_LEAST, _COUNTED_MOST = 0.99, 1.25  # limits for a writer's bytes by path over bytes moved
 _PAST_THE_CACHE = {"direct", "gds"}
 _PADDING = 64 * KIB  # of one operation: the largest alignment of direct I/O
+REPEATS = "data repeats every "
 WRONG_BYTES = "wrong bytes: tensors differ from what was saved"
 _VOLATILE = ("tmpfs", "ramfs")
 _MOST_MEASURED = 3
@@ -97,6 +100,8 @@ class Context:
     scale: str | None = None
     volatile: str | None = None
     volatile_targets: Mapping[str, str | None] = field(default_factory=dict)
+    repeats_every: int | None = None
+    """After how many bytes the data repeat; see `repeats_every`."""
 
     @classmethod
     def of(cls, run: Run) -> Self:
@@ -110,6 +115,7 @@ class Context:
             volatile_targets={
                 target: volatile_of(storage) for target, storage in run.environment.storages.items()
             },
+            repeats_every=repeats_every(run),
         )
 
     def volatile_under(self, sample: Sample) -> str | None:
@@ -132,6 +138,23 @@ def volatile_of(storage: Mapping[str, Any]) -> str | None:
     upper = storage.get("upper")  # what an overlay writes to
     found = [storage.get("fs_type"), upper.get("fs_type") if isinstance(upper, Mapping) else ""]
     return next((kind for kind in _VOLATILE if kind in found), None)
+
+
+def repeats_every(run: Run) -> int | None:
+    """Return after how many bytes the data of one process repeat; None where no byte does.
+
+    The processes of a machine share the memory for data. Where it is smaller than a checkpoint,
+    storage may recognise bytes that it has seen: what it then reaches is not what it reaches with
+    the bytes of a trainer.
+    """
+    pool, numjobs = run.plan.get("pool_bytes"), run.plan.get("numjobs")
+    if not isinstance(pool, int):
+        return None
+    jobs = max(map(int, numjobs), default=1) if isinstance(numjobs, Sequence) else 1
+    if run.world is not None:
+        jobs = max(map(run.world.node.count, run.world.node), default=jobs)
+    period = pool // jobs
+    return period if period < run.workload.bytes else None
 
 
 def judge(sample: Sample, context: Context) -> Verdict:
@@ -406,6 +429,8 @@ def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
         share = f"{part} of the bytes, {sample.axes.restore_as} was asked"
         yield Reason(text="only some tensors were restored", measured=(share,))
     if sample.stores:
+        if context.repeats_every is not None:
+            yield Reason(text=f"{REPEATS}{format_size(context.repeats_every)}")
         if volatile := context.volatile_under(sample):
             yield Reason(text=f"not durable: {volatile}")
         yield from _unreached(sample)[1]

@@ -16,7 +16,9 @@ from iobench.bench.processes.job import JobSetup
 from iobench.bench.ranks.members import Members
 from iobench.bench.ranks.rank_job import Machine, RankJob
 from iobench.bench.targets.base import Location
+from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
+from iobench.units import count_of, format_size
 from iobench.workloads.file_table import FileTable
 from iobench.workloads.reshape import Shape
 from iobench.writers.s3_store.target import is_s3
@@ -49,6 +51,8 @@ class Setup:
     warm_ups: tuple[str, ...]
     token: str
     pool_bytes: int
+    local: int
+    """The most ranks of one node, each with a pool of this size."""
     seed: int
     crc: bool
     sizes: tuple[int, ...]
@@ -95,6 +99,7 @@ def setups(
             warm_ups=tuple(map(str, warm_ups)),
             token=token,
             pool_bytes=max(plan.pool_bytes // members.world.local, LEAST_POOL),
+            local=members.world.local,
             seed=plan.seed if plan.axes.sliced else plan.seed + number,
             crc=plan.crc,
             sizes=tuple(sum(files.sizes) for files in plan.files_of_jobs[number]),
@@ -126,6 +131,7 @@ def make_job(setup: Setup) -> RankJob:
     a writer does not work here, and UsageError for a workload file that differs from rank 0's.
     """
     _check_shared(setup)
+    _check_memory(setup)
     contenders, _ = choose(setup.writers, *setup.targets)
     for target, needed in zip(setup.targets, setup.needs, strict=True):
         for number in needed:
@@ -166,6 +172,17 @@ def _files(setup: Setup, rank: int) -> tuple[FileTable, ...]:
         workload = workload.scaled(setup.limit_bytes, 0)
     files = workload.files(rank)
     return tuple(shape.apply(files) for shape in setup.shapes)
+
+
+def _check_memory(setup: Setup) -> None:
+    """Raise UsageError where the ranks' data do not fit: rank 0 saw the memory of its own node."""
+    needed, available = setup.pool_bytes * setup.local, available_bytes()
+    if available is not None and needed > available:
+        raise UsageError(
+            f"the data of {count_of(setup.local, 'rank')} take {format_size(needed)} of memory, "
+            f"and {format_size(available)} are available on this node; choose a smaller --size or "
+            "--pool"
+        )
 
 
 def _check_shared(setup: Setup) -> None:

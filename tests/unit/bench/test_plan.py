@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -17,8 +17,10 @@ from iobench.bench import rates as rates_module
 from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import Contender
 from iobench.bench.contenders.choose import choose
+from iobench.bench.data.replay import Replay
 from iobench.bench.fio import JOBS
 from iobench.bench.judging.repeat import Repeat
+from iobench.bench.judging.verdict import repeats_every
 from iobench.bench.plan import DEFAULT_SECONDS, Plan
 from iobench.bench.planning import expected_line, make_plan, plan_lines
 from iobench.bench.rates import Rates
@@ -34,6 +36,9 @@ from iobench.units import GIB, MIB
 from iobench.workloads import Workload
 from iobench.writers.availability import Availability
 from iobench.writers.null import NullWriter
+
+if TYPE_CHECKING:
+    from iobench.results import Run
 
 RATES = Rates(
     save=(1.0 * GIB, 2.0 * GIB),
@@ -58,7 +63,7 @@ def plan(tiny: Workload, tmp_path: Path) -> Plan:
         contenders=chosen("buffered,null,uncached"),
         targets=(DirectoryTarget(path=tmp_path),),
         repeat=Repeat(times=3),
-        pool_bytes=16 * MIB,
+        asked_pool_bytes=16 * MIB,
         ceiling=True,
         crc=True,
         seed=1,
@@ -138,7 +143,9 @@ def test_null_needs_no_space(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_more_memory_than_there_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool larger than memory is refused, unless the checkpoint is small enough."""
     monkeypatch.setattr(module, "available_bytes", lambda: plan.size_bytes - 1)
-    with pytest.raises(UsageError, match=r"--pool 16.00 MiB of memory.*choose a smaller one"):
+    with pytest.raises(
+        UsageError, match=r"data of the run take 16.00 MiB of memory.*control groups"
+    ):
         plan.check()
     monkeypatch.setattr(module, "available_bytes", lambda: plan.size_bytes)
     plan.check()
@@ -147,7 +154,7 @@ def test_more_memory_than_there_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_range_of_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 MiB for each process to the available memory. The default is only an upper limit."""
+    """16 MiB for each process to the available memory."""
     sized: dict[str, Any] = {"target": tmp_path, "size": "64MiB"}
     monkeypatch.setattr(planning, "available_bytes", lambda: 100 * MIB)
     with pytest.raises(UsageError, match=r"--pool 101.00 MiB: .* 16.00 MiB to 100.00 MiB, the av"):
@@ -156,11 +163,55 @@ def test_the_range_of_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UsageError, match=r"from 64.00 MiB \(16.00 MiB for each of 4 processes\)"):
         make_tiny_plan(**sized, pool="63MiB", axes=jobs)
     assert make_tiny_plan(**sized, pool="64MiB", axes=jobs).pool_bytes == 64 * MIB
-    assert make_tiny_plan(**sized).pool_bytes == GIB
     monkeypatch.setattr(planning, "available_bytes", lambda: None)
     assert make_tiny_plan(**sized, pool="2GiB").pool_bytes == 2 * GIB
     with pytest.raises(UsageError, match=r"from 16.00 MiB$"):
         make_tiny_plan(**sized, pool="0")
+
+
+def _repeats(plan: Plan) -> int | None:
+    """Return after how many bytes the data repeat, as the record of the plan says."""
+    workload = SimpleNamespace(bytes=plan.size_bytes)
+    return repeats_every(
+        cast("Run", SimpleNamespace(plan=plan.to_dict(), world=None, workload=workload))
+    )
+
+
+def _default(directory: Path, jobs: int, **changed: Any) -> Plan:
+    axes = Axes(numjobs=tuple(dict.fromkeys((1, jobs))))
+    return make_tiny_plan(directory, size="64MiB", axes=axes, **changed)
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_no_byte_of_a_checkpoint_repeats_by_default(
+    jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process has memory for all bytes of its own checkpoint, and the record says so."""
+    monkeypatch.setattr(module, "available_bytes", lambda: 8 * GIB)
+    plan = _default(tmp_path, jobs)
+    for setup in plan.setups():
+        replay = Replay(setup.files[0], pool_bytes=setup.pool_bytes, seed=1, crc=False)
+        numbers = range(replay._placement.count)
+        assert {replay._placement.window(number).lap for number in numbers} == {0}
+    assert _repeats(plan) is None
+
+
+def test_half_of_the_memory_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then bytes repeat, and the record says after how many: the same in the next run."""
+    found = set()
+    for available in (76 * MIB, 79 * MIB):
+        monkeypatch.setattr(module, "available_bytes", lambda available=available: available)
+        plan = _default(tmp_path, 1)
+        assert plan.pool_bytes <= available // 2
+        found.add(_repeats(plan))
+    assert found == {32 * MIB}
+
+
+def test_peers_need_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they restore into new memory is left free."""
+    monkeypatch.setattr(module, "available_bytes", lambda: 100 * MIB)
+    plan = make_tiny_plan(tmp_path, size="64MiB", writers="buffered,peer:torch-save")
+    assert 16 * MIB <= plan.pool_bytes <= 100 * MIB - plan.size_bytes
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:

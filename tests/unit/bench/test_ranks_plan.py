@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -15,10 +17,15 @@ from iobench.bench.plan import Plan, WorldSize
 from iobench.bench.planning import plan_lines
 from iobench.bench.processes.group import Executor, Release
 from iobench.bench.processes.job import CheckpointSizes, Job
+from iobench.bench.ranks.setup import make_job, setups, show_token
 from iobench.bench.targets.directory import DirectoryTarget
+from iobench.errors import UsageError
 from iobench.units import MIB
 from iobench.workloads import load
 from iobench.writers.registry import make
+
+if TYPE_CHECKING:
+    from iobench.bench.ranks.members import Members
 
 
 class _Sizes(Executor):
@@ -42,7 +49,7 @@ def _plan(name: str, ranks: int, local: int, target: Path) -> Plan:
         contenders=(WriterContender(make("buffered")),),
         targets=(DirectoryTarget(path=target),),
         repeat=Repeat(times=1),
-        pool_bytes=64 * MIB,
+        asked_pool_bytes=64 * MIB,
         ceiling=False,
         crc=True,
         seed=1,
@@ -84,6 +91,19 @@ def test_fewer_ranks_are_a_scaled_workload(tmp_path: Path) -> None:
     assert run.workload.scale is not None
     assert run.workload.scale.endswith(", 2 of 8 ranks")
     assert Context.of(run).scale == run.workload.scale
+
+
+def test_a_node_with_less_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks' data must fit there too, and the limits of its control groups count."""
+    plan = _plan("llama7b-zero3", 2, 2, tmp_path)
+    members = cast("Members", SimpleNamespace(
+        world=plan.world, sources=(0, 1), size=2, first_of_machine=(0,), away=lambda _: False,
+        replicas=False, nodes=(0, 0),
+    ))  # fmt: skip
+    (_, two) = setups(plan, members, (tmp_path,), (tmp_path,), show_token([tmp_path]))
+    monkeypatch.setattr("iobench.bench.ranks.setup.available_bytes", lambda: 63 * MIB)
+    with pytest.raises(UsageError, match=r"data of 2 ranks take 64.00 MiB of memory, and 63.00"):
+        make_job(two)
 
 
 def test_the_same_limit_gives_the_same_files() -> None:

@@ -458,3 +458,18 @@ def test_direct_bytes_are_not_in_the_page_cache(
     memory = MemoryUse(process_bytes=0, page_cache_bytes=cached)
     verdict = judge(replace(SAVE, paths=counted, memory=memory), FULL)
     assert (verdict.status is VerdictStatus.VALID) is valid
+
+
+def test_data_that_repeat_are_named_and_invalidate_nothing() -> None:
+    """The processes of a run share the memory for data: each repeats after its own part."""
+    asked = {"pool_bytes": 4 * SIZE, "numjobs": [1, 4]}
+    plan = replace(EXAMPLE.run, plan={**EXAMPLE.run.plan, **asked})
+    assert Context.of(plan).repeats_every is None
+    context = Context.of(replace(plan, plan={**plan.plan, "numjobs": [1, 8]}))
+    assert context.repeats_every == SIZE // 2
+    for sample in (SAVE, RESTORE):
+        verdict = judge(sample, replace(FULL, repeats_every=16 * 2**20))
+        assert (verdict.status, reasons(verdict)) == (
+            VerdictStatus.VALID,
+            ["data repeats every 16.00 MiB"],
+        )

@@ -66,8 +66,8 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
     ("path", "value", "level", "subject", "remedy"),
     [
         ("cpu.governor", "powersave", "warn", "cpu.governor", "cpupower"),
-        ("memory.available_bytes", GIB, "warn", "memory", "pool"),
-        ("cgroup.memory_limit_bytes", GIB, "warn", "memory", "pool"),
+        ("memory.available_bytes", GIB, "warn", "memory", "--size"),
+        ("cgroup.memory_limit_bytes", GIB, "warn", "memory", "--size"),
         ("versions.fio", None, "warn", "fio", "apt-get install fio"),
         ("versions.torch", None, "fail", "torch", "pip install torch"),
         ("io_uring", {"works": False, "reason": "no", "remedy": "do"}, "warn", "io_uring", "do"),

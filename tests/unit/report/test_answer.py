@@ -168,3 +168,11 @@ def test_pairs_of_one_repetition_are_one_rate() -> None:
 def test_durations_of_a_column_have_one_form(seconds: list[float], shown: list[str]) -> None:
     form = duration_form(seconds)
     assert [form(value) for value in seconds] == shown
+
+
+def test_the_terminal_says_that_data_repeat(terminal: Terminal) -> None:
+    """Every reader sees it: without unique bytes, storage shows other rates."""
+    run = REFERENCE.run
+    plan = {**run.plan, "pool_bytes": run.workload.bytes // 4, "numjobs": [1]}
+    render(summarise(replace(REFERENCE, run=replace(run, plan=plan))), "table", terminal)
+    assert "data repeats every" in terminal.getvalue()

@@ -159,7 +159,7 @@ def test_what_is_unlike_is_said(
 
 def test_another_size_is_unlike_and_another_host_name_is_not() -> None:
     before = REFERENCE.run
-    smaller = replace(before, workload=replace(before.workload, bytes=2**30))
+    smaller = replace(before, workload=replace(before.workload, bytes=5 * 2**28))
     assert [line.split(":")[0] for line in unlike(before, smaller)] == ["size"]
     machine = {**before.environment.machine, "hostname": "other"}
     renamed = replace(before, environment=replace(before.environment, machine=machine))
@@ -170,7 +170,8 @@ def test_another_size_is_unlike_and_another_host_name_is_not() -> None:
     ("plan", "what"),
     [
         ({"crc32": False}, "CRC32 of torch files: yes before, no now"),
-        ({"pool_bytes": 2**24}, "memory for data: 1GiB before, 16MiB now"),
+        ({"pool_bytes": 2**24}, "repeating data: every 1.00 GiB before, every 16.00 MiB now"),
+        ({"pool_bytes": 2**31}, "repeating data: every 1.00 GiB before, no now"),
         (
             {"writers": [{"name": "buffered"}, {"name": "peer:torch-save"}]},
             "restores into new memory, as with peers: no before, yes now",
