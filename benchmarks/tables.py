@@ -34,6 +34,7 @@ import record as benchmark
 from iobench.bench.judging.comparison import noise_floor
 from iobench.cli.verbs import app_of
 from iobench.errors import ResultFileError
+from iobench.report.ceiling import ABOVE_FIO
 from iobench.report.page.kinds import page_of
 from iobench.report.summary import Summary, summarise
 from iobench.report.training import TrainingCost, training_costs
@@ -84,7 +85,7 @@ def rates(path: Path, operation: str) -> str:
     with_fio = any(one.of_ceiling is not None for one in shown)
     jobs = any(one.axes.numjobs != 1 for one in shown)
     head = [operation, "GiB/s", "interval"]
-    head += [f"times `{baseline}`"] * bool(baseline) + ["of fio's best"] * with_fio
+    head += [f"times `{baseline}`"] * bool(baseline) + ["of fio"] * with_fio
     memory = any(one.memory and one.memory.total_bytes is not None for one in shown)
     head += ["first done", "last done"] * jobs + ["CPU s/GiB"] + ["memory"] * memory
     rows = []
@@ -95,7 +96,18 @@ def rates(path: Path, operation: str) -> str:
         row += [f"{one.first_done_s:.2f} s", f"{one.last_done_s:.2f} s"] * jobs
         row += [f"{one.cpu_s_per_gib:.2f}"]
         rows.append(row + [_memory(one)] * memory)
-    return _table(head, rows)
+    return _table(head, rows) + _above_fio(shown)
+
+
+def _above_fio(shown: Sequence[Summary]) -> str:
+    """What may explain each rate of more than 105% of fio's."""
+    names: dict[str, list[str]] = {}
+    for name, one in zip(labels(one.setting for one in shown), shown, strict=True):
+        for reason in one.reasons:
+            if reason.startswith(ABOVE_FIO):
+                names.setdefault(reason.removeprefix(ABOVE_FIO), []).append(f"`{name}`")
+    lines = (f"Above fio ({', '.join(who)}): {why}." for why, who in names.items())
+    return "".join("\n" + "\n".join(textwrap.wrap(line, _WIDTH)) + "\n" for line in lines)
 
 
 def _memory(one: Summary) -> str:
@@ -299,7 +311,8 @@ def _origin(path: Path) -> tuple[str, Mapping[str, Any], Sequence[str], str]:
 
 
 def _asked(command: Sequence[str], option: str) -> Sequence[str]:
-    """The command without where its record went."""
+    """The command without where its record went, with the present name of --no-fio."""
+    command = ["--no-fio" if one == "--no-ceiling" else one for one in command]
     if option not in command:
         return command
     at = command.index(option)

@@ -12,7 +12,7 @@
     |-- DataMismatchError             4  bytes differ from the saved ones
     |-- RegressionError               5  a comparison found a slowdown
     |-- ResultFileError (ValueError)  1  a file is not a result file, or is damaged
-    |-- CeilingError                  1  fio failed to measure the ceiling
+    |-- FioError                      1  fio failed to measure
     |-- ContenderError                1  a contender failed; the others were measured
     |-- JobError                      1  one of several concurrent processes failed or ended
     |   `-- RankError                    the same for ranks of a job; names them
@@ -30,9 +30,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 __all__ = [
-    "CeilingError",
     "ContenderError",
     "DataMismatchError",
+    "FioError",
     "IobenchError",
     "JobError",
     "OptionError",
@@ -172,8 +172,8 @@ class ResultFileError(IobenchError, ValueError):
     """A file is not a result file of iobench, or is damaged."""
 
 
-class CeilingError(IobenchError):
-    """fio failed to measure the ceiling."""
+class FioError(IobenchError):
+    """A job of fio failed to measure."""
 
 
 class ContenderError(IobenchError):

@@ -14,7 +14,7 @@ from iobench.bench.fio_process import Standby
 from iobench.bench.plan import Plan
 from iobench.bench.ranks.group import RankGroup
 from iobench.bench.targets.base import Scratch
-from iobench.errors import CeilingError
+from iobench.errors import FioError
 from iobench.results import CeilingSample, Operation, Run
 from iobench.results.setting import at_target
 
@@ -130,7 +130,7 @@ class CeilingJobs:
                 ready()
                 measured = measure()
             size, elapsed_s, cpu_s = measured.bytes, measured.elapsed_s, measured.cpu_s
-        except CeilingError as failure:
+        except FioError as failure:
             error = str(failure)
         return CeilingSample(
             run_id=self.run_id,

@@ -1,12 +1,12 @@
-"""The ceiling: fio's rate in the same directory, with the jobs that are most often the fastest.
+"""fio's rate in the same directory, with the jobs that are most often the fastest.
 
 What fio's clock covers, read in its source (backend.c and filesetup.c of 3.33; the same in 2026):
 - The runtime of a job is taken around `do_io`, and `do_io` itself makes the fsync of `end_fsync`
   after the last completion. So the clock includes the final sync, like that of our writers. (With
   `fsync_on_close` it does not, see axboe/fio issue 831, so that option is not used.)
 - Creating and preallocating the file happens in `setup_files`, before the clock starts, and fio
-  neither syncs the directory nor renames. Our writers do all that inside their clock, so the
-  ceiling is slightly too high: by well under 1% for a file of gigabytes.
+  neither syncs the directory nor renames. Our writers do all that inside their clock, so fio's
+  rate is slightly too high: by well under 1% for a file of gigabytes.
 - Runtimes are whole milliseconds, rounded up.
 - fio writes whole blocks only and never writes the rest of `size` after the last one. So the size
   is rounded down to whole blocks here, and a sample has the bytes that fio reports.
@@ -35,7 +35,7 @@ from typing import Any
 from iobench.bench.fio_process import FioProcess, Standby
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.environment.software import fio_version
-from iobench.errors import CeilingError
+from iobench.errors import FioError
 from iobench.results.records import Operation
 from iobench.units import KIB, MIB, format_size, format_size_exact
 from iobench.writers.local.deferred_free import freed_later
@@ -106,6 +106,8 @@ class FioJob:
             "ioengine": self.ioengine,
             "block_size": self.block_size,
             "iodepth": self.iodepth,
+            "refill_buffers": True,
+            "huge_pages": True,  # see `fio_process`
         }
 
 
@@ -161,7 +163,7 @@ def started(
     to whole blocks, and are in the sample. With a `standby` of this directory, its process is used,
     and the next one is started; it only waits when the clock begins.
 
-    Raises CeilingError with fio's own message if fio is missing, the engine does not work here,
+    Raises FioError with fio's own message if fio is missing, the engine does not work here,
     the disk is full, or fewer bytes were moved. When the block raises, Ctrl-C included, fio is
     stopped and awaited, and a save removes its file.
     """
@@ -170,7 +172,7 @@ def started(
         size_bytes = min(size_bytes, _evict(directory / FILE_NAME))
     size_bytes = job.size_for(size_bytes)
     if not size_bytes:
-        raise CeilingError(f"fio {job.name}: the size is less than one block of {_ALIGNMENT} bytes")
+        raise FioError(f"fio {job.name}: the size is less than one block of {_ALIGNMENT} bytes")
     if operation == "save":
         _make_room(directory, size_bytes)
     options = job.options(operation, size_bytes, fallocate=fallocate)
@@ -202,10 +204,10 @@ def _make_room(directory: Path, size_bytes: int) -> None:
         cleanup(directory)
         space = os.statvfs(directory)
     except OSError as error:
-        raise CeilingError(f"fio in {directory}: {error.strerror or error}") from error
+        raise FioError(f"fio in {directory}: {error.strerror or error}") from error
     free = space.f_bavail * space.f_frsize
     if size_bytes > free:
-        raise CeilingError(
+        raise FioError(
             f"fio in {directory}: {format_size(size_bytes)} asked, {format_size(free)} free"
         )
 
@@ -215,7 +217,7 @@ def _evict(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise CeilingError(
+        raise FioError(
             f"fio cannot read {path}: {error.strerror or error}; a save job must come first"
         ) from error
     try:
@@ -258,7 +260,7 @@ def _process(
 def parse_output(
     job: FioJob, operation: Operation, size_bytes: int, status: int, output: str, errors: str
 ) -> FioSample:
-    """Return the sample in fio's JSON, after any notes of fio. Raises CeilingError."""
+    """Return the sample in fio's JSON, after any notes of fio. Raises FioError."""
     start = output.find("{\n")
     notes = (output[:start] if start >= 0 else output) + "\n" + errors
     try:
@@ -269,15 +271,15 @@ def parse_output(
         cpu = float(record["usr_cpu"]) + float(record["sys_cpu"])
         elapsed_ms, number = int(record["job_runtime"]), int(record["error"])
     except (ValueError, LookupError, TypeError) as error:
-        raise CeilingError(f"fio {job.name} {operation}: {_reason(notes, status)}") from error
+        raise FioError(f"fio {job.name} {operation}: {_reason(notes, status)}") from error
     # fio reports a failed final fsync in its text only, with error 0.
     if status or number or "end_fsync failed" in notes:
         why = _reason(notes, status)
         if number and os.strerror(number) not in why:
             why += f" ({os.strerror(number)})"
-        raise CeilingError(f"fio {job.name} {operation}: {why}")
+        raise FioError(f"fio {job.name} {operation}: {why}")
     if moved != size_bytes:
-        raise CeilingError(f"fio {job.name} {operation}: moved {moved} of {size_bytes} bytes")
+        raise FioError(f"fio {job.name} {operation}: moved {moved} of {size_bytes} bytes")
     return FioSample(
         bytes=moved, elapsed_s=max(runtime_ms, 1) / 1e3, cpu_s=cpu / 100 * elapsed_ms / 1e3
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from iobench.bench.processes.interrupts import deferred_interrupts
-from iobench.errors import CeilingError
+from iobench.errors import FioError
 
 __all__ = ["FioProcess", "Standby"]
 
@@ -53,7 +53,7 @@ class FioProcess:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Raises CeilingError if fio cannot be run."""
+        """Raises FioError if fio cannot be run."""
         reader, self._job = os.pipe()
         _waiting.add(self)
         try:
@@ -71,7 +71,7 @@ class FioProcess:
             )
         except OSError as error:
             self._close_job()
-            raise CeilingError(
+            raise FioError(
                 f"fio cannot be run in {directory}: {error.strerror or error} ({error.filename}); "
                 "if it is missing: apt-get install fio"
             ) from error
@@ -149,7 +149,7 @@ class Standby:
         self._next: FioProcess | None = None
 
     def take(self) -> FioProcess:
-        """Return the process that is ready, or a new one. Raises CeilingError."""
+        """Return the process that is ready, or a new one. Raises FioError."""
         process, self._next = self._next, None
         if process is not None and process.ended:
             process.stop()
@@ -158,7 +158,7 @@ class Standby:
 
     def start_next(self) -> None:
         """Start the process for the next `take`, which reports it if there is none."""
-        with suppress(CeilingError), deferred_interrupts():
+        with suppress(FioError), deferred_interrupts():
             self._next = self._next or FioProcess(self._directory)
 
     def wait_until_idle(self) -> None:

@@ -186,7 +186,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         usable = "" if free is None else f", {format_size(free)} usable"
         yield f"target    {target.location}{usable}"
     reasons = [one.no_ceiling for one in plan.targets if one.no_ceiling]
-    jobs = "with fio" if plan.ceiling_targets else "no ceiling"
+    jobs = "with fio" if plan.ceiling_targets else "without fio"
     if plan.ceiling and reasons:
         jobs += f" ({', '.join(dict.fromkeys(reasons))})"
     elif plan.ceiling and not plan.ceiling_targets:

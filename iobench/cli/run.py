@@ -163,8 +163,9 @@ def run(
         ),
     ] = None,
     rank: Annotated[int, _axis_option("--rank", min=0, help="The rank to replay.")] = 0,
-    ceiling: Annotated[
-        bool, _rule_option("--ceiling/--no-ceiling", help="Measure fio in the same run.")
+    fio: Annotated[
+        bool,
+        _rule_option("--fio/--no-fio", help="Measure the best of four fio jobs in the same run."),
     ] = True,
     crc: Annotated[
         bool,
@@ -188,6 +189,9 @@ def run(
             show_default="peer:torch-save where it takes part; of several targets the first",
         ),
     ] = None,
+    ceiling: Annotated[  # the name of --fio in the commands of older records
+        bool, typer.Option("--ceiling/--no-ceiling", hidden=True)
+    ] = True,
     output: Annotated[
         Path | None,
         _output_option(
@@ -255,7 +259,7 @@ def run(
                     aa=aa,
                     rank=rank,
                     pool=pool,
-                    ceiling=ceiling,
+                    ceiling=fio and ceiling,
                     crc=crc,
                     seed=seed,
                     baseline=baseline,

@@ -124,7 +124,9 @@ def _machine(machine: dict[str, Any]) -> Iterator[Advice]:
             f"Free some: a run needs {format_size(LOW_MEMORY_BYTES)}, or a smaller --size.",
         )
     if machine["versions"]["fio"] is None:
-        yield _warn("fio", "fio is missing: the ceiling cannot be measured", "apt-get install fio")
+        yield _warn(
+            "fio", "fio is missing: writers cannot be compared with it", "apt-get install fio"
+        )
     if machine["versions"].get("torch") is None:
         yield _fail("torch", "torch is not installed", "pip install torch")
     ring = machine["io_uring"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from iobench import workloads
 from iobench.bench.judging.comparison import LEAST_SAMPLES
+from iobench.report.ceiling import ABOVE_FIO
 from iobench.report.summary import NOT_STEADY, Report, Summary
 from iobench.report.winners import RANKED, Winner, can_win
 from iobench.results.setting import at_target
@@ -134,7 +135,10 @@ def _faster(winner: Winner) -> Iterator[str]:
 
 def _of_fio(best: Summary) -> Iterator[str]:
     if best.of_ceiling is not None:
-        yield f"{100 * best.of_ceiling:.0f}% of fio"
+        why = next((one for one in best.reasons if one.startswith(ABOVE_FIO)), None)
+        yield f"{100 * best.of_ceiling:.0f}% of fio" + (
+            f" ({why.removeprefix(ABOVE_FIO)})" if why else ""
+        )
 
 
 def _seconds(report: Report, best: Summary, ratio: float | None) -> Iterator[str]:

@@ -1,4 +1,8 @@
-"""The ceiling: the rate of the best of several fio jobs on the same directory in the same run."""
+"""The rate of the best of several fio jobs on the same directory in the same run.
+
+It is called a ceiling in code and in records only: a writer can be faster, and `why_above` says
+what may explain that.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from iobench.bench.judging.stats import median, rate
-from iobench.results import CeilingSample, Operation, ResultFile, to_plain
+from iobench.bench.judging.verdict import repeats_every
+from iobench.report.alike import part_of
+from iobench.results import CeilingSample, Operation, ResultFile, Run, to_plain
 
-__all__ = ["NO_JOB", "Ceiling", "find_ceiling", "find_ceilings"]
+__all__ = ["ABOVE_FIO", "NO_JOB", "Ceiling", "find_ceiling", "find_ceilings", "why_above"]
 
+ABOVE_FIO = "above fio: "
+"""Start of the reason of a rate of more than 105% of fio's."""
 NO_JOB = "no fio job ran"
-"""The reason that a ceiling has where no job ran and no other reason is known."""
+"""The reason that fio has no rate where no job ran and no other reason is known."""
+
+_ABOVE = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +42,39 @@ class Ceiling:
     def of(self, operation: Operation) -> float | None:
         """Return the rate of `operation` in bytes per second; None if not measured."""
         return self.save_bytes_per_s if operation == "save" else self.restore_bytes_per_s
+
+    def job_of(self, operation: Operation) -> Mapping[str, Any]:
+        """Return the best job of `operation`; empty if not measured."""
+        return (self.save_job if operation == "save" else self.restore_job) or {}
+
+
+def why_above(
+    run: Run,
+    ceiling: Ceiling,
+    operation: Operation,
+    bytes_per_s: float,
+    interval: tuple[float, float] | None,
+) -> str | None:
+    """Return what may explain a rate of more than 105% of fio's; None for a lower one.
+
+    The causes are those that were seen: docs/statistics.md. A record from before a property of the
+    jobs was recorded counts as without it.
+    """
+    limit, job = ceiling.of(operation), ceiling.job_of(operation)
+    if not limit or bytes_per_s <= _ABOVE * limit:
+        return None
+    if interval is not None and interval[0] <= limit:
+        low, high = (f"{100 * bound / limit:.0f}%" for bound in interval)
+        return f"{ABOVE_FIO}not shown, the interval is {low} to {high}"
+    causes = {
+        "fio's buffers are in small pages": not job.get("huge_pages"),
+        "fio's buffers repeat": operation == "save" and not job.get("refill_buffers"),
+        "the data repeat": repeats_every(run) is not None,
+        "the host may cache what was saved": operation == "restore"
+        and part_of(run.environment.machine, "cpu").get("virtual") is True,
+    }
+    found = "; ".join(cause for cause, applies in causes.items() if applies)
+    return ABOVE_FIO + (found or "fio's four jobs are not the fastest that is possible here")
 
 
 def find_ceilings(result: ResultFile) -> dict[str | None, Ceiling]:

@@ -1,4 +1,4 @@
-"""Rates of a run drawn with characters: every sample a dot, median, interval and fio's ceiling."""
+"""Rates of a run drawn with characters: every sample a dot, median, interval and fio's."""
 
 from __future__ import annotations
 

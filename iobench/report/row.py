@@ -18,10 +18,10 @@ class Summary(HasSetting):
 
     Samples of one repetition (A/A) are not independent: together they have one rate, all their
     bytes over all their time. `median_bytes_per_s` is the median of the rates of `repetitions`,
-    `ci95_bytes_per_s` its interval (None for 1 repetition), `of_ceiling` its ratio to the ceiling
-    (None without one). `cpu_s_per_gib` is all CPU seconds over all GiB. `memory` has the medians of
-    both parts; it is None if no sample has it. `first_done_s`, `last_done_s` and `phases_s` are
-    medians. `paths` and `decisions` count operations over all samples.
+    `ci95_bytes_per_s` its interval (None for 1 repetition), `of_ceiling` its ratio to the best job
+    of fio (None without one). `cpu_s_per_gib` is all CPU seconds over all GiB. `memory` has the
+    medians of both parts; it is None if no sample has it. `first_done_s`, `last_done_s` and
+    `phases_s` are medians. `paths` and `decisions` count operations over all samples.
 
     `ratio` is the rate over the baseline's rate, paired by repetition, and `ratio_ci95` its
     interval (see `stats.paired_log_ratio`). Both are None without a baseline, for the baseline,

@@ -26,7 +26,7 @@ from iobench.bench.judging.verdict import (
 )
 from iobench.errors import ResultFileError
 from iobench.report.baseline import baseline_samples, paired_ratio
-from iobench.report.ceiling import Ceiling, find_ceilings
+from iobench.report.ceiling import Ceiling, find_ceilings, why_above
 from iobench.report.ranks import rank_rates
 from iobench.report.row import Summary
 from iobench.report.winners import RANKED, Winner, find_target_winners, find_winners
@@ -36,6 +36,7 @@ from iobench.results import (
     MemoryUse,
     Operation,
     ResultFile,
+    Run,
     Sample,
     WorkloadFacts,
     WorldFacts,
@@ -124,7 +125,7 @@ def summarise(result: ResultFile) -> Report:
                 ceilings.get(samples[0].axes.target, Ceiling()),
                 against=baseline_samples(groups, baseline, samples[0]),
                 failure=failed.get(contender),
-                world=result.run.world,
+                run=result.run,
             ),
             samples,
         )
@@ -218,12 +219,13 @@ def _summary(
     *,
     against: Sequence[Sample],
     failure: Failure | None,
-    world: WorldFacts | None,
+    run: Run,
 ) -> Summary:
     first = samples[0]
     rates = list(rates_by_repetition(samples).values())
     middle, interval = stats.median(rates), stats.median_interval(rates)
-    limit = ceiling.of(first.operation)
+    limit, bounds = ceiling.of(first.operation), stats.bounds(interval)
+    above = why_above(run, ceiling, first.operation, middle, bounds)
     verdict, ratio = verdict_of(samples, context, failure), None
     if verdict.status in RANKED and against and verdict_of(against, context).status in RANKED:
         ratio = paired_ratio(samples, against)
@@ -234,7 +236,7 @@ def _summary(
         repetitions=len(rates),
         bytes=round(stats.median([sample.bytes for sample in samples])),
         median_bytes_per_s=middle,
-        ci95_bytes_per_s=stats.bounds(interval),
+        ci95_bytes_per_s=bounds,
         of_ceiling=middle / limit if limit else None,
         ratio=ratio.ratio if ratio else None,
         ratio_ci95=stats.bounds(ratio.interval) if ratio else None,
@@ -242,13 +244,13 @@ def _summary(
         memory=_memory(samples),
         first_done_s=stats.median([sample.first_done_s for sample in samples]),
         last_done_s=stats.median([sample.last_done_s for sample in samples]),
-        ranks=rank_rates(samples, world),
+        ranks=rank_rates(samples, run.world),
         phases_s=_phases(samples),
         paths=_paths(samples),
         fallbacks=tuple(dict.fromkeys(one for sample in samples for one in sample.fallbacks)),
         decisions=_decisions(samples),
         verdict=verdict.status.value,
-        reasons=tuple(str(reason) for reason in _reasons(verdict, samples)),
+        reasons=(*map(str, _reasons(verdict, samples)), *filter(None, [above])),
     )
 
 

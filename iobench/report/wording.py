@@ -8,7 +8,7 @@ from typing import Any
 from iobench.bench.judging.stats import ENOUGH_SAMPLES, confidence_of, interval_heading
 from iobench.bench.judging.verdict import REPEATS, VerdictStatus
 from iobench.report.alike import part_of
-from iobench.report.ceiling import NO_JOB, Ceiling
+from iobench.report.ceiling import ABOVE_FIO, NO_JOB, Ceiling
 from iobench.report.grid import Grid
 from iobench.report.ranks import rank_lines, straggler_lines
 from iobench.report.summary import Report, Summary
@@ -163,7 +163,7 @@ def phases(summary: Summary) -> str:
 
 
 def footnotes(report: Report) -> list[str]:
-    """Return all notes: failures, winners, decisions, baseline, ceiling, intervals, reasons."""
+    """Return all notes: failures, winners, decisions, baseline, fio, intervals, reasons."""
     lines = (
         *(_failure_lines, _winner_lines, _straggler_lines, _rank_lines, _decision_lines),
         *(_baseline_line, _ceiling_lines, _interval_line, _memory_line, _reason_lines),
@@ -172,9 +172,9 @@ def footnotes(report: Report) -> list[str]:
 
 
 def urgent_notes(report: Report) -> list[str]:
-    """Return the footnotes for every reader: failures, also of fio, stragglers, bad rows, repeats.
+    """Return the footnotes for every reader: failures, also of fio, stragglers, bad rows.
 
-    A repeat is that of data: storage may know the bytes.
+    So are data that repeat, because storage may know them, and rates above that of fio.
     """
     bad = {
         reason for one in report.summaries if one.verdict not in PROVED for reason in one.reasons
@@ -183,7 +183,8 @@ def urgent_notes(report: Report) -> list[str]:
         _no_ceiling(of, one) for of, one in _ceilings(report) if one.reason not in (None, NO_JOB)
     ]
     late = _straggler_lines(report)
-    bad |= {why for one in report.summaries for why in one.reasons if why.startswith(REPEATS)}
+    told = (REPEATS, ABOVE_FIO)
+    bad |= {why for one in report.summaries for why in one.reasons if why.startswith(told)}
     return [*_failure_lines(report), *fio, *late, *_reason_lines(report, bad)]
 
 
@@ -295,10 +296,10 @@ def _baseline(given: Mapping[str, Any]) -> str:
 
 
 def _ceilings(report: Report) -> list[tuple[str, Ceiling]]:
-    """Return `ceiling`, or `ceiling of TARGET` for each of several targets, with its figures."""
+    """Return `fio`, or `fio in TARGET` for each of several targets, with its figures."""
     if not report.ceilings:
-        return [("ceiling", report.ceiling)]
-    return [(f"ceiling of {target}", one) for target, one in report.ceilings.items()]
+        return [("fio", report.ceiling)]
+    return [(f"fio in {target}", one) for target, one in report.ceilings.items()]
 
 
 def _ceiling_lines(report: Report) -> list[str]:
@@ -310,7 +311,7 @@ def _ceiling_lines(report: Report) -> list[str]:
         ):
             if value is not None and job is not None:
                 lines.append(
-                    f"{of}: {operation} {format_rate(value)} by fio {job.get('name', 'job')}"
+                    f"{of}: {operation} {format_rate(value)} by {job.get('name', 'a job')}"
                 )
         if ceiling.reason:
             lines.append(_no_ceiling(of, ceiling))

@@ -14,7 +14,7 @@ from iobench.bench import fio, fio_process
 from iobench.bench.fio import FILE_NAME, JOBS, FioJob, cleanup, fio_version, run_job, started
 from iobench.bench.fio_process import FioProcess, Standby
 from iobench.environment import probe_directory
-from iobench.errors import CeilingError
+from iobench.errors import FioError
 from iobench.units import MIB
 
 pytestmark = pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
@@ -34,7 +34,7 @@ def test_saved_and_restored_bytes(tmp_path: Path, job: FioJob) -> None:
     size = job.block_size + 4096
     try:
         saved = run_job(job, "save", place, size)
-    except CeilingError as error:
+    except FioError as error:
         if job.ioengine == "io_uring" and "not permitted" in str(error):
             pytest.skip(f"io_uring is refused here: {error}")
         raise
@@ -67,7 +67,7 @@ def test_a_job_waits_before_its_clock(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_an_engine_that_fio_lacks(tmp_path: Path) -> None:
     """The reason is fio's own, so that the other jobs can go on, and no file stays."""
     job = FioJob(ioengine="nosuch", block_size=MIB, iodepth=1)
-    with pytest.raises(CeilingError, match="engine nosuch not loadable"):
+    with pytest.raises(FioError, match="engine nosuch not loadable"):
         run_job(job, "save", tmp_path, MIB)
     assert list(tmp_path.iterdir()) == []
 

@@ -200,9 +200,9 @@ def test_two_settings_of_one_writer(run: Command, direct: None) -> None:
     assert f"writers   {settings}".replace(",odirect,", ", odirect,") in done.stderr
 
 
-def test_without_a_ceiling(run: Command) -> None:
-    """`--no-ceiling` runs no fio, and the report says that there is no ceiling."""
-    arguments = ("--writer", "buffered", "--no-ceiling", "--repeat", "1", "--format", "json")
+def test_without_fio(run: Command) -> None:
+    """`--no-fio` runs no fio, and the report says so."""
+    arguments = ("--writer", "buffered", "--no-fio", "--repeat", "1", "--format", "json")
     document = document_of(run("--size", "full", *arguments))
     assert document["ceiling"] == {**dict.fromkeys(CEILING_KEYS), "reason": "no fio job ran"}
     assert {summary["of_ceiling"] for summary in document["summaries"]} == {None}
@@ -215,7 +215,7 @@ def test_fio_is_missing(run: Command, fio_unknown: None, tmp_path: Path) -> None
     arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1", "--details")
     done = run(*arguments, PATH=str(empty))
     assert done.returncode == 0, done.stderr
-    assert "ceiling: not measured" in done.stdout
+    assert "fio: not measured" in done.stdout
     assert "fio is not installed: apt-get install fio" in done.stderr
 
 
@@ -231,7 +231,7 @@ def test_a_fio_that_fails(run: Command, fio_unknown: None, tmp_path: Path) -> No
     arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1")
     done = run(*arguments, PATH=f"{program.parent}:/usr/bin:/bin")
     assert done.returncode == 0, done.stderr
-    assert "ceiling: not measured" in done.stdout
+    assert "fio: not measured" in done.stdout
     assert "no disk" in done.stdout
 
 

@@ -22,7 +22,7 @@ from iobench.bench.ranks.steps import END, NEXT, OPERATION_S, Steps
 from iobench.bench.ranks.wire import message_of, reply_of
 from iobench.bench.targets.base import Location
 from iobench.dist.control import Control
-from iobench.errors import CeilingError, JobError, RankError
+from iobench.errors import FioError, JobError, RankError
 from iobench.results.codec import to_plain
 from iobench.results.records import DeviceCounts, Operation
 
@@ -219,7 +219,7 @@ class RankGroup(Executor):
             yield self._measured
         except JobError as error:
             if not isinstance(error, RankError):
-                raise CeilingError(str(error)) from error
+                raise FioError(str(error)) from error
             raise
         finally:
             if not isinstance(sys.exception(), RankError | KeyboardInterrupt):

@@ -180,7 +180,7 @@ class RankJob(Job):
     def fio_start(
         self, job: int, operation: Operation, directory: str, size_bytes: int, fallocate: bool
     ) -> None:
-        """Start a fio job on this node, up to the begin of its clock. Raises CeilingError.
+        """Start a fio job on this node, up to the begin of its clock. Raises FioError.
 
         Without a `directory`, another rank of the node does it.
         """
@@ -197,7 +197,7 @@ class RankJob(Job):
             self._fio = stack.pop_all()
 
     def fio_measure(self) -> fio.FioSample | None:
-        """Let the job go on, and return what it measured. Raises CeilingError."""
+        """Let the job go on, and return what it measured. Raises FioError."""
         if self._measure is None:
             return None
         with self._fio.pop_all():

@@ -12,7 +12,7 @@ import pytest
 from iobench.bench import fio
 from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.fio import JOBS, FioJob, FioSample
-from iobench.errors import CeilingError
+from iobench.errors import FioError
 from iobench.report.ceiling import find_ceiling
 from iobench.results import CeilingSample, Operation
 
@@ -96,7 +96,7 @@ def test_a_job_that_fails(turn: Callable[[_Fails], list[object]], failing: str) 
 
     def fails(operation: str) -> None:
         if operation == failing:
-            raise CeilingError("no io_uring here")
+            raise FioError("no io_uring here")
 
     *_, record, able = _short(turn(fails))
     assert record == (failing, 0, 0.0, None, "no io_uring here")

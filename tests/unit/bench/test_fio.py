@@ -15,7 +15,7 @@ import pytest
 from iobench.bench import fio
 from iobench.bench.fio import FILE_NAME, JOBS, FioJob, FioSample, Operation, parse_output, run_job
 from iobench.bench.fio_process import Standby
-from iobench.errors import CeilingError
+from iobench.errors import FioError
 from iobench.units import MIB
 
 JOB = FioJob(ioengine="libaio", block_size=MIB, iodepth=32)
@@ -82,8 +82,8 @@ def test_a_run_below_a_millisecond_is_one() -> None:
     ],
 )
 def test_failures_keep_fios_words(output: str, status: int, errors: str, word: str) -> None:
-    """Every failure is a CeilingError with the name of the job and fio's message."""
-    with pytest.raises(CeilingError, match="libaio 1MiB x 32 save") as caught:
+    """Every failure is a FioError with the name of the job and fio's message."""
+    with pytest.raises(FioError, match="libaio 1MiB x 32 save") as caught:
         parse(output, status, errors)
     assert word in str(caught.value)
 
@@ -91,7 +91,7 @@ def test_failures_keep_fios_words(output: str, status: int, errors: str, word: s
 def test_the_refusal_of_io_uring_is_reported() -> None:
     """The reason is the line that fio prints before its JSON, with the errno."""
     note = "fio: pid=1, err=1/file:engines/io_uring.c:998, func=io_queue_init, error=Operation not"
-    with pytest.raises(CeilingError, match=r"io_queue_init.*Operation not permitted"):
+    with pytest.raises(FioError, match=r"io_queue_init.*Operation not permitted"):
         parse(note + " permitted\n" + document(moved=0, error=1), 1)
 
 
@@ -126,7 +126,7 @@ def test_options_are_plain_and_honest() -> None:
 def test_its_note_about_the_wait_is_not_a_reason() -> None:
     """fio prints a line about the command that waits. A failure's reason is what else it prints."""
     note = "ceiling : Saving output of prerun in ceiling.prerun.txt\n"
-    with pytest.raises(CeilingError, match=r"save: exit status 1$"):
+    with pytest.raises(FioError, match=r"save: exit status 1$"):
         parse(note, status=1)
 
 
@@ -167,7 +167,7 @@ def test_a_save_writes_a_new_file_and_leaves_it(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [CeilingError("no"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [FioError("no"), KeyboardInterrupt()])
 def test_a_save_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
@@ -180,7 +180,7 @@ def test_a_save_that_fails_leaves_nothing(
 
 def test_a_restore_needs_a_file(tmp_path: Path) -> None:
     """A restore without an earlier save fails, and makes no file."""
-    with pytest.raises(CeilingError, match="a save job must come first"):
+    with pytest.raises(FioError, match="a save job must come first"):
         run_job(JOB, "restore", tmp_path, MIB)
     assert list(tmp_path.iterdir()) == []
 
@@ -205,20 +205,20 @@ def test_a_restore_reads_no_more_than_there_is(
 def test_what_does_not_fit_is_not_begun(tmp_path: Path) -> None:
     """A save that exceeds the free space is refused before fio fills the disk."""
     space = os.statvfs(tmp_path)
-    with pytest.raises(CeilingError, match="free"):
+    with pytest.raises(FioError, match="free"):
         run_job(JOB, "save", tmp_path, 2 * space.f_blocks * space.f_frsize)
 
 
 def test_too_little_for_one_block(tmp_path: Path) -> None:
     """Direct I/O cannot write less than 4 KiB."""
-    with pytest.raises(CeilingError, match="less than one block"):
+    with pytest.raises(FioError, match="less than one block"):
         run_job(JOB, "save", tmp_path, 100)
 
 
 def test_fio_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The remedy is in the message."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CeilingError, match="apt-get install fio"):
+    with pytest.raises(FioError, match="apt-get install fio"):
         run_job(JOB, "save", tmp_path, MIB)
 
 
@@ -293,6 +293,6 @@ def test_a_next_process_that_cannot_be_started(
         monkeypatch.setenv("PATH", "/nonexistent")
         standby.start_next()
         process.stop()
-        with pytest.raises(CeilingError, match="apt-get install fio"):
+        with pytest.raises(FioError, match="apt-get install fio"):
             standby.take()
     assert sleeping_fio[0].returncode == -15

@@ -36,7 +36,7 @@ from iobench.bench.processes import clock
 from iobench.bench.runner import Runner
 from iobench.bench.targets import directory
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
-from iobench.errors import CeilingError, RegressionError, TransferError
+from iobench.errors import FioError, RegressionError, TransferError
 from iobench.results import (
     CeilingSample,
     Cold,
@@ -375,7 +375,7 @@ def test_a_failing_job_is_recorded_and_left_out(
 
     def fails(job: FioJob, operation: str) -> None:
         if job is JOBS[0] and operation == "save":
-            raise CeilingError("io_uring is forbidden here")
+            raise FioError("io_uring is forbidden here")
 
     fake_fio.fails = fails
     result = execute(make("null"), repeat=3)
@@ -396,7 +396,7 @@ def test_a_job_that_fails_to_restore(execute: Callable[..., ResultFile], fake_fi
 
     def fails(job: FioJob, operation: str) -> None:
         if job is JOBS[1] and operation == "restore":
-            raise CeilingError("gone")
+            raise FioError("gone")
 
     fake_fio.fails = fails
     result = execute(make("null"), repeat=3)

@@ -41,11 +41,13 @@ def test_the_recorded_run_is_answered_in_its_first_lines(terminal: Terminal) -> 
     """At 80 columns: the fastest paths, their lead with its interval, and the next command."""
     render(replace(summarise(REFERENCE), target=str(Path.cwd())), "table", terminal)
     shown = without_styles(terminal.getvalue()).splitlines()
-    assert shown[:6] == [
+    assert shown[:8] == [
         "Save:    no winner: 2 of 3 cannot be told apart (odirect or uncached), odirect",
         "         4.3x faster than buffered (4.2x to 4.3x), 67% of fio",
         "         75.31 GiB: 58.9 s instead of 4 min 15 s, extrapolated from 1.50 GiB",
         "Restore: odirect, 1.09x faster than buffered (1.04x to 1.15x), 107% of fio",
+        "         (fio's buffers are in small pages; the data repeat; the host may cache",
+        "         what was saved)",
         "         75.31 GiB: 42.5 s instead of 46.6 s, extrapolated from 1.50 GiB",
         "Next:    iobench autotune llama7b",
     ]

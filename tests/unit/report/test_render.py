@@ -79,8 +79,8 @@ def test_the_table_in_a_pipe_is_plain_aligned_and_uncut(
     assert detailed[14:] == [
         "fastest save: no difference shown between odirect, buffered",
         "fastest restore: no difference shown between odirect, buffered",
-        "ceiling: save 2.00 GiB/s (2.15 GB/s) by fio io_uring 1MiB x 32",
-        "ceiling: restore 2.50 GiB/s (2.68 GB/s) by fio io_uring 1MiB x 32",
+        "fio: save 2.00 GiB/s (2.15 GB/s) by io_uring 1MiB x 32",
+        "fio: restore 2.50 GiB/s (2.68 GB/s) by io_uring 1MiB x 32",
         "interval: 3 samples can bound a median with 75% confidence at most",
         "scaled: 2 of 32 layers",
     ]
@@ -276,7 +276,7 @@ def test_axes_are_named_where_they_differ(example: ResultFile) -> None:
 def test_what_was_not_measured_is_said(example: ResultFile) -> None:
     shown = text(summarise(replace(example, samples=(), ceiling=())), details=True)
     assert "nothing was measured" in shown
-    assert "ceiling: not measured (no fio job ran)" in shown
+    assert "fio: not measured (no fio job ran)" in shown
 
 
 def test_square_brackets_in_names_are_no_markup(example: ResultFile) -> None:

@@ -206,8 +206,8 @@ def test_notes_name_the_target() -> None:
     result = replace(result, ceiling=only_a, run=replace(result.run, plan=plan))
     notes = footnotes(summarise(result))
     assert f"fastest save on {A}: odirect target={A}" in notes
-    assert sum(note.startswith(f"ceiling of {A}: ") for note in notes) == 2
-    assert f"ceiling of {MEMORY}: not measured (fio is elsewhere)" in notes
+    assert sum(note.startswith(f"fio in {A}: ") for note in notes) == 2
+    assert f"fio in {MEMORY}: not measured (fio is elsewhere)" in notes
     (volatile,) = (note for note in notes if note.startswith("not durable: tmpfs"))
     assert A not in volatile
     text = io.StringIO()

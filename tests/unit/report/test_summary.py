@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from iobench.report.baseline import paired_ratio
+from iobench.report.ceiling import Ceiling, why_above
 from iobench.report.summary import summarise
 from iobench.report.wording import cells, columns, footnotes
 from iobench.results import CeilingSample, Fallback, MemoryUse, ResultFile, Sample
@@ -239,3 +240,39 @@ def test_memory_is_the_median_of_both_parts(example: ResultFile) -> None:
     assert cells(others[0])["memory"] == "-"
     assert "memory" in columns(report)
     assert any(note.startswith("memory: the most") for note in footnotes(report))
+
+
+def _above(example: ResultFile, plan: dict[str, object], **job: object) -> list[str]:
+    """The notes on rates above fio's in the example, whose fio is three times slower there."""
+    slow = [
+        replace(one, elapsed_s=3 * one.elapsed_s, job={**one.job, **job}) for one in example.ceiling
+    ]
+    run = replace(example.run, plan={**example.run.plan, **plan})
+    rows = summarise(replace(example, run=run, ceiling=tuple(slow))).summaries
+    assert all(one.of_ceiling and one.of_ceiling > 1.05 for one in rows)
+    return [why for one in rows for why in one.reasons if why.startswith("above fio: ")]
+
+
+def test_a_rate_above_fio_has_its_reason(example: ResultFile) -> None:
+    """fio is no ceiling: what may explain a higher rate is said, and nothing is said below 105%."""
+    rows = summarise(example).summaries
+    assert all(one.of_ceiling and one.of_ceiling <= 1.05 for one in rows)
+    assert not any(why.startswith("above fio") for one in rows for why in one.reasons)
+    unique = {"pool_bytes": 2 * example.run.workload.bytes}
+    small, repeating = "fio's buffers are in small pages", "fio's buffers repeat"
+    save, _, restore, _ = _above(example, unique)
+    assert save == f"above fio: {small}; {repeating}"
+    assert restore.startswith(f"above fio: {small}")
+    assert repeating not in restore
+    save, *_ = _above(example, {"pool_bytes": 4096}, huge_pages=True, refill_buffers=True)
+    assert save == "above fio: the data repeat"
+    save, *_ = _above(example, unique, huge_pages=True, refill_buffers=True)
+    assert save == "above fio: fio's four jobs are not the fastest that is possible here"
+
+
+def test_a_rate_that_may_be_that_of_fio(example: ResultFile) -> None:
+    """The note has the interval if it reaches down to fio's rate."""
+    rate, low = 2 * GIB, GIB
+    ceiling = Ceiling(save_bytes_per_s=1.6 * GIB, save_job={})
+    why = why_above(example.run, ceiling, "save", rate, (low, 2.4 * GIB))
+    assert why == "above fio: not shown, the interval is 62% to 150%"

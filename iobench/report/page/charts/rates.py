@@ -1,4 +1,4 @@
-"""Rate per writer: every sample a dot, the median with its interval, and fio's ceiling."""
+"""Rate per writer: every sample a dot, the median with its interval, and fio's rate."""
 
 from __future__ import annotations
 
