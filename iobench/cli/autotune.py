@@ -7,9 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,13 +20,13 @@ from iobench.cli.given import (
     QuietOption,
     WorkloadArgument,
     WorkloadOption,
-    check_effect,
     check_output,
+    check_target,
     given,
     the_workload,
 )
 from iobench.cli.report import ReportOption, check_report, write_report_of
-from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
+from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout
 from iobench.cli.stopped import report_stopped
 from iobench.errors import UsageError
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
@@ -43,7 +43,6 @@ class GoalChoice(enum.StrEnum):
     RESTORE = "restore"
     BALANCED = "balanced"
     STALL = "stall"
-    GOODPUT = "goodput"
 
 
 def autotune(
@@ -58,12 +57,6 @@ def autotune(
             show_default="here",
         ),
     ] = HERE,
-    s3_local: Annotated[
-        bool,
-        typer.Option(
-            "--s3-local", help="Tune for a server of our own on 127.0.0.1, removed at the end."
-        ),
-    ] = False,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The writer's file; an older one is replaced.")
     ] = Path("writer.toml"),
@@ -71,8 +64,8 @@ def autotune(
         GoalChoice,
         typer.Option(
             "--objective",
-            help="What counts: seconds to save (durable), to restore (cold), both (balanced), the "
-            "stall of asynchronous saves, or goodput: ETTR of a job of --nodes.",
+            help="What counts: seconds to save (durable), to restore (cold), both (balanced), or "
+            "the stall of asynchronous saves.",
         ),
     ] = GoalChoice.SAVE,
     writer: Annotated[
@@ -99,19 +92,6 @@ def autotune(
             "--max-cpu", help="Leave out settings that take more CPU seconds per GiB (0.5)."
         ),
     ] = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="For goodput: nodes of the job.")
-    ] = None,
-    failures: Annotated[
-        float,
-        typer.Option("--failures-per-1000-node-days", help="For goodput: how often nodes fail."),
-    ] = 6.5,
-    restart: Annotated[
-        str,
-        typer.Option(
-            "--restart", help="For goodput: time from a failure to the start of the restore."
-        ),
-    ] = "5min",
     size: Annotated[
         str | None,
         typer.Option(
@@ -183,41 +163,34 @@ def autotune(
             print(f"journal   {resume}, {len(opened.trials)} trials in it", file=sys.stderr)
             _tune(tuning, opened, output, format_, began_s, report, quiet=quiet)
         return
-    if nodes is None:
-        why = "only --objective goodput with --nodes has a job"
-        check_effect(ctx, ("failures", "restart"), why)
     if journal is not None:
         check_new(journal)
     if not dry_run:
         check_output(journal, "--journal")
-    job = _job(nodes, failures, restart)
-    with server(s3_local, target) as place:
-        with quiet_stdout(), preparing("trying the writers", quiet=quiet):
-            asked = TuningRequest(
-                workload=the_workload(workload, workload_option),
-                target=place,
-                objective=objective.value,
-                writers=None if writer is None else [one.strip() for one in writer.split(",")],
-                rank=rank,
-                size_bytes=_bytes(size, "--size"),
-                max_s=parse_seconds(max_time, "--max-time"),
-                max_bytes=parse_size(max_bytes, "--max-bytes"),
-                max_memory_bytes=_bytes(max_memory, "--max-memory"),
-                max_cpu_s_per_gib=max_cpu,
-                job=job,
-                seed=seed,
-                own_server=s3_local,
-            )
-            tuning = Tuning.of(asked)
-        _announce(tuning, quiet=quiet)
-        if dry_run:
-            _expect(tuning)
-            return
-        path = journal or _journal_path(tuning)
-        resumable = nullcontext() if s3_local else _resumable(path)
-        with resumable, Journal.create(path, tuning.header()) as opened:
-            print(f"journal   {path}", file=sys.stderr)
-            _tune(tuning, opened, output, format_, began_s, report, quiet=quiet)
+    check_target(target)
+    with quiet_stdout(), preparing("trying the writers", quiet=quiet):
+        asked = TuningRequest(
+            workload=the_workload(workload, workload_option),
+            target=target,
+            objective=objective.value,
+            writers=None if writer is None else [one.strip() for one in writer.split(",")],
+            rank=rank,
+            size_bytes=_bytes(size, "--size"),
+            max_s=parse_seconds(max_time, "--max-time"),
+            max_bytes=parse_size(max_bytes, "--max-bytes"),
+            max_memory_bytes=_bytes(max_memory, "--max-memory"),
+            max_cpu_s_per_gib=max_cpu,
+            seed=seed,
+        )
+        tuning = Tuning.of(asked)
+    _announce(tuning, quiet=quiet)
+    if dry_run:
+        _expect(tuning)
+        return
+    path = journal or _journal_path(tuning)
+    with _resumable(path), Journal.create(path, tuning.header()) as opened:
+        print(f"journal   {path}", file=sys.stderr)
+        _tune(tuning, opened, output, format_, began_s, report, quiet=quiet)
 
 
 def _check_alone(ctx: typer.Context) -> None:
@@ -307,16 +280,6 @@ def _journal_path(tuning: Tuning) -> Path:
 
 def _bytes(text: str | None, option: str) -> int | None:
     return None if text is None else parse_size(text, option)
-
-
-def _job(nodes: int | None, failures: float, restart: str) -> dict[str, Any] | None:
-    if nodes is None:
-        return None
-    return {
-        "nodes": nodes,
-        "failures_per_1000_node_days": failures,
-        "restart_s": parse_seconds(restart, "--restart"),
-    }
 
 
 def _started_s_ago() -> float:

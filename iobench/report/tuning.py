@@ -43,7 +43,7 @@ def grid(outcome: Outcome, size_bytes: int) -> Grid:
     columns = (
         ("setting", False),
         ("", False),
-        ({"stall": "stall", "goodput": "ETTR"}.get(goal, "GiB/s\n(GB/s)"), True),
+        ("stall" if goal == "stall" else "GiB/s\n(GB/s)", True),
         (interval_heading(one.samples for one in standings), True),
         (f"times\n{outcome.baseline or 'baseline'}", True),
         (interval_heading(pairs), True),
@@ -148,7 +148,7 @@ def _role(one: Standing, outcome: Outcome) -> str:
 
 def _short(figure: str, bare: bool = False) -> str:
     """Return `2.31 (2.48)` for `2.31 GiB/s (2.48 GB/s)`; `bare` drops the part in brackets."""
-    text = figure.removeprefix("ETTR ").partition(" per ")[0]
+    text = figure.partition(" per ")[0]
     text = text.replace(" GiB/s", "").replace(" GB/s", "")
     return text.partition(" (")[0] if bare else text
 

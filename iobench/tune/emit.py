@@ -71,7 +71,7 @@ def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
         workload=f"{tuning.workload.name}, rank {tuning.asked.rank}: {format_size(size)} of "
         f"{format_size(tuning.full_bytes)}",
         objective=outcome.objective.goal,
-        target="--s3-local" if tuning.asked.own_server else tuning.target.location,
+        target=tuning.target.location,
         storage=storage_words(header),
         machine=machine_words(header),
         fingerprint=str(header.machine["fingerprint"]),

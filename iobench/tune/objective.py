@@ -9,9 +9,6 @@ from typing import Literal, get_args
 
 from iobench.bench.judging.stats import median
 from iobench.errors import OptionError, UsageError
-from iobench.goodput import goodput, intervals
-from iobench.goodput.costs import Costs
-from iobench.goodput.job import TrainingJob
 from iobench.results.records import Sample
 from iobench.tune.measurement import Measurement
 from iobench.tune.stall import SAVES as STALL_SAVES
@@ -19,9 +16,7 @@ from iobench.units import GIB, format_rate, format_seconds, format_size
 
 __all__ = ["Goal", "Objective"]
 
-Goal = Literal["save", "restore", "balanced", "stall", "goodput"]
-
-_LEAST_ETTR = 1e-9
+Goal = Literal["save", "restore", "balanced", "stall"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,23 +29,15 @@ class Objective:
     restore    seconds per byte of a cold restore
     balanced   their geometric mean
     stall      seconds that an asynchronous checkpoint stops training: see `iobench.tune.stall`
-    goodput    what saves, restores and failures of `job` add to each second of training, 1 / ETTR
-               - 1, at the best interval for `full_bytes` on each node (iobench.goodput.goodput)
     """
 
     goal: str = "save"
-    job: TrainingJob | None = None
-    full_bytes: int = 0
     max_memory_bytes: int | None = None
     max_cpu_s_per_gib: float | None = None
 
     def __post_init__(self) -> None:
         if self.goal not in get_args(Goal):
             raise UsageError(f"--objective {self.goal}: must be one of {', '.join(get_args(Goal))}")
-        if self.goal == "goodput" and self.job is None:
-            raise UsageError("--objective goodput: how large is the job? Give --nodes")
-        if self.goal != "goodput" and self.job is not None:
-            raise UsageError(f"--nodes needs --objective goodput, and this is {self.goal}")
         limits = {"memory": self.max_memory_bytes, "cpu": self.max_cpu_s_per_gib}
         for name, limit in limits.items():
             if limit is not None and not 0 < limit < math.inf:
@@ -59,7 +46,7 @@ class Objective:
     @property
     def restores(self) -> bool:
         """Whether restores are measured in every trial, and not only verified at the end."""
-        return self.goal in ("restore", "balanced", "goodput")
+        return self.goal in ("restore", "balanced")
 
     def writes(self, verify: bool) -> int:
         """Return how many times its size a trial writes. A verified stall makes one more save."""
@@ -74,20 +61,7 @@ class Objective:
             return _s_per_byte(one.save)
         if self.goal == "restore":
             return _s_per_byte(one.restore)
-        save, restore = _s_per_byte(one.save), _s_per_byte(one.restore)
-        if self.goal == "balanced":
-            return math.sqrt(save * restore)
-        return 1 / self.ettr(save, restore) - 1
-
-    def ettr(self, save_s_per_byte: float, restore_s_per_byte: float) -> float:
-        """Return ETTR at the best interval of synchronous saves."""
-        assert self.job is not None
-        costs = Costs(
-            blocking_s=save_s_per_byte * self.full_bytes,
-            restore_s=restore_s_per_byte * self.full_bytes,
-        )
-        interval_s = intervals.optimal(costs.blocking_s, self.job.mtbf_s)
-        return max(goodput.ettr(interval_s, costs, self.job), _LEAST_ETTR)
+        return math.sqrt(_s_per_byte(one.save) * _s_per_byte(one.restore))
 
     def over(self, measured: Sequence[Measurement]) -> str:
         """Return which limit the measurements of one setting exceed, in words; empty for none.
@@ -108,11 +82,9 @@ class Objective:
         return ""
 
     def show(self, loss: float, size_bytes: int) -> str:
-        """Return a loss in the form that a person reads: a rate, a stall, or ETTR."""
+        """Return a loss in the form that a person reads: a rate, or a stall."""
         if self.goal == "stall":
             return f"{format_seconds(loss)} per {format_size(size_bytes)}"
-        if self.goal == "goodput":
-            return f"ETTR {1 / (1 + loss):.4f}"
         return format_rate(1 / loss)
 
 

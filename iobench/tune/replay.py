@@ -13,7 +13,6 @@ from typing import Any
 
 from iobench import workloads
 from iobench.bench.judging.verdict import Context, volatile_of
-from iobench.goodput.job import TrainingJob
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
@@ -173,14 +172,8 @@ def _outcome(
 
 
 def _objective(asked: Any) -> Objective:
-    """Return the objective. Only goodput depends on the bytes at full size."""
-    job, full_bytes = asked.get("job"), 0
-    if job is not None:
-        full_bytes = workloads.load(asked["workload"]).size_bytes(asked["rank"])
     return Objective(
         goal=asked["objective"],
-        job=None if job is None else TrainingJob(**job),
-        full_bytes=full_bytes,
         max_memory_bytes=asked.get("max_memory_bytes"),
         max_cpu_s_per_gib=asked.get("max_cpu_s_per_gib"),
     )

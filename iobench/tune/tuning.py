@@ -6,10 +6,9 @@ import hashlib
 import secrets
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from iobench import workloads
 from iobench._version import __version__
@@ -20,7 +19,6 @@ from iobench.bench.targets.choose import target_of
 from iobench.environment import fingerprint
 from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError
-from iobench.goodput.job import TrainingJob
 from iobench.results import utc_now
 from iobench.results.codec import from_plain
 from iobench.tune.budget import Budget
@@ -66,18 +64,13 @@ class TuningRequest:
     max_bytes: int
     max_memory_bytes: int | None = None
     max_cpu_s_per_gib: float | None = None
-    job: Mapping[str, Any] | None = None
     seed: int | None = None
     largest_bytes: int | None = None
-    own_server: bool = False
-    """Whether the target is on a server that ends with this tuning."""
 
-    def objective_of(self, full: Workload) -> Objective:
-        """Return the objective for the workload, at its full size."""
+    def goal(self) -> Objective:
+        """Return the objective, with its limits."""
         return Objective(
             goal=self.objective,
-            job=None if self.job is None else TrainingJob(**self.job),
-            full_bytes=full.size_bytes(self.rank),
             max_memory_bytes=self.max_memory_bytes,
             max_cpu_s_per_gib=self.max_cpu_s_per_gib,
         )
@@ -114,13 +107,15 @@ class Tuning:
             raise UsageError(
                 f"workload {full.name!r}: rank {asked.rank} writes no files; choose another"
             )
-        goal = asked.objective_of(full)
+        goal = asked.goal()
         if "://" not in asked.target:
             target_of(asked.target, []).check()
         space = space_of(asked.target, asked.writers)
         place = target_of(asked.target, [WriterContender(space.baseline.make())])
         place.check()
-        largest = asked.largest_bytes or _largest(goal, place, asked.size_bytes, asked.max_bytes)
+        largest = asked.largest_bytes or _largest(
+            goal, place, full.size_bytes(asked.rank), asked.size_bytes, asked.max_bytes
+        )
         full.scaled(largest, asked.rank)  # raises with the smallest possible size
         seed = secrets.randbits(32) if asked.seed is None else asked.seed
         return cls(
@@ -142,12 +137,8 @@ class Tuning:
         """
         try:
             asked = from_plain(TuningRequest, header.asked)
-            if asked.job is not None:
-                from_plain(TrainingJob, asked.job)
         except ValueError as error:
             raise ResultFileError(f"the first line of this journal: {error}") from error
-        if asked.own_server:
-            raise UsageError("this journal is of --s3-local, whose server is gone; start anew")
         try:
             tuning = cls.of(asked)
         except TargetError as error:
@@ -169,7 +160,7 @@ class Tuning:
     @property
     def full_bytes(self) -> int:
         """Bytes of the rank's checkpoint at full size."""
-        return self.objective.full_bytes
+        return self.workload.size_bytes(self.asked.rank)
 
     def actual_bytes(self, wanted_bytes: int) -> int:
         """Return the bytes of the checkpoint for `wanted_bytes`, computed from its layout."""
@@ -250,7 +241,9 @@ def files_digest(files: Iterable[FileSpec]) -> str:
     return digest.hexdigest()
 
 
-def _largest(objective: Objective, target: Target, size_bytes: int | None, max_bytes: int) -> int:
+def _largest(
+    objective: Objective, target: Target, full_bytes: int, size_bytes: int | None, max_bytes: int
+) -> int:
     """Return the first size of a confirmation. Raises TargetError where `size_bytes` is too much.
 
     It is at most half of the available memory. Confirming four settings six times at this size
@@ -259,17 +252,17 @@ def _largest(objective: Objective, target: Target, size_bytes: int | None, max_b
     held = SLOTS + 1 if objective.goal == "stall" else 1
     free, memory = target.free_bytes(), available_bytes()
     room = min(
-        objective.full_bytes,
+        full_bytes,
         *([] if free is None else [free // held]),
         *([] if memory is None else [memory // (2 * held)]),
     )
     if size_bytes is not None:
-        if room < min(size_bytes, objective.full_bytes):
+        if room < min(size_bytes, full_bytes):
             raise TargetError(
                 f"--size {format_size(size_bytes)}: {format_size(room)} are the most that disk and "
                 "memory have room for"
             )
-        return min(size_bytes, objective.full_bytes)
+        return min(size_bytes, full_bytes)
     share = int(_CONFIRM_SHARE * max_bytes) // (_CONFIRMED * objective.writes(verify=False))
     return min(_LARGEST, room, max(share, 1))
 

@@ -17,7 +17,7 @@ class Tuned:
     """The measurements of `iobench autotune` for its choice. Programs read only `fingerprint`.
 
     `fingerprint` identifies the machine (`iobench.environment.machine_fingerprint`). `target` is
-    the directory or prefix that was tuned, or `--s3-local` if that server ended with the tuning.
+    the directory or prefix that was tuned.
     `median` and `interval` are texts with units: the objective in `samples` confirmations of
     `size_bytes`. `ratio` says how many times better than `baseline` the setting is, with a 95%
     interval; `over_runner_up` compares it with the second best. They are None without such a

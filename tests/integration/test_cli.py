@@ -53,7 +53,7 @@ VERBS = (
 )
 NOBODY = 65534
 TRAINING = Path(__file__).parents[2] / "results/reference-train-gpt5b-nemo.jsonl"
-_BY_HAND = ("plan", "--nodes", "8", "--save", "30s", "--restore", "1min", "--simulate", "0")
+_BY_HAND = ("plan", "--nodes", "8", "--save", "30s", "--restore", "1min")
 
 
 def check(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
@@ -487,7 +487,6 @@ def test_arguments_that_are_missing(iobench_inside: Command) -> None:
         (("train", "--target", "S3://bucket"), 2, "S3:// is not known; give a directory"),
         (("train", "--mode", "none"), 2, "--mode none: saves nothing; add sync"),
         ((*_BY_HAND, "--step", "0s"), 2, "--step must be above zero seconds"),
-        ((*_BY_HAND, "--simulate", "99999999"), 2, "from 2 to 10,000,000, and is 99,999,999"),
         (("compare", TRAINING, EXAMPLE), 2, "is a record of iobench train; give records of"),
         (("exec", "--config", "buffered", "--report", ".", "--", "true"), 2, "--report .: is a"),
         (("reproduce", "async", "--target", ""), 2, "--target '': names nothing"),
@@ -515,10 +514,8 @@ def test_what_cannot_be_meant(
         (("run",), ("--size", "--pool", "--repeat", "--numjobs")),
         (("run", "--repeat", "auto"), ("--precision", "--max-time")),
         (("autotune",), ("--size", "--max-time", "--max-bytes", "--max-memory")),
-        (("autotune", "--objective", "goodput", "--nodes", "4"), ("--restart",)),
         (_BY_HAND, ("--save", "--restore", "--restart", "--step", "--interval", "--blocking")),
         ((*_BY_HAND, "--blocking", "1s"), ("--persist",)),
-        ((*_BY_HAND, "--formulas"), ("--budget",)),
         (("plan", "--nodes", "8", "--results", EXAMPLE), ("--size",)),
         (("train",), ("--size", "--every")),
         (("reproduce", "async"), ("--size",)),

@@ -111,14 +111,13 @@ def _confirmation(found: ReplayedTuning, outcome: Outcome) -> Chart:
     scale = scale_of(outcome.objective)
     rows = [_row(one, found, outcome) for one in outcome.standings()]
     spoken = "; ".join(f"{row.label} {row.figure}" for row in rows)
-    goal = outcome.objective.goal
     return Chart(
         name="confirmation",
         title="Fresh samples of the best settings",
         alt=f"Confirmed settings, the chosen one first: {spoken}.",
         caption=f"One dot per sample; {spread_words(one.samples for one in outcome.standings())} "
         "The chosen setting is the first.",
-        spec=spread_spec(rows, axis=scale.title, words=("round", "figure"), zero=goal != "goodput"),
+        spec=spread_spec(rows, axis=scale.title, words=("round", "figure")),
         numbers=Grid(
             columns=(("setting", False), (scale.title, True), ("samples by round", False)),
             rows=[

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 from support.simulated_storage import SimulatedStorage
 
 from iobench.errors import UsageError
-from iobench.goodput import goodput, intervals
-from iobench.goodput.costs import Costs
-from iobench.goodput.job import TrainingJob
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.units import GIB, MIB
-
-JOB = TrainingJob(nodes=512)
 
 
 def measured(save_s: float, restore_s: float, cpu_s: float = 0.5) -> Measurement:
@@ -51,32 +45,10 @@ def test_stall_is_the_stall() -> None:
     assert goal.show(0.25, GIB) == "250 ms per 1.00 GiB"
 
 
-def test_goodput_is_that_of_the_plan() -> None:
-    """ETTR at the best interval of a checkpoint of full size, by the formulas of `iobench plan`."""
-    goal = Objective(goal="goodput", job=JOB, full_bytes=75 * GIB)
-    costs = Costs(blocking_s=150.0, restore_s=600.0)
-    interval_s = intervals.optimal(150.0, JOB.mtbf_s)
-    ettr = goodput.ettr(interval_s, costs, JOB)
-    loss = goal.loss(measured(2.0, 8.0))
-    assert loss == pytest.approx(1 / ettr - 1)
-    assert goal.show(loss, GIB) == f"ETTR {ettr:.4f}"
-    assert goal.loss(measured(1.0, 8.0)) < loss
-    assert goal.loss(measured(2.0, 4.0)) < loss
-
-
-def test_goodput_of_a_hopeless_job_is_a_number() -> None:
-    """Saves that take days leave no training time; the loss is large and finite."""
-    loss = Objective(goal="goodput", job=JOB, full_bytes=2**60).loss(measured(2.0, 8.0))
-    assert math.isfinite(loss)
-    assert loss > 1e6
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"goal": "speed"}, "must be one of save, restore"),
-        ({"goal": "goodput"}, "Give --nodes"),
-        ({"goal": "save", "job": JOB}, "--nodes needs --objective goodput"),
     ],
 )
 def test_what_cannot_be_meant(settings: dict[str, object], words: str) -> None:

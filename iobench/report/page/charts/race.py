@@ -32,20 +32,18 @@ _IN_RACE = ("race", "refine")
 
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """How a loss is drawn: its value on the axis, whose unit is GiB/s, ms of a stall, or ETTR."""
+    """How a loss is drawn: its value on the axis, whose unit is GiB/s, or ms of a stall."""
 
     goal: str
 
     @property
     def title(self) -> str:
         """The title of the axis, with its unit."""
-        return {"stall": "stall, ms", "goodput": "ETTR"}.get(self.goal, "GiB/s")
+        return "stall, ms" if self.goal == "stall" else "GiB/s"
 
     def of(self, loss: float) -> float:
         """Return where `loss` is on the axis."""
-        if self.goal == "stall":
-            return 1e3 * loss
-        return 1 / (1 + loss) if self.goal == "goodput" else 1 / loss / GIB
+        return 1e3 * loss if self.goal == "stall" else 1 / loss / GIB
 
 
 def scale_of(objective: Objective) -> LossScale:
@@ -113,7 +111,7 @@ def _parameter_chart(
 ) -> Chart:
     values = sorted(dict.fromkeys((row["order"], row["value"]) for row in rows))
     writers = _writers(rows)
-    what = {"stall": "the stall", "goodput": "ETTR"}.get(scale.goal, "the rate")
+    what = "the stall" if scale.goal == "stall" else "the rate"
     x = alt.X(
         "value:N",
         sort=[value for _, value in values],

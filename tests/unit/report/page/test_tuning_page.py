@@ -74,7 +74,7 @@ def test_parameters_are_those_of_the_settings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("goal", "value", "title"),
-    [("save", 2.0, "GiB/s"), ("stall", 0.5 / GIB * 1e3, "stall, ms"), ("goodput", 1.0, "ETTR")],
+    [("save", 2.0, "GiB/s"), ("stall", 0.5 / GIB * 1e3, "stall, ms")],
 )
 def test_a_loss_is_drawn_in_the_unit_of_its_objective(goal: str, value: float, title: str) -> None:
     scale = LossScale(goal=goal)
@@ -111,7 +111,7 @@ def changed(path: Path, **asked: Any) -> Path:
     "asked",
     [
         *({"objective": None}, {"objective": 3}, {"max_s": "long"}, {"max_s": -1}),
-        *({"workload": None}, {"max_bytes": []}, {"job": {"nodes": "many"}}, {"job": 7}),
+        *({"workload": None}, {"max_bytes": []}),
         *({"rank": "first"}, {"largest_bytes": "much"}),
     ],
 )
