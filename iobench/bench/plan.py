@@ -64,7 +64,6 @@ class Plan:
     asked_pool_bytes: int | None = None
     """The `pool_bytes` that was asked for; None for the default."""
     ceiling: bool
-    crc: bool
     seed: int
     aa: bool = False
     """Whether the first variant takes part twice, which measures the noise floor."""
@@ -216,7 +215,6 @@ class Plan:
                 files=files,
                 pool_bytes=max(self.pool_bytes // self._local_jobs, LEAST_POOL),
                 seed=self.seed if self.axes.sliced else self.seed + number,
-                crc=self.crc,
                 number=number if most > 1 else None,
                 nodes=(0,) * most if self.axes.sliced else (),
             )
@@ -261,7 +259,7 @@ class Plan:
             raise UsageError(
                 f"the data of the run take {format_size(self.pool_bytes)} of memory, and "
                 f"{format_size(available)} are available (free memory, and what the limits of "
-                "control groups leave); choose a smaller --size or --pool, or free some"
+                "control groups leave); choose a smaller --size, or free some"
             )
         if self.world is None and most > 1 and needed + most * _PROCESS_BYTES > available:
             raise UsageError(
@@ -303,7 +301,7 @@ class Plan:
             "pool_bytes": self.pool_bytes,
             "ceiling_jobs": [job.name for job in JOBS] if self.ceiling_targets else [],
             "no_ceiling": (no_ceiling if several else self.targets[0].no_ceiling) or None,
-            "crc32": self.crc,
+            "crc32": True,
             "seed": self.seed,
             "written_bytes": self.written_bytes,
         }

@@ -16,7 +16,6 @@ from iobench.bench.contenders.choose import choose, find_baseline
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import (
     DEFAULT_SECONDS,
-    LEAST_POOL,
     RESERVE,
     Plan,
     WorldSize,
@@ -25,7 +24,6 @@ from iobench.bench.plan import (
 from iobench.bench.rates import measure_rates
 from iobench.bench.targets.base import Location, Target
 from iobench.bench.targets.choose import targets_of
-from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
 from iobench.units import format_rate, format_seconds, format_size, parse_size
 from iobench.workloads import Workload
@@ -44,9 +42,8 @@ def make_plan(
     repeat: int | Repeat = 5,
     aa: bool = False,
     rank: int = 0,
-    pool: str | None = None,
+    pool_bytes: int | None = None,
     ceiling: bool = True,
-    crc: bool = True,
     seed: int | None = None,
     baseline: str | None = None,
     axes: Axes | None = None,
@@ -57,7 +54,8 @@ def make_plan(
     `target` is one location, or several that are compared. A writer takes part where it works.
     Without `size` the workload is scaled to fit in the target and in about 90 seconds. Short
     probes of each writer give the rates for that. With a `world`, the ranks of a launcher take
-    part, each with the files of its rank. Raises UsageError, its subclasses, and UnavailableError.
+    part, each with the files of its rank. `pool_bytes` is the memory for data, if it shall not be
+    the default. Raises UsageError, its subclasses, and UnavailableError.
     """
     full = workloads.load(workload)
     full_bytes = full.size_bytes(rank)
@@ -75,7 +73,6 @@ def make_plan(
         chosen = [WriterContender(one.writer) for one in asked if isinstance(one, WriterContender)]
     if not chosen:
         raise _nothing(axes, asked)
-    pool_bytes = _pool_bytes(pool, axes.most_jobs if world is None else world.local)
     targets, absent = targets_of(locations, chosen)
     if several:
         axes = replace(axes, targets=tuple(one.location for one in targets), absent=absent)
@@ -101,7 +98,6 @@ def make_plan(
         aa=aa,
         asked_pool_bytes=pool_bytes,
         ceiling=ceiling,
-        crc=crc,
         seed=secrets.randbits(32) if seed is None else seed,
         given=str(Path(workload).absolute()) if os.path.isfile(workload) else workload,
         world=world,
@@ -112,21 +108,6 @@ def make_plan(
 
 def _nothing(axes: Axes, asked: Sequence[Contender]) -> UsageError:
     return UsageError(f"nothing to measure: {'; '.join(axes.skipped(asked))}")
-
-
-def _pool_bytes(pool: str | None, jobs: int) -> int | None:
-    """Return the bytes of `pool`; None without one. Raises UsageError for an impossible size."""
-    least = LEAST_POOL * jobs
-    if pool is None:
-        return None
-    size, available = parse_size(pool, "--pool"), available_bytes()
-    if least <= size and (available is None or size <= available):
-        return size
-    each = f" ({format_size(LEAST_POOL)} for each of {jobs} processes)" if jobs > 1 else ""
-    most = "" if available is None else f" to {format_size(available)}, the available memory"
-    raise UsageError(
-        f"--pool {format_size(size)}: give a size from {format_size(least)}{each}{most}"
-    )
 
 
 def _scaled(

@@ -111,7 +111,7 @@ def _probe(contenders: Sequence[Contender], target: Target) -> list[tuple[float,
 def _short_replay(size_bytes: int) -> Replay:
     blob = TensorSpec(name="blob", dtype="uint8", shape=(size_bytes,))
     file = FileSpec(path="file", format="raw", tensors=(blob,), size_bytes=size_bytes, exact=True)
-    replay = Replay([file], pool_bytes=size_bytes, seed=0, crc=True)
+    replay = Replay([file], pool_bytes=size_bytes, seed=0)
     assert replay.size_bytes() == size_bytes
     return replay
 

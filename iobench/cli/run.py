@@ -13,6 +13,7 @@ import typer
 
 from iobench.cli.given import (
     LARGEST_SEED,
+    VERBOSE_HELP,
     GroupedCommand,
     QuietOption,
     WorkloadArgument,
@@ -167,19 +168,6 @@ def run(
         bool,
         _rule_option("--fio/--no-fio", help="Measure the best of four fio jobs in the same run."),
     ] = True,
-    crc: Annotated[
-        bool,
-        _rule_option("--crc/--no-crc", help="CRC32 in torch zip files, like stock torch.save."),
-    ] = True,
-    pool: Annotated[
-        str | None,
-        _rule_option(
-            "--pool",
-            help="Memory that holds the data of all tensors, 16MiB or more for each process. Where "
-            "it is less than a checkpoint, bytes repeat, and the verdict says so.",
-            show_default="the checkpoint's size, at most half of the available memory",
-        ),
-    ] = None,
     baseline: Annotated[
         str | None,
         _rule_option(
@@ -201,10 +189,7 @@ def run(
     format_: Annotated[
         ReportFormat, _output_option("--format", help="How to print the report.")
     ] = ReportFormat.TABLE,
-    details: Annotated[
-        bool,
-        _output_option("--details", help="Add the machine, the phases and all notes to the table."),
-    ] = False,
+    verbose: Annotated[bool, _output_option("-v", "--verbose", help=VERBOSE_HELP)] = False,
     report: Annotated[Path | None, _output_option("--report", help=REPORT_HELP)] = None,
     dry_run: Annotated[
         bool,
@@ -258,9 +243,7 @@ def run(
                     repeat=Repeat.parse(repeat, precision, max_time),
                     aa=aa,
                     rank=rank,
-                    pool=pool,
                     ceiling=fio and ceiling,
-                    crc=crc,
                     seed=seed,
                     baseline=baseline,
                     axes=axes,
@@ -277,7 +260,7 @@ def run(
                 line = expected_line(plan)
             print_plan([line])
         else:
-            _run(plan, output, format_, report, ranks, details=details, quiet=quiet)
+            _run(plan, output, format_, report, ranks, details=verbose, quiet=quiet)
 
 
 def _default_writers(targets: tuple[str, ...]) -> str:
@@ -301,18 +284,15 @@ def _check_effects(
     if repeat != "auto":
         check_effect(ctx, ("precision", "max_time"), "only --repeat auto has these")
     if format_ is not ReportFormat.TABLE:
-        check_effect(ctx, ("details",), f"--format {format_} has all details")
+        check_effect(ctx, ("verbose",), f"--format {format_} has all details")
     if dry_run:
-        check_effect(ctx, ("format_", "details", "report"), "--dry-run makes no report")
+        check_effect(ctx, ("format_", "verbose", "report"), "--dry-run makes no report")
 
 
 def _check_plan(plan: Plan, ctx: typer.Context) -> None:
     """Raise UsageError for options that would have no effect in this plan."""
     if len(plan.variants) == 1:
         check_effect(ctx, ("baseline",), "there is nothing else to compare it with")
-    tables = [table for shapes in plan.files_of_jobs for table in shapes]
-    if not any("torch" in table.formats for table in tables):
-        check_effect(ctx, ("crc",), "no file of this workload is a torch zip file")
 
 
 def _size_line(name: str, rank: int, size: str | None) -> Iterator[str]:

@@ -53,7 +53,7 @@ def write(report: Report, stream: TextIO, *, details: bool = False) -> None:
         hidden = [note for note in notes if note not in urgent]
         if hidden and not details:
             count = count_of(len(hidden), "note")
-            print_wrapped(console, f"--details adds machine, phases and {count}", style="dim")
+            print_wrapped(console, f"-v adds machine, phases and {count}", style="dim")
     write_captured(captured.get(), stream)
 
 

@@ -173,7 +173,6 @@ class TrialRunner:
                     files=(files,),
                     pool_bytes=self.pool_bytes,
                     seed=self.seed + len(self._executors),
-                    crc=True,
                 )
             )
         return self._executors[size_bytes]

@@ -159,7 +159,7 @@ def test_changed_at_the_command_line(server, iobench_inside) -> None:
     workload = Path(__file__).parents[1] / "integration" / "tiny.yaml"
     done = iobench_inside(
         *("run", "--workload", workload, "--writer", writer, "--target", _TARGET),
-        *("--repeat", "1", "--pool", "32MiB"),
+        *("--repeat", "1"),
     )
     assert done.returncode == 4, done.stderr
     assert done.stderr.splitlines()[-1].startswith("iobench: s3://bucket/run/")

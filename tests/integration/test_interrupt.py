@@ -102,7 +102,7 @@ def start(target: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         process = Preloaded(
             [
                 *("-m", "iobench", "run"),
-                *("-w", "llama7b", *size, "--target", target, "--pool", "32MiB"),
+                *("-w", "llama7b", *size, "--target", target),
                 *("--repeat", "1000", "-o", tmp_path / "run.jsonl", *arguments),
             ],
             stdout=subprocess.PIPE,

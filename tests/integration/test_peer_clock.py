@@ -85,9 +85,7 @@ class Stage:
         chosen, _ = choose(name, str(target))
         self.contender: Contender = chosen[0]
         files = tuple(workloads.load(str(tiny_path)).files(0))
-        setup = JobSetup(
-            contenders=(self.contender,), files=(files,), pool_bytes=64 * MIB, seed=1, crc=True
-        )
+        setup = JobSetup(contenders=(self.contender,), files=(files,), pool_bytes=64 * MIB, seed=1)
         self.trial = Trial(
             run_id="0" * 16,
             repetition=0,

@@ -28,7 +28,7 @@ def test_torchrun(tiny_path: Path, target: Path, tmp_path: Path) -> None:
             *("--nnodes", "1", "--nproc-per-node", "2", "--master-port", job_number()),
             *("--tee", "3", "-m", "iobench", "run", "-w", tiny_path, "--target", target),
             *("--size", "full", "--writer", "buffered,peer:torch-save", "--repeat", "1"),
-            *("--pool", "32MiB", "-o", tmp_path / "run.jsonl"),
+            *("-o", tmp_path / "run.jsonl"),
         ],
         timeout=180,
     )
@@ -65,7 +65,7 @@ def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> No
     job, more = job_number(), {"PYTHONPATH": meddling(tmp_path)}
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "failing,meeting,wrong"),
-        *("--repeat", "1", "--size", "full", "--no-ceiling", "--seed", "1", "--pool", "32MiB"),
+        *("--repeat", "1", "--size", "full", "--no-ceiling", "--seed", "1"),
         *("--restore-as", "same,subset=0.3", "-o", tmp_path / "run.jsonl"),
     )
     environments = [slurm(rank, 2, job) | more for rank in range(2)]
@@ -164,7 +164,7 @@ def test_a_rank_ends_in_a_save(how: str, tiny_path: Path, target: Path, tmp_path
     }
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "stuck", "--size", "full"),
-        *("--repeat", "1", "--no-ceiling", "--pool", "32MiB", "-o", tmp_path / "run.jsonl"),
+        *("--repeat", "1", "--no-ceiling", "-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 2, job) | more for rank in range(2)]
     with RankCommand.started(arguments, environments, tmp_path) as ranks:
@@ -196,7 +196,7 @@ def test_a_bucket(server: LocalS3, tiny_path: Path, tmp_path: Path) -> None:
     target, job = f"{server.target}/ranks", job_number()
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "s3", "--size", "full"),
-        *("--repeat", "1", "--pool", "32MiB", "--format", "json", "-o", tmp_path / "run.jsonl"),
+        *("--repeat", "1", "--format", "json", "-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 2, job) | server.environment for rank in range(2)]
     with RankCommand.started(arguments, environments, tmp_path) as ranks:
@@ -218,7 +218,7 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
         *("run", "-w", tiny_path, "--target", target, "--writer", "odirect", "--repeat", "1"),
         *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-ceiling"),
         *("--restore-as", "same,subset=0.3"),
-        *("--pool", "32MiB", "-o", tmp_path / "run.jsonl"),
+        *("-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
     with RankCommand.started(arguments, environments, tmp_path) as ranks:

@@ -73,7 +73,7 @@ def run(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path) 
 
     def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         done = iobench_inside(
-            *("run", "--workload", tiny_path, "--target", target, "--pool", "16MiB"),
+            *("run", "--workload", tiny_path, "--target", target),
             *("--repeat", "2", "-o", tmp_path / "run.jsonl", *arguments),
             **environment,
         )
@@ -109,7 +109,7 @@ def test_every_writer_and_fio(
     """One JSON document of the documented form, valid figures, and a record that loads. It runs in
     a process of its own, like for a user; the other tests of this file run in this process."""
     done = iobench(
-        *("run", tiny_path, "--target", target, "--pool", "16MiB", "--repeat", "2"),
+        *("run", tiny_path, "--target", target, "--repeat", "2"),
         *("--writer", WRITERS, "--size", "4MiB", "--format", "json", "-o", tmp_path / "run.jsonl"),
     )
     assert os.listdir(target) == []
@@ -212,7 +212,7 @@ def test_fio_is_missing(run: Command, fio_unknown: None, tmp_path: Path) -> None
     """Without fio on PATH the run goes on without a ceiling, and the remedy is on stderr."""
     empty = tmp_path / "empty"
     empty.mkdir()
-    arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1", "--details")
+    arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1", "-v")
     done = run(*arguments, PATH=str(empty))
     assert done.returncode == 0, done.stderr
     assert "fio: not measured" in done.stdout
@@ -316,14 +316,6 @@ def test_every_kind_of_layout(
     for sample in read(tmp_path / "run.jsonl").samples[1:]:
         assert sample.verified is not None
         assert sample.verified.tensors > 8
-
-
-def test_without_crc(run: Command, tmp_path: Path) -> None:
-    """`--no-crc` is in the record's plan. The files have the same size and correct content."""
-    arguments = ("--writer", "buffered", "--size", "full", "--no-ceiling", "--format", "json")
-    document = document_of(run("--no-crc", *arguments))
-    assert {summary["verdict"] for summary in document["summaries"]} == {"VALID"}
-    assert read(tmp_path / "run.jsonl").run.plan["crc32"] is False
 
 
 @needs_fio

@@ -24,7 +24,7 @@ from iobench.writers.registry import make
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
-_RUN = ("run", "--workload", "llama7b", "--size", "48MiB", "--repeat", "1", "--pool", "32MiB")
+_RUN = ("run", "--workload", "llama7b", "--size", "48MiB", "--repeat", "1")
 
 
 def test_s3_local(iobench: Command, tmp_path: Path, server: LocalS3) -> None:

@@ -33,7 +33,7 @@ def places(shared_filesystems: Callable[..., Path], target: Path) -> tuple[Path,
 def arguments(tiny_path: Path, *targets: object, repeat: int = 2) -> list[str]:
     names = ",".join(map(str, targets))
     return [
-        *("run", "-w", str(tiny_path), "--target", names, "--pool", "32MiB", "--size", "full"),
+        *("run", "-w", str(tiny_path), "--target", names, "--size", "full"),
         *("--repeat", str(repeat)),
     ]
 

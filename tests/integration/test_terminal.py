@@ -106,15 +106,13 @@ def _tables() -> Iterator[tuple[str, ...]]:
     for record, header in RECORDS.items():
         yield "show", record
         if header["plan"].get("verb") != "train":
-            yield "show", record, "--details"
+            yield "show", record, "-v"
     one, other = "results/reference-llama7b.jsonl", "results/reference-aa-llama7b.jsonl"
     numjobs = "results/reference-numjobs-llama7b-zero3.jsonl"
-    yield "show", one, "--series"
-    yield "show", numjobs, "--series"
     for nodes in ("2048", "64-1024"):
-        yield "plan", "--nodes", nodes, "--results", one, "--simulate", "100"
+        yield "plan", "--nodes", nodes, "--results", one
     by_hand = ("plan", "--save", "30s", "--restore", "1min", "--blocking", "2s", "--persist", "20s")
-    yield *by_hand, "--nodes", "1024", "--simulate", "100", "--formulas"
+    yield *by_hand, "--nodes", "1024"
     yield "compare", one, other, "--force"
     yield "compare", "results/reference-peers-llama7b.jsonl", numjobs, "--force"
     for claim, names in CLAIMS.items():

@@ -312,7 +312,6 @@ def run(directory: Path, writers: Sequence[Writer]) -> ResultFile:
         repeat=Repeat(times=1),
         asked_pool_bytes=16 * MIB,
         ceiling=False,
-        crc=True,
         seed=1,
     )
     with ResultWriter(record) as results:

@@ -47,15 +47,14 @@ class Replay:
         *,
         pool_bytes: int,
         seed: int,
-        crc: bool,
         subset: float | None = None,
         pool: RandomPool | None = None,
     ) -> None:
         """Use at most `pool_bytes` of memory for all tensors, or `pool`, which others share.
 
-        With `crc`, torch's zip files have a CRC32. `subset` has the meaning that it has in `want`.
+        `subset` has the meaning that it has in `want`.
         """
-        self._crc, self._seed = crc, seed
+        self._seed = seed
         self._pool = pool or self.pool_for([files], pool_bytes=pool_bytes, seed=seed)
         self._placement = WindowPlacement(files, self._pool.size_bytes)
         self.files = self._placement.files
@@ -311,25 +310,24 @@ class Replay:
         return self._stream(number, make("null"), "").bytes if image is None else image.size_bytes
 
     def _image(
-        self, number: int, file_format: FileFormat | None, *, crc: bool | None = None
+        self, number: int, file_format: FileFormat | None, *, crc: bool = True
     ) -> FileImage | None:
         """Return the image of one file; None for a torch file without one, see `torch_image`.
 
         It is the same in every directory: torch's own is a few bytes longer or shorter in one whose
-        name is not ASCII.
+        name is not ASCII. `crc` adds a CRC32 to torch's zip files, as stock torch.save does.
         """
         tensors, path = self.states[number], self.files.path(number)
         file_format = file_format or self.files.format(number)
         if file_format == "safetensors":
             return safetensors.image(path, tensors, SAFETENSORS_METADATA)
         if file_format == "torch":
-            crc = self._crc if crc is None else crc
             return torch_image.image(path, nested(tensors), crc=crc)
         return raw.image(path, tensors.values())
 
     def _stream(self, number: int, writer: Writer, directory: str | Path) -> Transfer:
         state, path = nested(self.states[number]), self.files.path(number)
-        return torch_file.save(state, path, directory, writer, crc=self._crc, sync_directory=False)
+        return torch_file.save(state, path, directory, writer, sync_directory=False)
 
 
 def _like(state: TensorDict) -> TensorDict:

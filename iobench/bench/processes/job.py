@@ -42,7 +42,6 @@ class JobSetup:
     files: tuple[Sequence[FileSpec], ...]
     pool_bytes: int
     seed: int
-    crc: bool
     number: int | None = None
     source: int | None = None
     source_files: tuple[Sequence[FileSpec], ...] = ()
@@ -111,7 +110,7 @@ class Job:
         every = (*setup.files, *setup.source_files)
         self._pool = pool = Replay.pool_for(every, pool_bytes=setup.pool_bytes, seed=setup.seed)
         replays = [
-            Replay(files, pool_bytes=setup.pool_bytes, seed=setup.seed, crc=setup.crc, pool=pool)
+            Replay(files, pool_bytes=setup.pool_bytes, seed=setup.seed, pool=pool)
             for files in every
         ]
         self.replays = replays[: len(setup.files)]

@@ -54,7 +54,6 @@ class Setup:
     local: int
     """The most ranks of one node, each with a pool of this size."""
     seed: int
-    crc: bool
     sizes: tuple[int, ...]
     """The bytes of the rank's files in each shape, as rank 0 computes them."""
     counts: bool
@@ -101,7 +100,6 @@ def setups(
             pool_bytes=max(plan.pool_bytes // members.world.local, LEAST_POOL),
             local=members.world.local,
             seed=plan.seed if plan.axes.sliced else plan.seed + number,
-            crc=plan.crc,
             sizes=tuple(sum(files.sizes) for files in plan.files_of_jobs[number]),
             counts=number in members.first_of_machine,
             away=members.away(number),
@@ -152,7 +150,6 @@ def make_job(setup: Setup) -> RankJob:
             files=files,
             pool_bytes=setup.pool_bytes,
             seed=setup.seed,
-            crc=setup.crc,
             number=setup.number,
             source=setup.source,
             source_files=() if setup.source is None else _files(setup, setup.source_rank),
@@ -180,8 +177,7 @@ def _check_memory(setup: Setup) -> None:
     if available is not None and needed > available:
         raise UsageError(
             f"the data of {count_of(setup.local, 'rank')} take {format_size(needed)} of memory, "
-            f"and {format_size(available)} are available on this node; choose a smaller --size or "
-            "--pool"
+            f"and {format_size(available)} are available on this node; choose a smaller --size"
         )
 
 

@@ -68,7 +68,7 @@ def _no_dropping(monkeypatch: pytest.MonkeyPatch, tmp_path_factory) -> None:
 def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: IdleMonitor) -> Trial:
     """A trial of one contender in this process, on 1 MiB of memory."""
     files = tuple(tiny.files())
-    setup = JobSetup(contenders=(contender,), files=(files,), pool_bytes=MIB, seed=1, crc=True)
+    setup = JobSetup(contenders=(contender,), files=(files,), pool_bytes=MIB, seed=1)
     scratch = DirectoryScratch(directory=directory)
     return Trial(
         run_id="0" * 16,

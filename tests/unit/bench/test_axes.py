@@ -13,7 +13,7 @@ from iobench.bench.axes import Axes
 from iobench.bench.contenders.choose import choose, find_baseline
 from iobench.bench.planning import make_plan, plan_lines
 from iobench.errors import OptionError, UnknownNameError, UsageError
-from iobench.units import MIB
+from iobench.units import GIB, MIB
 from iobench.workloads import Workload
 
 BOTH = "odirect,peer:torch-save"
@@ -133,14 +133,14 @@ def test_a_baseline_is_found_by_as_much_as_is_said() -> None:
             find_baseline(text, variants)
 
 
-def plan_of(workload: str, target: Path, rank: int = 0, pool: str = "1GiB", **axes: str) -> Any:
+def plan_of(workload: str, target: Path, rank: int = 0, pool_bytes: int = GIB, **axes: str) -> Any:
     return make_plan(
         workload=workload,
         writers="buffered",
         target=target,
         size="64MiB",
         rank=rank,
-        pool=pool,
+        pool_bytes=pool_bytes,
         axes=Axes.parse(**axes),
     )
 
@@ -157,7 +157,7 @@ def test_ranks_of_a_node_save_their_own_files(tmp_path: Path) -> None:
 
 
 def test_processes_share_the_memory_and_the_space(tmp_path: Path, tiny: Workload) -> None:
-    plan = plan_of("llama7b", tmp_path, numjobs="1,4", pool="256MiB")
+    plan = plan_of("llama7b", tmp_path, numjobs="1,4", pool_bytes=256 * MIB)
     assert [setup.pool_bytes for setup in plan.setups()] == [64 * MIB] * 4
     assert len({setup.seed for setup in plan.setups()}) == 4
     assert plan.written_bytes == plan.repeat.times * plan.size_bytes * (1 + 4 + _jobs(plan))

@@ -56,7 +56,6 @@ def header_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             repeat=Repeat(times=1),
             asked_pool_bytes=16 * MIB,
             ceiling=False,
-            crc=True,
             seed=1,
             axes=Axes.parse(**axes),
         )

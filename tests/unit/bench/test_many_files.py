@@ -20,6 +20,7 @@ from iobench.bench.processes.group import InProcess
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.trial import Trial
 from iobench.checkpoint.manifest import MANIFEST
+from iobench.units import MIB
 from iobench.writers.local import posix
 
 _WORKLOAD = """\
@@ -60,7 +61,7 @@ def _run(directory: Path, idle: Any, layers: int) -> tuple[int, dict[str, int]]:
                 size="full",
                 repeat=1,
                 ceiling=False,
-                pool="16MiB",
+                pool_bytes=16 * MIB,
                 axes=Axes.parse(granularity="tensor"),
             ),
         )

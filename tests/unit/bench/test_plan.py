@@ -65,7 +65,6 @@ def plan(tiny: Workload, tmp_path: Path) -> Plan:
         repeat=Repeat(times=3),
         asked_pool_bytes=16 * MIB,
         ceiling=True,
-        crc=True,
         seed=1,
     )
 
@@ -153,22 +152,6 @@ def test_more_memory_than_there_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) 
     plan.check()
 
 
-def test_the_range_of_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 MiB for each process to the available memory."""
-    sized: dict[str, Any] = {"target": tmp_path, "size": "64MiB"}
-    monkeypatch.setattr(planning, "available_bytes", lambda: 100 * MIB)
-    with pytest.raises(UsageError, match=r"--pool 101.00 MiB: .* 16.00 MiB to 100.00 MiB, the av"):
-        make_tiny_plan(**sized, pool="101MiB")
-    jobs = Axes.parse(numjobs="1,4")
-    with pytest.raises(UsageError, match=r"from 64.00 MiB \(16.00 MiB for each of 4 processes\)"):
-        make_tiny_plan(**sized, pool="63MiB", axes=jobs)
-    assert make_tiny_plan(**sized, pool="64MiB", axes=jobs).pool_bytes == 64 * MIB
-    monkeypatch.setattr(planning, "available_bytes", lambda: None)
-    assert make_tiny_plan(**sized, pool="2GiB").pool_bytes == 2 * GIB
-    with pytest.raises(UsageError, match=r"from 16.00 MiB$"):
-        make_tiny_plan(**sized, pool="0")
-
-
 def _repeats(plan: Plan) -> int | None:
     """Return after how many bytes the data repeat, as the record of the plan says."""
     workload = SimpleNamespace(bytes=plan.size_bytes)
@@ -190,7 +173,7 @@ def test_no_byte_of_a_checkpoint_repeats_by_default(
     monkeypatch.setattr(module, "available_bytes", lambda: 8 * GIB)
     plan = _default(tmp_path, jobs)
     for setup in plan.setups():
-        replay = Replay(setup.files[0], pool_bytes=setup.pool_bytes, seed=1, crc=False)
+        replay = Replay(setup.files[0], pool_bytes=setup.pool_bytes, seed=1)
         numbers = range(replay._placement.count)
         assert {replay._placement.window(number).lap for number in numbers} == {0}
     assert _repeats(plan) is None
@@ -257,7 +240,6 @@ def test_a_writer_that_does_not_work_there(tmp_path: Path, monkeypatch: pytest.M
         ({"size": "much"}, OptionError, "not a size"),
         ({"size": "1k"}, UsageError, "the smallest is"),
         ({"size": "0"}, UsageError, "the smallest is"),
-        ({"pool": "-1"}, OptionError, "not a size"),
         ({"rank": 8}, UsageError, "it has 0 to 7"),
         ({"workload": "synthetic-1t", "rank": 3071}, UsageError, "rank 3071 writes no files"),
     ],

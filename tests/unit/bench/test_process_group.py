@@ -36,7 +36,6 @@ def group(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Itera
         files=(tuple(workload.files()),),
         pool_bytes=MIB,
         seed=1,
-        crc=True,
         number=0,
     )
     where = tmp_path_factory.mktemp("warm-up")

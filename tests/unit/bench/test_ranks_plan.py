@@ -51,7 +51,6 @@ def _plan(name: str, ranks: int, local: int, target: Path) -> Plan:
         repeat=Repeat(times=1),
         asked_pool_bytes=64 * MIB,
         ceiling=False,
-        crc=True,
         seed=1,
         axes=Axes(numjobs=(ranks,)),
         given=name,
@@ -124,7 +123,6 @@ def test_a_job_without_files_moves_nothing(tmp_path: Path) -> None:
             files=((),),
             pool_bytes=16 * MIB,
             seed=1,
-            crc=True,
             number=1,
         )
     )

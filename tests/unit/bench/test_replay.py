@@ -51,7 +51,7 @@ def spec(file_format: str, sizes: Iterable[int] = SIZES) -> FileSpec:
 
 
 def replay(file_format: str, pool_bytes: int = MIB, seed: int = 1) -> Replay:
-    return Replay([spec(file_format)], pool_bytes=pool_bytes, seed=seed, crc=True)
+    return Replay([spec(file_format)], pool_bytes=pool_bytes, seed=seed)
 
 
 def saved(made: Replay, directory: Path) -> Transfer:
@@ -224,10 +224,9 @@ def test_a_seed_repeats_its_checkpoints(tmp_path: Path) -> None:
     assert files[0] == files[1] != files[2]
 
 
-@pytest.mark.parametrize("crc", [True, False])
-def test_size_bytes_is_what_is_written(tmp_path: Path, tiny: Workload, crc: bool) -> None:
+def test_size_bytes_is_what_is_written(tmp_path: Path, tiny: Workload) -> None:
     """The computed size, the transfers' sum and the size on disk are equal."""
-    made = Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=crc)
+    made = Replay(tiny.files(), pool_bytes=MIB, seed=1)
     expected = made.size_bytes()
     moved = saved(made, tmp_path)
     assert (moved.bytes, moved.files) == (expected, len(made.files))
@@ -244,7 +243,7 @@ def test_sizes_are_known_without_reading_a_tensor(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a tensor is read")
 
-    made = Replay(tiny.files(), pool_bytes=MIB, seed=1, crc=True)
+    made = Replay(tiny.files(), pool_bytes=MIB, seed=1)
     monkeypatch.setattr(FileImage, "pieces", refuse)
     monkeypatch.setattr(torch_layout, "_checksums", refuse)
     assert made.size_bytes() > tiny.size_bytes() / 2
@@ -253,7 +252,7 @@ def test_sizes_are_known_without_reading_a_tensor(
 
 def test_all_files_of_a_workload(tmp_path: Path, tiny: Workload) -> None:
     """All files of a rank, in three formats, are restored correctly through the smallest pool."""
-    made = Replay(tiny.files(), pool_bytes=4 * KIB, seed=1, crc=True)
+    made = Replay(tiny.files(), pool_bytes=4 * KIB, seed=1)
     saved(made, tmp_path)
     writer = BufferedWriter()
     made.restore(writer, tmp_path)
@@ -268,7 +267,7 @@ def test_nothing_but_empty_tensors(tmp_path: Path, file_format: str) -> None:
     """A rank with only empty parts writes files that can be restored, like the last ranks of a
     mesh."""
     empty = spec(file_format, sizes=(0, 0))
-    made = Replay([empty], pool_bytes=MIB, seed=1, crc=True)
+    made = Replay([empty], pool_bytes=MIB, seed=1)
     saved(made, tmp_path)
     assert mismatches(made, tmp_path) == (0)
 
@@ -277,7 +276,7 @@ def test_another_file_in_its_place(tmp_path: Path) -> None:
     """A file of other tensors is refused, whatever its bytes."""
     made = replay("safetensors")
     saved(made, tmp_path)
-    other = Replay([spec("safetensors", (7, 8))], pool_bytes=MIB, seed=1, crc=True)
+    other = Replay([spec("safetensors", (7, 8))], pool_bytes=MIB, seed=1)
     with pytest.raises(DataMismatchError, match="other tensors"):
         other.restore(BufferedWriter(), tmp_path)
 
@@ -304,7 +303,7 @@ def test_files_are_given_in_payload_order() -> None:
             TensorSpec(name="b", dtype="float32", shape=(3,)),
         ),
     )
-    made = Replay([mixed], pool_bytes=MIB, seed=1, crc=True)
+    made = Replay([mixed], pool_bytes=MIB, seed=1)
     assert [tensor.name for tensor in made.files[0].tensors] == ["b", "a"]
 
 

@@ -157,7 +157,6 @@ def execute(fake_fio: FakeFio, tiny: Workload, tmp_path: Path) -> Callable[..., 
             aa=aa,
             asked_pool_bytes=16 * MIB,
             ceiling=ceiling,
-            crc=True,
             seed=seed,
         )
         if error:

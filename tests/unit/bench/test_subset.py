@@ -32,7 +32,7 @@ def test_some_tensors(
 ) -> None:
     """About the requested part is restored correctly, and no other byte is counted."""
     files = Shape.parse(serializer, None).apply(tiny.files())
-    replay = Replay(files, pool_bytes=pool_bytes, seed=3, crc=True, subset=0.3)
+    replay = Replay(files, pool_bytes=pool_bytes, seed=3, subset=0.3)
     one = contender(name)
     replay.prepare()
     one.save(replay, tmp_path)
@@ -53,7 +53,7 @@ def test_some_tensors(
 def test_a_wrong_byte_in_one_of_them(tmp_path: Path, tiny: Workload, name: str) -> None:
     """A wrong byte is found in a restored tensor, and does not matter elsewhere."""
     files = Shape.parse("raw", "tensor").apply(tiny.files())
-    replay = Replay(files, pool_bytes=MIB, seed=3, crc=True, subset=0.3)
+    replay = Replay(files, pool_bytes=MIB, seed=3, subset=0.3)
     one = contender(name)
     replay.prepare()
     one.save(replay, tmp_path)

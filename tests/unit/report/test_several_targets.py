@@ -19,7 +19,6 @@ from iobench.claims.claims import study
 from iobench.claims.reproduction import judge_records
 from iobench.errors import ResultFileError
 from iobench.goodput.measured import from_results
-from iobench.report import plot, series
 from iobench.report.alike import unlike
 from iobench.report.answer import answer
 from iobench.report.compare import compare
@@ -260,7 +259,7 @@ def test_compare_refuses_other_targets() -> None:
 
 
 def test_a_table_has_the_storage_of_each_sample(tmp_path: Path) -> None:
-    """After writing, reading and loading. The series are drawn by target."""
+    """After writing, reading and loading."""
     result = run_of({A: {"odirect": 2.0}, MEMORY: {"odirect": 1.0}})
     bars = Series(interval_s=0.1, completed=(2**20,), counter=None, counted=None)
     result = replace(result, samples=tuple(replace(s, series=bars) for s in result.samples))
@@ -278,20 +277,5 @@ def test_a_table_has_the_storage_of_each_sample(tmp_path: Path) -> None:
     kinds = frame.groupby("target")["storage.fs_type"].unique()
     assert kinds[MEMORY].tolist() == ["tmpfs"]
     assert kinds[A].tolist() == [RECORDED.run.environment.storage["fs_type"]]
-    text = io.StringIO()
-    series.write(again, text)
-    assert text.getvalue().count(f"odirect target={MEMORY} save ") == 5
     verdicts = {(one.axes.target, one.verdict) for one in summarise(again).summaries}
     assert verdicts == {(A, VerdictStatus.SCALED), (MEMORY, VerdictStatus.SCALED)}
-
-
-def test_the_plot_has_an_axis_and_a_ceiling_of_each_target() -> None:
-    """Rows have no target in their labels: it is in the title of their group."""
-    stream = io.StringIO()
-    plot.write(TWICE, stream)
-    titles = [line.split() for line in stream.getvalue().splitlines() if ", GiB/s " in line]
-    assert [(words[0], words[2]) for words in titles] == [
-        (operation, f"{target},") for operation in ("save", "restore") for target in (B, A)
-    ]
-    assert {words[2]: words[-2] for words in titles} == {f"{A},": "1.50", f"{B},": "3.00"}
-    assert "target=" not in stream.getvalue()

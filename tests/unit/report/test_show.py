@@ -28,9 +28,9 @@ def test_the_table_is_the_default(app: typer.Typer, example_path: Path) -> None:
     assert answer.stdout.startswith("Save:    3 samples cannot name a winner")
     assert "gather 0.125" not in answer.stdout
     assert answer.stderr == ""
-    detailed = CliRunner().invoke(app, [str(example_path), "--details"]).stdout
+    detailed = CliRunner().invoke(app, [str(example_path), "-v"]).stdout
     assert "gather 0.125" in detailed
-    refused = CliRunner().invoke(app, [str(example_path), "--details", "--format", "json"])
+    refused = CliRunner().invoke(app, [str(example_path), "-v", "--format", "json"])
     assert isinstance(refused.exception, UsageError)
 
 
