@@ -841,6 +841,7 @@ def _section(command: Any, path: str) -> str:
     rows = [
         f"| {_names(parameter)} | {_default(parameter)} | {parameter.help} |"
         for parameter in command.params
+        if not getattr(parameter, "hidden", False)
     ]
     table = ["", "| option | default | meaning |", "|---|---|---|", *rows] if rows else []
     return "\n".join([f"## `{path}`", "", about, *table])
