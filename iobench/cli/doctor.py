@@ -13,7 +13,7 @@ from iobench.cli.given import FormatOption, ListingFormat, the_directory
 from iobench.cli.servers import HERE
 from iobench.report.render import write_json
 from iobench.text import printable
-from iobench.units import KIB, count_of, format_size
+from iobench.units import KIB, count_of, format_rate, format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,10 +41,15 @@ def doctor(
 
     It tries in the directory what the I/O paths need."""
     from iobench.environment import advise, describe_machine, describe_storage, probe_directory
+    from iobench.environment.memory import host_takes_free_memory, new_pages_bytes_per_s
 
     directory = the_directory(target)
     storage = describe_storage(directory)  # first: finds a missing directory at once
     machine = describe_machine()
+    machine["memory"] |= {
+        "host_takes_free_memory": host_takes_free_memory(),
+        "new_pages_bytes_per_s": new_pages_bytes_per_s(),
+    }
     probes = probe_directory(directory)
     advice = advise(machine, storage, probes)
     if format_ is ListingFormat.JSON:
@@ -150,6 +155,7 @@ def _machine_rows(machine: dict[str, Any]) -> Iterator[_Row]:
         if memory["swap_total_bytes"]:
             text += f", swap {format_size(memory['swap_total_bytes'])}"
         yield "memory", "memory", text
+    yield "memory.pages", "new pages", format_rate(memory["new_pages_bytes_per_s"])
     cache = machine["page_cache"]
     yield "", "dirty limits", f"{_dirty(cache, 'background_')} background, {_dirty(cache, '')} hard"
     yield "", "runs in", _inside(virtual)

@@ -123,6 +123,13 @@ def _machine(machine: dict[str, Any]) -> Iterator[Advice]:
             f"only {format_size(usable)} of memory is available",
             f"Free some: a run needs {format_size(LOW_MEMORY_BYTES)}, or a smaller --size.",
         )
+    if machine["memory"].get("host_takes_free_memory"):
+        yield _warn(
+            "memory.pages",
+            "new pages are slow here: this virtual machine returns free memory to its host",
+            "Page-cache writers are limited by this, not by the device. On the host: switch off "
+            "free page reporting of the balloon.",
+        )
     if machine["versions"]["fio"] is None:
         yield _warn(
             "fio", "fio is missing: writers cannot be compared with it", "apt-get install fio"

@@ -22,6 +22,7 @@ from iobench.units import GIB, count_of, format_seconds, format_size
 __all__ = ["Line", "answer"]
 
 _MOST_NAMES = 3
+_IDLE = 0.3  # of the time: the device is not what limits
 _NODES = 8  # in the example of `iobench plan`
 
 
@@ -96,8 +97,21 @@ def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
     slower = next((one for one in ranked if one.label == winner.reference), None)
     lead = [f"{best.label} {text}" if winner.equals else text for text in _faster(winner)]
     yield ", ".join([_who(winner, len(ranked)), *lead, *_of_fio(best)])
+    yield from _idle(slower)
     ratio = winner.ratio if slower and slower.axes.numjobs == best.axes.numjobs else None
     yield from _seconds(report, best, ratio)
+
+
+def _idle(slower: Summary | None) -> Iterator[str]:
+    """Yield what limits the writer that the best one is compared with, where it is not the device.
+
+    A save through the page cache may wait for the kernel to make pages, most of its time.
+    """
+    if slower is not None and (slower.device_idle or 0.0) >= _IDLE:
+        yield (
+            f"{slower.label}: the device was idle {100 * (slower.device_idle or 0.0):.0f}% of the "
+            f"time, {slower.cpu_s_per_gib:.1f} CPU s/GiB"
+        )
 
 
 def _not_counted(rows: Sequence[Summary]) -> Iterator[str]:

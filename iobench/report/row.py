@@ -27,6 +27,9 @@ class Summary(HasSetting):
     interval (see `stats.paired_log_ratio`). Both are None without a baseline, for the baseline,
     and unless both contenders are VALID or SCALED.
 
+    `device_idle` is the median part of the time in which the device's counter did not grow; None
+    where it was not counted. A writer with a high part is limited by memory or CPU.
+
     `ranks` has the rates of the ranks of a launcher; it is absent in other runs.
 
     `label` is the writer with the options and axes that differ between rows. `Winner` names rows
@@ -45,6 +48,7 @@ class Summary(HasSetting):
     ratio: float | None = None
     ratio_ci95: tuple[float, float] | None = None
     cpu_s_per_gib: float
+    device_idle: float | None = field(default=None, metadata=IF_SET)
     memory: MemoryUse | None = None
     first_done_s: float
     last_done_s: float

@@ -67,6 +67,8 @@ Figure = tuple[str, Operation, str | None]
 """Key of samples that repeat one measurement; `figure_of` returns it."""
 
 
+_LEAST_INTERVALS = 5
+
 NOT_STEADY = "not at a steady state in the last 5"
 """Start of the reason for a series whose last samples still change."""
 
@@ -241,6 +243,7 @@ def _summary(
         ratio=ratio.ratio if ratio else None,
         ratio_ci95=stats.bounds(ratio.interval) if ratio else None,
         cpu_s_per_gib=sum(s.cpu_s for s in samples) / (sum(s.bytes for s in samples) / GIB),
+        device_idle=_device_idle(samples),
         memory=_memory(samples),
         first_done_s=stats.median([sample.first_done_s for sample in samples]),
         last_done_s=stats.median([sample.last_done_s for sample in samples]),
@@ -265,6 +268,22 @@ def verdict_of(
     if has_wrong_bytes(samples):
         return replace(verdict, status=VerdictStatus.FAILED)
     return verdict
+
+
+def _device_idle(samples: Sequence[Sample]) -> float | None:
+    """Return the median part of the intervals in which the device's counter did not grow.
+
+    A shorter sample than half a second has too few intervals.
+    """
+    parts = [
+        one.series.counted.count(0) / len(one.series.counted)
+        for one in samples
+        if one.series is not None
+        and one.series.counter == "device"
+        and one.series.counted is not None
+        and len(one.series.counted) >= _LEAST_INTERVALS
+    ]
+    return stats.median(parts) if parts else None
 
 
 def _memory(samples: Sequence[Sample]) -> MemoryUse | None:

@@ -68,6 +68,7 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
         ("cpu.governor", "powersave", "warn", "cpu.governor", "cpupower"),
         ("memory.available_bytes", GIB, "warn", "memory", "--size"),
         ("cgroup.memory_limit_bytes", GIB, "warn", "memory", "--size"),
+        ("memory.host_takes_free_memory", True, "warn", "memory.pages", "balloon"),
         ("versions.fio", None, "warn", "fio", "apt-get install fio"),
         ("versions.torch", None, "fail", "torch", "pip install torch"),
         ("io_uring", {"works": False, "reason": "no", "remedy": "do"}, "warn", "io_uring", "do"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from iobench.environment import describe_machine, fingerprint, gpu, machine_fingerprint
+from iobench.environment import describe_machine, fingerprint, gpu, machine_fingerprint, memory
 from iobench.environment.cpu import count_ranges, parse_cpuinfo
 from iobench.environment.gpu import (
     find_cufile,
@@ -27,6 +27,7 @@ from iobench.environment.memory import (
     cgroup_directories,
     describe_cgroup,
     host_takes_free_memory,
+    new_pages_bytes_per_s,
     parse_meminfo,
 )
 from iobench.environment.mounts import parse_mountinfo
@@ -442,3 +443,10 @@ def test_free_memory_taken_by_the_host(features: str, wanted: bool, tmp_path: Pa
 def test_no_balloon_takes_nothing(tmp_path: Path) -> None:
     """A machine without the driver keeps its memory."""
     assert not host_takes_free_memory(tmp_path)
+
+
+def test_the_rate_of_new_pages_is_that_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes over the seconds, and every page is made."""
+    times = iter((1.0, 3.0))
+    monkeypatch.setattr(memory.time, "perf_counter", lambda: next(times))
+    assert new_pages_bytes_per_s(4 * 2**20) == 2 * 2**20

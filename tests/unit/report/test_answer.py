@@ -16,6 +16,7 @@ from iobench.report.durations import duration_form
 from iobench.report.render import render
 from iobench.report.summary import Report, summarise
 from iobench.results import End, Failure, ResultFile, read
+from iobench.results.records import Series
 
 REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 
@@ -178,3 +179,20 @@ def test_the_terminal_says_that_data_repeat(terminal: Terminal) -> None:
     plan = {**run.plan, "pool_bytes": run.workload.bytes // 4, "numjobs": [1]}
     render(summarise(replace(REFERENCE, run=replace(run, plan=plan))), "table", terminal)
     assert "data repeats every" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("counted", "shown"), [((0, 0, 0, 9, 9), True), ((9, 9, 9, 9, 0), False)])
+def test_a_writer_that_leaves_the_device_idle(counted: tuple[int, ...], shown: bool) -> None:
+    """What limits the one that the winner is compared with is said; it may not be the device."""
+    result = of({"odirect": [1.0] * 5, "buffered": [4.0] * 5})
+    series = Series(interval_s=0.1, completed=None, counter="device", counted=counted)
+    samples = tuple(
+        replace(one, series=series) if one.writer == "buffered" else one for one in result.samples
+    )
+    report = summarise(replace(result, samples=samples))
+    (row,) = [one for one in report.summaries if one.writer == "buffered"]
+    assert row.device_idle == counted.count(0) / 5
+    texts = said(report)["Save"]
+    found = [text for text in texts if text.startswith("buffered: the device was idle 60% of")]
+    assert bool(found) is shown
+    assert any("faster than buffered" in text for text in texts)
