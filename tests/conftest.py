@@ -31,6 +31,7 @@ from support.preloaded import run_preloaded
 from support.whole_run import WholeRun
 
 from iobench.cli.main import run as run_command
+from iobench.environment.mounts import mount_of
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Channel
 
@@ -46,6 +47,11 @@ _NOT_OURS = ("pymp-", "torchelastic_", "torchinductor_")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
 # With the same ninja as the setup: another version would build them again, for minutes.
 os.environ["PATH"] = os.path.join(sys.prefix, "bin") + os.pathsep + os.environ["PATH"]
+
+# Direct I/O, the page cache and full disks are tested on a disk: Debian 13 has a tmpfs on /tmp.
+if (_mount := mount_of(Path(tempfile.gettempdir()))) and _mount.kind == "tmpfs":
+    os.environ["TMPDIR"] = os.environ["PYTEST_DEBUG_TEMPROOT"] = "/var/tmp"
+    tempfile.tempdir = None
 
 # One thread of torch, also in children: two tests run at a time, and threads that share a busy core
 # wait for each other longer than such small tensors take. Before anything imports torch.

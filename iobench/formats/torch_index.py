@@ -188,9 +188,15 @@ def unpickled(
     loads = [load_storage]
 
     class Unpickler(module.Unpickler):  # type: ignore[misc, name-defined]  # known at run time only
-        """torch assigns its own `persistent_load` to every object."""
+        """torch assigns its own `persistent_load` to every object. From Python 3.13 on, pickle
+        keeps such a function in the object itself, where no property of a class is asked."""
 
-        persistent_load = property(lambda _: loads[0], lambda *_: None)
+        def persistent_load(self, saved: Any) -> TypedStorage:
+            return loads[0](saved)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name != "persistent_load":
+                super().__setattr__(name, value)
 
     options.setdefault("encoding", "utf-8")
     own = types.SimpleNamespace(Unpickler=Unpickler)

@@ -29,7 +29,7 @@ def _conflicts(installed: Iterable[Distribution], python: str) -> list[str]:
     environment = {"python_version": python.rpartition(".")[0], "python_full_version": python}
     found = []
     for name, one in named.items():
-        pythons = one.metadata["Requires-Python"] or ""
+        pythons = one.metadata.get("Requires-Python", "")
         if not SpecifierSet(pythons).contains(python):
             found.append(f"{name} {one.version} needs Python {pythons}")
         extras = one.metadata.get_all("Provides-Extra") or [] if name == "iobench" else []

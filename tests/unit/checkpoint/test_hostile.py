@@ -106,7 +106,7 @@ _DEEP = b"[" * 100_000 + b"]" * 100_000
 _BAD = {
     "empty": b"",
     "deep": _DEEP,
-    "deep dicts": b'{"a":' * 900 + b"1" + b"}" * 900,
+    "deep dicts": b'{"a":' * 3000 + b"1" + b"}" * 3000,
     "no JSON": b"\xff\x00",
     "a list": b"[1",
     "a tag": b'{"$no such": 1}',
