@@ -9,7 +9,7 @@ A marked block is the text between two such lines; the first names the table and
     <!-- end -->
 
 `<!-- output: 18 iobench show ... -->` is the first 18 lines that the command prints on a terminal
-of 80 columns; `<!-- picture: iobench report RECORD --figure FILE -->` shows the picture that the
+of 80 columns; `<!-- picture: iobench show RECORD -o FILE -->` shows the picture that the
 command makes. A test makes every block and picture again and compares.
 """
 

@@ -29,6 +29,7 @@ from iobench.cli.report import ReportOption, check_report, write_report_of
 from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout
 from iobench.cli.stopped import report_stopped
 from iobench.errors import UsageError
+from iobench.report.render import DocumentFormat
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _tune(
     quiet: bool,
 ) -> None:
     from iobench.cli.progress import TuneProgress
-    from iobench.report.tuning import write_document, write_table
+    from iobench.report import tuning as report_tuning
     from iobench.tune.emit import emit, write
     from iobench.tune.tuning import run_tuning
 
@@ -225,8 +226,9 @@ def _tune(
         report_stopped(journal.path, report)
         raise
     write(output, emit(outcome, tuning, journal.header))
-    show = write_document if format_ is ListingFormat.JSON else write_table
-    show(outcome, tuning, journal.header, sys.stdout)
+    size = tuning.actual_bytes(outcome.size_bytes)
+    form = DocumentFormat(format_.value)
+    report_tuning.write(outcome, journal.header, size, form, sys.stdout)
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
     if report is not None:
         write_report_of([journal.path], report)

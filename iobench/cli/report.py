@@ -1,4 +1,4 @@
-"""`iobench report`: one HTML file, or one picture, of the records of runs."""
+"""`iobench report`, which is `iobench show` as HTML; and the option --report of other verbs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 __all__ = [
     "REPORT_HELP",
     "ReportOption",
+    "check_picture",
     "check_report",
     "report",
+    "write_picture",
     "write_report",
     "write_report_of",
 ]
@@ -35,42 +37,20 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RECORD...",
-            help="Result files of runs, several side by side; or one record of iobench train, or "
-            "one journal of iobench autotune.",
+            help="Records of iobench run, train or autotune. Several runs make one page.",
         ),
     ],
     output: Annotated[
-        Path | None,
+        Path,
         typer.Option("-o", "--output", help="The page: one HTML file; an older one is replaced."),
-    ] = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option("--figure", help="One chart as a picture: FILE.svg or FILE.png."),
-    ] = None,
-    chart: Annotated[
-        str | None,
-        typer.Option("--chart", help="The chart of --figure.", show_default="the first one"),
-    ] = None,
+    ],
 ) -> None:
-    """Make one self-contained HTML page, or a picture, of records."""
-    if output is None and figure is None:
-        raise UsageError("nothing to write; give -o FILE.html, or --figure FILE.svg")
-    if chart is not None and figure is None:
-        raise UsageError("--chart chooses the chart of --figure; give --figure FILE.svg")
-    if output is not None:
-        check_report(output, "-o")
-    if figure is not None:
-        _check_libraries()
-        from iobench.report.page.output import check_figure
-
-        check_figure(figure, "--figure")
+    """Make one HTML page with charts; the same as iobench show -o FILE.html."""
+    check_report(output, "-o")
     from iobench.report.page.kinds import page_of
 
     page = page_of(records)
-    if figure is not None:
-        _write_figure(page, chart, figure)
-    if output is not None:
-        write_report(lambda: page, output, "-o")
+    write_report(lambda: page, output, "-o")
 
 
 def check_report(path: Path, option: str = "--report") -> None:
@@ -79,6 +59,14 @@ def check_report(path: Path, option: str = "--report") -> None:
     from iobench.report.page.output import check_page
 
     check_page(path, option)
+
+
+def check_picture(path: Path, form: str) -> None:
+    """Raise UsageError if the picture cannot be written, UnavailableError without the libraries."""
+    _check_libraries()
+    from iobench.report.page.output import check_figure
+
+    check_figure(path, "-o", form)
 
 
 def write_report(make: Callable[[], Page], path: Path, option: str = "--report") -> None:
@@ -97,18 +85,19 @@ def write_report_of(records: Sequence[Path], path: Path) -> None:
     write_report(lambda: page_of(records), path)
 
 
-def _write_figure(page: Page, chart: str | None, path: Path) -> None:
+def write_picture(page: Page, chart: str | None, path: Path) -> None:
+    """Write one chart of `page`, and print its name on stderr. Raises UsageError."""
     from iobench.report.page.figure import draw
     from iobench.report.page.output import write
 
     charts = page.charts
     if not charts:
-        raise UsageError(f"--figure {path}: there is no chart, because nothing was measured")
+        raise UsageError(f"-o {path}: there is no chart, because nothing was measured")
     name = chart or next(iter(charts))
     if name not in charts:
         raise UnknownNameError("chart", name, charts)
-    write(path, draw(charts[name], path.suffix.lower().lstrip(".")), "--figure")
-    print(f"figure: {printable(str(path))}", file=sys.stderr)
+    write(path, draw(charts[name], path.suffix.lower().lstrip(".")), "-o")
+    print(f"picture: {printable(str(path))}", file=sys.stderr)
 
 
 def _check_libraries() -> None:

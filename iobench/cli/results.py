@@ -43,12 +43,7 @@ def scrub(
 def _reader(path: Path) -> Callable[[Path], object]:
     """Return the function that reads a file of this kind, by its first line."""
     from iobench.results import read
-    from iobench.tune.journal import SCHEMA as JOURNAL
+    from iobench.results.reader import family_of
     from iobench.tune.journal import read_journal
 
-    try:
-        with path.open("rb") as file:
-            begin = file.readline(200)
-    except OSError:  # the reader reports it
-        return read
-    return read_journal if JOURNAL.partition("/")[0].encode() in begin else read
+    return read_journal if family_of(path) == "iobench.tune" else read

@@ -1,48 +1,123 @@
-"""`iobench show`: print the report of a run from its record."""
+"""`iobench show`: print records of any kind, or make a page or a picture of them."""
 
 from __future__ import annotations
 
+import enum
+import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from iobench.cli.given import VERBOSE_HELP
+from iobench.cli.report import check_picture, check_report, write_picture, write_report
 from iobench.cli.servers import print_warning
 from iobench.errors import UsageError
-from iobench.report.render import DocumentFormat, ReportFormat, render
 from iobench.text import printable
 
-if TYPE_CHECKING:
-    from iobench.results import ResultFile
+
+class ShowFormat(enum.StrEnum):
+    """The choices of --format."""
+
+    TABLE = "table"
+    MD = "md"
+    CSV = "csv"
+    JSON = "json"
+    HTML = "html"
+    SVG = "svg"
+    PNG = "png"
+
+
+_PICTURES = (ShowFormat.SVG, ShowFormat.PNG)
+_BY_SUFFIX = {f".{one}": one for one in ShowFormat} | {".htm": ShowFormat.HTML}
 
 
 def show(
-    path: Annotated[Path, typer.Argument(help="A result file: results/<run>.jsonl.")],
+    records: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RECORD...",
+            help="Records of iobench run, train or autotune. Several runs make one page.",
+        ),
+    ],
     format_: Annotated[
-        ReportFormat, typer.Option("--format", help="How to print the report.")
-    ] = ReportFormat.TABLE,
+        ShowFormat | None,
+        typer.Option(
+            "--format",
+            help="How to show it; html is a page with charts, svg and png are one chart.",
+            show_default="by the name of -o, else table",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write to this file. Only a page is ever replaced."),
+    ] = None,
+    chart: Annotated[
+        str | None,
+        typer.Option("--chart", help="The chart of a picture.", show_default="the first one"),
+    ] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help=VERBOSE_HELP)] = False,
 ) -> None:
-    """Print the report of a run from its result file."""
-    from iobench.report.summary import summarise
-    from iobench.results import read
+    """Show records of runs, trainings and tunings.
 
-    if verbose and format_ is not ReportFormat.TABLE:
-        raise UsageError(f"-v: --format {format_} has all details; leave out -v")
-    result = read(path)
-    if result.incomplete:
-        print_warning(printable(result.incomplete))
-    if result.training:
-        _show_training(result, format_, details=verbose)
+    As a table, Markdown, CSV, JSON, one HTML page with charts, or one chart as a picture.
+    """
+    form = format_ or _by_name(output)
+    if chart is not None and form not in _PICTURES:
+        raise UsageError("--chart chooses the chart of a picture; give -o FILE.svg or FILE.png")
+    if verbose and form is not ShowFormat.TABLE:
+        raise UsageError(f"-v: --format {form} has all details; leave out -v")
+    if form is ShowFormat.HTML or form in _PICTURES:
+        if output is None:
+            raise UsageError(f"--format {form} is a file; give -o FILE.{form}")
+        if form is ShowFormat.HTML:
+            check_report(output, "-o")
+        else:
+            check_picture(output, form.value)
+        from iobench.report.page.kinds import page_of
+
+        page = page_of(records)
+        if form is ShowFormat.HTML:
+            write_report(lambda: page, output, "-o")
+        else:
+            write_picture(page, chart, output)
         return
-    render(summarise(result), format_, sys.stdout, details=verbose)
+    if len(records) > 1:
+        raise UsageError(f"--format {form} shows one record; give one, or -o FILE.html for all")
+    if output is None:
+        _print(records[0], form.value, sys.stdout, verbose=verbose)
+        return
+    if output.exists():
+        raise UsageError(f"-o {output}: exists; choose another name")
+    text = io.StringIO()
+    _print(records[0], form.value, text, verbose=verbose)
+    from iobench.report.page.output import write
+
+    write(output, text.getvalue().encode("utf-8", "backslashreplace"), "-o")
 
 
-def _show_training(result: ResultFile, format_: ReportFormat, *, details: bool) -> None:
-    from iobench.report.training import write
+def _by_name(output: Path | None) -> ShowFormat:
+    return ShowFormat.TABLE if output is None else _BY_SUFFIX.get(output.suffix, ShowFormat.TABLE)
 
-    if details or format_ is ReportFormat.CSV:
-        raise UsageError("a record of iobench train is shown as table, json or md, and without -v")
-    write(result, DocumentFormat(format_), sys.stdout)
+
+def _print(path: Path, form: str, stream: Any, *, verbose: bool) -> None:
+    from iobench.report.page.kinds import KINDS, kind_of
+
+    name, record = kind_of(path)
+    incomplete = getattr(record, "incomplete", None)
+    if incomplete:
+        print_warning(printable(incomplete))
+    kind = KINDS[name]
+    if form not in kind.formats:
+        known = ", ".join((*kind.formats, "html", "svg", "png"))
+        raise UsageError(f"--format {form}: a record of {name} is shown as {known}")
+    if verbose and name != "iobench run":
+        raise UsageError(f"-v: a record of {name} is always shown whole; leave out -v")
+    if verbose:
+        from iobench.report.render import render
+        from iobench.report.summary import summarise
+
+        render(summarise(record), form, stream, details=True)
+    else:
+        kind.write(record, form, stream)

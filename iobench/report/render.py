@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from iobench.report.grid import Grid
     from iobench.report.summary import Report
+    from iobench.results import ResultFile
 
-__all__ = ["DocumentFormat", "ReportFormat", "render", "write_grids", "write_json"]
+__all__ = [
+    "DocumentFormat",
+    "ReportFormat",
+    "render",
+    "write_grids",
+    "write_json",
+    "write_result",
+]
 
 
 class ReportFormat(StrEnum):
@@ -59,6 +67,17 @@ def render(
         module.write(report, stream, details=details)
     else:
         module.write(report, stream)
+
+
+def write_result(
+    result: ResultFile,
+    format: ReportFormat | str,  # noqa: A002 -- the option's name
+    stream: TextIO,
+) -> None:
+    """Write the report of a run's record; see `render`."""
+    from iobench.report.summary import summarise
+
+    render(summarise(result), format, stream)
 
 
 def write_json(document: Mapping[str, Any], stream: TextIO) -> None:

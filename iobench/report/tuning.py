@@ -1,22 +1,37 @@
-"""The result of `iobench autotune` as a terminal table or JSON (`iobench.tuning/1`)."""
+"""A tuning as tables or JSON (`iobench.tuning/1`): its result, or its journal so far."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from iobench.bench.judging.comparison import Difference
-from iobench.bench.judging.stats import bounds, interval_heading
-from iobench.report.grid import Grid, write_grids_as_table
-from iobench.report.render import write_json
+from iobench.bench.judging.stats import bounds, interval_heading, median
+from iobench.errors import IobenchError, ResultFileError
+from iobench.report.grid import Grid
+from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.results.codec import to_plain
 from iobench.tune.emit import machine_words, storage_words
-from iobench.tune.journal import TuningRecord
+from iobench.tune.journal import TuningRecord, read_journal
 from iobench.tune.outcome import Outcome, Standing
-from iobench.tune.tuning import Tuning
-from iobench.units import format_seconds, format_size
+from iobench.tune.race import RaceEntry
+from iobench.tune.replay import ReplayedTuning, replay
+from iobench.units import count_of, format_seconds, format_size
 
-__all__ = ["SCHEMA", "grid", "notes", "write_document", "write_table"]
+__all__ = [
+    "SCHEMA",
+    "confirmed_bytes",
+    "grid",
+    "journal_errors",
+    "notes",
+    "race_grid",
+    "unfinished",
+    "write",
+    "write_journal",
+]
 
 SCHEMA = "iobench.tuning/1"
 
@@ -24,16 +39,101 @@ _NOTHING = "-"
 _DROPPED_FIRST = (6, 7, 8, 5, 3)  # CPU, memory, samples, both intervals
 
 
-def write_table(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: TextIO) -> None:
-    """Write heading, the confirmed settings, and the notes of `notes`."""
-    size = tuning.actual_bytes(outcome.size_bytes)
+def write(
+    outcome: Outcome, header: TuningRecord, size_bytes: int, form: DocumentFormat, stream: TextIO
+) -> None:
+    """Write heading, the confirmed settings and the notes of `notes`; in JSON, all settings.
+
+    `size_bytes` is that of a checkpoint of the confirmation.
+    """
+    if form is DocumentFormat.JSON:
+        _write_document(outcome, header, size_bytes, stream)
+        return
     heading = (
-        f"{tuning.workload.name}, rank {tuning.asked.rank}: the best setting for "
-        f"{outcome.objective.goal}, confirmed with {format_size(size)} of "
-        f"{format_size(tuning.full_bytes)}",
+        f"{_heading(header)}, confirmed with {format_size(size_bytes)}",
         f"{machine_words(header)}, {storage_words(header)}",
     )
-    write_grids_as_table(heading, [grid(outcome, size)], notes(outcome), stream)
+    write_grids(form, heading, [grid(outcome, size_bytes)], notes(outcome), stream)
+
+
+def write_journal(path: Path, form: DocumentFormat, stream: TextIO) -> None:
+    """Write the result of the journal at `path`; the race so far if it has none yet.
+
+    Raises ResultFileError for a file that is not a journal.
+    """
+    header, trials = read_journal(path)
+    with journal_errors(path):
+        found = replay(header, trials)
+        if found.outcome is not None:
+            write(found.outcome, header, confirmed_bytes(found), form, stream)
+            return
+        if form is DocumentFormat.JSON:
+            write_json(_unconfirmed(found), stream)
+            return
+        heading = (_heading(header), unfinished(found, path))
+        write_grids(form, heading, [race_grid(found)], (), stream)
+
+
+@contextmanager
+def journal_errors(path: Path) -> Iterator[None]:
+    """Raise ResultFileError for what a header, which is free-form, lacks or has otherwise."""
+    try:
+        yield
+    except IobenchError:  # says itself what is wrong
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ResultFileError(
+            f"{path}: not a journal as iobench autotune writes it "
+            f"({type(error).__name__}: {error!s:.80}); take an unedited copy of the file"
+        ) from error
+
+
+def unfinished(found: ReplayedTuning, path: Path) -> str:
+    """Return how far a tuning without a confirmation is, and how it goes on."""
+    done = count_of(len(found.trials), "trial")
+    return f"not confirmed: {done} recorded; iobench autotune --resume {shlex.quote(str(path))}"
+
+
+def confirmed_bytes(found: ReplayedTuning) -> int:
+    """Return the bytes of a checkpoint of the confirmation, as they were saved."""
+    confirmed = [one for one in found.trials if one.phase == "confirm"]
+    saved = [one.measured.save.bytes for one in confirmed if one.measured.save]
+    return saved[-1] if saved else confirmed[-1].size_bytes
+
+
+def race_grid(found: ReplayedTuning) -> Grid:
+    """Return the table of the race: a setting a row, with its rounds and how it left the race."""
+    sizes = {
+        (name, one.round): one.size_bytes
+        for one, name in zip(found.trials, found.labels, strict=True)
+    }
+    rows = [
+        [
+            name,
+            str(len(entry.losses)),
+            _middle(found, entry, sizes[name, max(entry.losses)]) if entry.losses else _NOTHING,
+            _fate(entry),
+        ]
+        for name, entry in found.race.trials.items()
+    ]
+    middle = "median" if found.objective.goal == "stall" else "median, GiB/s"
+    columns = (("setting", False), ("rounds", True), (middle, True), ("outcome", False))
+    return Grid(columns=columns, rows=rows)
+
+
+def _middle(found: ReplayedTuning, entry: RaceEntry[Any], size_bytes: int) -> str:
+    return _short(found.objective.show(median(list(entry.losses.values())), size_bytes), bare=True)
+
+
+def _fate(entry: RaceEntry[Any]) -> str:
+    if entry.running:
+        return "in the race until its end"
+    return f"{entry.status}: {entry.cause}" if entry.cause else str(entry.status)
+
+
+def _heading(header: TuningRecord) -> str:
+    asked = header.asked
+    return f"{asked['workload']}, rank {asked['rank']}: the best setting for {asked['objective']}"
 
 
 def grid(outcome: Outcome, size_bytes: int) -> Grid:
@@ -56,18 +156,20 @@ def grid(outcome: Outcome, size_bytes: int) -> Grid:
     return Grid(columns=columns, rows=rows, drop=_DROPPED_FIRST)
 
 
-def write_document(outcome: Outcome, tuning: Tuning, header: TuningRecord, stream: TextIO) -> None:
+def _write_document(
+    outcome: Outcome, header: TuningRecord, size_bytes: int, stream: TextIO
+) -> None:
     """Write one document and a newline. Numbers are unrounded; each key names its unit."""
     verdict = outcome.verdict
     document = {
         "schema": SCHEMA,
-        "asked": to_plain(tuning.asked),
+        "asked": to_plain(header.asked),
         "chosen": outcome.chosen.label,
         "baseline": outcome.baseline,
         "runner_up": outcome.runner_up,
         "equals": list(verdict.equals),
         "refuted": verdict.refuted,
-        "size_bytes": tuning.actual_bytes(outcome.size_bytes),
+        "size_bytes": size_bytes,
         "confirmed": [_document(one) for one in outcome.standings()],
         "reasons": list(outcome.reasons()),
         "space": {
@@ -75,22 +177,39 @@ def write_document(outcome: Outcome, tuning: Tuning, header: TuningRecord, strea
             "writers": sorted(outcome.space.dimensions),
             "left_out": list(outcome.space.left_out),
         },
-        "tried": [
-            {
-                "setting": name,
-                "origin": trial.candidate.origin,
-                "status": trial.status.value,
-                "cause": trial.cause,
-                "rounds": len(trial.losses),
-                "losses": list(trial.losses.values()),
-            }
-            for name, trial in outcome.trials.items()
-        ],
+        "tried": _tried(outcome.trials),
         "spent_s": outcome.budget.spent_s,
         "written_bytes": outcome.budget.written_bytes,
         "environment": {"machine": to_plain(header.machine), "storage": to_plain(header.storage)},
     }
     write_json(document, stream)
+
+
+def _unconfirmed(found: ReplayedTuning) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "asked": to_plain(found.header.asked),
+        "chosen": None,
+        "tried": _tried(found.race.trials),
+        "environment": {
+            "machine": to_plain(found.header.machine),
+            "storage": to_plain(found.header.storage),
+        },
+    }
+
+
+def _tried(trials: Mapping[str, RaceEntry[Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "setting": name,
+            "origin": trial.candidate.origin,
+            "status": trial.status.value,
+            "cause": trial.cause,
+            "rounds": len(trial.losses),
+            "losses": list(trial.losses.values()),
+        }
+        for name, trial in trials.items()
+    ]
 
 
 def notes(outcome: Outcome) -> Iterator[str]:

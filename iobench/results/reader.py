@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,16 @@ from iobench.results.codec import Record, from_record
 from iobench.results.records import CeilingSample, End, Failure, Run, Sample, TrainBlock
 from iobench.text import printable_values
 
-__all__ = ["ResultFile", "read"]
+__all__ = ["ResultFile", "family_of", "read"]
 
 # Far longer than any record. It keeps a huge file of another kind out of memory.
 _LONGEST_LINE_BYTES = 16 * 2**20
+_SCHEMA = re.compile(r'\s*\{\s*"schema"\s*:\s*"([\w.]+)/')
+_SCHEMA_BYTES = 200
 _OTHERS = {
     "iobench.tune/": (
         "a journal of iobench autotune",
-        "iobench report {path} -o FILE.html shows it, and iobench autotune --resume {path} "
-        "continues it",
+        "iobench show {path} prints it, and iobench autotune --resume {path} continues it",
     ),
     "iobench.benchmark/": (
         "a record of a script in benchmarks/",
@@ -58,6 +60,17 @@ class ResultFile:
         why = f" ({self.end.error})" if self.end.error else ""
         verb = "was interrupted" if self.end.status == "interrupted" else "failed"
         return f"{self.path}: the run {verb}{why}; {have}"
+
+
+def family_of(path: Path) -> str:
+    """Return the schema of the file's first line without its version; empty if it has none."""
+    try:
+        with path.open("rb") as file:
+            begin = file.readline(_SCHEMA_BYTES).decode("ascii", "replace")
+    except OSError:  # the reader reports it
+        return ""
+    found = _SCHEMA.match(begin)
+    return found[1] if found else ""
 
 
 def read(path: str | os.PathLike[str]) -> ResultFile:

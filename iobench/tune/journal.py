@@ -221,8 +221,7 @@ def _unfinished(path: Path) -> tuple[TuningRecord, list[TrialRecord], int]:
     header, trials, whole, complete = _read(path)
     if complete:
         raise ResultFileError(
-            f"{path} is complete: nothing is left to resume; iobench report {path} -o FILE.html "
-            "shows it"
+            f"{path} is complete: nothing is left to resume; iobench show {path} prints it"
         )
     return header, trials, whole
 

@@ -468,7 +468,7 @@ def test_an_unknown_verb(iobench_inside: Command, verb: str) -> None:
 
 def test_arguments_that_are_missing(iobench_inside: Command) -> None:
     """The message names the missing argument and the help of the command."""
-    check(iobench_inside("show"), 2, "Missing argument 'path'; see iobench show --help")
+    check(iobench_inside("show"), 2, "Missing argument 'RECORD...'; see iobench show --help")
     check(iobench_inside("workloads", "show"), 2, "Missing argument")
 
 
@@ -490,7 +490,7 @@ def test_arguments_that_are_missing(iobench_inside: Command) -> None:
         (("compare", "a"), 2, "one run is given; write iobench compare OLD NEW"),
         (("compare", "a", "b", "c"), 2, "-- must be given once, between the sides"),
         (("exec", "--config", "no.toml", "--", "true"), 2, "no.toml: no such file; iobench auto"),
-        (("show", EXAMPLE, "--format", "jsn"), 2, "'--format': 'jsn' is not one of 'table', 'j"),
+        (("show", EXAMPLE, "--format", "jsn"), 2, "'--format': 'jsn' is not one of 'table', 'm"),
         (("workloads", "lsit"), 2, "Did you mean 'list'"),
     ],
     ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else None,

@@ -1,74 +1,90 @@
-"""Kinds of records that a report can be made of: how each is read, and the function of its page.
+"""Kinds of records: how each is read, and the functions that print it and make its page.
 
-A new kind is one entry of `KINDS`. Modules are named here and imported on first use.
+A new kind is one entry of `KINDS`, and of `_SCHEMAS` if its files have a schema of their own.
+Modules are named here and imported on first use.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from iobench.errors import UsageError
 from iobench.report.page.page import Page
+from iobench.report.render import DocumentFormat, ReportFormat
 from iobench.results import ResultFile, read
+from iobench.results.reader import family_of
 
-__all__ = ["KINDS", "RecordKind", "page_of"]
+__all__ = ["KINDS", "RecordKind", "kind_of", "page_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordKind:
-    """One kind of record: `reads` returns what `page`, `module:function`, makes a page of.
+    """One kind of record. `page` and `text` are functions, as `module:function`.
 
-    `reads` returns None for a file of another kind.
+    `page` makes a page of several records, and `text` writes one of them to a stream in a format,
+    of `formats`. A record is what the reader of its schema returns.
     """
 
-    reads: Callable[[Path], Any]
     page: str
+    text: str
+    formats: tuple[ReportFormat | DocumentFormat, ...] = tuple(DocumentFormat)
 
     def page_of(self, records: Sequence[Any]) -> Page:
         """Return the page of records of this kind."""
-        module, _, name = self.page.partition(":")
-        page: Page = getattr(import_module(module), name)(records)
+        page: Page = _named(self.page)(records)
         return page
 
-
-def _read_run(path: Path) -> ResultFile | None:
-    result = read(path)
-    return None if result.training else result
-
-
-def _read_training(path: Path) -> ResultFile | None:
-    result = read(path)
-    return result if result.training else None
+    def write(self, record: Any, form: str, stream: TextIO) -> None:
+        """Write `record` as text, in the one of `formats` that has the name `form`."""
+        _named(self.text)(record, next(one for one in self.formats if one == form), stream)
 
 
-def _read_tuning(path: Path) -> Path | None:
-    """Return `path` if it is a journal of a tuning. Other readers report a missing file."""
-    from iobench.tune.journal import SCHEMA  # not tuning_page, which imports torch
-
-    family = f'{{"schema": "{SCHEMA.partition("/")[0]}/'.encode()
-    try:
-        with path.open("rb") as file:
-            return path if file.read(len(family)) == family else None
-    except OSError:
-        return None
+def _named(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), function)
+    return found
 
 
 KINDS = {
-    "iobench autotune": RecordKind(
-        reads=_read_tuning, page="iobench.report.page.tuning_page:tuning_page"
+    "iobench run": RecordKind(
+        page="iobench.report.page.run_page:run_page",
+        text="iobench.report.render:write_result",
+        formats=tuple(ReportFormat),
     ),
     "iobench train": RecordKind(
-        reads=_read_training, page="iobench.report.page.train_page:train_page"
+        page="iobench.report.page.train_page:train_page", text="iobench.report.training:write"
     ),
-    "iobench run": RecordKind(reads=_read_run, page="iobench.report.page.run_page:run_page"),
+    "iobench autotune": RecordKind(
+        page="iobench.report.page.tuning_page:tuning_page",
+        text="iobench.report.tuning:write_journal",
+    ),
 }
-"""The kinds in the order in which they are tried. The first one that reads a file decides; the
-last one raises for files of no kind."""
+"""By the verb that writes the record."""
+
+
+def _read_result(path: Path) -> tuple[str, ResultFile]:
+    result = read(path)
+    return ("iobench train" if result.training else "iobench run"), result
+
+
+_SCHEMAS: Mapping[str, Callable[[Path], tuple[str, Any]]] = {
+    "iobench.tune": lambda path: ("iobench autotune", path)
+}
+"""The reader of each family of schemas: it returns the kind and the record. `_read_result` reads
+all others, and says what is wrong with them."""
+
+
+def kind_of(path: Path) -> tuple[str, Any]:
+    """Return the kind of the record at `path`, by the schema of its first line, and the record.
+
+    Raises ResultFileError for a file that is not a record.
+    """
+    return _SCHEMAS.get(family_of(path), _read_result)(path)
 
 
 def page_of(paths: Sequence[str | os.PathLike[str]]) -> Page:
@@ -77,17 +93,9 @@ def page_of(paths: Sequence[str | os.PathLike[str]]) -> Page:
     Raises ResultFileError for a file that is not a record, UsageError for records that have no
     common page.
     """
-    found = [(path, *_recognised(Path(path))) for path in paths]
+    found = [(path, *kind_of(Path(path))) for path in paths]
     kinds = {name for _, name, _ in found}
     if len(kinds) > 1:
         which = ", ".join(f"{path} is of {name}" for path, name, _ in found)
-        raise UsageError(f"{which}; make one report for each kind")
+        raise UsageError(f"{which}; make one page for each kind")
     return KINDS[kinds.pop()].page_of([record for _, _, record in found])
-
-
-def _recognised(path: Path) -> tuple[str, Any]:
-    for name, kind in KINDS.items():
-        record = kind.reads(path)
-        if record is not None:
-            return name, record
-    raise UsageError(f"{path}: no report can be made of this kind of record yet")

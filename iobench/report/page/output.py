@@ -8,10 +8,9 @@ from pathlib import Path
 from iobench.errors import UsageError
 from iobench.writers.local.new_file import write_bytes
 
-__all__ = ["FIGURE_SUFFIXES", "PAGE_SUFFIXES", "check_figure", "check_page", "write"]
+__all__ = ["PAGE_SUFFIXES", "check_figure", "check_page", "write"]
 
 PAGE_SUFFIXES = (".html", ".htm")
-FIGURE_SUFFIXES = (".svg", ".png")
 _MARK = b'name="generator" content="iobench report'
 _HEAD_BYTES = 4096
 
@@ -26,9 +25,9 @@ def check_page(path: Path, option: str) -> None:
             raise UsageError(f"{option} {path}: exists and is not a report; choose another name")
 
 
-def check_figure(path: Path, option: str) -> None:
-    """Raise UsageError for a picture that cannot be written."""
-    _check(path, option, FIGURE_SUFFIXES)
+def check_figure(path: Path, option: str, form: str) -> None:
+    """Raise UsageError for a picture that cannot be written. `form` is `svg` or `png`."""
+    _check(path, option, (f".{form}",))
 
 
 def write(path: Path, data: bytes, option: str) -> None:

@@ -25,11 +25,13 @@ def spread_words(samples: Iterable[int]) -> str:
     return f"upright line: median; bar: its {interval}."
 
 
-def tables_section(grids: Iterable[Grid], notes: Iterable[str]) -> Section:
+def tables_section(
+    grids: Iterable[Grid], notes: Iterable[str], *, heading: str = "Figures"
+) -> Section:
     """Return the section with `grids`, and `notes` as one more table."""
     rows = [[note] for note in notes]
     below = [Grid(columns=(("notes", False),), rows=rows)] if rows else []
-    return Section(heading="Figures", grids=(*grids, *below))
+    return Section(heading=heading, grids=(*grids, *below))
 
 
 def commands_section(records: Iterable[ResultFile]) -> Section:

@@ -6,17 +6,24 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from iobench.errors import IobenchError, ResultFileError, UsageError
+from iobench.errors import UsageError
 from iobench.report.answer import Line
 from iobench.report.grid import Grid
-from iobench.report.page.charts.race import parameter_charts, race_chart, scale_of
+from iobench.report.page.charts.parameters import parameter_charts, scale_of
 from iobench.report.page.charts.spread import Dot, Spread, spread_spec
 from iobench.report.page.environment import facts_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of
 from iobench.report.page.rows import moment
 from iobench.report.page.tables import spread_words, tables_section
-from iobench.report.tuning import grid, notes
+from iobench.report.tuning import (
+    confirmed_bytes,
+    grid,
+    journal_errors,
+    notes,
+    race_grid,
+    unfinished,
+)
 from iobench.results import Environment
 from iobench.tune.emit import machine_words, storage_words
 from iobench.tune.journal import read_journal
@@ -33,15 +40,8 @@ def tuning_page(paths: Sequence[Path]) -> Page:
         raise UsageError("one report shows one journal of iobench autotune; give them one by one")
     (path,) = paths
     header, trials = read_journal(path)
-    try:
+    with journal_errors(path):
         return _page(path, replay(header, trials))
-    except IobenchError:  # says itself what is wrong
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # its header is free-form
-        raise ResultFileError(
-            f"{path}: not a journal as iobench autotune writes it "
-            f"({type(error).__name__}: {error!s:.80}); take an unedited copy of the file"
-        ) from error
 
 
 def _page(path: Path, found: ReplayedTuning) -> Page:
@@ -64,7 +64,7 @@ def _answer(found: ReplayedTuning) -> Iterator[Line]:
     if outcome is None:
         return
     chosen, *_ = outcome.standings()
-    figure = outcome.objective.show(chosen.loss, _size_bytes(found))
+    figure = outcome.objective.show(chosen.loss, confirmed_bytes(found))
     yield Line("Chosen", (f"{chosen.candidate.label} at {figure}", *outcome.reasons()))
     spent = count_of(len(outcome.trials), "setting")
     yield Line(
@@ -77,11 +77,7 @@ def _answer(found: ReplayedTuning) -> Iterator[Line]:
 
 
 def _unfinished(found: ReplayedTuning, path: Path) -> Line:
-    done = count_of(len(found.trials), "trial")
-    return Line(
-        "Not confirmed",
-        (f"{done} recorded; iobench autotune --resume {shlex.quote(str(path))} goes on",),
-    )
+    return Line("Not confirmed", (unfinished(found, path).removeprefix("not confirmed: "),))
 
 
 def _sections(found: ReplayedTuning) -> Iterator[Section]:
@@ -90,21 +86,14 @@ def _sections(found: ReplayedTuning) -> Iterator[Section]:
     if outcome:
         yield Section(heading="Confirmation", charts=(_confirmation(found, outcome),))
     if any(entry.losses for entry in found.race.trials.values()):
-        yield Section(heading="Race", charts=(race_chart(found, chosen),))
+        yield tables_section([race_grid(found)], (), heading="Race")
         yield Section(heading="Parameters", charts=tuple(parameter_charts(found, chosen)))
     if outcome:
-        yield tables_section([grid(outcome, _size_bytes(found))], notes(outcome))
+        yield tables_section([grid(outcome, confirmed_bytes(found))], notes(outcome))
     header = found.header
     environment = Environment(machine=header.machine, storage=header.storage)
     yield facts_section(environment, header.started_at, header.asked["target"])
     yield Section(heading="Repeat it", commands=(shlex.join(header.command),))
-
-
-def _size_bytes(found: ReplayedTuning) -> int:
-    """Return the bytes of a checkpoint of the confirmation, as they were saved."""
-    confirmed = [one for one in found.trials if one.phase == "confirm"]
-    saved = [one.measured.save.bytes for one in confirmed if one.measured.save]
-    return saved[-1] if saved else confirmed[-1].size_bytes
 
 
 def _confirmation(found: ReplayedTuning, outcome: Outcome) -> Chart:
@@ -130,7 +119,7 @@ def _confirmation(found: ReplayedTuning, outcome: Outcome) -> Chart:
 
 def _row(one: Standing, found: ReplayedTuning, outcome: Outcome) -> Spread:
     scale, name = scale_of(outcome.objective), one.candidate.label
-    show, size = outcome.objective.show, _size_bytes(found)
+    show, size = outcome.objective.show, confirmed_bytes(found)
     role = " (baseline)" if name == outcome.baseline else ""
     held = one.interval
     bounds = sorted((scale.of(held.low), scale.of(held.high))) if held else None

@@ -79,4 +79,4 @@ def test_a_bad_file_is_an_error_for_the_caller(app: typer.Typer, tmp_path: Path)
 
 
 def test_an_unknown_format_is_a_usage_error(app: typer.Typer, example_path: Path) -> None:
-    assert CliRunner().invoke(app, [str(example_path), "--format", "html"]).exit_code == 2
+    assert CliRunner().invoke(app, [str(example_path), "--format", "pdf"]).exit_code == 2

@@ -1,7 +1,8 @@
-"""`iobench report`: what it refuses before it works, and what it writes."""
+"""`iobench show` and `report`: what they refuse before they work, and what they write."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib import util
@@ -11,17 +12,19 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from iobench.cli.report import report
+from iobench.cli.show import show
 from iobench.cli.stopped import report_stopped
 from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
 from iobench.report.page import kinds
 from iobench.results import ResultFile
 
+_RESULTS = Path(__file__).parents[4] / "results"
+
 
 @pytest.fixture
 def app() -> typer.Typer:
     app = typer.Typer()
-    app.command()(report)
+    app.command()(show)
     return app
 
 
@@ -36,10 +39,13 @@ def test_a_page_and_a_picture(app: typer.Typer, example_path: Path, tmp_path: Pa
     """An older page is replaced; nothing else is left."""
     page, picture = tmp_path / "a.html", tmp_path / "a.svg"
     for _ in range(2):
-        arguments = [example_path, "-o", page, "--figure", picture, "--chart", "phases-save"]
-        answer = CliRunner().invoke(app, [str(one) for one in arguments])
-        assert answer.exit_code == 0, answer.output
-        assert answer.stderr == f"figure: {picture}\nreport: {page}\n"
+        for file, said, more in (
+            (page, "report", []),
+            (picture, "picture", ["--chart", "phases-save"]),
+        ):
+            answer = CliRunner().invoke(app, [str(example_path), "-o", str(file), *more])
+            assert answer.exit_code == 0, answer.output
+            assert answer.stderr == f"{said}: {file}\n"
     assert page.read_text().startswith("<!doctype html>")
     assert "Where the time of each save goes" in picture.read_text()
     assert sorted(tmp_path.iterdir()) == [page, picture]
@@ -52,10 +58,11 @@ def test_what_cannot_be_written_is_refused_first(
     record, other = tmp_path / "none.jsonl", tmp_path / "mine.html"
     other.write_text("<p>mine")
     (tmp_path / "dir.html").mkdir()
-    assert "nothing to write" in _error(app, record)
+    assert "give -o FILE.html" in _error(app, record, "--format", "html")
     assert "--chart chooses" in _error(app, record, "-o", "a.html", "--chart", "x")
-    assert "must end with .html" in _error(app, record, "-o", record)
-    assert "must end with .svg or .png" in _error(app, record, "--figure", "a.gif")
+    assert "must end with .html" in _error(app, record, "-o", record, "--format", "html")
+    assert "must end with .svg" in _error(app, record, "-o", "a.gif", "--format", "svg")
+    assert "shows one record" in _error(app, record, record)
     assert "there is no directory" in _error(app, record, "-o", tmp_path / "no" / "a.html")
     assert "is not a report" in _error(app, record, "-o", other)
     assert "is a directory" in _error(app, record, "-o", tmp_path / "dir.html")
@@ -68,7 +75,7 @@ def test_what_cannot_be_written_is_refused_first(
 def test_unknown_charts_list_the_known(
     app: typer.Typer, example_path: Path, tmp_path: Path
 ) -> None:
-    wanted = ["--figure", tmp_path / "a.png", "--chart", "rate-saves"]
+    wanted = ["-o", tmp_path / "a.png", "--chart", "rate-saves"]
     message = _error(app, example_path, *wanted)
     assert "unknown chart 'rate-saves'; did you mean 'rate-save'?" in message
     assert issubclass(UnknownNameError, UsageError)
@@ -85,12 +92,43 @@ def test_without_the_extra(
     assert issubclass(UnavailableError, IobenchError)
 
 
-def test_kinds_are_not_mixed(example_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each report is of one kind of record."""
-    odd = kinds.RecordKind(reads=lambda path: path if path.suffix == ".odd" else None, page="x:y")
-    monkeypatch.setattr(kinds, "KINDS", {"odd": odd, **kinds.KINDS})
-    with pytest.raises(UsageError, match=r"is of odd, .* is of iobench run; make one report"):
-        kinds.page_of(["a.odd", example_path])
+def test_kinds_are_not_mixed(example_path: Path) -> None:
+    """Each page is of one kind of record."""
+    grid = _RESULTS / "reference-autotune-llama7b.jsonl"
+    with pytest.raises(UsageError, match=r"is of iobench autotune, .* is of iobench run; make one"):
+        kinds.page_of([grid, example_path])
+
+
+@pytest.mark.parametrize("form", ["table", "json", "md"])
+@pytest.mark.parametrize("name", ["autotune-llama7b", "train-gpt5b-nemo", "llama7b"])
+def test_every_kind_is_shown_as_text(
+    app: typer.Typer, name: str, form: str, tmp_path: Path
+) -> None:
+    """On stdout and in a file, which is not replaced."""
+    record, file = _RESULTS / f"reference-{name}.jsonl", tmp_path / "shown"
+    answer = CliRunner().invoke(app, [str(record), "--format", form])
+    assert (answer.exit_code, answer.stderr) == (0, ""), answer.output
+    assert {"json": '"schema": "iobench.', "md": "**"}.get(form, "─") in answer.stdout
+    into = [record, "--format", form, "-o", file]
+    assert CliRunner().invoke(app, [str(one) for one in into]).exit_code == 0
+    assert file.read_text() == answer.stdout
+    assert "exists" in _error(app, *into)
+
+
+def test_a_journal_without_an_answer_is_the_race_so_far(app: typer.Typer, tmp_path: Path) -> None:
+    """Every setting with its rounds and its outcome, and how to go on."""
+    lines = (_RESULTS / "reference-autotune-llama7b.jsonl").read_text().splitlines(keepends=True)
+    path = tmp_path / "journal.jsonl"
+    path.write_text("".join(one for one in lines[:200] if '"confirm"' not in one))
+    shown = CliRunner().invoke(app, [str(path)])
+    assert shown.exit_code == 0, shown.output
+    assert f"iobench autotune --resume {path}" in shown.stdout.replace("\n", " ")
+    assert "in the race until its end" in shown.stdout
+    document = json.loads(CliRunner().invoke(app, [str(path), "--format", "json"]).stdout)
+    assert document["chosen"] is None
+    assert {one["setting"] for one in document["tried"]} >= {"odirect", "buffered"}
+    assert "is shown as table, json, md" in _error(app, path, "--format", "csv")
+    assert "leave out -v" in _error(app, path, "-v")
 
 
 def test_a_run_imports_no_charts() -> None:

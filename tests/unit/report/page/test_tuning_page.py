@@ -13,7 +13,7 @@ from support.journals import write_journal
 from support.records import HOSTILE
 
 from iobench.errors import IobenchError, ResultFileError, UnknownNameError, UsageError
-from iobench.report.page.charts.race import LossScale
+from iobench.report.page.charts.parameters import LossScale
 from iobench.report.page.html import html
 from iobench.report.page.kinds import page_of
 from iobench.tune.journal import read_journal
@@ -25,27 +25,23 @@ _GRID = Path(__file__).parents[4] / "results" / "benchmarks" / "autotune-grid.js
 
 
 def test_a_finished_tuning(tmp_path: Path) -> None:
-    """A point per trial, an end per dropped setting, a dot per sample of the confirmation."""
+    """A row per setting of the race, a dot per sample of the confirmation."""
     path = write_journal(tmp_path / "journal.jsonl")
     found = replay(*read_journal(path))
     outcome = found.outcome
     assert outcome is not None
     page = page_of([path])
-    race = page.charts["race"]
-    raced = [one for one in found.trials if one.phase in ("race", "refine")]
-    points = values(race, "point")
-    assert len([row for row in points if "mark" not in row]) == len(raced)
-    ends = {row["setting"] for row in points if "mark" in row}
+    (race,) = (section.grids[0] for section in page.sections if section.heading == "Race")
+    rows = {name: (int(rounds), fate) for name, rounds, _, fate in race.rows}
+    assert {name: rounds for name, (rounds, _) in rows.items()} == {
+        name: len(one.losses) for name, one in found.race.trials.items()
+    }
     out = (RaceStatus.DROPPED, RaceStatus.CUT)
-    assert ends == {name for name, one in found.race.trials.items() if one.status in out}
+    ends = {name for name, one in found.race.trials.items() if one.status in out}
     assert ends
-    (first, *_) = raced
-    assert first.measured.save is not None
-    name = found.labels[found.trials.index(first)]
-    drawn = next(r for r in points if (r["setting"], r["round"]) == (name, str(first.round)))
-    assert drawn["y"] == pytest.approx(
-        first.measured.save.bytes / first.measured.save.elapsed_s / GIB
-    )
+    assert ends == {
+        name for name, (_, fate) in rows.items() if fate.startswith(tuple(map(str, out)))
+    }
     confirmed = outcome.standings()
     chart = page.charts["confirmation"]
     assert len(values(chart, "point")) == sum(one.samples for one in confirmed)
@@ -87,14 +83,14 @@ def test_an_unfinished_tuning_says_so() -> None:
     page = page_of([_GRID])
     assert page.answer == ()
     assert "--resume" in page.caveats[0].texts[0]
-    assert "race" in page.charts
+    assert "Race" in [section.heading for section in page.sections]
     assert "confirmation" not in page.charts
 
 
 def test_journals_are_shown_one_by_one() -> None:
     with pytest.raises(UsageError, match="one by one"):
         page_of([_GRID, _GRID])
-    with pytest.raises(UsageError, match="one report for each kind"):
+    with pytest.raises(UsageError, match="one page for each kind"):
         page_of([_GRID, _GRID.parents[1] / "reference-llama7b.jsonl"])
 
 
