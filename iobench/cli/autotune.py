@@ -26,7 +26,7 @@ from iobench.cli.given import (
     the_workload,
 )
 from iobench.cli.report import ReportOption, check_report, write_report_of
-from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout
+from iobench.cli.servers import HERE, preparing, print_plan, print_warning, quiet_stdout
 from iobench.cli.stopped import report_stopped
 from iobench.errors import UsageError
 from iobench.report.render import DocumentFormat
@@ -151,6 +151,8 @@ def autotune(
         from iobench.tune.tuning import Tuning, TuningRequest
 
     check_config(output)
+    if output.exists() and not dry_run:
+        print_warning(f"{output} will be replaced by the choice of this tuning")
     if report is not None:
         if dry_run:
             raise UsageError("--report: --dry-run measures nothing; leave out --report")

@@ -45,7 +45,7 @@ def report(
         typer.Option("-o", "--output", help="The page: one HTML file; an older one is replaced."),
     ],
 ) -> None:
-    """Make one HTML page with charts; the same as iobench show -o FILE.html."""
+    """Make one HTML page of records: iobench show -o FILE.html."""
     check_report(output, "-o")
     from iobench.report.page.kinds import page_of
 

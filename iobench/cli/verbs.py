@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from iobench._version import __version__
 from iobench.cli.launched import one_process
 
-__all__ = ["app_of"]
+__all__ = ["EXAMPLES", "app_of"]
 
 _ONE_PROCESS = ("autotune", "plan", "reproduce", "train")
 """Verbs that measure, or think, in one process: several ranks would do the same work at once."""
@@ -37,10 +39,124 @@ _VERBS = {
 module may have SETTINGS of the command."""
 
 
+_GROUPS = {
+    "Measure": ("run", "autotune", "train", "doctor"),
+    "Read": ("show", "report", "compare", "plan", "reproduce"),
+    "Use": ("exec", "offload", "tiers", "agent"),
+    "Manage": ("workloads", "writers", "results", "s3"),
+}
+"""The sections of `iobench --help`."""
+
+EXAMPLES = {
+    "run": (
+        "iobench run --workload llama7b --writer odirect",
+        "iobench run --target /mnt/nvme,/mnt/lustre --writer odirect,peer:torch-save",
+        "iobench run --size 4GiB --numjobs 1,2,4 -o results/mine.jsonl",
+    ),
+    "autotune": (
+        "iobench autotune --workload llama7b -o writer.toml",
+        "iobench autotune --target s3://bucket/prefix --objective restore",
+        "iobench autotune --max-time 10min --max-bytes 200GiB --journal tune.jsonl",
+    ),
+    "train": (
+        "iobench train --workload llama7b --size 4GiB",
+        "iobench train --workload gpt5b-nemo --simulate-step --every 10",
+        "iobench train --writer hybrid,peer:torch-save --mode sync,async -o train.jsonl",
+    ),
+    "doctor": (
+        "iobench doctor",
+        "iobench doctor --target /mnt/nvme --strict",
+        "iobench doctor --format json",
+    ),
+    "show": (
+        "iobench show results/run.jsonl -v",
+        "iobench show before.jsonl after.jsonl -o both.html",
+        "iobench show results/run.jsonl -o save.svg",
+    ),
+    "report": (
+        "iobench report results/run.jsonl -o run.html",
+        "iobench report before.jsonl after.jsonl -o both.html",
+        "iobench report tune.jsonl -o tune.html",
+    ),
+    "compare": (
+        "iobench compare before/ after/",
+        "iobench compare old1.jsonl old2.jsonl -- new1.jsonl new2.jsonl",
+        "iobench compare old.jsonl new.jsonl --strict --format md",
+    ),
+    "plan": (
+        "iobench plan --results results/run.jsonl --nodes 64",
+        "iobench plan --results results/run.jsonl --nodes 1024-131072 --blocking 2s",
+        "iobench plan --save 30s --restore 60s --nodes 64 --interval 30min",
+    ),
+    "reproduce": (
+        "iobench reproduce hybrid-io --target /mnt/nvme",
+        "iobench reproduce pccheck --format json",
+        "iobench reproduce hybrid-io --results results/run.jsonl",
+    ),
+    "exec": (
+        "iobench exec --config writer.toml -- python train.py --steps 100",
+        "iobench exec --config odirect,block_size=8MiB -- python train.py",
+        "iobench exec --config hybrid --report saved.json -- python train.py",
+    ),
+    "offload": (
+        "iobench offload show /mnt/nvme/adam",
+        "iobench offload export /mnt/nvme/adam -o adam.pt",
+        "iobench offload export /mnt/nvme/adam -o weights.safetensors --step 500",
+    ),
+    "tiers": (
+        "iobench tiers checkpoints/",
+        "iobench tiers checkpoints/ --format json",
+        "watch iobench tiers checkpoints/",
+    ),
+    "agent": (
+        "iobench agent status",
+        "iobench agent status --format json",
+        "iobench agent stop",
+    ),
+    "workloads": (
+        "iobench workloads list",
+        "iobench workloads show llama7b --files",
+        "iobench workloads show ./my-model.yaml --rank 3",
+    ),
+    "writers": (
+        "iobench writers",
+        "iobench writers --target /mnt/nvme",
+        "iobench writers --target s3://bucket/prefix --format json",
+    ),
+    "results": (
+        "iobench results scrub results/mine.jsonl -o results/reference-mine.jsonl",
+        "iobench results scrub tune.jsonl -o reference-tune.jsonl",
+        "iobench results scrub --help",
+    ),
+    "s3": (
+        "iobench s3 list-uploads s3://bucket/prefix --older-than 1d",
+        "iobench s3 abort-uploads s3://bucket/prefix --older-than 1d --dry-run",
+        "iobench s3 abort-uploads s3://bucket/prefix --older-than 1d",
+    ),
+}
+"""Three examples for the help of each verb."""
+
+
+class VerbGroup(TyperGroup):
+    """The verbs of iobench, listed in sections."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 -- click passes it
+        for title, names in _GROUPS.items():
+            rows = [
+                (name, self.commands[name].get_short_help_str(66))
+                for name in names
+                if name in self.commands
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 def app_of(verb: str | None = None) -> typer.Typer:
     """Return the command line with `verb` alone; with all verbs if there is no such verb."""
     app = typer.Typer(
         name="iobench",
+        cls=VerbGroup,
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog="Start with: iobench doctor, then iobench run. Exit codes: 0 done, "
         "1 failed, 2 usage, 3 writer unavailable here, 4 data differ, 5 slower than before, "
@@ -54,10 +170,15 @@ def app_of(verb: str | None = None) -> typer.Typer:
         module = import_module(f"iobench.cli.{name}")
         found = getattr(module, _VERBS[name])
         if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
+            app.add_typer(found, name=name, epilog=_epilog(name))
         else:
-            app.command(name, **getattr(module, "SETTINGS", {}))(found)
+            settings = {"epilog": _epilog(name), **getattr(module, "SETTINGS", {})}
+            app.command(name, **settings)(found)
     return app
+
+
+def _epilog(verb: str) -> str:
+    return "\n".join(("\b", "Examples:", *(f"  {one}" for one in EXAMPLES[verb])))
 
 
 def _version(wanted: bool) -> None:

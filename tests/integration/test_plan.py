@@ -108,6 +108,8 @@ def test_invalid_samples_are_left_out(iobench_inside: Command, tmp_path: Path) -
         (2, "without thousands separators", (*HAND[:4], "--nodes", "2,048")),
         (2, "from 1 up", (*HAND[:4], "--nodes", "0")),
         (2, "is not a time", (*HAND, "--restart", "soon")),
+        (2, "--restart 30: has no unit; write 30s", (*HAND, "--restart", "30")),
+        (2, "--save 30: has no unit", ("--save", "30", "--restore", "1s", "--nodes", "1")),
         (2, "--interval must be above zero seconds", (*HAND, "--interval", "0s")),
         (2, "failures-per-1000-node-days must be", (*HAND, "--failures-per-1000-node-days", "0")),
         (2, "--persist applies to asynchronous saves", (*HAND, "--persist", "3s")),

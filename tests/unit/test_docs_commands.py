@@ -16,6 +16,7 @@ import yaml
 from support.cli import app
 
 from iobench import peers
+from iobench.cli.verbs import EXAMPLES
 
 _BLOCKS = re.DOTALL | re.MULTILINE
 _ROOT = Path(__file__).parents[2]
@@ -85,6 +86,29 @@ def _parse(words: list[str]) -> None:
 def test_iobench_parses_it(words: list[str]) -> None:
     """The verb exists, and its options and their values are accepted."""
     _parse(words)
+
+
+@pytest.mark.parametrize("verb", EXAMPLES)
+def test_the_help_of_a_verb(verb: str) -> None:
+    """It has three examples, each of which parses, and takes two screens at most."""
+    command = _iobench().commands[verb]
+    shown = command.get_help(command.make_context(f"iobench {verb}", [], resilient_parsing=True))
+    assert len(shown.splitlines()) <= 2 * 50
+    assert len(EXAMPLES[verb]) == 3
+    for example in EXAMPLES[verb]:
+        assert f"    {example}\n" in f"{shown}\n"
+        _, *words = shlex.split(example[example.index("iobench") :])
+        if words[-1] != "--help":
+            _parse(words)
+
+
+def test_the_help_lists_every_verb_in_a_group() -> None:
+    command = _iobench()
+    shown = command.get_help(command.make_context("iobench", [], resilient_parsing=True))
+    groups = re.findall(r"^(Measure|Read|Use|Manage):$", shown, re.MULTILINE)
+    assert groups == ["Measure", "Read", "Use", "Manage"]
+    listed = re.findall(r"^  (\w+)  +[A-Z]", shown, re.MULTILINE)
+    assert sorted(listed) == sorted(command.commands)
 
 
 @pytest.mark.parametrize("words", [["nope"], ["run", "--nope"], ["show", "--format", "jsn"]])
