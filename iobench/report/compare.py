@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iobench.bench.judging.between_runs import (
-    RunsDifference,
-    compare_levels,
-    control_floor,
-    level,
-)
 from iobench.bench.judging.comparison import (
     LEAST_FLOOR,
     LEAST_SAMPLES,
     Difference,
     Finding,
     compare_runs,
+    control_floor,
     noise_floor,
+    rates_by_repetition,
 )
 from iobench.bench.judging.stats import bounds, median, rate
 from iobench.bench.judging.verdict import Context, Reason, Verdict, VerdictStatus
@@ -32,7 +28,7 @@ from iobench.results.setting import HasSetting, Setting, at_target
 
 __all__ = ["SCHEMA", "Comparison", "ComparisonRow", "compare", "unlike_runs"]
 
-SCHEMA = "iobench.compare/2"
+SCHEMA = "iobench.compare/3"
 
 _Key = Figure
 _Control = tuple[str, Operation, str | None]  # name, operation, target
@@ -44,8 +40,9 @@ _OPERATIONS: tuple[Operation, ...] = ("save", "restore")
 class ComparisonRow(HasSetting):
     """One contender's saves or restores on both sides.
 
-    `ratio` is the new rate over the old one, `ci95` its interval, and `floor` the part that counts
-    as noise; see docs/statistics.md. `finding` is None where a run's samples are INVALID or FAILED:
+    `ratio` is the new rate over the old one. `ci95` is its interval: those of all rows hold
+    together in 95% of all comparisons. `floor` is the part that counts as noise; see
+    docs/statistics.md. `finding` is None where a run's samples are INVALID or FAILED:
     such figures are not judged, nor are those that one run a side has, of
     several runs. `spoilt` is True where only the new samples are. `regression` is
     True where the finding is worse and the loss exceeds the threshold. A `control` is unchanged
@@ -155,8 +152,10 @@ def unlike_runs(old: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[st
 def compare(old: Sequence[ResultFile], new: Sequence[ResultFile], threshold: float) -> Comparison:
     """Compare every contender that both sides have. `threshold` is a part: 0.05 for 5%.
 
-    With several runs on a side the spread between runs is the floor. With one run a side only the
-    spread of samples is known, which is smaller than the spread between runs.
+    With several runs on a side the spread between runs decides. With one run a side only the
+    spread of samples is known, which is smaller than the spread between runs. Of comparisons of
+    unchanged code with several runs a side, at most 5% have a regression, however many rows there
+    are.
     """
     before, after = _Side.of(old), _Side.of(new)
     failures = {contender_of(failure): failure for one in new for failure in one.failures}
@@ -164,10 +163,11 @@ def compare(old: Sequence[ResultFile], new: Sequence[ResultFile], threshold: flo
     tried = {*after.runs, *((contender, *kind) for contender in failures for kind in kinds)}
     pairs = _pairs(before.runs, tried)
     controls = dict(_controls(before, after))
+    both = [(one, other) for one, other in pairs if other in after.runs]
+    judged = sum(one != other or not _is_control(one, before, after) for one, other in both)
     rows = [
-        _row(one, other, (before, after), controls, threshold)
-        for one, other in pairs
-        if other in after.runs
+        _row(one, other, (before, after), controls, threshold, max(1, judged))
+        for one, other in both
     ]
     rows.sort(key=lambda row: row.operation == "restore")
     matched = {one for one, _ in pairs}, {other for _, other in pairs}
@@ -195,26 +195,24 @@ def _controls(before: _Side, after: _Side) -> Iterator[tuple[_Control, float]]:
     With one run a side each of them counts. With several runs, only a change beyond its own floor
     counts.
     """
-    levels: dict[_Control, tuple[list[float], list[float]]] = {}
+    sides: dict[_Control, tuple[list[list[float]], list[list[float]]]] = {}
     for position, side in enumerate((before, after)):
         for one in side.results:
             for target, ceiling in find_ceilings(one).items():
                 name = at_target("fio", target)
                 for operation in _OPERATIONS:
-                    both = levels.setdefault((name, operation, target), ([], []))
-                    both[position].extend(rate for rate in [ceiling.of(operation)] if rate)
+                    both = sides.setdefault((name, operation, target), ([], []))
+                    both[position].extend([rate] for rate in [ceiling.of(operation)] if rate)
     for key in before.runs.keys() & after.runs.keys():
         if _is_control(key, before, after):
             setting = before.runs[key][0][0].setting
-            sides = _levels(before.runs[key]), _levels(after.runs[key])
-            levels[setting.name, key[1], setting.axes.target] = sides
-    for who, (old, new) in sorted(levels.items(), key=lambda level: level[0][:2]):
-        if not old or not new:
-            continue
-        if len(old) == len(new) == 1:
-            yield who, new[0] / old[0]
-        elif (found := compare_levels(new, old)).finding is not Finding.NONE:
-            yield who, found.ratio.ratio
+            rates = _rates(before.runs[key]), _rates(after.runs[key])
+            sides[setting.name, key[1], setting.axes.target] = rates
+    for who, (old, new) in sorted(sides.items(), key=lambda one: one[0][:2]):
+        if old and new:
+            found = compare_runs(new, old)
+            if len(old) == len(new) == 1 or found.finding is not Finding.NONE:
+                yield who, found.ratio.ratio
 
 
 def _is_control(key: _Key, before: _Side, after: _Side) -> bool:
@@ -230,8 +228,8 @@ def _is_control(key: _Key, before: _Side, after: _Side) -> bool:
     return all(one == versions[0] for one in versions)
 
 
-def _levels(runs: Iterable[Iterable[Sample]]) -> list[float]:
-    return [level(samples) for samples in runs]
+def _rates(runs: Iterable[Iterable[Sample]]) -> list[list[float]]:
+    return [list(rates_by_repetition(samples).values()) for samples in runs]
 
 
 def _pairs(before: Collection[_Key], after: Collection[_Key]) -> list[tuple[_Key, _Key]]:
@@ -278,6 +276,7 @@ def _row(
     sides: tuple[_Side, _Side],
     controls: Mapping[_Control, float],
     threshold: float,
+    judged: int,
 ) -> ComparisonRow:
     before, after = sides
     old, new = before.runs[one], after.runs[other]
@@ -294,7 +293,7 @@ def _row(
         for (name, operation, target), ratio in controls.items()
         if (operation, target) == (one[1], last.axes.target) and not control
     }
-    difference, few = _difference(new, old, moved.values())
+    difference, few = _difference(new, old, moved.values(), judged)
     alone = len(old) == len(new) == 1 < max(len(before.results), len(after.results))
     ratio, finding = difference.ratio, None if spoilt or alone else difference.finding
     worse = finding is Finding.WORSE and ratio.ratio < 1 - threshold
@@ -323,17 +322,22 @@ def _row(
 
 
 def _difference(
-    new: Sequence[Sequence[Sample]], old: Sequence[Sequence[Sample]], controls: Iterable[float]
-) -> tuple[Difference | RunsDifference, list[str]]:
-    """Return the difference between the sides, and notes where the samples cannot show one."""
-    if len(new) == len(old) == 1:
-        floors = [floor for side in (old[0], new[0]) if (floor := noise_floor(side)) is not None]
-        found = compare_runs(new[0], old[0], max(floors, default=LEAST_FLOOR))
-        floor = control_floor(found.floor, found.ratio.ratio, controls)
-        return Difference(ratio=found.ratio, floor=floor), _too_few(found.ratio.samples)
-    runs = compare_levels(_levels(new), _levels(old))
-    floor = control_floor(runs.floor, runs.ratio.ratio, controls)
-    return RunsDifference(ratio=runs.ratio, floor=floor), []
+    new: Sequence[Sequence[Sample]],
+    old: Sequence[Sequence[Sample]],
+    controls: Iterable[float],
+    judged: int,
+) -> tuple[Difference, list[str]]:
+    """Return the difference between the sides, and notes where the samples cannot show one.
+
+    `judged` is the number of rows, which share the error of one comparison.
+    """
+    alone = len(new) == len(old) == 1
+    sides = (*old, *new) if alone else ()
+    floors = [floor for side in sides if (floor := noise_floor(side)) is not None]
+    found = compare_runs(_rates(new), _rates(old), max(floors, default=LEAST_FLOOR), rows=judged)
+    floor = control_floor(found.floor, found.ratio.ratio, controls)
+    few = _too_few(found.ratio.samples) if alone else []
+    return replace(found, floor=floor), few
 
 
 def _too_few(repetitions: int) -> list[str]:

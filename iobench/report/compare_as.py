@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from iobench.bench.judging.stats import ENOUGH_SAMPLES, interval_heading
 from iobench.report.compare import Comparison, ComparisonRow
 from iobench.report.grid import Grid
 from iobench.report.render import DocumentFormat, write_grids, write_json
 from iobench.results.labels import labels
 from iobench.units import GIB, count_of
 
-__all__ = ["grid", "labelled", "notes", "sample_counts", "title", "write"]
+__all__ = ["grid", "labelled", "notes", "title", "write"]
 
 _STYLES = {"better": "green", "worse": "bold red"}
 
@@ -31,19 +30,12 @@ def grid(comparison: Comparison) -> Grid:
         columns=(
             *(("writer", False), ("operation", False)),
             *(("before\nGiB/s", True), ("now\nGiB/s", True), ("ratio", True)),
-            *((interval_heading(sample_counts(comparison)), True), ("finding", False)),
+            *(("95%\ninterval", True), ("finding", False)),
         ),
         rows=[_cells(label, one) for label, one in labelled(comparison)],
         drop=(2, 3, 5),
         styles=tuple(_STYLES.get(str(one.finding), "") for one in comparison.rows),
     )
-
-
-def sample_counts(comparison: Comparison) -> list[int]:
-    """Return the numbers of samples that decide the confidence of the intervals."""
-    if comparison.one_run_a_side:
-        return [min(one.old_samples, one.new_samples) for one in comparison.rows]
-    return [ENOUGH_SAMPLES]  # Student's t has the full confidence, however many the runs are
 
 
 def _cells(label: str, row: ComparisonRow) -> list[str]:
@@ -92,12 +84,13 @@ def notes(comparison: Comparison) -> Iterator[str]:
         yield f"only now: {', '.join(comparison.added)}"
     floors = sorted({one.floor for one in comparison.rows})
     if floors:
-        what = "the whole interval" if comparison.one_run_a_side else "the ratio of the runs"
         shown = " to ".join(f"{100 * floor:.1f}%" for floor in {floors[0]: 0, floors[-1]: 0})
         yield (
-            f"a difference is shown when {what} is beyond {shown}; "
+            f"a difference is shown when the whole interval is beyond {shown}; "
             f"a regression is worse by more than {100 * comparison.threshold:g}%"
         )
+    if len(comparison.rows) > 1:
+        yield "the intervals of all rows hold together in 95% of comparisons (Bonferroni)"
 
 
 def title(comparison: Comparison) -> str:

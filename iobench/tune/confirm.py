@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from iobench.bench.judging.between_runs import huber_mean
 from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
-from iobench.bench.judging.stats import Ratio, paired_log_ratio
+from iobench.bench.judging.stats import Ratio, huber_mean, paired_log_ratio
 from iobench.tune.race import effects_and_noise
 
 __all__ = ["CONFIRMED", "Confirmation", "ConfirmedChoice"]

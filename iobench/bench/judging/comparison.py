@@ -1,9 +1,9 @@
 """Comparison: whether one contender is faster than another, by a ratio and its interval.
 
 A difference is claimed only when the whole interval of the ratio is beyond the noise floor, on one
-side, and comes from at least five repetitions. The floor is the difference that an A/A run finds
-between a contender and itself (`iobench run --aa`), or `LEAST_FLOOR` without an A/A run.
-docs/statistics.md has the reasons and the error rates.
+side, and comes from enough samples. The floor is the difference that an A/A run finds between a
+contender and itself (`iobench run --aa`), or `LEAST_FLOOR` without an A/A run. This is the rule
+within a run, between runs and in a tuning. docs/statistics.md has the reasons and the error rates.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from iobench.bench.judging.stats import (
+    CONFIDENCE,
+    Interval,
     Ratio,
-    independent_log_ratio,
+    huber_mean,
+    log_ratio,
     median,
     paired_log_ratio,
     rate,
@@ -33,6 +39,7 @@ __all__ = [
     "Finding",
     "compare_paired",
     "compare_runs",
+    "control_floor",
     "fastest",
     "noise_floor",
     "rates_by_repetition",
@@ -43,7 +50,8 @@ LEAST_FLOOR = 0.02
 """Differences up to 2% are never claimed: a convention, for machines whose floor is unknown."""
 LEAST_SAMPLES = 5
 """With fewer pairs, chance alone orders all of them alike in more than 1 of 16 cases."""
-_FALSE_CLAIMS = 0.05  # of runs of equal contenders
+_FALSE_CLAIMS = 1 - CONFIDENCE  # of runs of equal contenders
+_LEAST_RUNS = 3  # of both sides: from three on, a side has a spread
 
 
 class Finding(StrEnum):
@@ -59,17 +67,18 @@ class Difference:
     """How the rates of a candidate compare with those of a baseline.
 
     `ratio` is above 1 where the candidate is faster. `floor` is a fraction: 0.03 means that ratios
-    between 1 / 1.03 and 1.03 are noise.
+    between 1 / 1.03 and 1.03 are noise. `least` are the fewest samples that show a difference.
     """
 
     ratio: Ratio
     floor: float
+    least: int = LEAST_SAMPLES
 
     @property
     def finding(self) -> Finding:
         """Better or worse when the interval clears the floor, otherwise no difference shown."""
         interval = self.ratio.interval
-        if interval is None or self.ratio.samples < LEAST_SAMPLES:
+        if interval is None or self.ratio.samples < self.least:
             return Finding.NONE
         if interval.low > 1 + self.floor:
             return Finding.BETTER
@@ -138,16 +147,68 @@ def compare_paired(
 
 
 def compare_runs(
-    new: Iterable[Sample], old: Iterable[Sample], floor: float = LEAST_FLOOR
+    new: Sequence[Sequence[float]],
+    old: Sequence[Sequence[float]],
+    floor: float = LEAST_FLOOR,
+    *,
+    rows: int = 1,
 ) -> Difference:
-    """Compare the samples of a new run with those of an old run, unpaired.
+    """Compare new runs of one contender and operation with old ones, unpaired.
 
-    Several samples of one repetition count as one, like in `compare_paired`. Raises ValueError when
-    either run has no samples.
+    Each element of `new` and `old` has the rates of one run, see `rates_by_repetition`. Two runs of
+    unchanged code differ by more than their samples do, so a run counts as one level, Huber's mean
+    of its logarithms, where a side has several. With one run a side its repetitions are compared,
+    and the spread between runs is unknown.
+
+    The interval is that of Student's t test on the logarithms, with the spread of both sides
+    pooled: a change of code hardly changes how much runs differ. `rows` is the number of
+    comparisons of one command. All their intervals together hold in 95% of all commands
+    (Bonferroni). Raises ValueError for a side without samples.
     """
-    first, second = (list(rates_by_repetition(samples).values()) for samples in (new, old))
-    ratio = independent_log_ratio(first, second)
-    return Difference(ratio=ratio, floor=max(floor, LEAST_FLOOR))
+    sides = [[np.log(run) for run in side] for side in (new, old)]
+    runs = [run for side in sides for run in side]
+    if not all(sides) or not all(run.size for run in runs):
+        raise ValueError("each side needs a run, and each run needs samples")
+    confidence = 1 - _FALSE_CLAIMS / rows
+    if len(runs) == 2:
+        middle, interval = _student(sides[0][0], sides[1][0], 0.0, confidence)
+        samples, least = min(run.size for run in runs), LEAST_SAMPLES
+    else:
+        errors = [float(np.var(run, ddof=1)) / run.size for run in runs if run.size > 1]
+        levels = [np.array([float(huber_mean(run)) for run in side]) for side in sides]
+        least_variance = statistics.fmean(errors or [0.0])
+        middle, interval = _student(levels[0], levels[1], least_variance, confidence)
+        samples, least = len(runs), _LEAST_RUNS
+    return Difference(
+        ratio=log_ratio(middle, interval, samples), floor=max(floor, LEAST_FLOOR), least=least
+    )
+
+
+def _student(
+    new: NDArray[np.float64], old: NDArray[np.float64], least: float, confidence: float
+) -> tuple[float, Interval | None]:
+    """Return the difference of two means, and its interval; None for one value on each side.
+
+    The variance of a value counts as `least` or more. The levels of two runs a side are equal by
+    chance where samples have few values, such as fast and slow: their spread would be zero.
+    """
+    middle, free = float(np.mean(new) - np.mean(old)), new.size + old.size - 2
+    if free < 1:
+        return middle, None
+    spread = sum(float(np.sum((side - np.mean(side)) ** 2)) for side in (new, old)) / free
+    error = math.sqrt(max(spread, least) * (1 / new.size + 1 / old.size))
+    reach = student_quantile(free, confidence) * error
+    return middle, Interval(middle - reach, middle + reach)
+
+
+def control_floor(floor: float, ratio: float, controls: Iterable[float]) -> float:
+    """Return the floor of a ratio, given the ratios of contenders whose code did not change.
+
+    The storage moved those controls. So a contender must exceed the control that moved furthest in
+    the same direction, by its own floor.
+    """
+    shifts = [max(one, 1 / one) for one in controls if (one < 1) == (ratio < 1)]
+    return (1 + floor) * max(shifts, default=1.0) - 1
 
 
 def noise_floor(samples: Iterable[Sample]) -> float | None:

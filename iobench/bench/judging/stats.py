@@ -25,7 +25,7 @@ __all__ = [
     "bounds",
     "confidence_of",
     "highest",
-    "independent_log_ratio",
+    "huber_mean",
     "interval_heading",
     "log_ratio",
     "median",
@@ -46,6 +46,9 @@ CONFIDENCE = 0.95
 ENOUGH_SAMPLES = 6
 """The fewest samples whose interval reaches CONFIDENCE."""
 
+_HUBER = 2.0  # 99% as efficient as the mean for normal noise
+_TINY = 1e-300  # in place of a distance of zero
+_SWEEPS, _SETTLED = 20, 1e-9
 _FEWEST_FOR_OUTLIERS = 5
 _ROUNDS = 5  # rounds of a measurement window; like both limits, from SNIA: see SteadyState
 _RANGE_LIMIT, _SLOPE_LIMIT = 0.20, 0.10
@@ -71,7 +74,8 @@ def bounds(interval: Interval | None) -> tuple[float, float] | None:
 class Ratio:
     """How many times larger the first of two series is; `interval` is None for 1 sample.
 
-    `samples` is the number of pairs, or for unpaired series the length of the shorter one.
+    `samples` is the number of pairs, for two runs the repetitions of the shorter one, and for
+    several runs a side their number.
     """
 
     ratio: float
@@ -192,25 +196,6 @@ def paired_log_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     return log_ratio(median(logs), median_interval(logs), len(logs))
 
 
-def independent_log_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
-    """Return how many times larger the median of `a` is than that of `b`, for two runs' series.
-
-    exp(median(log a) - median(log b)). The interval combines those of both medians like Zou and
-    Donner (MOVER: Statistics in Medicine 27, 2008, section 2): the distances from each median to
-    the end of its interval are added as squares. There is none if one series has 1 value. Raises
-    ValueError for empty series and values that are not above zero.
-    """
-    first, second = _logs(a).tolist(), _logs(b).tolist()
-    middles = median(first), median(second)
-    held = median_interval(first), median_interval(second)
-    middle, interval = middles[0] - middles[1], None
-    if held[0] and held[1]:
-        below = math.hypot(middles[0] - held[0].low, held[1].high - middles[1])
-        above = math.hypot(held[0].high - middles[0], middles[1] - held[1].low)
-        interval = Interval(middle - below, middle + above)
-    return log_ratio(middle, interval, min(len(first), len(second)))
-
-
 def steady_state(rounds: Sequence[float]) -> SteadyState | None:
     """Return how steady the last five of `rounds` are, in the order of time; None for fewer."""
     if len(rounds) < _ROUNDS:
@@ -230,6 +215,24 @@ def log_ratio(log: float, interval: Interval | None, samples: int) -> Ratio:
         interval=interval and Interval(math.exp(interval.low), math.exp(interval.high)),
         samples=samples,
     )
+
+
+def huber_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return Huber's mean along the last axis; its scale is the MAD.
+
+    It is nearly as precise as the mean for normal noise, and one outlier hardly moves it (Huber,
+    Annals of Mathematical Statistics 35, 1964).
+    """
+    middle = np.median(values, axis=-1, keepdims=True)
+    spread = 1.4826 * np.median(np.abs(values - middle), axis=-1, keepdims=True)
+    reach = np.maximum(_HUBER * spread, _TINY)
+    for _ in range(_SWEEPS):
+        weights = np.minimum(1, reach / np.maximum(np.abs(values - middle), _TINY))
+        before = middle
+        middle = np.sum(weights * values, -1, keepdims=True) / np.sum(weights, -1, keepdims=True)
+        if np.all(np.abs(middle - before) <= _SETTLED * reach):
+            break
+    return np.asarray(middle[..., 0])
 
 
 def _logs(values: Sequence[float]) -> NDArray[np.float64]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from iobench.bench.judging.stats import interval_heading
 from iobench.report.answer import Line
 from iobench.report.compare import Comparison, ComparisonRow
-from iobench.report.compare_as import grid, labelled, notes, sample_counts, title
+from iobench.report.compare_as import grid, labelled, notes, title
 from iobench.report.grid import Grid
 from iobench.report.page.charts.spread import MarkLine, Spread, spread_spec
 from iobench.report.page.environment import environment_section
@@ -75,12 +74,11 @@ def _chart(comparison: Comparison, operation: str) -> Chart:
     ]
     spoken = "; ".join(f"{row.label} {row.figure}" for row in rows)
     floor = max(row.floor for _, row in pairs)
-    interval = interval_heading(sample_counts(comparison)).replace("\n", " ")
     return Chart(
         name=f"ratio-{operation}",
         title=f"Rate of each {operation} now, compared with before",
         alt=f"Rate now over the rate before, by {operation}: {spoken}.",
-        caption=f"Right of the dashed line: faster now. Bar: the {interval} of the ratio. "
+        caption=f"Right of the dashed line: faster now. Bar: the 95% interval of the ratio. "
         f"Changes of up to {100 * floor:.1f}% are noise.",
         spec=spread_spec(rows, axis="rate now / rate before", mark=_UNCHANGED),
         numbers=Grid(

@@ -10,7 +10,7 @@ from scipy import stats as scipy_stats
 
 from iobench.bench.judging.stats import (
     Interval,
-    independent_log_ratio,
+    huber_mean,
     interval_heading,
     median,
     median_interval,
@@ -153,28 +153,11 @@ def test_what_cannot_be_paired_is_refused(a: list[float], b: list[float], messag
         paired_log_ratio(a, b)
 
 
-def test_a_ratio_of_unpaired_series_by_hand() -> None:
-    # medians 4 and 2; they need not be of one length, nor in one order
-    result = independent_log_ratio([4, 4, 4], [2, 2])
-    assert result.ratio == pytest.approx(2)
-    assert result.interval is not None
-    assert (result.interval.low, result.interval.high) == pytest.approx((2, 2))
-    assert result.samples == 2
-    assert independent_log_ratio([3], [1, 2]).interval is None
-
-
-def test_the_interval_of_an_unpaired_ratio_by_hand() -> None:
-    # medians 8 and 2 in ranges of 2 to 32 and 1 to 4: logs to base 2 are 3 (1 to 5) and 1 (0 to 2)
-    result = independent_log_ratio([2, 8, 32], [1, 2, 4])
-    assert result.interval is not None
-    below, above = 2 - math.sqrt(2**2 + 1**2), 2 + math.sqrt(2**2 + 1**2)
-    assert (result.interval.low, result.interval.high) == pytest.approx((2**below, 2**above))
-
-
-@pytest.mark.parametrize("values", [[], [1, 0], [-1]])
-def test_an_unpaired_ratio_needs_values_above_zero(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="value"):
-        independent_log_ratio(values, [1, 2])
+def test_hubers_mean() -> None:
+    """It is the mean where values are alike, and an outlier counts as one that is less far."""
+    assert float(huber_mean(np.array([1.0, 2.0, 3.0, 4.0]))) == pytest.approx(2.5)
+    assert float(huber_mean(np.array([1.0, 1.02, 0.98, 1.01, 0.99, 9.0]))) < 1.02
+    assert huber_mean(np.array([[1.0, 3.0], [5.0, 5.0]])) == pytest.approx([2.0, 5.0])
 
 
 def test_a_steady_state_by_hand() -> None:

@@ -13,7 +13,8 @@ import pytest
 from support.cli import app
 from typer.testing import CliRunner
 
-from iobench.bench.judging.comparison import Finding
+from iobench.bench.judging.comparison import Finding, compare_runs
+from iobench.bench.judging.stats import bounds
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.alike import unlike
 from iobench.report.compare import compare
@@ -489,19 +490,29 @@ def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
     assert "no writer in common" in str(error)
 
 
-@pytest.mark.parametrize(("repetitions", "heading"), [(2, "50%"), (3, "75%"), (5, "94%")])
-def test_the_interval_is_headed_by_the_confidence_that_it_reaches(
-    repetitions: int, heading: str
-) -> None:
-    """With one run a side it depends on the samples; with several runs it is always 95%."""
-    few = replace(
-        REFERENCE, samples=tuple(s for s in REFERENCE.samples if s.repetition < repetitions)
-    )
-    several = compare([rerun(1.0, few), rerun(1.01, few)], [rerun(0.99, few)], 0.05)
-    for comparison, expected in ((compare([few], [REFERENCE], 0.05), heading), (several, "95%")):
-        table = io.StringIO()
-        write(comparison, DocumentFormat.TABLE, table)
-        assert f" {expected} interval " in table.getvalue()
+def test_the_rows_of_a_comparison_share_its_error() -> None:
+    """The intervals of six rows are at 1 - 5% / 6 each, those of one writer at 1 - 5% / 2."""
+    speeds = (0.98, 1.0, 1.03), (0.99, 1.0, 1.01)
+
+    def rates(result: ResultFile) -> list[float]:
+        saves = [s for s in result.samples if (s.writer, s.operation) == ("odirect", "save")]
+        return [one.bytes / one.elapsed_s for one in saves]
+
+    for names, count in ((("buffered", "uncached", "odirect"), 6), (("odirect",), 2)):
+        chosen = tuple(s for s in REFERENCE.samples if s.writer in names)
+        few = replace(REFERENCE, samples=chosen)
+        old, new = ([rerun(one, few) for one in side] for side in speeds)
+        comparison = compare(old, new, 0.05)
+        assert len(comparison.rows) == count
+        row = next(
+            one for one in comparison.rows if one.operation == "save" and one.writer == "odirect"
+        )
+        expected = compare_runs([*map(rates, new)], [*map(rates, old)], rows=count).ratio.interval
+        assert row.ci95 == bounds(expected)
+    stream = io.StringIO()
+    write(comparison, DocumentFormat.TABLE, stream)
+    assert " 95% interval " in stream.getvalue()
+    assert "the intervals of all rows hold together in 95% of comparisons" in stream.getvalue()
 
 
 def test_markdown_for_a_pull_request() -> None:
@@ -517,7 +528,7 @@ def test_json_is_unrounded_and_plain() -> None:
     stream = io.StringIO()
     write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), DocumentFormat.JSON, stream)
     document = json.loads(stream.getvalue())
-    assert document["schema"] == "iobench.compare/2"
+    assert document["schema"] == "iobench.compare/3"
     row = next(row for row in document["rows"] if row["regression"])
     assert row["ratio"] == pytest.approx(1 / 1.1, rel=1e-12)
     assert row["finding"] == "worse"
