@@ -72,7 +72,7 @@ class Study:
 
     `every` is the interval of checkpoints in training, in the syntax of `iobench train`, and a
     block has `intervals` of them. With `interval_claimed` it is part of the claim, and a record
-    with another interval is not comparable. `shows_steps`: its page has the stalls over time.
+    with another interval is not comparable.
     """
 
     name: str
@@ -80,7 +80,6 @@ class Study:
     claims: tuple[Claim, ...]
     every: str
     intervals: int = 3
-    shows_steps: bool = False
     interval_claimed: bool = False
 
     @property
@@ -159,22 +158,6 @@ def _stalls() -> Iterator[Claim]:
         )
 
 
-def _memory() -> Iterator[Claim]:
-    ours = Side(writer="hybrid", mode="spill=2")
-    for text, mode in (
-        ("stall shorter than with DRAM alone", "memory=2"),
-        ("stall shorter than synchronous", "sync"),
-    ):
-        yield Claim(
-            text=text,
-            workload="gpt5b-nemo",
-            measure="stall",
-            value=1.0,
-            ours=ours,
-            theirs=Side(writer="hybrid", mode=mode),
-        )
-
-
 CLAIMS = {
     one.name: one
     for one in (
@@ -203,14 +186,6 @@ CLAIMS = {
             source="ByteCheckpoint (NSDI '25, arXiv 2407.20143): stall, on average",
             claims=tuple(_stalls()),
             every="10",
-        ),
-        Study(
-            name="sk-hynix-memory",
-            source="SK hynix, slides without figures: CXL memory takes snapshots that DRAM cannot",
-            claims=tuple(_memory()),
-            every="0.33xpersist",
-            shows_steps=True,
-            intervals=8,  # DRAM is full after three saves, both memories after eight
         ),
     )
 }

@@ -28,7 +28,7 @@ def reproduce(
     ctx: typer.Context,
     claim: Annotated[
         str,
-        typer.Argument(help="The claim: sk-hynix-memory, hybrid-io, checkfreq, pccheck, async."),
+        typer.Argument(help="The claim: hybrid-io, checkfreq, pccheck, async."),
     ],
     target: Annotated[
         str, typer.Option("--target", help="The directory to measure in.", show_default="here")
@@ -58,8 +58,7 @@ def reproduce(
     Answers are yes, no, undecided (the claim is within our interval) and not comparable, each
     with its reason and setting. hybrid-io compares writer hybrid with buffered, by files and by the
     wall clock of training; checkfreq and pccheck compare training with and without checkpoints;
-    async compares stalls; sk-hynix-memory those of saves three times as fast as storage, with and
-    without a second memory. A step is the published one, scaled as its checkpoint is.
+    async compares stalls. A step is the published one, scaled as its checkpoint is.
     """
     if results:
         why = "--results measures nothing"

@@ -66,14 +66,6 @@ def test_hybrid_io_is_measured_and_judged_again(iobench_inside: Command, target:
             ],
             "x",
         ),
-        (
-            "sk-hynix-memory",
-            [
-                "hybrid spill=2 compared with hybrid memory=2",
-                "hybrid spill=2 compared with hybrid sync",
-            ],
-            "x",
-        ),
     ],
 )
 def test_claims_about_training(
@@ -105,6 +97,5 @@ def test_claims_that_are_not_known_are_refused(iobench: Command) -> None:
     done = iobench("reproduce", "gemini")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "iobench: unknown claim 'gemini'. "
-        "Known: async, checkfreq, hybrid-io, pccheck, sk-hynix-memory.\n"
+        "iobench: unknown claim 'gemini'. Known: async, checkfreq, hybrid-io, pccheck.\n"
     )

@@ -14,7 +14,6 @@ from iobench.report.page.page import Attachment, Chart, Page, Section
 from iobench.report.page.palette import colour_of, shape_of
 from iobench.report.page.rows import moment
 from iobench.report.page.tables import commands_section, spread_words, tables_section
-from iobench.report.page.train_page import steps_section
 from iobench.results import ResultFile
 from iobench.units import count_of
 
@@ -43,7 +42,6 @@ def reproduce_page(
         answer=tuple(_answer(findings)),
         sections=(
             Section(heading="Claims and what was measured", charts=tuple(_charts(findings))),
-            *(steps_section(one) for one in records if study.shows_steps and one.training),
             tables_section([grid(findings)], notes(records, findings)),
             environment_section(records[-1].run),
             commands_section(records),

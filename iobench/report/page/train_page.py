@@ -9,7 +9,6 @@ from iobench.bench.judging.stats import median
 from iobench.errors import UsageError
 from iobench.report.answer import Line
 from iobench.report.grid import Grid
-from iobench.report.page.charts.memory_fill import memory_fill_chart
 from iobench.report.page.charts.spread import Dot, MarkLine, Spread, spread_spec
 from iobench.report.page.charts.timeline import Timeline, timeline_chart
 from iobench.report.page.environment import environment_section, repeat_section
@@ -30,7 +29,7 @@ from iobench.report.wording import environment_line
 from iobench.results import ResultFile, TrainBlock
 from iobench.units import format_seconds
 
-__all__ = ["steps_section", "train_page"]
+__all__ = ["train_page"]
 
 _WITHOUT = "#8b93a1"  # blocks without checkpoints
 
@@ -51,7 +50,7 @@ def train_page(results: Sequence[ResultFile]) -> Page:
         caveats=caveats,
         sections=(
             *charts_section("What checkpoints cost", _costs(arms)),
-            steps_section(result),
+            _steps_section(result),
             tables_section([grid(result)], notes(result)),
             environment_section(result.run),
             repeat_section(result.run),
@@ -141,7 +140,7 @@ def _dot(repetition: int, value: float, unit: str, words: str) -> Dot:
     return Dot(x=value, words=dict(zip(_WORDS, shown, strict=True)))
 
 
-def steps_section(result: ResultFile) -> Section:
+def _steps_section(result: ResultFile) -> Section:
     """Return the charts of steps, stalls and memory over time."""
     arms = list(zip(training_costs(result), blocks_by_arm(result), strict=True))
     return Section(
@@ -166,9 +165,6 @@ def _timelines(arms: Sequence[tuple[TrainingCost, Sequence[TrainBlock]]]) -> Ite
     for number, line in enumerate(lines):
         name = f"steps-{number + 1}"
         yield timeline_chart(line, name=name, end_s=end_s, slowest_s=slowest_s)
-    fill = memory_fill_chart(lines)
-    if fill is not None:
-        yield fill
 
 
 def _typical(blocks: Sequence[TrainBlock]) -> TrainBlock:
