@@ -10,7 +10,6 @@ from pathlib import Path
 
 from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
-from iobench.bench.fio_process import Standby
 from iobench.bench.plan import Plan
 from iobench.bench.ranks.group import RankGroup
 from iobench.bench.targets.base import Scratch
@@ -41,8 +40,6 @@ class CeilingJobs:
     fallocate: bool
     ranks: RankGroup | None = None
     """The ranks on whose nodes each job runs at once; None for this machine alone."""
-    standby: Standby | None = None
-    """Has the next process of fio ready; None for ranks, or to start each when it is needed."""
     remaining: list[fio.FioJob] = field(default_factory=lambda: list(fio.JOBS))
     _rates: dict[Operation, dict[fio.FioJob, list[float]]] = field(
         default_factory=lambda: {"save": {}, "restore": {}}
@@ -56,7 +53,6 @@ class CeilingJobs:
         scratch: Scratch,
         target: str | None,
         ranks: RankGroup | None = None,
-        standby: Standby | None = None,
     ) -> CeilingJobs:
         """Return the jobs of `run` in the directory of `scratch`, which is in `target`.
 
@@ -65,7 +61,6 @@ class CeilingJobs:
         assert scratch.directory is not None
         return cls(
             ranks=ranks,
-            standby=standby,
             run_id=run.run_id,
             target=target,
             directory=scratch.directory,
@@ -114,7 +109,7 @@ class CeilingJobs:
         where, fallocate = (self.directory, self.size_bytes), self.fallocate
         if self.ranks is not None:
             return self.ranks.started(job, operation, *where, fallocate=fallocate)
-        return fio.started(job, operation, *where, fallocate=fallocate, standby=self.standby)
+        return fio.started(job, operation, *where, fallocate=fallocate)
 
     def _sample(
         self,

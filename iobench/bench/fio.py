@@ -18,7 +18,7 @@ What fio's clock covers, read in its source (backend.c and filesetup.c of 3.33; 
 - A start takes 0.2 s: fio measures the processor's clock for 0.07 s, also if it does not use it.
   Then it reads the job, `run_threads` sleeps 0.1 s, and the job's thread fills its buffers. Before
   any clock, it runs the shell command of `exec_prerun`. Ours waits for a line, so that a job can
-  start while the device frees removed files and settles; see `Standby` for the first part.
+  start while the device frees removed files and settles.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iobench.bench.fio_process import FioProcess, Standby
+from iobench.bench.fio_process import FioProcess
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.environment.software import fio_version
 from iobench.errors import FioError
@@ -153,15 +153,13 @@ def started(
     size_bytes: int,
     *,
     fallocate: bool = True,
-    standby: Standby | None = None,
 ) -> Iterator[Callable[[], FioSample]]:
     """Start one job in `directory` on the file FILE_NAME, up to the begin of its clock.
 
     The yielded function lets it go on and returns what fio measured. A save writes a new file,
     syncs it and leaves it for restores; `cleanup` removes it. A restore reads at most the bytes of
     that file, after evicting it from the page cache. The bytes moved are `size_bytes` rounded down
-    to whole blocks, and are in the sample. With a `standby` of this directory, its process is used,
-    and the next one is started; it only waits when the clock begins.
+    to whole blocks, and are in the sample.
 
     Raises FioError with fio's own message if fio is missing, the engine does not work here,
     the disk is full, or fewer bytes were moved. When the block raises, Ctrl-C included, fio is
@@ -177,7 +175,7 @@ def started(
         _make_room(directory, size_bytes)
     options = job.options(operation, size_bytes, fallocate=fallocate)
     try:
-        with _process(options, directory, standby) as end:
+        with _process(options, directory) as end:
             yield lambda: parse_output(job, operation, size_bytes, *end())
     except BaseException:
         if operation == "save":
@@ -230,7 +228,7 @@ def _evict(path: Path) -> int:
 
 @contextmanager
 def _process(
-    options: dict[str, str | int], directory: Path, standby: Standby | None = None
+    options: dict[str, str | int], directory: Path
 ) -> Iterator[Callable[[], tuple[int, str, str]]]:
     """Start fio in `directory`. The yielded function returns (exit status, stdout, stderr).
 
@@ -240,16 +238,12 @@ def _process(
 
     def measure() -> tuple[int, str, str]:
         assert process is not None
-        if standby is not None:
-            standby.wait_until_idle()
         return process.measure()
 
     try:
         with deferred_interrupts():  # inside Popen an interrupt would lose the child
-            process = FioProcess(directory) if standby is None else standby.take()
+            process = FioProcess(directory)
         process.give(options)
-        if standby is not None:
-            standby.start_next()
         yield measure
     except BaseException:
         if process is not None:

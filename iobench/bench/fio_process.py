@@ -1,23 +1,19 @@
-"""FioProcess: fio, which waits for its job, and then before its clock. Standby: the next one."""
+"""FioProcess: fio, which waits for its job, and then before its clock."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
-from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.errors import FioError
 
-__all__ = ["FioProcess", "Standby"]
+__all__ = ["FioProcess"]
 
 _GRACE_S = 10.0  # how long fio may take to stop after SIGTERM, before it is killed
-_BUSY_S = 1.0  # the longest wait for the next process to have started
 # The comment sign hides the file to which fio sends the command's output.
 _WAIT = "read go #"
 _GO = "go\n"
@@ -108,18 +104,6 @@ class FioProcess:
             self._process.kill()
             self._process.communicate()
 
-    def wait_until_idle(self) -> None:
-        """Wait until it uses neither CPU nor disk, because it waits for its job; 1 s at most."""
-        deadline_s = time.monotonic() + _BUSY_S
-        while not self.ended and not self._sleeps() and time.monotonic() < deadline_s:
-            time.sleep(0.002)
-
-    def _sleeps(self) -> bool:
-        """Whether it waits for its job. While it starts it runs (R), or reads its libraries (D)."""
-        with suppress(OSError):
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-        return True  # there is nothing to look at
-
     def _close_job(self) -> None:
         job, self._job = self._job, -1
         if job >= 0:
@@ -136,44 +120,3 @@ def _forget_all() -> None:
 
 # fio reads its job up to the end of the pipe: a forked child must not keep it open.
 os.register_at_fork(after_in_child=_forget_all)
-
-
-class Standby:
-    """Has the next process of fio ready: its start takes 0.1 s of CPU time before it reads a job.
-
-    `start_next` is for a time in which nothing is measured. A process that is ready only waits.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._next: FioProcess | None = None
-
-    def take(self) -> FioProcess:
-        """Return the process that is ready, or a new one. Raises FioError."""
-        process, self._next = self._next, None
-        if process is not None and process.ended:
-            process.stop()
-            process = None
-        return process or FioProcess(self._directory)
-
-    def start_next(self) -> None:
-        """Start the process for the next `take`, which reports it if there is none."""
-        with suppress(FioError), deferred_interrupts():
-            self._next = self._next or FioProcess(self._directory)
-
-    def wait_until_idle(self) -> None:
-        """Wait until the next process uses no CPU."""
-        if self._next is not None:
-            self._next.wait_until_idle()
-
-    def close(self) -> None:
-        """End the process that is ready."""
-        process, self._next = self._next, None
-        if process is not None:
-            process.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

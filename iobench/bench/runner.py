@@ -16,7 +16,6 @@ from iobench.bench import fio
 from iobench.bench.axes import Variant
 from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.data.subset import text_of
-from iobench.bench.fio_process import Standby
 from iobench.bench.header import header
 from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor, InProcess, ProcessGroup
@@ -96,8 +95,7 @@ class Runner:
             for value in plan.ceiling_targets:
                 scratch = targets[value].scratch
                 assert scratch.directory is not None
-                standby = undo.enter_context(Standby(scratch.directory)) if ranks is None else None
-                ceilings.append(CeilingJobs.of(run, plan, scratch, value, ranks, standby))
+                ceilings.append(CeilingJobs.of(run, plan, scratch, value, ranks))
             trials = _Trials(
                 plan=plan,
                 run_id=run.run_id,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from iobench.bench import fio, fio_process
+from iobench.bench import fio
 from iobench.bench.fio import FILE_NAME, JOBS, FioJob, cleanup, fio_version, run_job, started
-from iobench.bench.fio_process import FioProcess, Standby
+from iobench.bench.fio_process import FioProcess
 from iobench.environment import probe_directory
 from iobench.errors import FioError
 from iobench.units import MIB
@@ -70,75 +69,6 @@ def test_an_engine_that_fio_lacks(tmp_path: Path) -> None:
     with pytest.raises(FioError, match="engine nosuch not loadable"):
         run_job(job, "save", tmp_path, MIB)
     assert list(tmp_path.iterdir()) == []
-
-
-def _idle(process: FioProcess) -> bool:
-    """Whether it waits for its job: it uses no more CPU time."""
-
-    def used() -> str:
-        return Path(f"/proc/{process.pid}/schedstat").read_text().split()[0]
-
-    before = used()
-    time.sleep(0.3)
-    return used() == before
-
-
-def test_the_next_process_is_ready(tmp_path: Path) -> None:
-    """It was started during the present job, does nothing meanwhile, and ends with its standby."""
-    _skip_without_direct_io(tmp_path)
-    job = FioJob(ioengine="psync", block_size=MIB, iodepth=1)
-    with Standby(tmp_path) as standby:
-        with started(job, "save", tmp_path, 4 * MIB, standby=standby) as measure:
-            ready = standby._next
-            assert ready is not None
-            assert measure().bytes == 4 * MIB
-        assert _idle(ready)
-        assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
-        with started(job, "restore", tmp_path, 4 * MIB, standby=standby) as measure:
-            assert measure().bytes == 4 * MIB
-        assert ready.ended
-        os.kill(standby._next.pid, signal.SIGKILL)  # as a system without memory does
-        while not standby._next.ended:
-            time.sleep(0.01)
-        with started(job, "restore", tmp_path, 4 * MIB, standby=standby) as measure:
-            assert measure().bytes == 4 * MIB
-        last = standby._next
-    assert last.ended
-
-
-def test_a_process_is_awaited_until_it_sleeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also one that does not run for another reason: it reads its libraries, or was stopped."""
-    monkeypatch.setattr(fio_process, "_BUSY_S", 60.0)
-    process = FioProcess(tmp_path)
-    try:
-        os.kill(process.pid, signal.SIGSTOP)
-        threading.Timer(0.2, os.kill, (process.pid, signal.SIGCONT)).start()
-        process.wait_until_idle()
-        assert _idle(process)
-    finally:
-        process.stop()
-
-
-def test_a_clock_begins_when_the_next_process_is_idle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _skip_without_direct_io(tmp_path)
-    calls: list[tuple[str, FioProcess]] = []
-    measure_it = FioProcess.measure
-    monkeypatch.setattr(FioProcess, "wait_until_idle", lambda one: calls.append(("idle", one)))
-    monkeypatch.setattr(
-        FioProcess, "measure", lambda one: calls.append(("clock", one)) or measure_it(one)
-    )
-    job = FioJob(ioengine="psync", block_size=MIB, iodepth=1)
-    with Standby(tmp_path) as standby:
-        first = standby.take()
-        standby._next = first
-        with started(job, "save", tmp_path, 4 * MIB, standby=standby) as measure:
-            assert calls == []
-            measure()
-        assert calls == [("idle", standby._next), ("clock", first)]
 
 
 def test_a_forked_child_does_not_hold_the_job(tmp_path: Path) -> None:

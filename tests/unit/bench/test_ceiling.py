@@ -35,7 +35,6 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[_Fails], 
             size_bytes: int,
             *,
             fallocate: bool,
-            standby: None,
         ) -> Iterator[Callable[[], FioSample]]:
             assert (directory, fallocate) == (tmp_path, True)
             seen.append("starts")

@@ -14,7 +14,6 @@ import pytest
 
 from iobench.bench import fio
 from iobench.bench.fio import FILE_NAME, JOBS, FioJob, FioSample, Operation, parse_output, run_job
-from iobench.bench.fio_process import Standby
 from iobench.errors import FioError
 from iobench.units import MIB
 
@@ -145,7 +144,7 @@ def fake_fio(monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
     """Return `result` in place of fio, after fio's file has been made."""
 
     @contextmanager
-    def process(options: dict[str, Any], directory: Path, _: object) -> Iterator[_End]:
+    def process(options: dict[str, Any], directory: Path) -> Iterator[_End]:
         (directory / FILE_NAME).write_bytes(bytes(int(options["size"])))
         if isinstance(result, BaseException):
             raise result
@@ -269,30 +268,3 @@ def test_a_job_that_never_begins_is_stopped(
         _ = 1 / 0
     assert sleeping_fio[0].returncode == -15
     assert not (tmp_path / FILE_NAME).exists()
-
-
-def test_a_job_that_never_begins_stops_the_next_process_too(
-    tmp_path: Path, sleeping_fio: list[subprocess.Popen[str]]
-) -> None:
-    """The next process of fio was started already, and is stopped with its `Standby`."""
-    with (
-        pytest.raises(ZeroDivisionError),
-        Standby(tmp_path) as standby,
-        fio.started(JOB, "save", tmp_path, MIB, standby=standby),
-    ):
-        _ = 1 / 0
-    assert [child.returncode for child in sleeping_fio] == [-15, -15]
-
-
-def test_a_next_process_that_cannot_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeping_fio: list[subprocess.Popen[str]]
-) -> None:
-    """The present job goes on; the next one reports the reason."""
-    with Standby(tmp_path) as standby:
-        process = standby.take()
-        monkeypatch.setenv("PATH", "/nonexistent")
-        standby.start_next()
-        process.stop()
-        with pytest.raises(FioError, match="apt-get install fio"):
-            standby.take()
-    assert sleeping_fio[0].returncode == -15

@@ -28,7 +28,6 @@ from iobench.bench.counters.monitor import Counters
 from iobench.bench.data.digests import Digests
 from iobench.bench.data.pool import RandomPool
 from iobench.bench.fio import JOBS, FioJob, FioSample
-from iobench.bench.fio_process import Standby
 from iobench.bench.judging.comparison import noise_floor
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
@@ -260,16 +259,6 @@ def test_a_save_comes_right_before_its_restore(
         assert (save.repetition, save.order) == (restore.repetition, restore.order)
     operations = [operation for _, operation in fake_fio.calls]
     assert operations == ["save", "restore"] * (2 * len(JOBS))
-
-
-def test_fio_jobs_share_a_standby_that_ends_with_the_run(
-    execute: Callable[..., ResultFile], fake_fio: FakeFio, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[Standby] = []
-    monkeypatch.setattr(Standby, "close", lambda one: closed.append(one))
-    execute(make("null"), repeat=1)
-    (standby,) = {arguments["standby"] for arguments in fake_fio.arguments}
-    assert closed == [standby]
 
 
 def test_nothing_is_prepared_while_a_clock_runs(
