@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,9 +15,10 @@ from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import print_warning
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.report.render import DocumentFormat
-from iobench.units import parse_seconds, parse_size
+from iobench.units import count_of, parse_seconds, parse_size
 
 if TYPE_CHECKING:
+    from iobench.goodput.job import TrainingJob
     from iobench.goodput.measured import SavingMethod
     from iobench.results import ResultFile
 
@@ -155,6 +157,9 @@ def plan(
         check_effect(ctx, ("save", "restore", "persist"), "--results has the measured times")
         measured = _read(results)
         title, candidates, notes = _measured(measured, size, blocking, slots, chosen)
+    if chosen or measured:
+        name = chosen or (measured.run.workload.name if measured else "")
+        notes += _too_many_nodes(name, jobs)
     step_s = _seconds(step, "--step")
     if step_s is None:
         recorded = measured.run.workload.name if measured else None
@@ -173,6 +178,22 @@ def plan(
         from iobench.report.page.plan_page import plan_page
 
         write_report(lambda: plan_page(outlook, measured), report)
+
+
+def _too_many_nodes(workload: str, jobs: Sequence[TrainingJob]) -> Iterator[str]:
+    """Yield a warning if a job has more GPUs than the workload has ranks: there is no such job."""
+    from iobench import workloads
+
+    if workload not in workloads.names():
+        return
+    ranks, gpus = workloads.load(workload).world_size, max(job.gpus for job in jobs)
+    if gpus > ranks:
+        fits = max(1, ranks // jobs[0].gpus_per_node)
+        yield (
+            f"warning: {workload} has {count_of(ranks, 'rank')}, one on each GPU, and "
+            f"{max(job.nodes for job in jobs):,} nodes have {gpus:,}: no such job exists; give "
+            f"--nodes {fits}, or a workload of more ranks (iobench workloads list)"
+        )
 
 
 def _by_hand(

@@ -23,7 +23,7 @@ __all__ = ["Line", "answer"]
 
 _MOST_NAMES = 3
 _IDLE = 0.3  # of the time: the device is not what limits
-_NODES = 8  # in the example of `iobench plan`
+_GPUS_PER_NODE = 8
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,13 @@ def _next(report: Report) -> Iterator[str]:
             fastest = [one.fastest for one in report.target_winners]
             yield f"iobench autotune {name}{_option(*fastest[:1] or [target])}"
     if report.record and {one.operation for one in ranked} == {"save", "restore"}:
-        yield f"iobench plan --results {_word(report.record)} --nodes {_NODES}"
+        yield f"iobench plan --results {_word(report.record)} --nodes {_nodes(name)}"
+
+
+def _nodes(workload: str) -> int:
+    """Return the nodes of a job of the workload: one rank on each GPU."""
+    known = workload in workloads.names()
+    return max(1, workloads.load(workload).world_size // _GPUS_PER_NODE) if known else 1
 
 
 def _option(target: str) -> str:

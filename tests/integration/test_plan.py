@@ -53,6 +53,16 @@ def test_plan_with_the_reference_record(iobench_inside: Command) -> None:
     assert "scaled to 75.31 GiB by the measured rate" in table
 
 
+@pytest.mark.parametrize(("nodes", "warned"), [("1", False), ("2", True), ("1,64", True)])
+def test_a_job_larger_than_its_workload(nodes: str, warned: bool, iobench_inside: Command) -> None:
+    """llama7b has 8 ranks: 2 nodes of 8 GPUs are no job of it, and a warning says what is one."""
+    done = iobench_inside("plan", "--results", RECORD, "--nodes", nodes)
+    assert done.returncode == 0
+    found = "warning: llama7b has 8 ranks" in done.stdout
+    assert found is warned
+    assert ("--nodes 1, or a workload of more ranks" in " ".join(done.stdout.split())) is warned
+
+
 def test_plan_over_sizes(iobench_inside: Command) -> None:
     """One row for each size and writer, up to 131,072 nodes, and where no job can train."""
     done = iobench_inside("plan", "--results", RECORD, "--nodes", "1024-131072")

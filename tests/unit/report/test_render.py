@@ -53,7 +53,7 @@ def test_the_table_in_a_pipe_is_plain_aligned_and_uncut(
     assert text(report).splitlines() == [
         "Save:    3 samples cannot name a winner; highest median: odirect at 2.00 GiB/s",
         "Restore: 3 samples cannot name a winner; highest median: odirect at 2.50 GiB/s",
-        "Next:    iobench plan --results run.jsonl --nodes 8",
+        "Next:    iobench plan --results run.jsonl --nodes 1",
         "",
         "llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files, serializer=torch",
         "",
@@ -196,10 +196,10 @@ def test_text_is_wrapped_between_words_and_figures_stay_whole() -> None:
 
 def test_a_long_command_is_continued_with_a_backslash() -> None:
     stream = io.StringIO()
-    command = "Next:  iobench plan --results a-long-name.jsonl --nodes 8"
+    command = "Next:  iobench plan --results a-long-name.jsonl --nodes 1"
     print_wrapped(Console(file=stream, width=50), command, indent=" " * 7, whole=True)
     assert stream.getvalue() == (
-        "Next:  iobench plan --results a-long-name.jsonl \\\n         --nodes 8\n"
+        "Next:  iobench plan --results a-long-name.jsonl \\\n         --nodes 1\n"
     )
 
 
