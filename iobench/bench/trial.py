@@ -329,6 +329,7 @@ class Trial:
             retries=total.retries,
             fallbacks=total.fallbacks,
             decisions=total.decisions,
+            latencies=total.latencies,
             cpu_s=counted.cpu_s,
             system_cpu_s=counted.system_cpu_s,
             memory=memory,

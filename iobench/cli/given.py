@@ -35,7 +35,7 @@ __all__ = [
 DEFAULT_WORKLOAD = "llama7b"
 LARGEST_SEED = 2**32 - 1
 """Largest seed that every generator and every reader of records accepts."""
-VERBOSE_HELP = "Add the machine, the phases and all notes to the table."
+VERBOSE_HELP = "Add machine, phases, latencies and all notes to the table."
 
 
 class ListingFormat(enum.StrEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from iobench.report.grid import write_grids_as_markdown
+from iobench.report.latency import latency_grid
 from iobench.report.summary import Report
 from iobench.report.wording import environment_line, footnotes, grid, heading
 
@@ -12,6 +13,8 @@ __all__ = ["write"]
 
 
 def write(report: Report, stream: TextIO) -> None:
-    """Write heading, machine, the table with all details and a list of notes."""
+    """Write heading, machine, the tables with all details and a list of notes."""
     about = (heading(report), environment_line(report))
-    write_grids_as_markdown(about, [grid(report, details=True)], footnotes(report), stream)
+    latencies = latency_grid(report.summaries)
+    grids = [grid(report, details=True), *([latencies] if latencies else [])]
+    write_grids_as_markdown(about, grids, footnotes(report), stream)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from iobench.report.ranks import RankRates
 from iobench.results import Fallback, MemoryUse, Operation
 from iobench.results.setting import IF_SET, HasSetting, Setting
+from iobench.writers.latency import LatencyFigures
 
 __all__ = ["Summary"]
 
@@ -21,7 +22,8 @@ class Summary(HasSetting):
     `ci95_bytes_per_s` its interval (None for 1 repetition), `of_ceiling` its ratio to the best job
     of fio (None without one). `cpu_s_per_gib` is all CPU seconds over all GiB. `memory` has the
     medians of both parts; it is None if no sample has it. `first_done_s`, `last_done_s` and
-    `phases_s` are medians. `paths` and `decisions` count operations over all samples.
+    `phases_s` are medians. `paths` and `decisions` count operations over all samples, and
+    `latencies` are those of all samples.
 
     `ratio` is the rate over the baseline's rate, paired by repetition, and `ratio_ci95` its
     interval (see `stats.paired_log_ratio`). Both are None without a baseline, for the baseline,
@@ -57,5 +59,6 @@ class Summary(HasSetting):
     paths: Mapping[str, int]
     fallbacks: tuple[Fallback, ...]
     decisions: Mapping[str, int]
+    latencies: Mapping[str, LatencyFigures] = field(default_factory=dict, metadata=IF_SET)
     verdict: str
     reasons: tuple[str, ...]

@@ -27,6 +27,7 @@ from iobench.bench.judging.verdict import (
 from iobench.errors import ResultFileError
 from iobench.report.baseline import baseline_samples, paired_ratio
 from iobench.report.ceiling import Ceiling, find_ceilings, why_above
+from iobench.report.latency import latencies_of
 from iobench.report.ranks import rank_rates
 from iobench.report.row import Summary
 from iobench.report.winners import RANKED, Winner, find_target_winners, find_winners
@@ -252,6 +253,7 @@ def _summary(
         paths=_paths(samples),
         fallbacks=tuple(dict.fromkeys(one for sample in samples for one in sample.fallbacks)),
         decisions=_decisions(samples),
+        latencies=latencies_of(samples),
         verdict=verdict.status.value,
         reasons=(*map(str, _reasons(verdict, samples)), *filter(None, [above])),
     )

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from iobench.report.answer import answer
 from iobench.report.grid import console_for, kept_columns, print_grid, print_wrapped, write_captured
+from iobench.report.latency import latency_grid
 from iobench.report.summary import Report
 from iobench.report.wording import (
     environment_line,
@@ -28,8 +29,8 @@ __all__ = ["write"]
 def write(report: Report, stream: TextIO, *, details: bool = False) -> None:
     """Write answer, heading, table and notes to `stream`.
 
-    `details` adds the machine, the phases and all notes. On a narrow terminal the phases are lines
-    below the table.
+    `details` adds the machine, the phases, the latencies and all notes. On a narrow terminal the
+    phases are lines below the table.
     """
     console = console_for(stream)
     figures = grid(report, details=details)
@@ -47,13 +48,16 @@ def write(report: Report, stream: TextIO, *, details: bool = False) -> None:
         console.print()
         if details and apart:
             _print_phases(report, console)
+        if details and (latencies := latency_grid(report.summaries)):
+            print_grid(console, latencies)
+            console.print()
         urgent, notes = urgent_notes(report), footnotes(report)
         for note in notes if details else urgent:
             print_wrapped(console, note, indent="  ")
         hidden = [note for note in notes if note not in urgent]
         if hidden and not details:
             count = count_of(len(hidden), "note")
-            print_wrapped(console, f"-v adds machine, phases and {count}", style="dim")
+            print_wrapped(console, f"-v adds machine, phases, latencies and {count}", style="dim")
     write_captured(captured.get(), stream)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from iobench.results.codec import to_plain
 from iobench.results.reader import ResultFile, read
 from iobench.results.records import Sample
+from iobench.writers.latency import LatencyFigures
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +72,8 @@ def _rows(result: ResultFile) -> list[dict[str, Any]]:
 def _row(sample: Sample) -> dict[str, Any]:
     row: dict[str, Any] = to_plain(sample)
     paths, phases, options = row.pop("paths"), row.pop("phases_s"), row.pop("options")
-    decisions = row.pop("decisions")
+    decisions, _ = row.pop("decisions"), row.pop("latencies", None)
+    latencies = {name: to_plain(LatencyFigures.of(one)) for name, one in sample.latencies.items()}
     row["bytes_per_s"] = sample.bytes / sample.elapsed_s
     row["notes"] = "; ".join(sample.notes)
     row["fallbacks"] = "; ".join(
@@ -80,7 +82,9 @@ def _row(sample: Sample) -> dict[str, Any]:
     row |= {f"phase.{name}_s": seconds for name, seconds in phases.items()}
     # A part that is null gets no column.
     parts = {name: row.pop(name, None) or {} for name in _PARTS}
-    return row | _flat({"path": paths, "decision": decisions, "option": options} | parts)
+    return row | _flat(
+        {"path": paths, "decision": decisions, "latency": latencies, "option": options} | parts
+    )
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -55,6 +55,8 @@ _FREE = {
     "storages": re.compile(r".*"),  # locations, which are replaced
     "versions": re.compile(r"[A-Za-z][\w.-]{0,40}"),  # packages
     "paths": re.compile(r"[a-z_ 0-9]{1,40}"),
+    "latencies": re.compile(r"[a-z_ ]{1,40}"),
+    "bins": re.compile(r"[0-9]{1,20}"),
     "phases_s": re.compile(r"[a-z_ ]{1,40}"),
     "decisions": re.compile(r"[a-z_ 0-9]{1,30}: [a-z_, 0-9]{1,40}"),
 }

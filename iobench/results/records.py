@@ -24,6 +24,7 @@ from iobench.results.sample_parts import (
 )
 from iobench.results.setting import IF_SET, AxisValues, HasSetting, Setting
 from iobench.results.world_facts import WorldFacts
+from iobench.writers.latency import Latency
 from iobench.writers.transfer import Fallback, PathCount
 
 __all__ = [
@@ -138,8 +139,10 @@ class Sample(HasSetting):
     the last rank began, and `clock_error_s` by how much the ranks' times may be wrong. `cpu_s` is
     of these processes, `system_cpu_s` of all their machines. `decisions` counts operations by path
     and reason for writers that choose. `stored` is None for an object store, and in records from
-    before the field. `durable` is what the writer said of its save. `stores` is False for a writer
-    that stores nothing and only measures the harness. `memory` is None in older records.
+    before the field. `latencies` has the durations of all operations by their kind; it is empty in
+    older records and for peers. `durable` is what the writer said of its save. `stores` is False
+    for a writer that stores nothing and only measures the harness. `memory` is None in older
+    records.
     """
 
     kind: ClassVar[str] = "sample"
@@ -162,6 +165,7 @@ class Sample(HasSetting):
     retries: int = 0
     fallbacks: tuple[Fallback, ...] = ()
     decisions: Mapping[str, int] = field(default_factory=dict)
+    latencies: Mapping[str, Latency] = field(default_factory=dict, metadata=IF_SET)
     cpu_s: float
     system_cpu_s: float | None
     memory: MemoryUse | None = field(default=None, metadata=IF_SET)

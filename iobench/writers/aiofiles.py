@@ -205,7 +205,7 @@ class AiofilesWriter(Writer):
                         outgoing = image.outgoing(start, stop, own)
                         views = await _enter(held, outgoing, waits=image.on_device)
                         data = views[0] if len(views) == 1 else np.concatenate(views)
-                        with own.phase("write"):
+                        with own.operation("write"):
                             calls = await write_all(handle, data, start)
                     own.count("aiofiles", stop - start, calls)
 
@@ -261,7 +261,7 @@ async def _read_block(
 ) -> None:
     block = views[0] if len(views) == 1 else np.empty(stop - start, dtype=np.uint8)
     done = calls = 0
-    with meter.phase("read"):
+    with meter.operation("read"):
         await finish_first(handle.seek(start))
         while done < len(block):
             count = await finish_first(handle.readinto(block[done:].data))

@@ -179,7 +179,7 @@ class _CuFileEngine:
         with self._meter.phase("gather"):
             image.gather(start, stop, block.memory)
         length, done, calls = round_up(stop - start, self._unit), 0, 0
-        with self._meter.phase("write"), block.memory.device.current():
+        with self._meter.operation("write"), block.memory.device.current():
             while done < length:
                 address, within = block.at(done)
                 count = self._cufile.write(
@@ -195,7 +195,7 @@ class _CuFileEngine:
             self._host.read(self._file, Extent(image, wanted, stop, begin))
             return
         length, done, calls = round_up(stop - begin, self._unit), 0, 0
-        with self._meter.phase("read"), block.memory.device.current():
+        with self._meter.operation("read"), block.memory.device.current():
             while done < stop - begin:
                 address, within = block.at(done)
                 count = self._cufile.read(

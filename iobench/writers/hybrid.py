@@ -186,7 +186,7 @@ class HybridWriter(PosixWriter):
         decision = self._small_files.choose(operation, self._pressure.now())
         if decision.path != IoPath.BUFFERED:
             return False
-        with image.outgoing(0, image.size_bytes, meter) as views, meter.phase("write"):
+        with image.outgoing(0, image.size_bytes, meter) as views, meter.operation("write"):
             calls = pwrite_all(file.fd, views, 0)
         meter.count(decision.path, image.size_bytes, calls)
         meter.decided(decision.path, decision.reason)

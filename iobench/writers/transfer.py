@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from iobench.writers.latency import Latency, LatencyCounter, add_latencies
+
 __all__ = ["TICK_S", "Fallback", "Meter", "PathCount", "Transfer"]
 
 TICK_S = 0.01
@@ -37,8 +39,10 @@ class Transfer:
     """The record of one or several files that one writer moved.
 
     `phases_s` are seconds of wall clock. Phases of concurrent workers (gather, write, read,
-    scatter) are averaged over the workers, so that all phases add up to about `elapsed_s`. The
-    `write` of a direct stream is the exception: it overlaps `serialize`, `gather` and `wait`.
+    scatter) are averaged over the workers, so that all phases add up to about `elapsed_s`.
+    `latencies` has the duration of each `write`, `read` and `sync` of a block or file, and of each
+    `upload` of a part: from the call to its return, or from the submission of an asynchronous
+    operation until this process took its completion.
     `durable` says whether the bytes are on storage, under their final name, on return.
     `decisions` counts the operations of a writer that chooses by path and reason: "direct: large".
     `completed` maps each tick of `TICK_S` seconds of time.perf_counter to the bytes of the
@@ -59,6 +63,7 @@ class Transfer:
     fallbacks: tuple[Fallback, ...] = ()
     decisions: Mapping[str, int] = field(default_factory=dict)
     completed: Mapping[int, int] = field(default_factory=dict)
+    latencies: Mapping[str, Latency] = field(default_factory=dict)
     read_amplification: float | None = None
 
     @property
@@ -127,6 +132,22 @@ class _Phase:
         self._seconds[self._name] = self._seconds.get(self._name, 0.0) + passed
 
 
+class _Operation(_Phase):
+    """The timer of `Meter.operation`: counts the latency too, unless the operation fails."""
+
+    __slots__ = ("_latency",)
+
+    def __init__(self, seconds: dict[str, float], name: str, latency: LatencyCounter) -> None:
+        super().__init__(seconds, name)
+        self._latency = latency
+
+    def __exit__(self, *raised: object) -> None:
+        passed = time.perf_counter() - self._began
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + passed
+        if raised[0] is None:
+            self._latency.took(passed)
+
+
 @dataclass(kw_only=True)
 class Meter:
     """Counts the phases and paths of one worker.
@@ -140,11 +161,26 @@ class Meter:
     fallbacks: dict[Fallback, None] = field(default_factory=dict)
     decisions: Counter[str] = field(default_factory=Counter)
     completed: Counter[int] = field(default_factory=Counter)
+    latencies: dict[str, LatencyCounter] = field(default_factory=dict)
     started_s: float = field(default_factory=time.perf_counter)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Add the time inside the `with` to the phase `name`."""
         return _Phase(self.seconds, name)
+
+    def operation(self, name: str) -> AbstractContextManager[None]:
+        """Add the time inside the `with` to the phase `name`, as the latency of one operation."""
+        return _Operation(self.seconds, name, self._latency(name))
+
+    def took(self, name: str, seconds: float) -> None:
+        """Count the latency of one operation whose time is in no phase: others were in flight."""
+        self._latency(name).took(seconds)
+
+    def _latency(self, name: str) -> LatencyCounter:
+        found = self.latencies.get(name)
+        if found is None:
+            found = self.latencies[name] = LatencyCounter()
+        return found
 
     def count(self, path: str, size_bytes: int, operations: int = 1) -> None:
         """Count `operations` that took `path` and have just ended; `size_bytes` is their sum."""
@@ -177,6 +213,7 @@ class Meter:
         self.fallbacks.update(dict.fromkeys(done.fallbacks))
         self.decisions.update(done.decisions)
         self.completed.update(done.completed)
+        add_latencies(self.latencies, done.latencies)
 
     def elapsed_s(self) -> float:
         """Seconds since the meter was made."""
@@ -205,4 +242,7 @@ class Meter:
             fallbacks=tuple(self.fallbacks),
             decisions=dict(self.decisions),
             completed=dict(self.completed),
+            latencies={
+                name: Latency.total([one]) for name, one in self.latencies.items() if one.bins
+            },
         )

@@ -9,6 +9,7 @@ from typing import Any
 from iobench.environment.storage import leaf_devices
 from iobench.report.alike import part_of
 from iobench.report.grid import Grid
+from iobench.report.latency import latency_grid
 from iobench.report.page.page import Section
 from iobench.report.summary import Report
 from iobench.report.wording import footnotes, grid, verdict_style
@@ -27,10 +28,11 @@ _MISSING = "not recorded"
 
 
 def figures_section(report: Report) -> Section:
-    """Return the table of figures that the terminal prints."""
+    """Return the tables of figures and of latencies that the terminal prints."""
     if not report.summaries:
         return Section(heading="Figures", paragraphs=("Nothing was measured.",))
-    return Section(heading="Figures", grids=(grid(report),))
+    latencies = latency_grid(report.summaries)
+    return Section(heading="Figures", grids=(grid(report), *([latencies] if latencies else [])))
 
 
 def verdicts_section(report: Report) -> Section:

@@ -39,7 +39,7 @@ class _AsyncSink:
 
     def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
         refuse_running_loop("await writer.awrite(image, target)")
-        with meter.phase("write"):
+        with meter.operation("write"):
             for view in views:
                 calls = self._runner.run(self._write(view, offset))
                 meter.count("aiofiles", len(view), calls)

@@ -113,7 +113,7 @@ class BackgroundWriter:
             self._channel.fail(error)  # first, so that no dropped block counts as written
         finally:
             # The stream's own meter counts the time that it waits for these threads.
-            meter.seconds = {} if self._ring else {"write": meter.seconds.get("write", 0.0)}
+            meter.seconds = {}
         for lease in returned:
             self._channel.end(lease, LeaseState.FAILED)
         # A ring that failed completes no other block: the kernel may still use their memory.

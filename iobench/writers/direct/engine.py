@@ -115,7 +115,7 @@ class BlockingEngine(DirectEngine):
                     with self.meter.phase("gather"):
                         part.image.gather(part.start, part.stop, block)
                     data = block[: round_up(part.size_bytes, unit)]
-                with self.meter.phase("write"):
+                with self.meter.operation("write"):
                     calls = pwrite_direct(file.fd, data, part.offset, unit)
             self.meter.count(self._path, len(data), calls)
 
@@ -125,12 +125,12 @@ class BlockingEngine(DirectEngine):
         with CompletionLatch(on_complete):
             data = view_to_fill(part, file.alignment) if start == begin else None
             if data is not None:
-                with self.meter.phase("read"):
+                with self.meter.operation("read"):
                     calls = pread_direct(file.fd, data, begin, stop - begin, unit)
             else:
                 with self._pool.block() as room:
                     block = room[: round_up(stop - begin, unit)]
-                    with self.meter.phase("read"):
+                    with self.meter.operation("read"):
                         calls = pread_direct(file.fd, block, begin, stop - begin, unit)
                     with self.meter.phase("scatter"):
                         image.scatter(start, stop, block[start - begin :])

@@ -33,11 +33,12 @@ _lost: list[Bytes] = []
 
 
 class _Operation:
-    __slots__ = ("calls", "data", "done", "offset", "on_complete", "tries", "wanted")
+    __slots__ = ("began_s", "calls", "data", "done", "offset", "on_complete", "tries", "wanted")
 
     def __init__(self, data: Bytes, offset: int, wanted: int, on_complete: OnComplete) -> None:
         self.data, self.offset, self.wanted, self.on_complete = data, offset, wanted, on_complete
         self.done = self.calls = self.tries = 0
+        self.began_s = time.perf_counter()
 
 
 class InFlight:
@@ -54,6 +55,7 @@ class InFlight:
     ) -> None:
         self._ring, self._fd, self._writes = ring, fd, writes
         self._alignment, self._path, self._meter = alignment, path, meter
+        self._name = "write" if writes else "read"
         self._operations: dict[int, _Operation] = {}  # by tag: io_uring completes them in any order
         self._tag = 0
 
@@ -74,7 +76,7 @@ class InFlight:
     def wait_one(self) -> None:
         """Wait until one operation is complete. Raises OSError, DataMismatchError."""
         while True:
-            with self._meter.phase("wait"):
+            with self._meter.phase(self._name):
                 tag, count = self._call_ring(self._ring.wait)
             if self._take_completion(tag, count):
                 return
@@ -108,6 +110,7 @@ class InFlight:
             self._end(tag, ok=False)
             raise
         if complete:
+            self._meter.took(self._name, time.perf_counter() - operation.began_s)
             self._meter.count(self._path, len(operation.data), operation.calls)
             self._end(tag, ok=True)
         else:

@@ -66,7 +66,7 @@ class DirectStream(Stream):
         # Drop our reference first, in case of an interrupt: a block that is given back twice would
         # be used by two owners at once.
         block, self._block = self._block, self._block[:0]
-        with self._meter.phase("wait"):
+        with self._meter.phase("write"):
             self._background.submit(block, self._offset)
         self._offset += self._filled
         self._filled = 0
@@ -92,7 +92,7 @@ class DirectStream(Stream):
         self._reserved_to += _RESERVE_STEP
 
     def _drain(self) -> int:
-        with self._meter.phase("wait"):
+        with self._meter.phase("write"):
             self._background.drain()
         if self._filled:
             # O_DIRECT needs whole units of the alignment; `set_size` cuts off the padding.

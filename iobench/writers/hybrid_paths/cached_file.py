@@ -44,7 +44,7 @@ class CachedFile:
             begins, ends = zip((offset, offset + length), *self._written[among], strict=True)
             self._written[among] = [(min(begins), max(ends))]
         flags = self._dontcache.flags(meter) if uncached else 0
-        with image.outgoing(start, stop, meter) as views, meter.phase("write"):
+        with image.outgoing(start, stop, meter) as views, meter.operation("write"):
             calls = pwrite_all(self._fd, views, offset, flags)
             if uncached:
                 on_storage(self._fd, offset, length, drop=not flags)
@@ -54,7 +54,7 @@ class CachedFile:
         """Fill `part`; UNCACHED drops its pages afterwards."""
         image, start, stop, _ = part
         flags = self._dontcache.flags(meter) if path == IoPath.UNCACHED else 0
-        with image.incoming(start, stop, meter) as views, meter.phase("read"):
+        with image.incoming(start, stop, meter) as views, meter.operation("read"):
             if path == IoPath.UNCACHED:
                 read_uncached(self._fd, views, start, flags, meter)
             else:

@@ -39,7 +39,7 @@ class HybridStream(DirectStream):
         )
 
     def _drain(self) -> int:
-        with self._meter.phase("wait"):
+        with self._meter.phase("write"):
             self._background.drain()
         if self._filled:
             rest = Extent.of(self._block[: self._filled], self._offset)

@@ -30,6 +30,11 @@ class BatchSync:
     def __init__(self, make_ring: Callable[[], SyncRing | None] = lambda: None) -> None:
         self._make_ring: Callable[[], SyncRing | None] | None = make_ring
         self._ring: SyncRing | None = None
+        self.meter = Meter()
+        """Latencies of the syncs; its seconds are not those of the caller, who waits for them.
+
+        It belongs to the thread of the batch, and to the caller once that has ended.
+        """
         self._channel: Channel[Sequence[NewFile]] = Channel(
             lambda: self._channel.serve(self._sync),
             name="iobench-sync",
@@ -57,9 +62,11 @@ class BatchSync:
 
     def _sync(self, files: Sequence[NewFile]) -> None:
         if self._ring is None:
-            _sync_by_threads(files)
+            for one in _sync_by_threads(files):
+                self.meter.add(one, {})
         else:
-            _sync_by(self._ring, files)
+            with self.meter.operation("batch sync"):
+                _sync_by(self._ring, files)
 
 
 def _sync_by(ring: SyncRing, files: Sequence[NewFile]) -> None:
@@ -72,6 +79,11 @@ def _sync_by(ring: SyncRing, files: Sequence[NewFile]) -> None:
         raise failure from error
 
 
-def _sync_by_threads(files: Sequence[NewFile]) -> None:
-    # An own meter, as the caller's meter counts the time that it waits.
-    map_in_workers(_SYNCS, lambda file: file.sync(Meter()), files)
+def _sync_by_threads(files: Sequence[NewFile]) -> list[Meter]:
+    return map_in_workers(_SYNCS, _synced, files)
+
+
+def _synced(file: NewFile) -> Meter:
+    meter = Meter()  # of its own: the caller's meter counts the time that the caller waits
+    file.sync(meter)
+    return meter

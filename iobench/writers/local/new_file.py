@@ -185,7 +185,7 @@ class NewFile:
 
     def sync(self, meter: Meter | None = None) -> None:
         """Make the bytes durable (fsync), still under the temporary name; `meter` is timed."""
-        with (meter or self._meter).phase("sync"), transfer_errors("syncing", self.path):
+        with (meter or self._meter).operation("sync"), transfer_errors("syncing", self.path):
             os.fsync(self.fd)
 
     def publish(self, *, sync_names: bool) -> None:

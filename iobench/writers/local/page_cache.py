@@ -80,7 +80,7 @@ class CachedWriter(PosixWriter):
 
         def work(blocks: Blocks, own: Meter) -> None:
             for begin, end in blocks:
-                with image.incoming(begin, end, own) as views, own.phase("read"):
+                with image.incoming(begin, end, own) as views, own.operation("read"):
                     fill(views, begin, own)
                 image.filled(begin, end)
 

@@ -108,6 +108,7 @@ class PosixWriter(Writer):
                     _publish(unpublished, in_sync)
             finally:
                 syncing.end()
+                meter.add(syncing.meter, {})
         if durable and sync_directory:
             with meter.phase("commit"):
                 for directory in names:

@@ -35,7 +35,7 @@ class PlainSink:
 
     def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
         """Write all of the consecutive `views` at `offset`."""
-        with meter.phase("write"):
+        with meter.operation("write"):
             calls = pwrite_all(self._fd, views, offset, self._flags)
         meter.count(self._path, sum(map(len, views)), calls)
 
@@ -56,7 +56,7 @@ class PushingSink:
 
     def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
         length = sum(map(len, views))
-        with meter.phase("write"):
+        with meter.operation("write"):
             calls = pwrite_all(self._fd, views, offset)
             linux.sync_file_range(self._fd, offset, length, _START)
             self._behind.append((offset, length))

@@ -69,7 +69,7 @@ class S3Download:
                 raise
             body._raw_stream.release_conn()
 
-        with meter.phase("read"):
+        with meter.operation("read"):
             self._call(attempt, f"reading bytes {begin} to {end}", meter)
         meter.count(RANGED_GET, end - begin)
         self._ranges[begin] = (state.value, end - begin)

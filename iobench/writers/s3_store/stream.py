@@ -98,7 +98,7 @@ class S3Stream(Stream):
             )
         self._begin()
         block, self._block = self._block, self._block[:0]
-        with self._meter.phase("wait"):
+        with self._meter.phase("upload"):
             self._uploads.submit(self._number, block, self._filled)
         self._sent += self._filled
         self._filled = self._flushed_bytes = 0
@@ -109,7 +109,7 @@ class S3Stream(Stream):
             self._upload.begin(self._meter)
 
     def _drain(self) -> int:
-        with self._meter.phase("wait"):
+        with self._meter.phase("upload"):
             self._uploads.drain()
         view = self._block[: self._filled]
         if self._closing and not self._upload.begun:
@@ -209,8 +209,9 @@ class _BackgroundUploads:
             self._channel.close()
         finally:
             self._spare.clear()
-        if self._meters:
-            meter.absorb(self._meters)
+        # The stream's own meter counts the time that it waits for these threads.
+        for one in self._meters:
+            meter.add(one, {})
 
     def afterwards(self, call: Callable[[], None]) -> None:
         """Run `call` once no thread uploads any more: now, or in the last thread."""

@@ -93,7 +93,7 @@ class S3Upload:
                 damaged.add(answer.get("ETag", ""))
             return self._checked(answer, value)
 
-        with meter.phase("upload"):
+        with meter.operation("upload"):
             try:
                 answer, used = self._with_checksum(attempt, self._field(value), meter)
             except BaseException as error:
@@ -124,7 +124,7 @@ class S3Upload:
         """Send part `number`, counted from 1. The memory of `views` must not change during it."""
         value = self._checksum_of(views, meter)
         size = sum(map(len, views))
-        with meter.phase("upload"):
+        with meter.operation("upload"):
             answer = self._call(
                 lambda s3: self._checked(
                     s3.upload_part(

@@ -64,7 +64,7 @@ def test_the_table_in_a_pipe_is_plain_aligned_and_uncut(
         "odirect   restore     2.50 (2.68)     2.00-3.12    100%       0.10",
         "buffered  restore     1.25 (1.34)     1.00-1.56     50%       0.20",
         "",
-        "-v adds machine, phases and 6 notes",
+        "-v adds machine, phases, latencies and 6 notes",
     ]
     detailed = text(report, details=True).splitlines()
     assert detailed[4:9] == [

@@ -1,0 +1,135 @@
+"""Latency of each block by `odirect` in one thread, against that of `fio --lat_percentiles=1`.
+
+    python benchmarks/latency.py --target DIRECTORY [--size 1GiB] [--rounds 5] [--bs 1MiB]
+
+Both write and read the same traffic: blocks with O_DIRECT, one in flight, unique bytes, memory in
+pages of 4 KiB, reserved space, one fsync at the end. They take turns in random order. A percentile
+is that of all operations of all rounds. For fio, whose operations cannot be pooled, it is the
+median of the rounds, as it is for `odirect` in the second column. The machine must be idle: the
+device has no other latency for one of them only then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import random
+import statistics
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from iobench.bench.targets.scratch import scratch_directory
+from iobench.bench.targets.settle import settle
+from iobench.environment import DeviceMonitor
+from iobench.units import MIB, parse_size
+from iobench.writers.image import FileImage
+from iobench.writers.latency import Latency
+from iobench.writers.registry import make
+from iobench.writers.transfer import Transfer
+
+PERCENTILES = (50.0, 95.0, 99.0, 99.9)
+Operation = str
+Rounds = dict[Operation, list[dict[float, float]]]
+
+
+def small_pages(size_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Return memory like that of fio's buffers: aligned, and not in huge pages."""
+    room = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(room, dtype=np.uint8)
+
+
+def fill(memory: np.ndarray[tuple[int], np.dtype[np.uint8]], seed: int) -> None:
+    random_bytes = np.random.default_rng(seed)
+    for start in range(0, len(memory), 64 * MIB):
+        part = memory[start : start + 64 * MIB]
+        part[:] = np.frombuffer(random_bytes.bytes(len(part)), dtype=np.uint8)
+
+
+def by_odirect(image: FileImage, directory: Path, block_size: int) -> list[tuple[str, Transfer]]:
+    writer = make("odirect", block_size=block_size, threads=1)
+    saved = writer.write(image, directory)
+    restored = writer.read(image, directory)
+    (directory / image.path).unlink()
+    return [("write", saved), ("read", restored)]
+
+
+def by_fio(
+    directory: Path, size_bytes: int, block_size: int
+) -> dict[Operation, dict[float, float]]:
+    common = [
+        *("fio", "--name=latency", f"--directory={directory}", f"--size={size_bytes}"),
+        *(f"--bs={block_size}", "--ioengine=psync", "--direct=1", "--thread", "--iomem=mmap"),
+        *(
+            "--refill_buffers=1",
+            "--fallocate=native",
+            "--lat_percentiles=1",
+            "--clat_percentiles=0",
+        ),
+        *("--percentile_list=" + ":".join(map(str, PERCENTILES)), "--output-format=json"),
+    ]
+    found = {}
+    for operation, more in (("write", ["--end_fsync=1"]), ("read", ["--allow_file_create=0"])):
+        done = subprocess.run(
+            [*common, f"--rw={operation}", *more], check=True, capture_output=True, text=True
+        )
+        latency = json.loads(done.stdout)["jobs"][0][operation]["lat_ns"]
+        found[operation] = {
+            one: latency["percentile"][f"{one:.6f}"] / 1e9 for one in PERCENTILES
+        } | {100.0: latency["max"] / 1e9}
+    for path in directory.glob("latency.*"):
+        path.unlink()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--size", type=parse_size, default=1024 * MIB)
+    parser.add_argument("--bs", type=parse_size, default=MIB)
+    parser.add_argument("--rounds", type=int, default=5)
+    asked = parser.parse_args()
+
+    memory = small_pages(asked.size)
+    image = FileImage.of("blocks", [memory])
+    fio: Rounds = defaultdict(list)
+    ours: Rounds = defaultdict(list)
+    pooled: dict[Operation, list[Latency]] = defaultdict(list)
+    with scratch_directory(asked.target) as directory:
+        monitor = DeviceMonitor(directory)
+        for number in range(asked.rounds):
+            for arm in random.sample(("fio", "odirect"), 2):
+                fill(memory, number)
+                os.sync()
+                settle(directory, monitor)
+                if arm == "fio":
+                    for operation, found in by_fio(directory, asked.size, asked.bs).items():
+                        fio[operation].append(found)
+                    continue
+                for operation, transfer in by_odirect(image, directory, asked.bs):
+                    latency = transfer.latencies[operation]
+                    pooled[operation].append(latency)
+                    ours[operation].append(
+                        {one: latency.percentile_s(one) for one in (*PERCENTILES, 100.0)}
+                    )
+    print("| operation | percentile | odirect, all rounds (ms) | odirect (ms) | fio (ms) | ratio |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for operation, latencies in pooled.items():
+        together = Latency.total(latencies)
+        for one in (*PERCENTILES, 100.0):
+            mine = statistics.median(found[one] for found in ours[operation])
+            other = statistics.median(found[one] for found in fio[operation])
+            name = "max" if one == 100 else f"p{one:g}"
+            print(
+                f"| {operation} | {name} | {1000 * together.percentile_s(one):.3f} "
+                f"| {1000 * mine:.3f} | {1000 * other:.3f} | {mine / other:.3f} |"
+            )
+
+
+if __name__ == "__main__":
+    main()
