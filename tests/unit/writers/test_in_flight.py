@@ -334,4 +334,5 @@ def test_what_is_counted() -> None:
         in_flight.start(content(_BLOCK), 0, _BLOCK, lambda _: None)
         in_flight.drain()
     assert meter.paths == {"fake": PathCount(operations=3, bytes=_BLOCK)}
-    assert set(meter.seconds) == {"submit", "wait"}
+    assert set(meter.seconds) == {"submit", "write"}
+    assert list(meter.latencies["write"].bins.values()) == [1], "one block in three calls"
