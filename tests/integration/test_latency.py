@@ -70,7 +70,7 @@ def test_a_run_records_and_shows_them(
     the data frame have their percentiles."""
     record = tmp_path / "run.jsonl"
     done = iobench_inside(
-        *("run", tiny_path, "--target", target, "--pool", "16MiB", "--repeat", "2", "-v"),
+        *("run", tiny_path, "--target", target, "--repeat", "2", "-v"),
         *("--writer", "buffered,aiofiles", "--no-ceiling", "-o", record),
     )
     assert done.returncode == 0, done.stderr
