@@ -10,12 +10,14 @@ import threading
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import SSLError
 from support.scripted_s3 import scripted_s3, silence
 
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.errors import explain
 from iobench.writers.s3_store.upload import leaving_failed
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
@@ -199,3 +201,16 @@ def test_a_time_limit(authority, monkeypatch) -> None:
         writer.write(FileImage.of("model", [data]), _TARGET)
         writer.client.close()
         assert server.objects["run/model"] == data.tobytes()
+
+
+def test_a_connection_that_is_cut_is_not_blamed_on_the_authorities() -> None:
+    """OpenSSL 3.5 reports a cut as a plain SSLError; botocore wraps it as an OSError of its own."""
+    cut = ssl.SSLError(1, "[SSL: UNEXPECTED_EOF_WHILE_READING] unexpected eof while reading")
+    cut.reason = "UNEXPECTED_EOF_WHILE_READING"
+    other = ssl.SSLError(1, "[SSL: TLSV1_ALERT_INTERNAL_ERROR] an alert")
+    for error, kind in ((cut, TransferError), (other, UnavailableError)):
+        wrapped = SSLError(endpoint_url="https://127.0.0.1", error=error)
+        wrapped.__cause__ = error
+        explained = explain(wrapped, "upload", "s3://bucket/model")
+        assert isinstance(explained, kind)
+        assert "authorities" not in str(explained)

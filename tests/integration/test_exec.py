@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.torchrun import require_own_name
 
 from iobench.integrations.redirect import launch
 from iobench.units import MIB
@@ -148,6 +149,7 @@ def test_ranks_that_save_with_dcp(
     """Under torchrun: both ranks' files go over the writer, and stock DCP reads them."""
     import torch.distributed.checkpoint as dcp
 
+    require_own_name()
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
     done = run(*torchrun, "--standalone", SCRIPTS / "ranks.py")
     assert done.returncode == 0, done.stderr

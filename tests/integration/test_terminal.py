@@ -26,6 +26,7 @@ import iobench.environment
 from iobench.bench import planning
 from iobench.bench.targets import directory
 from iobench.cli import main, s3
+from iobench.environment import memory
 from iobench.errors import UnknownNameError
 from iobench.integrations.redirect import launch
 from iobench.integrations.redirect.call_counts import Count, Function
@@ -132,6 +133,8 @@ def test_a_table_fits(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatc
     for name in ("describe_machine", "describe_storage", "probe_directory"):  # figures may move
         once = functools.cache(getattr(iobench.environment, name))
         monkeypatch.setattr(iobench.environment, name, once)
+    pages = functools.cache(memory.new_pages_bytes_per_s)
+    monkeypatch.setattr(memory, "new_pages_bytes_per_s", pages)
     uncut, _ = printed(*arguments, columns=None)
     assert _HINT not in uncut
     for columns in (80, 160):

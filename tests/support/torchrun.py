@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import runpy
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.preloaded import Preloaded, fork_server, run_preloaded
 
-__all__ = ["agent", "torchrun"]
+__all__ = ["agent", "require_own_name", "torchrun"]
 
 _REPOSITORY = str(Path(__file__).parents[2])
 
@@ -24,12 +27,24 @@ def torchrun(
     arguments: Sequence[object], *, timeout: float, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `torchrun ARGUMENTS` to its end, which must come in `timeout` seconds."""
+    if "--standalone" in arguments:
+        require_own_name()
     path = os.pathsep.join(filter(None, [_REPOSITORY, os.environ.get("PYTHONPATH", "")]))
     return run_preloaded(
         ["-c", "from support.torchrun import agent; agent()", *arguments],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
         timeout=timeout,
     )
+
+
+def require_own_name() -> None:
+    """Skip the test where `torchrun --standalone` would wait for the host's own name for minutes:
+    a minimal root may have no line for it in /etc/hosts."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        pytest.skip(f"torchrun needs this host's own name, {name}: {error}")
 
 
 class _Rank(Preloaded):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 __all__ = ["broken_tls", "chain", "explain_tls"]
 
 _BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_CUT = "UNEXPECTED_EOF_WHILE_READING"  # OpenSSL 3: not always an SSLEOFError
 _TRUST = "Set AWS_CA_BUNDLE to {}, or the option verify_tls=false."
 # Verification codes of OpenSSL (x509_vfy.h).
 _VERIFY = {
@@ -38,7 +39,7 @@ _VERIFY = {
 
 def broken_tls(error: BaseException) -> bool:
     """Return whether the connection below TLS broke, which is transient."""
-    return any(isinstance(one, _BROKEN) for one in chain(error))
+    return any(isinstance(one, _BROKEN) or _reason(one) == _CUT for one in chain(error))
 
 
 def explain_tls(error: BaseException) -> tuple[str, str]:
@@ -51,10 +52,11 @@ def explain_tls(error: BaseException) -> tuple[str, str]:
                 f"the certificate of the endpoint is for another host ({one}).",
                 "Use a name of the certificate in endpoint_url, or have one issued for this name.",
             )
-        reason = getattr(one, "reason", None)
+        reason = _reason(one)
         if reason == "WRONG_VERSION_NUMBER":
             return "the endpoint does not speak TLS.", "Use http:// in its URL, or its TLS port."
-        is_file = isinstance(one, OSError) and not isinstance(one, ssl.SSLError)
+        # botocore's own errors are an OSError too, without a number.
+        is_file = isinstance(one, OSError) and bool(one.errno) and not isinstance(one, ssl.SSLError)
         if is_file or reason == "NO_CERTIFICATE_OR_CRL_FOUND":
             return (
                 f"the file of certificate authorities {_ca_file()} cannot be used ({one}).",
@@ -62,6 +64,10 @@ def explain_tls(error: BaseException) -> tuple[str, str]:
             )
     text = next((str(one) for one in chain(error) if isinstance(one, ssl.SSLError)), str(error))
     return f"TLS with the endpoint fails ({text}).", "Check endpoint_url and the proxy settings."
+
+
+def _reason(error: BaseException) -> object:
+    return getattr(error, "reason", None)
 
 
 def _ca_file() -> str:
