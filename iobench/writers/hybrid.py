@@ -299,7 +299,8 @@ class HybridWriter(PosixWriter):
         # run time was no faster (docs/decisions/0036).
         iodepth = self._ring_depth if writes else max(1, self._ring_depth // 4)
         try:
-            ring = open_ring(iodepth)
+            with meter.phase("open"):
+                ring = open_ring(iodepth)
         except UnavailableError as error:
             meter.fell_back("io_uring", "one write or read at a time", error.reason)
             return self._blocking(meter)

@@ -196,11 +196,18 @@ class Meter:
         """Count one operation for which `path` was chosen for `reason`."""
         self.decisions[f"{path}: {reason}"] += 1
 
-    def absorb(self, workers: Iterable[Meter]) -> None:
-        """Add the counts of concurrent workers: seconds are averaged, all else is summed."""
+    def absorb(self, workers: Iterable[Meter], elapsed_s: float = 0.0) -> None:
+        """Add the counts of concurrent workers: seconds are averaged, all else is summed.
+
+        `elapsed_s` is the time that they took together. What is in no phase of theirs is the phase
+        `threads`: they start, take their next block, and the first waits for the last.
+        """
         meters = list(workers)
         for meter in meters:
             self.add(meter, meter.seconds, workers=len(meters))
+        rest_s = elapsed_s - sum(sum(one.seconds.values()) for one in meters) / (len(meters) or 1)
+        if rest_s > 0:
+            self.seconds["threads"] = self.seconds.get("threads", 0.0) + rest_s
 
     def add(
         self, done: Meter | Transfer, seconds: Mapping[str, float], *, workers: int = 1

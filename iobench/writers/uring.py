@@ -69,5 +69,6 @@ class UringWriter(DirectWriter):
 
     def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
         iodepth = self.options.iodepth
-        ring = open_ring(iodepth)
+        with meter.phase("open"):
+            ring = open_ring(iodepth)
         return RingEngine(ring, iodepth, self._pool, meter, writes=writes, path=self._path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -55,6 +56,7 @@ async def run_tasks(
     meters = [Meter() for _ in range(min(tasks, blocks.count))]
     running = {asyncio.create_task(work(blocks, own)) for own in meters}
     failures: list[BaseException] = []
+    began_s = time.perf_counter()
     try:
         while running:
             try:
@@ -74,7 +76,7 @@ async def run_tasks(
             raise failures[0]
     finally:
         failures.clear()  # a traceback refers to this frame, which is a reference cycle
-    meter.absorb(meters)
+    meter.absorb(meters, time.perf_counter() - began_s)
 
 
 def refuse_running_loop(instead: str) -> None:

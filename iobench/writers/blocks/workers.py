@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,7 @@ def run_workers(
     if not meters:
         return
     failures: list[BaseException] = []
+    began_s = time.perf_counter()
 
     def run(own: Meter) -> None:
         try:
@@ -93,7 +95,7 @@ def run_workers(
         for other in failures[1:]:
             failures[0].add_note(f"another worker failed too: {other!r}")
         raise failures[0]
-    meter.absorb(meters)
+    meter.absorb(meters, time.perf_counter() - began_s)
 
 
 def map_in_workers(

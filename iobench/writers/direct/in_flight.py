@@ -83,7 +83,12 @@ class InFlight:
 
     def reap(self) -> None:
         """Take the completions that are available now. Raises like `wait_one`."""
-        while self._operations and (completion := self._call_ring(self._ring.peek)) is not None:
+        while self._operations:
+            # A peek enters the kernel, which completes operations in it.
+            with self._meter.phase(self._name):
+                completion = self._call_ring(self._ring.peek)
+            if completion is None:
+                return
             self._take_completion(*completion)
 
     def _submit(self, tag: int) -> None:

@@ -167,7 +167,7 @@ class NewFile:
         The size is checked afterwards: on s3fs ftruncate succeeds but does nothing while it holds
         data that is not stored yet. In that case sync, repeat ftruncate and record a fallback.
         """
-        with transfer_errors("setting the size of", self.path):
+        with self._meter.phase("commit"), transfer_errors("setting the size of", self.path):
             if self._reserved or os.fstat(self.fd).st_size != size_bytes:
                 os.ftruncate(self.fd, size_bytes)
                 if os.fstat(self.fd).st_size != size_bytes:

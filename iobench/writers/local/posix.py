@@ -98,7 +98,8 @@ class PosixWriter(Writer):
                     if durable:
                         if in_sync:
                             _wait_for(syncing, meter)
-                        syncing.begin(written)
+                        with meter.phase("sync"):
+                            syncing.begin(written)
                         in_sync, ready = len(written), in_sync
                     else:
                         ready = len(written)
@@ -107,7 +108,8 @@ class PosixWriter(Writer):
                     _wait_for(syncing, meter)
                     _publish(unpublished, in_sync)
             finally:
-                syncing.end()
+                with meter.phase("sync"):
+                    syncing.end()
                 meter.add(syncing.meter, {})
         if durable and sync_directory:
             with meter.phase("commit"):
