@@ -49,14 +49,16 @@ FormatOption = Annotated[ListingFormat, typer.Option("--format", help="How to pr
 DocumentFormatOption = Annotated[DocumentFormat, typer.Option("--format", help="How to print it.")]
 WorkloadArgument = Annotated[
     str | None,
-    typer.Argument(
-        help="A named workload (iobench workloads list) or YAML.",
-        show_default=DEFAULT_WORKLOAD,
-    ),
+    typer.Argument(hidden=True, show_default=False),
 ]
 WorkloadOption = Annotated[
     str | None,
-    typer.Option("--workload", "-w", help="The same as WORKLOAD.", show_default=DEFAULT_WORKLOAD),
+    typer.Option(
+        "--workload",
+        "-w",
+        help="A named workload (iobench workloads list) or YAML.",
+        show_default=DEFAULT_WORKLOAD,
+    ),
 ]
 QuietOption = Annotated[
     bool,

@@ -27,15 +27,17 @@ def plan(
     ctx: typer.Context,
     workload: Annotated[
         str | None,
-        typer.Argument(
-            help="Plan for this workload: its size, with --results, and its published step time.",
-            show_default="that of --results",
-        ),
+        typer.Argument(hidden=True, show_default=False),
     ] = None,
     *,
     workload_option: Annotated[
         str | None,
-        typer.Option("--workload", "-w", help="The same as WORKLOAD.", show_default=False),
+        typer.Option(
+            "--workload",
+            "-w",
+            help="Plan for this workload: its size, with --results, and its published step time.",
+            show_default="that of --results",
+        ),
     ] = None,
     nodes: Annotated[
         str | None,
