@@ -17,7 +17,7 @@ from typing import Any, Self
 from iobench.peers import PREFIX
 from iobench.results.identity import contender_of
 from iobench.results.records import DeviceCounts, Run, Sample, VariantFacts
-from iobench.units import KIB, format_size
+from iobench.units import KIB, MIB, format_size
 
 __all__ = [
     "REPEATS",
@@ -41,6 +41,7 @@ NEAR_ZERO = 0.1  # with a smaller part by one counter, no other counter makes up
 _CLOCK_SLACK, _CLOCK_SLACK_S = 0.1, 0.05  # by which phases may exceed the clock
 _COUNTED_LEAST, _COUNTED_MOST = 0.99, 1.25  # limits for a writer's bytes by path over bytes moved
 _PAST_THE_CACHE = {"direct", "gds"}
+_LEAST_PROOF = 256 * MIB  # other programs hardly read more in the time of a restore
 _PADDING = 64 * KIB  # of one operation: the largest alignment of direct I/O
 REPEATS = "data repeats every "
 WRONG_BYTES = "wrong bytes: tensors differ from what was saved"
@@ -445,6 +446,7 @@ def _unproved(sample: Sample, context: Context) -> Iterator[Reason]:
 
     Of a save no counter shows a missing sync. Of a restore the device delivered all bytes, but this
     process read only a part of them: the rest may be from memory, while another program read.
+    Where only the device counts, a small restore proves nothing: others read as much by chance.
     """
     if not sample.stores or context.volatile_under(sample) is not None:
         return
@@ -455,6 +457,12 @@ def _unproved(sample: Sample, context: Context) -> Iterator[Reason]:
             yield Reason(text=f"not proved durable: {unseen}, and the device has no counter")
         return
     process, moved = counts["process"], sample.stored_bytes
+    if process is None and counts["device"] is not None and 0 < moved < _LEAST_PROOF:
+        yield Reason(
+            text="too small to prove cold: this process has no counter, and others may have read "
+            "as much from the device",
+            measured=(format_size(moved),),
+        )
     if process is None or not moved or not NEAR_ZERO <= process / moved < REACHED_LIMIT:
         return
     yield Reason(

@@ -473,3 +473,33 @@ def test_data_that_repeat_are_named_and_invalidate_nothing() -> None:
             VerdictStatus.VALID,
             ["data repeats every 16.00 MiB"],
         )
+
+
+@pytest.mark.parametrize(
+    ("size", "process", "status"),
+    [
+        (16, None, VerdictStatus.UNPROVED),
+        (255, None, VerdictStatus.UNPROVED),
+        (256, None, VerdictStatus.VALID),
+        (16, 1.0, VerdictStatus.VALID),
+        (16, 0.5, VerdictStatus.UNPROVED),
+        (16, 0.05, VerdictStatus.INVALID),
+    ],
+)
+def test_a_small_restore_does_not_lower_the_bar(
+    size: int, process: float | None, status: VerdictStatus
+) -> None:
+    """The device's counter alone counts what other programs read; a few MiB are soon read."""
+    moved_bytes = size * 2**20
+    counts = DeviceCounts(
+        read_bytes=moved_bytes,
+        write_bytes=0,
+        process_read_bytes=None if process is None else int(process * moved_bytes),
+        process_write_bytes=0,
+    )
+    small = replace(RESTORE, bytes=moved_bytes, device=counts, paths={}, cold=cold(0.0))
+    verdict = judge(small, Context(workload_bytes=moved_bytes))
+    assert verdict.status is status, reasons(verdict)
+    assert any("too small to prove" in why for why in reasons(verdict)) is (
+        process is None and status is VerdictStatus.UNPROVED
+    )
