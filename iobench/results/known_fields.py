@@ -35,8 +35,8 @@ aa arm arms asked baseline block_size ceiling_jobs crc32 device every every_aske
 full_bytes granularities granularity iodepth ioengine job label largest_bytes left_out max_bytes
 max_cpu_s_per_gib max_memory_bytes max_s memcpy_bytes_per_s model_params no_ceiling numjobs
 objective options own_server persist_s pool_bytes precision probe rank ranks repeat restore_mode
-restore_subsets scale seed serializers simulated_s simulates_whole_step size_bytes slices stall_s
-step_s step_scaled steps target targets verb workload writer writers written_bytes
+restore_modes restore_subsets scale seed serializers simulated_s simulates_whole_step size_bytes slices
+stall_s step_s step_scaled steps target targets verb workload writer writers written_bytes
 failure_shape failures_per_1000_node_days gpus_per_node nodes restart_s
 huge_pages refill_buffers
 """
@@ -46,9 +46,10 @@ round save schema size_bytes spent_s stall_s started_at status storage took_s ve
 written_bytes
 """
 _OPTIONS = """
-backend block_size buffer concurrency crc endpoint_url fallocate files intra_op_parallelism iodepth
-method paths queue_depth read_soon reuse_files rings shards single_submit small_size thread_count
-threads uring
+addressing_style backend block_size buffer checksum concurrency connect_timeout_s crc direct
+endpoint_url fallocate files intra_op_parallelism iodepth max_attempts max_pool method part_size
+paths queue_depth read_soon read_timeout_s reuse_files rings shards single_submit small_size
+thread_count threads uring verify_tls
 """
 _FACTS = frozenset(f"{_OF_MACHINES} {_OF_STORAGE} {_OF_PLANS} {_OF_JOURNALS} {_OPTIONS}".split())
 _FREE = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -18,10 +19,13 @@ from hypothesis import strategies as st
 from support.cli import app
 from typer.testing import CliRunner
 
+from iobench.bench.axes import Axes
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile, read
+from iobench.results.known_fields import unknown_fields
 from iobench.results.scrub import Scrubbed, scrub, write_scrubbed
 from iobench.tune.journal import read_journal
+from iobench.writers import registry
 
 _EXAMPLE = Path(__file__).with_name("example.jsonl").read_bytes().splitlines()
 _REFERENCES = Path(__file__).parents[3] / "results"
@@ -183,6 +187,18 @@ def test_a_field_that_is_not_known_is_refused(
     with pytest.raises(ResultFileError, match=rf"line 1: the field '[\w.\[\]]*{re.escape(field)}'"):
         write_scrubbed(record, copy, read)
     assert not copy.exists()
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_all_options_of_our_writers_are_known(name: str) -> None:
+    names = (option.name for option in dataclasses.fields(registry.writer_class(name).Options))
+    writers = [{"name": name, "options": dict.fromkeys(names, "text")}]
+    assert [*unknown_fields({"plan": {"writers": writers}})] == []
+
+
+def test_all_axes_are_known() -> None:
+    axes = Axes(restore_modes=("all",), slices=(2,), numjobs=(1, 2), targets=("a", "b"))
+    assert [*unknown_fields({"plan": axes.to_dict()})] == []
 
 
 def test_options_of_another_package_may_be_numbers(tmp_path: Path) -> None:
