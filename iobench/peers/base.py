@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from iobench.errors import UnavailableError, UsageError
+from iobench.peers.s3_session import OWN_SERVER
 from iobench.writers.availability import Availability
 from iobench.writers.options import WriterOptions
 
@@ -66,8 +68,15 @@ class Peer(ABC):
         peer cannot restore only some.
         """
 
+    refused_by: ClassVar[Mapping[str, str]] = {}
+    """Why it does not work with a server of ours, by the server's name."""
+
     def available(self, target: str) -> Availability:  # noqa: ARG002
-        """Whether the peer works here: its modules can be imported."""
+        """Whether the peer works here: its modules can be imported, and the server suits it."""
+        if reason := self.refused_by.get(os.environ.get(OWN_SERVER, "")):
+            return Availability(
+                ok=False, reason=reason, remedy="Give the --target of another store."
+            )
         for module in self.modules:
             try:
                 importlib.import_module(module)

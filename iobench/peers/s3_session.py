@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["endpoint_url", "region"]
+__all__ = ["OWN_SERVER", "endpoint_url", "region"]
+
+OWN_SERVER = "IOBENCH_S3_SERVER"
+"""Environment variable with the name of the server that this process started, if any."""
 
 
 def endpoint_url() -> str | None:

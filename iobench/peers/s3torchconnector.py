@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from iobench.peers.base import Peer, State
 from iobench.peers.s3_session import endpoint_url, region
@@ -32,6 +33,9 @@ class S3TorchConnector(Peer):
     syncs = True
     modules = ("s3torchconnector",)
     packages = "s3torchconnector"
+    refused_by: ClassVar[Mapping[str, str]] = {
+        "rclone": "its uploads to the server of --s3-local end with an error of the CRT (14366)."
+    }
     Options = S3TorchConnectorOptions
     options: S3TorchConnectorOptions
 

@@ -13,12 +13,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from iobench.bench.processes import supervise
 from iobench.errors import UnavailableError
+from iobench.peers.s3_session import OWN_SERVER
 from iobench.writers.s3_store.client import INSTALL, boto3_missing
 
 __all__ = ["BUCKET", "LocalS3", "local_s3", "run_server"]
@@ -39,6 +40,8 @@ class LocalS3:
     """A running server: its endpoint and credentials."""
 
     endpoint_url: str
+    name: str = ""
+    """The program, for peers that do not work with it."""
     bucket: str = BUCKET
     access_key: str = field(repr=False)
     secret_key: str = field(repr=False)
@@ -62,6 +65,7 @@ class LocalS3:
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
             "AWS_EC2_METADATA_DISABLED": "true",
+            OWN_SERVER: self.name,
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",
         }
@@ -103,7 +107,7 @@ def local_s3() -> Iterator[LocalS3]:
         return [rclone, "serve", "s3", str(directory), *flags]
 
     with run_server(command, key_variable="RCLONE_AUTH_KEY") as server:
-        yield server
+        yield replace(server, name="rclone")
 
 
 @contextmanager
