@@ -54,9 +54,9 @@ class Trial:
 
     The clock of `save` covers everything up to the published, durable checkpoint: files, their
     syncs, the manifest, directory syncs and the rename. The clock of `restore` covers opening,
-    parsing and reading. Making the bytes, evicting, verifying and removing are not timed. Several
-    jobs start together when all of them are ready. The clock stops when the last one is done. The
-    ranks of a launcher are released at one moment, and the staging directory exists before.
+    parsing and reading. Making the bytes, evicting, verifying and removing are not timed. It
+    covers the same work for one process, several, and the ranks of a launcher: the staging
+    directory exists and all jobs are ready before it starts, and it stops when the last is done.
 
     What is prepared in memory is prepared inside `settled`, the wait for idle storage. Both have
     ended before the clock starts, and no thread or process of ours works on them afterwards.
@@ -137,8 +137,9 @@ class Trial:
         cold = self._make_cold(ref)
         clock = self._clock()
         done = self._ask(partial(Job.restore, ref=ref), clock)
-        # Ranks tell their end through the network, which takes time after the last one.
-        ended_s = None if self._ranks is None else max(one.at_s for one in done)
+        several = self.executor.apart or self._ranks is not None
+        # Several jobs report their end through a socket, which takes time after the last one.
+        ended_s = max(one.at_s for one in done) if several else None
         counted = self._stop(clock, done, ended_s)
         memory = self._memory("restore")
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
@@ -190,17 +191,14 @@ class Trial:
         return self.executor if isinstance(self.executor, RankGroup) else None
 
     def _clock(self) -> Clock:
-        """Return the clock of an operation. It has started, unless ranks are released later.
+        """Return the clock of an operation, which starts when its jobs are released.
 
         It has no sampler where that would read the wrong process or one machine of several: without
         a device the sampler reads this process's counters, but others do the I/O.
         """
         apart = self.executor.apart and not self.target.monitor.files
         several = self._ranks is not None and self._ranks.machines > 1
-        clock = Clock(self.target.monitor, None if apart or several else self.target.sampler)
-        if self._ranks is None:
-            clock.start(None)
-        return clock
+        return Clock(self.target.monitor, None if apart or several else self.target.sampler)
 
     def _stop(self, clock: Clock, done: Sequence[Done], ended_s: float | None = None) -> Counted:
         """Stop the clock, and return the counters of all machines."""

@@ -21,6 +21,7 @@ from iobench.bench.counters import monitor as counters
 from iobench.bench.counters.sampler import Sampler
 from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
+from iobench.bench.processes.clock import Clock
 from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.targets.instruments import Instruments
 from iobench.bench.trial import Trial
@@ -104,6 +105,24 @@ def test_the_clock_of_a_save_stops_when_all_is_durable(
     assert completed is not None
     assert len(completed) == math.ceil(sample.elapsed_s / 0.1)  # to the last sync and rename
     assert sum(completed) == sum(path.bytes for path in sample.paths.values())
+
+
+def test_the_clock_starts_with_the_jobs(
+    tmp_path: Path, tiny: Workload, idle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process has the clock of ranks: the staging directory exists before it starts."""
+    one = trial(make("buffered"), tiny, tmp_path, idle)
+    seen: list[list[str]] = []
+    start = Clock.start
+
+    def recorded(self: Clock, began_s: float | None) -> None:
+        seen.append(sorted(path.name for path in tmp_path.rglob("*step-*")))
+        start(self, began_s)
+
+    monkeypatch.setattr(Clock, "start", recorded)
+    assert one.save() is not None
+    (names,) = seen
+    assert len(names) == 1
 
 
 @pytest.mark.parametrize("name", STORING)
