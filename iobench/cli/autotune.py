@@ -82,7 +82,7 @@ def autotune(
     ] = "3min",
     max_bytes: Annotated[
         str, typer.Option("--max-bytes", help="Write at most this much: SSDs wear.")
-    ] = "60GiB",
+    ] = "80GiB",
     max_memory: Annotated[
         str | None,
         typer.Option("--max-memory", help="Leave out settings that take more memory (512MiB)."),

@@ -10,7 +10,7 @@ from iobench.units import GIB, format_size_exact
 
 __all__ = ["DEFAULT_BYTES", "DEFAULT_SECONDS", "SLACK", "Budget", "Cost"]
 
-DEFAULT_SECONDS, DEFAULT_BYTES = 180.0, 60 * GIB
+DEFAULT_SECONDS, DEFAULT_BYTES = 180.0, 80 * GIB
 SLACK = 1.25
 """Factor by which trials of the confirmation are expected to last longer than earlier trials."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
-from iobench.bench.judging.stats import Ratio, huber_mean, paired_log_ratio
+from iobench.bench.judging.stats import Ratio, huber_mean, median, paired_log_ratio
 from iobench.tune.race import effects_and_noise
 
 __all__ = ["CONFIRMED", "Confirmation", "ConfirmedChoice"]
@@ -17,6 +17,7 @@ __all__ = ["CONFIRMED", "Confirmation", "ConfirmedChoice"]
 CONFIRMED = 6
 """With fewer samples no interval holds the median with 95%."""
 
+_CHANGED, _CHANGED_ERRORS = 0.10, 3.0  # of a logarithm; standard errors of two rounds' median
 _LIMIT = 1.96  # standard errors: normal noise stays below in 97.5% of all cases
 
 
@@ -49,6 +50,8 @@ class Confirmation:
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
+    last: list[int] = field(default_factory=list)
+    """The numbers of the last rounds, which the best of each family took part in."""
     eliminated: set[str] = field(default_factory=set)
     """Contenders that the first look showed clearly worse: not run again, and not chosen."""
 
@@ -114,6 +117,11 @@ class Confirmation:
         baseline = self.baseline if self.baseline in able else None
         if baseline and chosen != baseline and not self._better(chosen, baseline):
             chosen = baseline
+        overtaken = self._overtaken(chosen)
+        if overtaken:
+            chosen = overtaken
+            self.eliminated.discard(chosen)
+            able = self.able
         leader = self.contenders[0]
         return ConfirmedChoice(
             chosen=chosen,
@@ -124,13 +132,54 @@ class Confirmation:
             equals=tuple(
                 name for name in able if name != chosen and not self._better(chosen, name)
             ),
-            refuted=leader in self.failed
+            refuted=overtaken is not None
+            or leader in self.failed
             or leader in self.eliminated
             or (
                 leader != chosen
                 and (chosen == baseline or self._finding(leader, chosen) is Finding.WORSE)
             ),
         )
+
+    def middle(self, name: str) -> float:
+        """Return the median loss of `name`."""
+        return median(list(self.losses[name].values()))
+
+    def best_at_end(self) -> str | None:
+        """Return the contender with the smallest loss in the last rounds; None without them."""
+        sums = {
+            name: [math.log(one[number]) for number in self.last]
+            for name, one in self.losses.items()
+            if name not in self.failed and self.last and one.keys() >= set(self.last)
+        }
+        return min(sums, key=lambda name: sum(sums[name])) if sums else None
+
+    def before_and_at_end(self, name: str, other: str) -> tuple[float | None, float | None]:
+        """Return the logarithm of the loss of `name` over that of `other`, before and at the end.
+
+        Medians over their common rounds: all but the last rounds, and those. None without any.
+        """
+        both = sorted(self.losses[name].keys() & self.losses[other].keys())
+        parts = [[n for n in both if (n in self.last) is at_end] for at_end in (False, True)]
+        logs = [
+            [math.log(self.losses[name][n] / self.losses[other][n]) for n in part] for part in parts
+        ]
+        before, after = (median(one) if one else None for one in logs)
+        return before, after
+
+    def _overtaken(self, chosen: str) -> str | None:
+        """Return the best of the last rounds where it is clearly better than `chosen` there."""
+        best = self.best_at_end()
+        if best in (None, chosen):
+            return None
+        assert best is not None
+        at_end = self.before_and_at_end(chosen, best)[1]
+        return best if at_end is not None and at_end > self.changed else None
+
+    @property
+    def changed(self) -> float:
+        """The least change of a logarithm that noise does not explain."""
+        return max(_CHANGED, _CHANGED_ERRORS * self.noise)
 
     @property
     def noise(self) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.stats import median
-from iobench.tune.budget import Budget
+from iobench.tune.budget import Budget, Cost
 from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
 from iobench.tune.race import Race
@@ -17,12 +17,14 @@ from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Space
 from iobench.units import format_size
 
-__all__ = ["CLOSE", "LOOK_ROUNDS", "STAYING", "Finals"]
+__all__ = ["CLOSE", "LAST_ROUNDS", "LOOK_ROUNDS", "STAYING", "Finals"]
 
 CLOSE = 2.0
 """A writer whose loss is at most this many times the leader's is a family that may still win."""
 LOOK_ROUNDS = 2
 """Rounds of the first look, with all contenders. Clearly worse ones are eliminated after it."""
+LAST_ROUNDS = 2
+"""Rounds at the end, with the best setting of every family once more, eliminated or not."""
 STAYING = 4
 """Contenders, baseline included, that run on after the look. The budget reserves time for them."""
 
@@ -33,11 +35,13 @@ _MOST_ROUNDS = 20
 
 @dataclass(kw_only=True)
 class Finals:
-    """Confirms the race's leader next to the best setting of each family that came close.
+    """Confirms the race's leader next to the best setting of each family.
 
     A family is a writer with all its settings. The race runs earlier and at smaller sizes, so its
-    order may not hold. Where the look contradicts that order, settings of the better family that
-    the race had dropped take part again.
+    order may not hold. Nor may that of the first look: writers become slower together, for example
+    when a cache of the device is full. So every family is measured again in the last rounds. Where
+    the look contradicts the order of the race, settings of the better family that the race had
+    dropped take part again.
     """
 
     space: Space
@@ -65,12 +69,32 @@ class Finals:
         self._eliminate(confirmation)
         self._bring_back(confirmation)
         for number in range(LOOK_ROUNDS, _MOST_ROUNDS):
-            if not self._round(confirmation, number):
+            if not self._round(confirmation, number, then=self._last(confirmation)):
                 break
+        last = self._last(confirmation)
+        for _ in range(LAST_ROUNDS):
+            if not last or not self.budget.confirms(self._cost(last), enough=False):
+                break
+            self.rng.shuffle(last)
+            self.rounds.confirm(confirmation, last, self.sizes.confirm, verify=())
+            confirmation.last.append(self.rounds.number)
         return confirmation
 
+    def _last(self, confirmation: Confirmation) -> list[str]:
+        """Return what the last rounds measure: the best setting of each family."""
+        able = [name for name in confirmation.able if name in confirmation.losses]
+        others = [name for name in confirmation.eliminated if name in confirmation.losses]
+        best: dict[str, str] = {}
+        for names in (able, others):
+            for name in sorted(names, key=confirmation.middle):
+                best.setdefault(self._writer(name), name)
+        return list(best.values())
+
+    def _cost(self, names: Sequence[str]) -> Cost:
+        return self.rounds.cost(names, self.sizes.confirm)
+
     def contenders(self) -> list[str]:
-        """Return leader, runner-up, best of each close family, best known settings, and baseline.
+        """Return leader, runner-up, best of each family, best known settings, and baseline.
 
         The best known settings are that of all families and that of the leader's family.
         """
@@ -82,9 +106,7 @@ class Finals:
         chosen = [*ranked[:2], *best_known[:1]]
         chosen += [name for name in best_known if self._writer(name) == family][:1]
         for writer in self.space.dimensions:
-            best = self._of_family(writer)[:1]
-            if best and self.race.estimated_ratio(best[0], ranked[0]) <= CLOSE:
-                chosen += best
+            chosen += self._of_family(writer)[:1]
         if self.space.baseline.label in able:
             chosen.append(self.space.baseline.label)
         return list(dict.fromkeys(chosen))
@@ -97,11 +119,17 @@ class Finals:
             if one.candidate.writer == writer and one.able and one.losses
         )
 
-    def _round(self, confirmation: Confirmation, number: int) -> bool:
+    def _round(self, confirmation: Confirmation, number: int, *, then: Sequence[str] = ()) -> bool:
+        """Run a round of the open contenders; False where it and the last rounds do not fit."""
         able = confirmation.open
         fresh = [name for name in able if name not in confirmation.losses]
         cost = self.rounds.cost(able, self.sizes.confirm, verify=bool(fresh))
-        if not able or not self.budget.confirms(cost, enough=confirmation.enough):
+        last = self._cost(then)
+        both = Cost(
+            time_s=cost.time_s + LAST_ROUNDS * last.time_s,
+            written_bytes=cost.written_bytes + LAST_ROUNDS * last.written_bytes,
+        )
+        if not able or not self.budget.confirms(both, enough=confirmation.enough):
             return False
         if number % 2 == 0:
             self.rng.shuffle(able)
@@ -140,7 +168,12 @@ class Finals:
             name
             for name in self._of_family(self._writer(best))
             if name not in confirmation.contenders
-        ][: max(0, self._affordable(confirmation, LEAST_SAMPLES) - len(confirmation.able))]
+        ][
+            : max(
+                0,
+                self._affordable(confirmation, LEAST_SAMPLES) - len(confirmation.able),
+            )
+        ]
         worse = f"{median(times):.2f} times the loss of {best}" if times else "not able"
         self.notes.append(
             f"{leader} led the race, and was {worse} in the confirmation; brought back: "
@@ -151,13 +184,12 @@ class Finals:
     def _affordable(self, confirmation: Confirmation, rounds: int) -> int:
         """Return how many settings can run `rounds` rounds with the bytes that are left."""
         one = self.rounds.cost(confirmation.contenders[:1], self.sizes.confirm, verify=True)
-        return self.budget.left_bytes // (rounds * one.written_bytes)
+        last = LAST_ROUNDS * self._cost(self._last(confirmation)).written_bytes
+        return max(0, self.budget.left_bytes - last) // (rounds * one.written_bytes)
 
     def _ranked(self, confirmation: Confirmation) -> list[str]:
         """Return the able contenders by median loss, the smallest first."""
-        return sorted(
-            confirmation.able, key=lambda name: median(list(confirmation.losses[name].values()))
-        )
+        return sorted(confirmation.able, key=confirmation.middle)
 
     def _times(self, confirmation: Confirmation, name: str, best: str) -> Sequence[float]:
         mine, others = (confirmation.losses.get(one, {}) for one in (name, best))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from iobench.tune.space import Space
 __all__ = ["Outcome", "Standing"]
 
 _SEARCHABLE = 0.07  # noise of a log: with more the race often leads to the wrong settings
+_CLEARLY_WORSE = math.log(1.25)  # a writer that never came nearer is no candidate
 _WITHIN = 0.05  # of the best: docs/autotune.md has the error rates
 
 
@@ -130,6 +132,7 @@ class Outcome:
         if verdict.refuted:
             leader = self.confirmation.contenders[0]
             yield f"{leader} led the race, and the confirmation did not bear that out"
+        yield from self._changes()
         if verdict.excess > _WITHIN:
             yield f"another of those confirmed may be {100 * verdict.excess:.1f}% better"
         if (noise := self.confirmation.noise) > _SEARCHABLE:
@@ -138,6 +141,36 @@ class Outcome:
         if untried := self._untried():
             count = len(untried)
             yield f"{count} setting{'s' * (count > 1)} one step from {verdict.chosen} not tried"
+
+    def _changes(self) -> Iterator[str]:
+        """Yield which writers changed, compared with the chosen one, while it was tuned.
+
+        Those that are clearly worse in the race, in the confirmation and at its end do not matter.
+        """
+        confirmation, chosen = self.confirmation, self.verdict.chosen
+        if not confirmation.last:
+            yield "the budget did not suffice to measure every writer again at the end"
+            return
+        for name in confirmation.losses.keys() - {chosen} - confirmation.failed.keys():
+            before, at_end = confirmation.before_and_at_end(name, chosen)
+            known = [one for one in (self._raced(name), before, at_end) if one is not None]
+            if (
+                at_end is not None
+                and max(known) - min(known) > confirmation.changed
+                and min(known) < _CLEARLY_WORSE
+            ):
+                yield f"{name} and {chosen} did not keep their ratio from the race to the end"
+
+    def _raced(self, name: str) -> float | None:
+        """Return the logarithm of the loss of `name` over that of the chosen one in the race."""
+        ratio = self.race_ratio(name, self.verdict.chosen)
+        return None if ratio is None else math.log(ratio)
+
+    def race_ratio(self, name: str, other: str) -> float | None:
+        """Return the median ratio of two losses in common rounds of the race; None without any."""
+        mine, others = (self.trials[one].losses for one in (name, other))
+        ratios = [mine[number] / others[number] for number in mine.keys() & others.keys()]
+        return median(ratios) if ratios else None
 
     def _untried(self) -> list[str]:
         """Return the neighbours of the chosen setting that were not raced."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from iobench import workloads
+from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.verdict import Context, volatile_of
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
-from iobench.tune.finals import LOOK_ROUNDS
+from iobench.tune.finals import LAST_ROUNDS, LOOK_ROUNDS
 from iobench.tune.history import History
 from iobench.tune.journal import TrialRecord, TuningRecord
 from iobench.tune.measurement import Step
@@ -127,10 +128,12 @@ def _confirmation(
             confirmation.fail(name, why)
         else:
             confirmation.record(name, one.round, objective.loss(one.measured))
-    last = max((one.round for one, _ in own), default=0)
+    numbers = list(dict.fromkeys(one.round for one, _ in own))
     for name, losses in confirmation.losses.items():
-        if len(losses) <= LOOK_ROUNDS and max(losses) < last:
+        if len(numbers) - LAST_ROUNDS > LOOK_ROUNDS and len(losses) < LEAST_SAMPLES:
             confirmation.eliminate(name)
+    back = [n for n in numbers if any(n in confirmation.losses[x] for x in confirmation.eliminated)]
+    confirmation.last += [number for number in back if number in numbers[LOOK_ROUNDS:]]
     return confirmation
 
 

@@ -13,8 +13,7 @@ from iobench.bench.judging.verdict import Context
 from iobench.errors import IobenchError, UsageError
 from iobench.tune.budget import SLACK, Budget, Cost
 from iobench.tune.candidate import Candidate
-from iobench.tune.confirm import CONFIRMED
-from iobench.tune.finals import CLOSE, LOOK_ROUNDS, STAYING, Finals
+from iobench.tune.finals import CLOSE, LAST_ROUNDS, LOOK_ROUNDS, STAYING, Finals
 from iobench.tune.measurement import Measure
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
@@ -263,28 +262,28 @@ class Tuner:
     def _cost_of_confirming(self, size: int) -> Cost:
         """Return the expected cost of a confirmation at `size`, for any contenders."""
         probed = self.rounds.by_probe(self.race.running)
-        close = self._close_families(probed)
-        looked = min(len(close) + _BESIDE, self.space.size)
+        families = self._families(probed)
+        looked = min(len(families) + _BESIDE, self.space.size)
         staying = min(STAYING, looked)
         first, later = (self.written_bytes(size, verify) for verify in (True, False))
         names = [self.space.baseline.label, *probed[: staying - 1]]
         # One round more, because the first round also restores every checkpoint.
-        times = SLACK * (CONFIRMED + 1)
-        look_s = SLACK * LOOK_ROUNDS * self.rounds.cost(close, size).time_s
+        times = SLACK * (LEAST_SAMPLES - LOOK_ROUNDS + 1)
+        families_s = self.rounds.cost(families, size).time_s
         return Cost(
-            time_s=times * self.rounds.cost(names, size).time_s + look_s,
+            time_s=times * self.rounds.cost(names, size).time_s
+            + SLACK * (LOOK_ROUNDS + LAST_ROUNDS) * families_s,
             written_bytes=looked * (first + (LOOK_ROUNDS - 1) * later)
-            + staying * LEAST_SAMPLES * later,
+            + staying * LEAST_SAMPLES * later
+            + LAST_ROUNDS * len(families) * later,
         )
 
-    def _close_families(self, probed: Sequence[str]) -> list[str]:
-        """Return the best probed setting of each writer that is close to the best of all."""
+    def _families(self, probed: Sequence[str]) -> list[str]:
+        """Return the best probed setting of each writer."""
         best: dict[str, str] = {}
         for name in probed:
             best.setdefault(self.race.trials[name].candidate.writer, name)
-        losses = {name: self.rounds.probed_loss(name) for name in best.values()}
-        least = min(losses.values(), default=1.0)
-        return [name for name, loss in losses.items() if loss <= CLOSE * least]
+        return list(best.values())
 
     def _affordable(self, *, until: float) -> int:
         """Return how many settings, each as fast as the leader, can run a rung of small trials.

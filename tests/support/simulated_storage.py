@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
+from iobench.tune.outcome import Outcome
 from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Dimension, Space
 from iobench.tune.tuner import Tuner
@@ -77,14 +78,18 @@ def stalls(scale: float) -> Callable[[random.Random], float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What was asked of a storage before a trial: trials, those of its writer, and bytes."""
+    """What was asked of a storage: trials, those of each writer, and bytes."""
 
     trials: int
-    of_writer: int
+    by_writer: Mapping[str, int]
     written_bytes: int
 
+    def of(self, writers: Iterable[str]) -> int:
+        """Return the number of trials of `writers`."""
+        return sum(self.by_writer.get(one, 0) for one in writers)
 
-_WORN = Usage(trials=10**6, of_writer=10**6, written_bytes=1 << 60)
+
+_WORN = Usage(trials=10**6, by_writer=dict.fromkeys(_GIB_PER_S, 10**6), written_bytes=1 << 60)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +115,24 @@ class World:
         """Return the best settled rate of a whole space."""
         return _best(space, self.settled)
 
+    def part_of_best(self, outcome: Outcome, storage: SimulatedStorage) -> float:
+        """Return the rate of the choice as a part of the best, at the end and the confirmed size.
+
+        Nobody can know what happens after the last trial.
+        """
+
+        def rate(one: Candidate) -> float:
+            return self.rate(one, outcome.size_bytes, storage.usage)
+
+        return rate(outcome.chosen) / _best(outcome.space, rate)
+
 
 def _uring_by_size(one: Candidate, size: int, usage: Usage) -> float:
     return true_rate(one) * (0.5 if one.writer == "uring" and size > GIB // 2 else 1.0)
 
 
 def _uring_throttled(one: Candidate, size: int, usage: Usage) -> float:
-    return true_rate(one) * (0.5 if one.writer == "uring" and usage.of_writer >= 20 else 1.0)
+    return true_rate(one) * (0.5 if one.writer == "uring" and usage.of([one.writer]) >= 20 else 1.0)
 
 
 def _all_throttled(one: Candidate, size: int, usage: Usage) -> float:
@@ -192,16 +208,21 @@ class SimulatedStorage:
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
         self._taken: dict[str, int] = {}
-        self._of_writer: dict[str, int] = {}
+        self._by_writer: dict[str, int] = {}
 
-    def __call__(self, candidate: Candidate, step: Step) -> Measurement:
-        usage = Usage(
+    @property
+    def usage(self) -> Usage:
+        """What was asked of it so far."""
+        return Usage(
             trials=len(self.asked),
-            of_writer=self._of_writer.get(candidate.writer, 0),
+            by_writer=dict(self._by_writer),
             written_bytes=sum(one.size_bytes for _, one in self.asked),
         )
+
+    def __call__(self, candidate: Candidate, step: Step) -> Measurement:
+        usage = self.usage
         self.asked.append((candidate.label, step))
-        self._of_writer[candidate.writer] = usage.of_writer + 1
+        self._by_writer[candidate.writer] = usage.of([candidate.writer]) + 1
         number = self._taken[candidate.label] = self._taken.get(candidate.label, 0) + 1
         error = self.error(candidate, step)
         if error is not None:
