@@ -186,6 +186,17 @@ class Confirmation:
         """The standard deviation of the samples of one contender, as a fraction."""
         return effects_and_noise(self.losses)[1]
 
+    def spread(self, name: str) -> float:
+        """Return the standard deviation of one sample, from the pairs of `name` with the others.
+
+        Unlike `noise` it counts outliers in full. Where many samples are outliers, the limit of
+        `excess` is too low.
+        """
+        others = [self._paired_logs(name, one) for one in self.able if one != name]
+        free = sum(len(logs) - 1 for logs in others)
+        squares = sum(float(np.var(logs)) * len(logs) for logs in others if logs)
+        return math.sqrt(squares / (2 * free)) if free > 0 else 0.0
+
     def excess(self, name: str) -> float:
         """Return the fraction by which the loss of `name` may exceed that of any other contender.
 

@@ -135,7 +135,8 @@ class Outcome:
         yield from self._changes()
         if verdict.excess > _WITHIN:
             yield f"another of those confirmed may be {100 * verdict.excess:.1f}% better"
-        if (noise := self.confirmation.noise) > _SEARCHABLE:
+        noise = max(self.confirmation.noise, self.confirmation.spread(verdict.chosen))
+        if noise > _SEARCHABLE:
             limit = f"{100 * _SEARCHABLE:.0f}% is the most that decides"
             yield f"samples vary by {100 * noise:.1f}%, and {limit}"
         if untried := self._untried():

@@ -189,14 +189,14 @@ def test_writers_that_slow_down_together_are_not_decided_wrongly(name: str) -> N
 
 
 def test_all_of_one_kind_slow_down_in_the_confirmation() -> None:
-    """All but aiofiles and buffered fall to three tenths in the last trials: aiofiles is chosen.
+    """All but aiofiles and buffered fall to a fifth in the last trials: aiofiles is chosen.
 
     In the race it was three times as slow as the leader, and too slow to be a close family.
     """
 
     def rate(one: Candidate, size: int, usage: Usage) -> float:
-        slow = one.writer in ("uring", "odirect", "uncached") and usage.trials >= 100
-        return true_rate(one) * (0.3 if slow else 1.0)
+        slow = one.writer in ("uring", "odirect", "uncached") and usage.written_bytes >= 62 * GIB
+        return true_rate(one) * (0.2 if slow else 1.0)
 
     for seed in (1, 2):
         world = World(rate=rate, noise=normal(0.02))
