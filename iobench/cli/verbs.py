@@ -61,7 +61,7 @@ EXAMPLES = {
     "train": (
         "iobench train --workload llama7b --size 4GiB",
         "iobench train --workload gpt5b-nemo --simulate-step --every 10",
-        "iobench train --writer hybrid,peer:torch-save --mode sync,async -o train.jsonl",
+        "iobench train --writer hybrid --mode sync,async -o train.jsonl",
     ),
     "doctor": (
         "iobench doctor",

@@ -45,14 +45,12 @@ def test_training(open_page: OpenPage) -> None:
 
 
 def test_tuning(open_page: OpenPage, tmp_path: Path) -> None:
-    """A mark per trial of the race, and per sample of the confirmation."""
+    """A mark per sample of the confirmation."""
     path = write_journal(tmp_path / "journal.jsonl")
     _, trials = read_journal(path)
     opened = open_page(page_of([path]), width=400)
     confirmed = [one for one in trials if one.phase == "confirm"]
     assert 0 < opened.marks("confirmation", "symbol") <= len(confirmed)
-    raced = [one for one in trials if one.phase in ("race", "refine")]
-    assert opened.marks("race", "symbol") >= len(raced)
     assert opened.count("figure svg") == opened.count("figure")
     assert opened.run("document.documentElement.scrollWidth") <= 400
     assert opened.tooltip("confirmation")[0].startswith("round")

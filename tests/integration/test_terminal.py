@@ -255,13 +255,13 @@ def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels of settings are long; so is what a setting failed for."""
     monkeypatch.setattr(directory, "settled", lambda *_: contextlib.nullcontext())
     uncut = Output(terminal=False)
-    write = tuning.write_table
+    write = tuning.write
 
-    def twice(outcome: Any, asked: Any, header: Any, stream: Any) -> None:
+    def twice(outcome: Any, header: Any, size_bytes: int, form: Any, stream: Any) -> None:
         for one in (uncut, stream):
-            write(outcome, asked, header, one)
+            write(outcome, header, size_bytes, form, one)
 
-    monkeypatch.setattr(tuning, "write_table", twice)
+    monkeypatch.setattr(tuning, "write", twice)
     budget = ("--max-time", "2h", "--max-bytes", "60MiB", "--size", "1536KiB", "--seed", "1")
     writers = ("--writer", "buffered,odirect")
     shown, _ = printed("autotune", "tiny.yaml", "-q", *writers, *budget, columns=80)
