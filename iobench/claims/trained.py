@@ -28,7 +28,9 @@ def judge_training(about: Study, claim: Claim, result: ResultFile) -> ClaimFindi
         )
     own, others = [ours[i] for i in both], [theirs[i] for i in both]
     if claim.measure == "stall":
-        ratio = paired_log_ratio([_stall_s(b) for b in others], [_stall_s(b) for b in own])
+        stalls = [(a.stall_s, b.stall_s) for a, b in zip(others, own, strict=True)]
+        known = [(a, b) for a, b in stalls if a is not None and b is not None]
+        ratio = paired_log_ratio([a for a, _ in known], [b for _, b in known])
     else:
         ratio = paired_log_ratio([b.wall_s for b in own], [b.wall_s for b in others])
     figure = {
@@ -59,10 +61,6 @@ def _blocks(result: ResultFile, side: Side) -> dict[int, TrainBlock]:
 def _side(block: TrainBlock) -> Side:
     mode = f"{block.mode}={block.slots}" if block.slots else block.mode
     return Side(writer=block.writer, mode=mode)
-
-
-def _stall_s(block: TrainBlock) -> float:
-    return median([save.stall_s for save in block.saves])
 
 
 def _setting(claim: Claim, result: ResultFile) -> str:

@@ -68,6 +68,9 @@ _DURATIONS = ("step_s", "persisting_step_s", "stall_s", "persist_s")
 class TrainingCost:
     """One arm compared with the blocks without checkpoints: medians over all blocks, in seconds.
 
+    `stall_s` is the median of the blocks' own medians, and its interval that of so many blocks:
+    the saves of one block share the state of the machine.
+
     `step_s` is the time of a step while nothing is persisted, `persisting_step_s` that of a step
     while a checkpoint is persisted; None without such steps. `slowdown` is `persisting_step_s` over
     the median step without checkpoints, less 1.
@@ -126,8 +129,8 @@ def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) 
     mode = f"{first.mode}={first.slots}" if first.slots else first.mode
     quiet, busy = _steps(blocks, persisting=False), _steps(blocks, persisting=True)
     base, saves = _steps(plain, persisting=False), [save for one in blocks for save in one.saves]
-    taken = [save for save in saves if save.status != "skipped"]
-    stall_s = _median([save.stall_s for save in taken])
+    stalls = [one.stall_s for one in blocks if one.stall_s is not None]
+    stall_s = _median(stalls)
     walls = {one.repetition: one.wall_s for one in plain}
     pairs = [(one.wall_s, walls[one.repetition]) for one in blocks if one.repetition in walls]
     ratio = None
@@ -145,7 +148,7 @@ def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) 
         persisting_step_s=_median(busy),
         slowdown=median(busy) / median(base) - 1 if busy and base else None,
         stall_s=stall_s,
-        stall_interval=median_interval([s.stall_s for s in taken]) if taken else None,
+        stall_interval=median_interval(stalls) if stalls else None,
         persist_s=_median([save.persist_s for save in saves if save.persist_s is not None]),
         snapshot_bytes_per_s=first.bytes / stall_s if stall_s and first.mode == "async" else None,
         overhead=ratio.ratio - 1 if ratio else None,

@@ -8,6 +8,7 @@ new field of schema 1 needs a default, so that old files still load. Any other c
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -297,6 +298,15 @@ class TrainBlock:
     def setting(self) -> Setting:
         """The writer and its options; training has no axes."""
         return Setting(writer=self.writer, options=self.options)
+
+    @property
+    def stall_s(self) -> float | None:
+        """The median stall of the saves that were not skipped; None without any.
+
+        Statistics count a block once: its saves share the state of the machine.
+        """
+        stalls = [save.stall_s for save in self.saves if save.status != "skipped"]
+        return statistics.median(stalls) if stalls else None
 
     def __post_init__(self) -> None:
         _check_moved(self.bytes, self.wall_s)

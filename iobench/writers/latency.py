@@ -107,7 +107,7 @@ def _known(latency: Latency, percent: float) -> float | None:
 
 
 class LatencyCounter:
-    """Counts latencies. One operation costs less than a microsecond. Not thread-safe."""
+    """Counts latencies. One operation costs about a microsecond. Not thread-safe."""
 
     __slots__ = ("bins", "max_ns")
 

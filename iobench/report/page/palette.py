@@ -51,7 +51,7 @@ PHASES = {
     "wait": "#c65470",
     "save": "#5a8bb0",
     "write": "#2b7bd0",
-    "threads": "#b9b2a3",
+    "threads": "#8f8571",
     "upload": "#c4568f",
     "restore": "#5a8bb0",
     "read": "#5a6fe0",
