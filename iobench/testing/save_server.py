@@ -25,7 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -75,17 +75,23 @@ def _staged(writer: Writer, final: str) -> StagedCheckpoint | StagedObjects:
     return StagedObjects(final, writer) if is_s3(final) else StagedCheckpoint(final)
 
 
+_Timed = Callable[[Meter, str], AbstractContextManager[None]]
+
+
 def _report_phases(note: Note) -> None:
     """Call `note` at each phase of every Meter."""
-    real = Meter.phase
 
-    @contextmanager
-    def phase(self: Meter, name: str) -> Iterator[None]:
-        note(name)
-        with real(self, name):
-            yield
+    def noted(real: _Timed) -> _Timed:
+        @contextmanager
+        def timed(self: Meter, name: str) -> Iterator[None]:
+            note(name)
+            with real(self, name):
+                yield
 
-    Meter.phase = phase  # type: ignore[method-assign]  # in this child only
+        return timed
+
+    for name in ("phase", "operation"):  # in this child only
+        setattr(Meter, name, noted(getattr(Meter, name)))
 
 
 def _child(writer: Writer, order: dict[str, Any], number: int, pipe: int) -> None:
@@ -138,7 +144,7 @@ def _serve(writer: Writer, order: dict[str, Any], request: dict[str, Any]) -> di
     entered: list[tuple[str, float]] = []
     with open(reading) as lines:
         for line in lines:
-            name, at = line.split()
+            name, at = line.rsplit(maxsplit=1)
             entered.append((name, float(at) - begun))
             if name == request.get("phase"):
                 if not left:

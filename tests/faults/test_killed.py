@@ -89,6 +89,7 @@ def _expect_everywhere(met: Counter[str], kept: Counter[bool], kills: int) -> No
     assert met.total() == kills
     assert min(kept[True], kept[False]) >= 3
     assert "commit" in met
+    assert met["write"] + met["submit"]
     assert len(met) >= 4
 
 

@@ -39,7 +39,7 @@ def test_every_tensor_once(
     for spec in made:
         assert len({tensor.name for tensor in spec.tensors}) == len(spec.tensors)
         assert serializer in (None, spec.format)
-    replay = Replay(made, pool_bytes=16 * MIB, seed=1, crc=False)
+    replay = Replay(made, pool_bytes=16 * MIB, seed=1)
     writer = make("buffered")
     replay.prepare()
     replay.save(writer, tmp_path)
