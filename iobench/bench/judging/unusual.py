@@ -47,8 +47,9 @@ def _found(samples: Sequence[Sample], position: int) -> Iterator[str]:
         ),
     )
     for amount_of, whole, say in kinds:
-        amounts = [amount_of(one.interference) if one.interference else None for one in samples]
-        own = amounts[position]
-        known = [amount for amount in amounts if amount is not None]
-        if own is not None and own >= _PART * whole and own > _TIMES * median(known):
+        own = amount_of(sample.interference) if sample.interference else None
+        if own is None or own < _PART * whole:
+            continue  # most are: the others need no look then
+        amounts = [amount_of(one.interference) for one in samples if one.interference]
+        if own > _TIMES * median([amount for amount in amounts if amount is not None]):
             yield say(own)
