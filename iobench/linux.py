@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import functools
 import mmap
 import os
 import platform
-import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +38,6 @@ _SYS_MBIND = {"x86_64": 237, "aarch64": 235}
 _MPOL_BIND = 2  # linux/mempolicy.h
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 _MNT_DETACH = 2  # linux/fs.h
-_FICLONERANGE = 0x4020940D  # linux/fs.h
 
 # use_errno keeps a copy of errno per thread: without it other C calls of the interpreter may change
 # errno before get_errno reads it.
@@ -219,11 +216,6 @@ def fallocate(fd: int, offset: int, length: int) -> None:
     this call raises EOPNOTSUPP there.
     """
     _repeated(lambda: _libc.fallocate(fd, _FALLOC_DEFAULT, offset, length))
-
-
-def clone_range(source: int, source_offset: int, length: int, target: int, offset: int) -> None:
-    """Let `target` share blocks with `source`: FICLONERANGE of ioctl_ficlonerange(2)."""
-    fcntl.ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, source_offset, length, offset))
 
 
 def sync_file_range(fd: int, offset: int, length: int, flags: int) -> None:

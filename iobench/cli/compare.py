@@ -85,7 +85,7 @@ def compare(
     if page is not None:
         from iobench.report.page.compare_page import compare_page
 
-        write_report(lambda: compare_page(comparison, before, after), page)
+        write_report(compare_page(comparison, before, after), page)
     if worse := [f"{row.setting.name} {row.operation}" for row in comparison.regressions]:
         slower = f"slower by more than {threshold}: {', '.join(worse)}"
         if strict or not comparison.one_run_a_side:

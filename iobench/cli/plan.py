@@ -179,7 +179,7 @@ def plan(
     if report is not None:
         from iobench.report.page.plan_page import plan_page
 
-        write_report(lambda: plan_page(outlook, measured), report)
+        write_report(plan_page(outlook, measured), report)
 
 
 def _too_many_nodes(workload: str, jobs: Sequence[TrainingJob]) -> Iterator[str]:

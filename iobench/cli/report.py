@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REPORT_HELP",
+    "RecordsArgument",
     "ReportOption",
     "check_picture",
     "check_report",
@@ -28,18 +29,19 @@ __all__ = [
 
 _NEEDS = ("altair", "jinja2", "vl_convert")
 
+RecordsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RECORD...",
+        help="Records of iobench run, train or autotune. Several runs make one page.",
+    ),
+]
 REPORT_HELP = "Also write the report as one HTML file with charts."
 ReportOption = Annotated[Path | None, typer.Option("--report", help=REPORT_HELP)]
 
 
 def report(
-    records: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RECORD...",
-            help="Records of iobench run, train or autotune. Several runs make one page.",
-        ),
-    ],
+    records: RecordsArgument,
     output: Annotated[
         Path,
         typer.Option("-o", "--output", help="The page: one HTML file; an older one is replaced."),
@@ -49,8 +51,7 @@ def report(
     check_report(output, "-o")
     from iobench.report.page.kinds import page_of
 
-    page = page_of(records)
-    write_report(lambda: page, output, "-o")
+    write_report(page_of(records), output, "-o")
 
 
 def check_report(path: Path, option: str = "--report") -> None:
@@ -69,12 +70,12 @@ def check_picture(path: Path, form: str) -> None:
     check_figure(path, "-o", form)
 
 
-def write_report(make: Callable[[], Page], path: Path, option: str = "--report") -> None:
-    """Write the page that `make` returns, and print its name on stderr. Raises UsageError."""
+def write_report(page: Page, path: Path, option: str = "--report") -> None:
+    """Write `page`, and print its name on stderr. Raises UsageError."""
     from iobench.report.page.html import html
     from iobench.report.page.output import write
 
-    write(path, html(make()).encode("utf-8", "backslashreplace"), option)
+    write(path, html(page).encode("utf-8", "backslashreplace"), option)
     print(f"report: {printable(str(path))}", file=sys.stderr)
 
 
@@ -82,7 +83,7 @@ def write_report_of(records: Sequence[Path], path: Path) -> None:
     """Write the page of the records, and print its name on stderr. Raises UsageError."""
     from iobench.report.page.kinds import page_of
 
-    write_report(lambda: page_of(records), path)
+    write_report(page_of(records), path)
 
 
 def write_picture(page: Page, chart: str | None, path: Path) -> None:

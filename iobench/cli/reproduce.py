@@ -88,7 +88,7 @@ def reproduce(
     if report is not None:
         from iobench.report.page.reproduce_page import reproduce_page
 
-        write_report(lambda: reproduce_page(about, records, found), report)
+        write_report(reproduce_page(about, records, found), report)
     for record in records:
         raise_failures(record)
         raise_differences(record)

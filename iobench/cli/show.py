@@ -11,7 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from iobench.cli.given import VERBOSE_HELP
-from iobench.cli.report import check_picture, check_report, write_picture, write_report
+from iobench.cli.report import (
+    RecordsArgument,
+    check_picture,
+    check_report,
+    write_picture,
+    write_report,
+)
 from iobench.cli.servers import print_warning
 from iobench.errors import UsageError
 from iobench.text import printable
@@ -34,13 +40,7 @@ _BY_SUFFIX = {f".{one}": one for one in ShowFormat} | {".htm": ShowFormat.HTML}
 
 
 def show(
-    records: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RECORD...",
-            help="Records of iobench run, train or autotune. Several runs make one page.",
-        ),
-    ],
+    records: RecordsArgument,
     format_: Annotated[
         ShowFormat | None,
         typer.Option(
@@ -79,7 +79,7 @@ def show(
 
         page = page_of(records)
         if form is ShowFormat.HTML:
-            write_report(lambda: page, output, "-o")
+            write_report(page, output, "-o")
         else:
             write_picture(page, chart, output)
         return

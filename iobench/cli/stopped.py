@@ -38,7 +38,7 @@ def report_stopped(record: Path, page: Path | None) -> None:
     try:
         found = page_of([record])
         if found.charts:
-            write_report(lambda: found, page)
+            write_report(found, page)
         else:
             print("no report: nothing was measured yet", file=sys.stderr)
     except IobenchError as error:

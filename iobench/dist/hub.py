@@ -360,7 +360,8 @@ class Hub:
             if peer.closed or now_s - peer.seen_s <= self._lost_after_s:
                 continue
             self._break([rank], f"{self._names([rank])} is silent for {now_s - peer.seen_s:.0f} s")
-            # Where rank 0 is cut off all others are silent; one reason is told, none is waited for.
+            # Where rank 0 is cut off, all others are silent: the first one is the reason that is
+            # reported, and no acknowledgement of any of them is awaited.
             self._acknowledge(rank)
         if self._broken:
             return

@@ -183,8 +183,8 @@ def urgent_notes(report: Report) -> list[str]:
         _no_ceiling(of, one) for of, one in _ceilings(report) if one.reason not in (None, NO_JOB)
     ]
     late = _straggler_lines(report)
-    told = (REPEATS, ABOVE_FIO)
-    bad |= {why for one in report.summaries for why in one.reasons if why.startswith(told)}
+    urgent = (REPEATS, ABOVE_FIO)
+    bad |= {text for one in report.summaries for text in one.reasons if text.startswith(urgent)}
     return [*_failure_lines(report), *fio, *late, *_reason_lines(report, bad)]
 
 

@@ -85,7 +85,7 @@ def read(path: str | os.PathLike[str]) -> ResultFile:
             return _assemble(path, iter(lambda: file.readline(_LONGEST_LINE_BYTES), b""))
     except FileNotFoundError as error:
         raise ResultFileError(
-            f"{path}: no such file; `iobench run` writes its result files under results/"
+            f"{path}: no such file; iobench writes its records under results/"
         ) from error
     except IsADirectoryError as error:
         raise ResultFileError(f"{path} is a directory; give a result file (.jsonl)") from error
@@ -145,9 +145,7 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
             values = printable_values(values)
     except (ValueError, RecursionError) as error:
         if number == 1:
-            raise _error(
-                path, number, "not JSON; give a .jsonl file that `iobench run` wrote"
-            ) from error
+            raise _error(path, number, "not JSON; give a .jsonl file that iobench wrote") from error
         if line.endswith(b"\n"):
             raise _error(
                 path, number, "damaged, not JSON; take another copy of the file"

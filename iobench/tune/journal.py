@@ -252,6 +252,9 @@ def _read(
                 trials.append(from_plain(TrialRecord, values))
             elif values.get("kind") == EndRecord.kind:
                 complete = complete or values.get("status") == "complete"
+        except json.JSONDecodeError as error:
+            what = "damaged" if header else "give a journal that iobench autotune wrote"
+            raise ResultFileError(f"{path}, line {number}: not JSON; {what}") from error
         except (ValueError, RecursionError) as error:
             raise ResultFileError(f"{path}, line {number}: {error}") from error
     if header is None:

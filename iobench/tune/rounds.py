@@ -113,10 +113,6 @@ class Rounds:
         """Return those of `names` whose probe had no error, the best first."""
         return self.history.by_probe(names, self.objective.loss)
 
-    def probed_loss(self, name: str) -> float:
-        """Return the loss of `name` in its probe, which had no error."""
-        return self.objective.loss(self.history.of(name, "probe")[0])
-
     def cost(self, names: Sequence[str], size: int, *, verify: bool = False) -> Cost:
         """Return the expected cost of a round of `names`."""
         return Cost(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from iobench.dist import hub as hub_module
 from iobench.dist.hub import _ROOM, Hub, _packed, _Round
 from iobench.dist.member import _greet, _read
 from iobench.dist.messages import PREFIX, Message, json_bytes, length_of, pack, split
@@ -66,10 +67,12 @@ def test_a_plan_of_many_gigabytes() -> None:
 
 
 @contextmanager
-def _hub(size: int) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
+def _hub(
+    size: int, lost_after_s: float = 60
+) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
     """Yield the socket of a hub, and a connection of each rank that has proven itself."""
     server = socket.create_server(("127.0.0.1", 0))
-    hub = Hub(server, size=size, token="token", host="here", lost_after_s=60)
+    hub = Hub(server, size=size, token="token", host="here", lost_after_s=lost_after_s)
     with ExitStack() as stack:
         stack.callback(hub.abandon, "the test ends")
         ranks = []
@@ -118,3 +121,13 @@ def test_rank_0_is_answered_last(how: str) -> None:
         assert _next(ranks[0])["type"] == "answer"
         if how == "end":
             assert _next(ranks[0])["ranks"] == [2]
+
+
+def test_no_silent_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rank 0 is cut off, all others are silent at once: none of them acknowledges."""
+    monkeypatch.setattr(hub_module, "_ACKNOWLEDGE_S", 1e9)
+    with _hub(4, lost_after_s=0.5) as (_, ranks):
+        for rank in ranks:
+            _put(rank, 0)
+        assert _next(ranks[0])["type"] == "answer"
+        assert _next(ranks[0])["type"] == "broken"

@@ -66,7 +66,9 @@ def test_empty_lines_are_forgiven(path: Path) -> None:
 
 
 def test_missing_file(path: Path) -> None:
-    with pytest.raises(ResultFileError, match=r"run\.jsonl: no such file; `iobench run` writes"):
+    with pytest.raises(
+        ResultFileError, match=r"run\.jsonl: no such file; iobench writes its records"
+    ):
         read(path)
 
 
@@ -86,7 +88,7 @@ def test_empty_file(path: Path, content: bytes) -> None:
 )
 def test_not_json(path: Path, content: bytes) -> None:
     assert refusal(path, content).startswith(
-        ", line 1: not JSON; give a .jsonl file that `iobench run` wrote"
+        ", line 1: not JSON; give a .jsonl file that iobench wrote"
     )
 
 
