@@ -112,12 +112,6 @@ def _print(path: Path, form: str, stream: Any, *, verbose: bool) -> None:
     if form not in kind.formats:
         known = ", ".join((*kind.formats, "html", "svg", "png"))
         raise UsageError(f"--format {form}: a record of {name} is shown as {known}")
-    if verbose and name != "iobench run":
+    if verbose and not kind.details:
         raise UsageError(f"-v: a record of {name} is always shown whole; leave out -v")
-    if verbose:
-        from iobench.report.render import render
-        from iobench.report.summary import summarise
-
-        render(summarise(record), form, stream, details=True)
-    else:
-        kind.write(record, form, stream)
+    kind.write(record, form, stream, details=verbose)

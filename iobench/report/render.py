@@ -17,6 +17,7 @@ __all__ = [
     "DocumentFormat",
     "ReportFormat",
     "render",
+    "write_details",
     "write_grids",
     "write_json",
     "write_result",
@@ -69,15 +70,18 @@ def render(
         module.write(report, stream)
 
 
-def write_result(
-    result: ResultFile,
-    format: ReportFormat | str,  # noqa: A002 -- the option's name
-    stream: TextIO,
-) -> None:
+def write_result(result: ResultFile, form: ReportFormat | str, stream: TextIO) -> None:
     """Write the report of a run's record; see `render`."""
     from iobench.report.summary import summarise
 
-    render(summarise(result), format, stream)
+    render(summarise(result), form, stream)
+
+
+def write_details(result: ResultFile, form: ReportFormat | str, stream: TextIO) -> None:
+    """Write the report of a run's record with all details; see `render`."""
+    from iobench.report.summary import summarise
+
+    render(summarise(result), form, stream, details=True)
 
 
 def write_json(document: Mapping[str, Any], stream: TextIO) -> None:

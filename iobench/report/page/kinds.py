@@ -24,14 +24,16 @@ __all__ = ["KINDS", "RecordKind", "kind_of", "page_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class RecordKind:
-    """One kind of record. `page` and `text` are functions, as `module:function`.
+    """One kind of record. `page`, `text` and `details` are functions, as `module:function`.
 
     `page` makes a page of several records, and `text` writes one of them to a stream in a format,
-    of `formats`. A record is what the reader of its schema returns.
+    of `formats`. `details` writes the table with all details; empty where the table always has
+    them. A record is what the reader of its schema returns.
     """
 
     page: str
     text: str
+    details: str = ""
     formats: tuple[ReportFormat | DocumentFormat, ...] = tuple(DocumentFormat)
 
     def page_of(self, records: Sequence[Any]) -> Page:
@@ -39,9 +41,10 @@ class RecordKind:
         page: Page = _named(self.page)(records)
         return page
 
-    def write(self, record: Any, form: str, stream: TextIO) -> None:
+    def write(self, record: Any, form: str, stream: TextIO, *, details: bool = False) -> None:
         """Write `record` as text, in the one of `formats` that has the name `form`."""
-        _named(self.text)(record, next(one for one in self.formats if one == form), stream)
+        write = _named(self.details if details else self.text)
+        write(record, next(one for one in self.formats if one == form), stream)
 
 
 def _named(name: str) -> Callable[..., Any]:
@@ -54,6 +57,7 @@ KINDS = {
     "iobench run": RecordKind(
         page="iobench.report.page.run_page:run_page",
         text="iobench.report.render:write_result",
+        details="iobench.report.render:write_details",
         formats=tuple(ReportFormat),
     ),
     "iobench train": RecordKind(
