@@ -11,13 +11,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["after_power_cut", "no_private_mounts", "shut_down"]
+__all__ = ["after_power_cut", "chroot", "no_private_mounts", "shut_down"]
+
+
+def chroot() -> str | None:
+    """Why a process cannot enter a mount namespace and find its files there: its root is not that
+    of the namespace, which it gets (setns(2)). None if it can."""
+    inside = not os.path.samestat(os.stat("/"), os.stat("/proc/1/root/"))
+    return "this is a chroot, which whoever enters a mount namespace leaves" if inside else None
 
 
 @functools.cache
 def no_private_mounts() -> str | None:
     """Why a process cannot have mounts that no other process sees; None if it can. In a chroot
     whose root is not a mount point, mounts would be seen outside."""
+    if found := chroot():
+        return found
     command = ["unshare", "--mount", "true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return f"no private mounts can be made here: {done.stderr.strip()}" if done.returncode else None

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from support.filesystems import chroot
 
 __all__ = ["Node", "Nodes", "Process", "open_nodes"]
 
@@ -59,8 +60,8 @@ def open_nodes(
     """
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    if not os.path.samestat(os.stat("/"), os.stat("/proc/1/root/")):
-        pytest.skip("this is a chroot: whoever enters a mount namespace leaves it (setns(2))")
+    if found := chroot():
+        pytest.skip(found)
     for program in ("unshare", "nsenter", "ip", "tc", "bash"):
         if not shutil.which(program):
             pytest.skip(f"{program} is not installed (util-linux, iproute2)")
