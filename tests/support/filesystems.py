@@ -14,11 +14,16 @@ from pathlib import Path
 __all__ = ["after_power_cut", "chroot", "no_private_mounts", "shut_down"]
 
 
+@functools.cache
 def chroot() -> str | None:
-    """Why a process cannot enter a mount namespace and find its files there: its root is not that
-    of the namespace, which it gets (setns(2)). None if it can."""
-    inside = not os.path.samestat(os.stat("/"), os.stat("/proc/1/root/"))
-    return "this is a chroot, which whoever enters a mount namespace leaves" if inside else None
+    """Why a process cannot enter a mount namespace and find its files there: it gets the root of
+    the namespace (setns(2)), and its own is another one. None if it can."""
+    command = ["nsenter", "--mount=/proc/self/ns/mnt", "stat", "--format=%d:%i", "/"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    own = os.stat("/")
+    if done.returncode or done.stdout.strip() == f"{own.st_dev}:{own.st_ino}":
+        return None
+    return "this is a chroot, which whoever enters a mount namespace leaves"
 
 
 @functools.cache

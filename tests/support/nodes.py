@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+
 from support.filesystems import chroot
 
 __all__ = ["Node", "Nodes", "Process", "open_nodes"]
