@@ -25,6 +25,9 @@ __all__ = ["SCHEMA", "ExecOutcome", "launch", "report", "write_report"]
 SCHEMA = "iobench.exec/1"
 _HOOK = Path(__file__).with_name("hook")
 _FROM_TERMINAL = 128  # siginfo's SI_KERNEL
+# Between waitpid and the wait for signals, another thread that does not block SIGCHLD gets it, and
+# its default action is to forget it.
+_LOST_AFTER_S = 0.5
 _PASSED_ON = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1),
     *(signal.SIGUSR2, signal.SIGALRM, signal.SIGCONT, signal.SIGWINCH),
@@ -112,8 +115,8 @@ def _wait(child: int) -> int:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
-        info = signal.sigwaitinfo([*_PASSED_ON, signal.SIGCHLD])
-        if info.si_signo != signal.SIGCHLD and info.si_code != _FROM_TERMINAL:
+        info = signal.sigtimedwait([*_PASSED_ON, signal.SIGCHLD], _LOST_AFTER_S)
+        if info and info.si_signo != signal.SIGCHLD and info.si_code != _FROM_TERMINAL:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, info.si_signo)
 

@@ -9,7 +9,10 @@ import json
 import os
 import pickle
 import secrets
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -250,6 +253,32 @@ def test_what_is_done_while_the_command_runs(tmp_path: Path) -> None:
         pipe.write_bytes(b"")  # `cat` waits for it
 
     assert launch(["cat", str(pipe)], BufferedWriter(), open_pipe).returncode == 0
+
+
+def test_an_end_that_another_thread_was_told_of_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ends after it was asked for and before the wait; a thread has taken SIGCHLD."""
+    waitpid = os.waitpid
+    asked = []
+
+    def ends_just_now(pid: int, options: int) -> tuple[int, int]:
+        asked.append(pid)
+        if len(asked) > 1:
+            return waitpid(pid, options)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        while signal.SIGCHLD in signal.sigpending():
+            time.sleep(0.001)
+        return 0, 0
+
+    left = threading.Event()
+    thread = threading.Thread(target=left.wait)  # blocks no signal
+    thread.start()
+    try:
+        monkeypatch.setattr(os, "waitpid", ends_just_now)
+        assert launch(["true"], BufferedWriter()).returncode == 0
+    finally:
+        left.set()
+        thread.join()
+    assert len(asked) > 1
 
 
 @pytest.mark.parametrize("fails", [False, True])
