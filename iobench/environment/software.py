@@ -28,6 +28,7 @@ PACKAGES = (
     "accelerate",
     "deepspeed",
     "runai-model-streamer",
+    "torch-checkpointing",
 )
 
 

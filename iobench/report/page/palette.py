@@ -35,6 +35,7 @@ _PEERS = {
     "fastsafetensors": "#a88a14",
     "runai-streamer": "#e0584b",
     "tensorstore": "#99704a",
+    "torch-checkpointing": "#c9682f",
     "obstore": "#b0607a",
     "boto3-upload-file": "#c76f52",
     "s3torchconnector": "#b56aa8",
