@@ -125,7 +125,7 @@ def autotune(
         typer.Option(
             "--resume",
             help="Continue this journal, with the options it began with; only -o and --report may "
-            "differ.",
+            "differ. A complete one gives its answer and its file again.",
         ),
     ] = None,
     format_: FormatOption = ListingFormat.TABLE,
@@ -147,7 +147,7 @@ def autotune(
     began_s = time.perf_counter() - _started_s_ago()
     with preparing("loading torch", quiet=quiet):
         from iobench.tune.emit import check_config
-        from iobench.tune.journal import Journal, check_new, read_unfinished
+        from iobench.tune.journal import Journal, check_new, read_header
         from iobench.tune.tuning import Tuning, TuningRequest
 
     check_config(output)
@@ -160,11 +160,13 @@ def autotune(
     if resume is not None:
         _check_alone(ctx)
         with quiet_stdout(), preparing("reading the journal", quiet=quiet):
-            tuning = Tuning.resumed(read_unfinished(resume))
+            tuning = Tuning.resumed(read_header(resume))
         with _resumable(resume), Journal.resume(resume) as opened:
             _announce(tuning, quiet=quiet)
-            print(f"journal   {resume}, {len(opened.trials)} trials in it", file=sys.stderr)
-            _tune(tuning, opened, output, format_, began_s, report, quiet=quiet)
+            held = f"journal   {resume}, {len(opened.trials)} trials in it"
+            again = ": complete, so its answer is given again and nothing is measured"
+            print(held + again * opened.complete, file=sys.stderr)
+            _tune(tuning, opened, output, format_, began_s, report, quiet=quiet or opened.complete)
         return
     if journal is not None:
         check_new(journal)

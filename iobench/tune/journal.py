@@ -31,8 +31,8 @@ __all__ = [
     "TrialRecord",
     "TuningRecord",
     "check_new",
+    "read_header",
     "read_journal",
-    "read_unfinished",
 ]
 
 SCHEMA = "iobench.tune/1"
@@ -123,6 +123,8 @@ class Journal:
     path: Path
     header: TuningRecord
     trials: tuple[TrialRecord, ...] = ()
+    complete: bool = False
+    """Whether the tuning has ended with an answer: nothing may be appended then."""
     _fd: int = field(repr=False)
 
     @classmethod
@@ -144,12 +146,15 @@ class Journal:
     @classmethod
     @contextmanager
     def resume(cls, path: Path) -> Iterator[Journal]:
-        """Open the journal in `path` to append to it. Raises ResultFileError for another file, and
-        for a journal whose tuning is complete.
+        """Open the journal in `path` to append to it. Raises ResultFileError for another file.
 
-        An unfinished last line, which a killed process leaves, is removed.
+        An unfinished last line, which a killed process leaves, is removed. A complete journal is
+        only read.
         """
-        header, trials, whole = _unfinished(path)
+        header, trials, whole, complete = _read(path)
+        if complete:
+            yield cls(path=path, header=header, trials=tuple(trials), complete=True, _fd=-1)
+            return
         try:
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
@@ -200,12 +205,9 @@ def check_new(path: Path) -> None:
         )
 
 
-def read_unfinished(path: Path) -> TuningRecord:
-    """Return the header of a journal that can be resumed. Writes nothing.
-
-    Raises ResultFileError for another file, and for a journal whose tuning is complete.
-    """
-    return _unfinished(path)[0]
+def read_header(path: Path) -> TuningRecord:
+    """Return the first line of a journal. Raises ResultFileError for another file."""
+    return _read(path)[0]
 
 
 def read_journal(path: Path) -> tuple[TuningRecord, list[TrialRecord]]:
@@ -215,15 +217,6 @@ def read_journal(path: Path) -> tuple[TuningRecord, list[TrialRecord]]:
     """
     header, trials, _, _ = _read(path, printable_values)
     return header, trials
-
-
-def _unfinished(path: Path) -> tuple[TuningRecord, list[TrialRecord], int]:
-    header, trials, whole, complete = _read(path)
-    if complete:
-        raise ResultFileError(
-            f"{path} is complete: nothing is left to resume; iobench show {path} prints it"
-        )
-    return header, trials, whole
 
 
 def _read(

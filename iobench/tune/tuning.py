@@ -272,21 +272,27 @@ def run_tuning(
 ) -> Outcome:
     """Run or resume `tuning`: trials in the journal are not measured again.
 
+    A complete journal has them all: nothing is measured, and the target is not written to.
     `began_s`, of time.perf_counter, is when its time began to count. Nothing stays in the target,
     however it ends.
     """
     recorded = deque(journal.trials)
+
+    def known(candidate: Candidate, step: Step) -> Measurement:
+        if not recorded or not recorded[0].answers(candidate, step):
+            raise ResultFileError(
+                f"{journal.path} does not fit this iobench {__version__} or this machine's "
+                f"writers (it was written by {journal.header.iobench}); start anew"
+            )
+        return recorded.popleft().measured
+
+    if journal.complete:
+        return tuning.tuner(known, progress).run()
     with tuning.runner(began_s) as runner:
 
         def measure(candidate: Candidate, step: Step) -> Measurement:
             if recorded:
-                known = recorded.popleft()
-                if not known.answers(candidate, step):
-                    raise ResultFileError(
-                        f"{journal.path} does not fit this iobench {__version__} or this machine's "
-                        f"writers (it was written by {journal.header.iobench}); start anew"
-                    )
-                return known.measured
+                return known(candidate, step)
             measured = runner(candidate, step)
             journal.write(TrialRecord.of(candidate, step, measured))
             return measured

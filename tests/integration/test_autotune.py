@@ -184,11 +184,28 @@ def test_what_a_person_sees(
     assert "the best setting for save" in shown
     for word in ("chosen", "baseline", "samples", "settings tried in", "written"):
         assert word in shown
+
+
+def test_a_complete_journal_gives_its_answer_again(
+    tune: Tune,
+    target: Path,
+    output: Path,
+    journal: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same file and document, without a trial. The journal is not changed."""
+    document = tune(target, "--writer", "odirect")
     whole, again = journal.read_bytes(), journal.with_name("again.toml")
-    with pytest.raises(IobenchError, match="is complete"):
-        app(["autotune", "--resume", str(journal), "-o", str(again)], standalone_mode=False)
+    monkeypatch.delattr(tuning_module.Tuning, "runner")
+    arguments = ["autotune", "--resume", str(journal), "-o", str(again), "--format", "json"]
+    app(arguments, standalone_mode=False)
+    shown = capfd.readouterr()
+    assert json.loads(shown.out) == document
+    assert "complete, so its answer is given again and nothing is measured" in shown.err
+    assert again.read_text() == output.read_text()
     assert journal.read_bytes() == whole
-    assert not again.exists()
+    assert os.listdir(target) == []
 
 
 def test_a_dry_run(

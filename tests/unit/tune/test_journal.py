@@ -14,7 +14,7 @@ from support.simulated_storage import SimulatedStorage
 
 from iobench.errors import ResultFileError
 from iobench.tune.candidate import Candidate
-from iobench.tune.journal import Journal, TrialRecord, read_journal, read_unfinished
+from iobench.tune.journal import Journal, TrialRecord, read_journal
 from iobench.tune.measurement import Step
 
 ONE = Candidate.of("odirect", {"threads": 3}, "drawn")
@@ -114,7 +114,7 @@ def test_no_journal(tmp_path: Path, text: str, words: str) -> None:
     assert path.read_text() == text
 
 
-def test_a_complete_journal_is_not_resumed(tmp_path: Path) -> None:
+def test_a_complete_journal_is_only_read(tmp_path: Path) -> None:
     """Not even when an older version has appended how another process failed. It is not changed."""
     path = tmp_path / "tune.jsonl"
     with Journal.create(path, HEADER) as journal:
@@ -122,10 +122,8 @@ def test_a_complete_journal_is_not_resumed(tmp_path: Path) -> None:
     failed = '{"schema": "iobench.tune/1", "kind": "end", "at": "", "status": "failed"}\n'
     for text in (path.read_text(), path.read_text() + failed):
         path.write_text(text)
-        with pytest.raises(ResultFileError, match="is complete"), Journal.resume(path):
-            pytest.fail("it was opened")
-        with pytest.raises(ResultFileError, match="is complete"):
-            read_unfinished(path)
+        with Journal.resume(path) as journal:
+            assert (journal.complete, journal.trials) == (True, (record(),))
         assert path.read_text() == text
 
 
