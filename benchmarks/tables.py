@@ -155,8 +155,8 @@ def training(path: Path) -> str:
             "-" if one.persist_s is None else format_seconds(one.persist_s),
             "-" if one.overhead is None else f"{one.overhead:+.1%}",
             "-"
-            if one.overhead_interval is None
-            else f"{one.overhead_interval.low:+.1%} to {one.overhead_interval.high:+.1%}",
+            if one.overhead_ci95 is None
+            else f"{one.overhead_ci95.low:+.1%} to {one.overhead_ci95.high:+.1%}",
             *([_of_stock(result, one, stock)] if stock else []),
         ]
         for one in costs

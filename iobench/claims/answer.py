@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from iobench.bench.judging.comparison import LEAST_SAMPLES
-from iobench.bench.judging.stats import NO_INTERVAL, Interval, Ratio
+from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
+from iobench.bench.judging.stats import Interval, Ratio
 from iobench.claims.claims import Answer, Claim, ClaimFinding
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile
@@ -24,23 +24,18 @@ def finding(
     *,
     incomparable: str = "",
 ) -> ClaimFinding:
-    """Return the finding of a claim from the paired `ratio`; `figure` converts to its unit.
+    """Return the finding of a claim from the paired `ratio`, how many times as fast our side is.
 
-    `figure` may be a decreasing function of the ratio. `incomparable` is the reason why the figure
-    is not comparable with the claim; empty where it is.
+    `figure` converts it to the unit of the claim, and may be a decreasing function. `incomparable`
+    is the reason why the figure is not comparable with the claim; empty where it is.
     """
-    interval = None
-    if ratio.interval:
-        interval = Interval(*sorted((figure(ratio.interval.low), figure(ratio.interval.high))))
-    answer, reason = _compare(claim, interval)
-    if ratio.samples < LEAST_SAMPLES:
-        answer, reason = Answer.UNDECIDED, few_pairs(ratio.samples)
+    answer, reason = _judge(Difference(ratio=ratio, floor=LEAST_FLOOR, than=claim.ratio))
     if incomparable:
         answer, reason = Answer.NOT_COMPARABLE, incomparable
     return ClaimFinding(
         claim=claim,
         ours=figure(ratio.ratio),
-        interval=interval,
+        ci95=ratio.interval and Interval(*sorted(figure(bound) for bound in ratio.interval)),
         setting=f"{setting}, {count_of(ratio.samples, 'pair')}",
         answer=answer,
         reason=reason,
@@ -70,15 +65,17 @@ def check_one_setting(result: ResultFile, what: str, measured: Iterable[Setting]
         )
 
 
-def _compare(claim: Claim, interval: Interval | None) -> tuple[Answer, str]:
-    if interval is None:
-        return Answer.UNDECIDED, NO_INTERVAL
-    value = claim.value
-    holds, fails = interval.low >= value, interval.high < value
-    if claim.at_most:
-        holds, fails = interval.high <= value, interval.low > value
-    if holds:
-        return Answer.YES, f"the whole interval {'keeps to' if claim.at_most else 'reaches'} it"
-    if fails:
-        return Answer.NO, f"the whole interval is {'above' if claim.at_most else 'below'} it"
-    return Answer.UNDECIDED, "the claim is within the interval"
+def _judge(claimed: Difference) -> tuple[Answer, str]:
+    """Return the answer by the rule of all comparisons, with the claim in place of a baseline."""
+    interval, floor = claimed.ratio.interval, f"{100 * claimed.floor:g}%"
+    if claimed.ratio.samples < LEAST_SAMPLES:
+        return Answer.UNDECIDED, few_pairs(claimed.ratio.samples)
+    assert interval is not None, "so many pairs have an interval"
+    match claimed.finding:
+        case Finding.BETTER:
+            return Answer.YES, f"the whole interval keeps it, by more than {floor}"
+        case Finding.WORSE:
+            return Answer.NO, f"the whole interval misses it, by more than {floor}"
+    if claimed.than in interval:
+        return Answer.UNDECIDED, "the claim is within the interval"
+    return Answer.UNDECIDED, f"the interval ends within {floor} of the claim, which may be noise"

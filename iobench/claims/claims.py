@@ -56,9 +56,14 @@ class Claim:
     theirs: Side
 
     @property
-    def at_most(self) -> bool:
-        """Whether the claim is an upper limit: a figure below `value` is better."""
-        return self.measure == "overhead"
+    def ratio(self) -> float:
+        """How many times as fast as `theirs` the claim says that `ours` is, at least."""
+        match self.measure:
+            case "wall clock":
+                return 1 / (1 - self.value)
+            case "overhead":
+                return 1 / (1 + self.value)
+        return self.value
 
     @property
     def is_of_files(self) -> bool:
@@ -96,14 +101,14 @@ class Study:
 class ClaimFinding:
     """Our figure for a claim: `ours` in the claim's unit, None where there is no such figure.
 
-    `interval` has the confidence that `pairs` pairs reach, 95% at most. `setting` describes the
-    measured setting. `reason` explains the answer. With `bound` the figure is an upper bound,
-    computed and not from training.
+    `ci95` is its interval, with the confidence that `pairs` pairs reach, 95% at most. `setting`
+    describes the measured setting. `reason` explains the answer. With `bound` the figure is an
+    upper bound, computed and not from training.
     """
 
     claim: Claim
     ours: float | None
-    interval: Interval | None
+    ci95: Interval | None
     setting: str
     answer: Answer
     reason: str

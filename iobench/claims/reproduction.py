@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from iobench import workloads
-from iobench.bench.judging.comparison import LEAST_SAMPLES
+from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
 from iobench.bench.judging.stats import Interval, Ratio, median, paired_log_ratio
 from iobench.bench.judging.verdict import (
     WRONG_BYTES,
@@ -126,12 +126,13 @@ def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float
         _share(save_s, ratio.interval.low, step.seconds),
         _share(save_s, ratio.interval.high, step.seconds),
     )
-    few = ratio.samples < LEAST_SAMPLES
-    never = not few and interval is not None and interval.high < claim.value
+    part = 1 - claim.value * (save_s + step.seconds) / save_s  # of the time of a slow save
+    needed = Difference(ratio=ratio, floor=LEAST_FLOOR, than=1 / part if part > 0 else math.inf)
+    never = needed.finding is Finding.WORSE
     gained_s = save_s * (1 - 1 / ratio.ratio)
     steps = (gained_s / claim.value - save_s) / step.seconds
     answer = Answer.NO if never else Answer.NOT_COMPARABLE
-    if few:
+    if ratio.samples < LEAST_SAMPLES:
         answer, reason = Answer.UNDECIDED, few_pairs(ratio.samples)
     elif never:
         reason = "not even with a save after every step"
@@ -149,7 +150,7 @@ def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float
     return ClaimFinding(
         claim=claim,
         ours=_share(save_s, ratio.ratio, step.seconds),
-        interval=interval,
+        ci95=interval,
         setting=f"a save of {format_seconds(save_s)} by {claim.theirs.writer} after every step of "
         f"{format_seconds(step.seconds)}",
         answer=answer,

@@ -32,11 +32,11 @@ def judge_training(about: Study, claim: Claim, result: ResultFile) -> ClaimFindi
         known = [(a, b) for a, b in stalls if a is not None and b is not None]
         ratio = paired_log_ratio([a for a, _ in known], [b for _, b in known])
     else:
-        ratio = paired_log_ratio([b.wall_s for b in own], [b.wall_s for b in others])
+        ratio = paired_log_ratio([b.wall_s for b in others], [b.wall_s for b in own])
     figure = {
         "stall": lambda times: times,
-        "wall clock": lambda times: 1 - times,
-        "overhead": lambda times: times - 1,
+        "wall clock": lambda times: 1 - 1 / times,
+        "overhead": lambda times: 1 / times - 1,
     }[claim.measure]
     return finding(
         claim,

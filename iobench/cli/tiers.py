@@ -44,7 +44,7 @@ def tiers(
         lines = count_of(found.damaged_lines, "damaged line")
         print(f"{printable(str(directory / JOURNAL))}: {lines} left out", file=sys.stderr)
     if format_ is ListingFormat.JSON:
-        document = {"schema": "iobench.tiers/1"} if found is None else _document(found)
+        document = {"schema": "iobench.tiers/2"} if found is None else _document(found)
         write_json({**document, "memory": _memory_document(memory)}, sys.stdout)
         return
     if memory is not None:
@@ -140,14 +140,13 @@ def _document(found: TiersStatus) -> dict[str, Any]:
             if estimate is None
             else {
                 "rate_bytes_per_s": 1 / estimate.s_per_byte,
-                "low_bytes_per_s": 1 / estimate.high,
-                "high_bytes_per_s": 1 / estimate.low,
+                "ci95_bytes_per_s": [1 / estimate.high, 1 / estimate.low],
                 "samples": estimate.count,
             }
         )
 
     return {
-        "schema": "iobench.tiers/1",
+        "schema": "iobench.tiers/2",
         "local": {
             "location": found.directory,
             "size_bytes": found.size_bytes,

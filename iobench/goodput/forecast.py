@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from iobench.bench.judging.stats import Interval
+from iobench.bench.judging.stats import CONFIDENCE, Interval
 from iobench.bench.judging.verdict import Reason
 from iobench.errors import OptionError
 from iobench.goodput import goodput, intervals
@@ -146,7 +146,8 @@ def _saved(own: list[float], base: list[float], job: TrainingJob) -> Saved | Non
 def _range(values: Sequence[float]) -> Interval | None:
     if not values:
         return None
-    low, high = np.quantile(values, [0.025, 0.975])
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
     return Interval(float(low), float(high))
 
 

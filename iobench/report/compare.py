@@ -17,7 +17,7 @@ from iobench.bench.judging.comparison import (
     noise_floor,
     rates_by_repetition,
 )
-from iobench.bench.judging.stats import bounds, median, rate
+from iobench.bench.judging.stats import Interval, median, rate
 from iobench.bench.judging.verdict import Context, Reason, Verdict, VerdictStatus
 from iobench.peers import PREFIX
 from iobench.report.alike import unlike
@@ -57,7 +57,7 @@ class ComparisonRow(HasSetting):
     old_bytes_per_s: float
     new_bytes_per_s: float
     ratio: float
-    ci95: tuple[float, float] | None
+    ci95: Interval | None
     floor: float
     finding: Finding | None
     regression: bool
@@ -306,7 +306,7 @@ def _row(
         old_bytes_per_s=_middle(old),
         new_bytes_per_s=_middle(new),
         ratio=ratio.ratio,
-        ci95=bounds(ratio.interval),
+        ci95=ratio.interval,
         floor=difference.floor,
         finding=finding,
         regression=worse and not control,

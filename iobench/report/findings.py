@@ -1,4 +1,4 @@
-"""Findings of `iobench reproduce` as a terminal table, Markdown or JSON (`iobench.findings/2`)."""
+"""Findings of `iobench reproduce` as a terminal table, Markdown or JSON (`iobench.findings/3`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from iobench.results import ResultFile
 
 __all__ = ["SCHEMA", "figure", "grid", "heading", "notes", "write"]
 
-SCHEMA = "iobench.findings/2"
+SCHEMA = "iobench.findings/3"
 
 _MISSING = "-"
 
@@ -50,9 +50,8 @@ def grid(findings: Sequence[ClaimFinding]) -> Grid:
     """Return the table of claims, figures and answers."""
     rows = []
     for one in findings:
-        low_high = [one.interval.low, one.interval.high] if one.interval else []
         ours = [] if one.ours is None else [one.ours]
-        figures = [figure(value, one.claim.measure) for value in (*ours, *low_high)]
+        figures = [figure(value, one.claim.measure) for value in (*ours, *(one.ci95 or ()))]
         rows.append(
             [
                 one.claim.workload,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from iobench.bench.judging.stats import ENOUGH_SAMPLES, Interval, bounds, confidence_of
+from iobench.bench.judging.stats import ENOUGH_SAMPLES, Interval, confidence_of
 from iobench.bench.judging.verdict import Reason
 from iobench.goodput.forecast import Forecast
 from iobench.report.durations import DurationForm, duration_form
@@ -58,17 +58,17 @@ def _document(one: Forecast) -> dict[str, Any]:
         "save_samples": candidate.save_samples,
         "restore_samples": candidate.restore_samples,
         "interval_s": one.best.interval_s,
-        "interval_s_ci95": bounds(one.interval_s_interval),
+        "interval_s_ci95": one.interval_s_interval,
         "interval_raised": one.best.raised,
         "ettr": one.best.ettr,
-        "ettr_ci95": bounds(one.ettr_interval),
+        "ettr_ci95": one.ettr_interval,
         "lost_work_per_failure_s": one.lost_work_s,
         "saved_per_month": one.saved
         and {
             "wall_s": one.saved.wall_s,
-            "wall_s_ci95": bounds(one.saved.wall_s_interval),
+            "wall_s_ci95": one.saved.wall_s_interval,
             "gpu_hours": one.saved.gpu_hours,
-            "gpu_hours_ci95": bounds(one.saved.gpu_hours_interval),
+            "gpu_hours_ci95": one.saved.gpu_hours_interval,
         },
         "given": one.given and asdict(one.given),
         "warnings": [str(reason) for reason in one.warnings],

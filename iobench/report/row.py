@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from iobench.bench.judging.stats import Interval
 from iobench.report.ranks import RankRates
 from iobench.results import Fallback, MemoryUse, Operation
 from iobench.results.setting import IF_SET, HasSetting, Setting
@@ -45,10 +46,10 @@ class Summary(HasSetting):
     repetitions: int
     bytes: int
     median_bytes_per_s: float
-    ci95_bytes_per_s: tuple[float, float] | None
+    ci95_bytes_per_s: Interval | None
     of_ceiling: float | None
     ratio: float | None = None
-    ratio_ci95: tuple[float, float] | None = None
+    ratio_ci95: Interval | None = None
     cpu_s_per_gib: float
     device_idle: float | None = field(default=None, metadata=IF_SET)
     memory: MemoryUse | None = None

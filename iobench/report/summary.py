@@ -227,8 +227,8 @@ def _summary(
     first = samples[0]
     rates = list(rates_by_repetition(samples).values())
     middle, interval = stats.median(rates), stats.median_interval(rates)
-    limit, bounds = ceiling.of(first.operation), stats.bounds(interval)
-    above = why_above(run, ceiling, first.operation, middle, bounds)
+    limit = ceiling.of(first.operation)
+    above = why_above(run, ceiling, first.operation, middle, interval)
     verdict, ratio = verdict_of(samples, context, failure), None
     if verdict.status in RANKED and against and verdict_of(against, context).status in RANKED:
         ratio = paired_ratio(samples, against)
@@ -239,10 +239,10 @@ def _summary(
         repetitions=len(rates),
         bytes=round(stats.median([sample.bytes for sample in samples])),
         median_bytes_per_s=middle,
-        ci95_bytes_per_s=bounds,
+        ci95_bytes_per_s=interval,
         of_ceiling=middle / limit if limit else None,
         ratio=ratio.ratio if ratio else None,
-        ratio_ci95=stats.bounds(ratio.interval) if ratio else None,
+        ratio_ci95=ratio.interval if ratio else None,
         cpu_s_per_gib=sum(s.cpu_s for s in samples) / (sum(s.bytes for s in samples) / GIB),
         device_idle=_device_idle(samples),
         memory=_memory(samples),

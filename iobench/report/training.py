@@ -38,7 +38,7 @@ __all__ = [
     "write",
 ]
 
-SCHEMA = "iobench.train/1"
+SCHEMA = "iobench.train/2"
 
 _MISSING = "-"
 _INTERVAL = "95%\ninterval"  # its heading has the confidence that the pairs reach
@@ -76,7 +76,7 @@ class TrainingCost:
     the median step without checkpoints, less 1.
 
     `overhead` is the wall clock of a block over that of the block without checkpoints in the same
-    repetition, less 1. It is computed from `pairs` such pairs. `overhead_interval` has the
+    repetition, less 1. It is computed from `pairs` such pairs. `overhead_ci95` has the
     confidence that so many pairs reach, 95% at most. `snapshot_bytes_per_s` is a checkpoint's
     size over its stall, for modes whose stall is a copy.
     """
@@ -91,11 +91,11 @@ class TrainingCost:
     persisting_step_s: float | None
     slowdown: float | None
     stall_s: float | None
-    stall_interval: Interval | None
+    stall_s_ci95: Interval | None
     persist_s: float | None
     snapshot_bytes_per_s: float | None
     overhead: float | None
-    overhead_interval: Interval | None
+    overhead_ci95: Interval | None
     peak_memory_bytes: int | None
     peak_dirty_bytes: int | None
     saves: int
@@ -148,11 +148,11 @@ def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) 
         persisting_step_s=_median(busy),
         slowdown=median(busy) / median(base) - 1 if busy and base else None,
         stall_s=stall_s,
-        stall_interval=median_interval(stalls) if stalls else None,
+        stall_s_ci95=median_interval(stalls) if stalls else None,
         persist_s=_median([save.persist_s for save in saves if save.persist_s is not None]),
         snapshot_bytes_per_s=first.bytes / stall_s if stall_s and first.mode == "async" else None,
         overhead=ratio.ratio - 1 if ratio else None,
-        overhead_interval=Interval(ratio.interval.low - 1, ratio.interval.high - 1)
+        overhead_ci95=Interval(ratio.interval.low - 1, ratio.interval.high - 1)
         if ratio and ratio.interval
         else None,
         peak_memory_bytes=highest([one.peak_memory_bytes for one in blocks]),
@@ -222,7 +222,7 @@ def _overhead(costs: Sequence[TrainingCost]) -> Line:
 
 def _spread(cost: TrainingCost) -> str:
     """Return `+13.2% (+6.5% to +14.8%)`."""
-    held = cost.overhead_interval
+    held = cost.overhead_ci95
     span = f" ({_percent(held.low)} to {_percent(held.high)})" if held else ""
     return f"{_percent(cost.overhead)}{span}"
 
@@ -287,7 +287,7 @@ def _row(cost: TrainingCost, forms: Mapping[str, DurationForm]) -> Iterator[str]
     yield _MISSING if rate is None else f"{rate / GIB:.2f}"
     yield times["persist_s"]
     yield _percent(cost.overhead)
-    held = cost.overhead_interval
+    held = cost.overhead_ci95
     if 0 < cost.pairs < LEAST_SAMPLES:
         yield f"undecided: {few_pairs(cost.pairs)}"
     else:

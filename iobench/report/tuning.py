@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from iobench.bench.judging.comparison import Difference
-from iobench.bench.judging.stats import bounds, interval_heading, median
+from iobench.bench.judging.stats import interval_heading, median
 from iobench.errors import IobenchError, ResultFileError
 from iobench.report.grid import Grid
 from iobench.report.render import DocumentFormat, write_grids, write_json
@@ -288,9 +288,9 @@ def _document(one: Standing) -> dict[str, Any]:
         "origin": one.candidate.origin,
         "samples": one.samples,
         "loss": one.loss,
-        "loss_ci95": bounds(one.interval),
+        "loss_ci95": one.interval,
         "ratio": over.ratio.ratio if over else None,
-        "ratio_ci95": bounds(over.ratio.interval) if over else None,
+        "ratio_ci95": over.ratio.interval if over else None,
         "finding": over.finding.value if over else None,
         "cpu_s_per_gib": one.cpu_s_per_gib,
         "memory_bytes": one.memory_bytes,

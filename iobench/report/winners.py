@@ -14,7 +14,7 @@ from iobench.bench.judging.comparison import (
     noise_floor,
     rates_by_repetition,
 )
-from iobench.bench.judging.stats import bounds
+from iobench.bench.judging.stats import Interval
 from iobench.bench.judging.verdict import VerdictStatus
 from iobench.report.baseline import is_contender
 from iobench.report.row import Summary
@@ -60,7 +60,7 @@ class Winner:
     repetitions: int
     reference: str | None = None
     ratio: float | None = None
-    ratio_ci95: tuple[float, float] | None = None
+    ratio_ci95: Interval | None = None
 
     @property
     def what(self) -> str:
@@ -170,5 +170,5 @@ def _lead(
     return lead | {
         "reference": names[chosen],
         "ratio": difference.ratio.ratio,
-        "ratio_ci95": bounds(difference.ratio.interval),
+        "ratio_ci95": difference.ratio.interval,
     }

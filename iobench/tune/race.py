@@ -26,8 +26,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from iobench.bench.judging.comparison import LEAST_FLOOR
-from iobench.bench.judging.stats import median, median_interval
+from iobench.bench.judging.comparison import LEAST_FLOOR, Difference, Finding
+from iobench.bench.judging.stats import log_ratio, median, median_interval
 
 __all__ = ["Race", "RaceEntry", "RaceStatus", "effects_and_noise"]
 
@@ -202,9 +202,9 @@ def _medians(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _shown_worse(logs: list[float], noise: float) -> bool:
+    """Return whether losses are shown higher, by the logarithms of their ratios to the leader's."""
     if len(logs) < 2:
         return False
-    interval = median_interval(logs)
-    assert interval is not None
-    error = noise * math.sqrt(2 / len(logs))
-    return interval.low > math.log1p(LEAST_FLOOR) and median(logs) > _Z * error
+    ratio = log_ratio(median(logs), median_interval(logs), len(logs))
+    higher = Difference(ratio=ratio, floor=LEAST_FLOOR, least=2).finding is Finding.BETTER
+    return higher and median(logs) > _Z * noise * math.sqrt(2 / len(logs))

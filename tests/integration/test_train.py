@@ -34,7 +34,7 @@ def test_train(
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["schema"] == "iobench.train/1"
+    assert found["schema"] == "iobench.train/2"
     arms = {arm["label"]: arm for arm in found["arms"]}
     ours = {"buffered sync", "buffered async=1", "buffered lazy=2"}
     stock = {"peer:torch-save sync", "peer:torch-save async"}

@@ -68,11 +68,13 @@ class Difference:
 
     `ratio` is above 1 where the candidate is faster. `floor` is a fraction: 0.03 means that ratios
     between 1 / 1.03 and 1.03 are noise. `least` are the fewest samples that show a difference.
+    `than` is the ratio that another one has published; 1 where both are measured here.
     """
 
     ratio: Ratio
     floor: float
     least: int = LEAST_SAMPLES
+    than: float = 1.0
 
     @property
     def finding(self) -> Finding:
@@ -80,9 +82,10 @@ class Difference:
         interval = self.ratio.interval
         if interval is None or self.ratio.samples < self.least:
             return Finding.NONE
-        if interval.low > 1 + self.floor:
+        if interval.low > self.than * (1 + self.floor):
             return Finding.BETTER
-        return Finding.WORSE if interval.high < 1 / (1 + self.floor) else Finding.NONE
+        clear = interval.high < self.than / (1 + self.floor)
+        return Finding.WORSE if clear else Finding.NONE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,6 @@ __all__ = [
     "Interval",
     "Ratio",
     "SteadyState",
-    "bounds",
     "confidence_of",
     "highest",
     "huber_mean",
@@ -54,20 +54,17 @@ _ROUNDS = 5  # rounds of a measurement window; like both limits, from SNIA: see 
 _RANGE_LIMIT, _SLOPE_LIMIT = 0.20, 0.10
 
 
-@dataclass(frozen=True)
-class Interval:
-    """`low <= high`, in the unit of the values that it is computed from."""
+class Interval(NamedTuple):
+    """`low <= high`, in the unit of the values that it is computed from.
+
+    All documents write it as a list of both: `[low, high]`.
+    """
 
     low: float
     high: float
 
-    def __contains__(self, value: float) -> bool:
+    def __contains__(self, value: float) -> bool:  # type: ignore[override]  # not: is it an end
         return self.low <= value <= self.high
-
-
-def bounds(interval: Interval | None) -> tuple[float, float] | None:
-    """Return both ends of an interval, for a record; None without one."""
-    return (interval.low, interval.high) if interval else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def _row(one: ClaimFinding) -> Spread:
     claim, bound = one.claim, "at most " if one.bound else ""
     factor = _PERCENT.get(claim.measure, 1.0)
     here = "not measured" if one.ours is None else f"{bound}{figure(one.ours, claim.measure)}"
-    held = one.interval and sorted((factor * one.interval.low, factor * one.interval.high))
+    held = one.ci95 and sorted(factor * bound for bound in one.ci95)
     return Spread(
         label=f"{claim.workload}, {claim.text}",
         figure=f"{here}: {one.answer}",
@@ -115,7 +115,7 @@ def _numbers(findings: Sequence[ClaimFinding]) -> Grid:
     rows = []
     for one in findings:
         measure = one.claim.measure
-        held = [one.interval.low, one.interval.high] if one.interval else []
+        held = one.ci95 or ()
         rows.append(
             [
                 f"{one.claim.workload}, {one.claim.text}",

@@ -94,7 +94,7 @@ _NOTHING = MarkLine(x=0.0, label="no checkpoints")
 
 
 def _overhead(cost: TrainingCost, blocks: Sequence[TrainBlock], plain: dict[int, float]) -> Spread:
-    held = cost.overhead_interval
+    held = cost.overhead_ci95
     dots = [
         _dot(
             one.repetition,
@@ -118,7 +118,7 @@ def _overhead(cost: TrainingCost, blocks: Sequence[TrainBlock], plain: dict[int,
 
 
 def _stall(cost: TrainingCost, blocks: Sequence[TrainBlock]) -> Spread:
-    held, stall_s = cost.stall_interval, cost.stall_s or 0.0
+    held, stall_s = cost.stall_s_ci95, cost.stall_s or 0.0
     return Spread(
         label=cost.label,
         figure=format_seconds(stall_s),

@@ -48,8 +48,8 @@ def test_a_ratio_holds_if_its_whole_interval_does(
     """The median of the pairs is 2, and the interval 1.28 to 3.125."""
     found = judged(record, "save", value)
     assert found.ours == pytest.approx(2)
-    assert found.interval is not None
-    assert (found.interval.low, found.interval.high) == pytest.approx((1.28, 3.125))
+    assert found.ci95 is not None
+    assert (found.ci95.low, found.ci95.high) == pytest.approx((1.28, 3.125))
     assert found.answer is answer
     assert "hybrid over buffered, rank 0, 1.00 GiB of 12.55 GiB, 6 pairs" in found.setting
 
@@ -109,7 +109,7 @@ def test_fewer_than_five_pairs_decide_nothing(
     few = replace(record, samples=tuple(s for s in record.samples if s.repetition <= pairs))
     found = judged(few, measure, value)
     assert (found.answer, found.reason) == (Answer.UNDECIDED, f"{said}, 5 needed")
-    assert (found.interval is None, found.pairs) == (pairs == 1, pairs)
+    assert (found.ci95 is None, found.pairs) == (pairs == 1, pairs)
 
 
 def test_invalid_samples_make_no_pair(record: ResultFile) -> None:

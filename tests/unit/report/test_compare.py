@@ -14,7 +14,6 @@ from support.cli import app
 from typer.testing import CliRunner
 
 from iobench.bench.judging.comparison import Finding, compare_runs
-from iobench.bench.judging.stats import bounds
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.alike import unlike
 from iobench.report.compare import compare
@@ -508,7 +507,7 @@ def test_the_rows_of_a_comparison_share_its_error() -> None:
             one for one in comparison.rows if one.operation == "save" and one.writer == "odirect"
         )
         expected = compare_runs([*map(rates, new)], [*map(rates, old)], rows=count).ratio.interval
-        assert row.ci95 == bounds(expected)
+        assert row.ci95 == expected
     stream = io.StringIO()
     write(comparison, DocumentFormat.TABLE, stream)
     assert " 95% interval " in stream.getvalue()

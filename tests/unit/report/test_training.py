@@ -27,7 +27,7 @@ def test_a_block_counts_once_in_the_interval_of_the_stall() -> None:
             assert cost.stall_s is None
             continue
         assert cost.stall_s == median(stalls)
-        assert cost.stall_interval == median_interval(stalls)
+        assert cost.stall_s_ci95 == median_interval(stalls)
 
 
 def test_skipped_saves_stall_nothing() -> None:

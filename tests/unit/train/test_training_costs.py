@@ -66,9 +66,9 @@ def test_costs() -> None:
     assert (cost.step_s, cost.persisting_step_s, cost.slowdown) == (1.0, 1.5, 0.5)
     assert (cost.stall_s, cost.persist_s, cost.snapshot_bytes_per_s) == (0.5, 3.0, 2000.0)
     assert cost.overhead == pytest.approx((5 / 4 * 8 / 8) ** 0.5 - 1)
-    assert cost.overhead_interval is not None
-    assert cost.overhead_interval.low == pytest.approx(0.0)
-    assert cost.overhead_interval.high == pytest.approx(0.25)
+    assert cost.overhead_ci95 is not None
+    assert cost.overhead_ci95.low == pytest.approx(0.0)
+    assert cost.overhead_ci95.high == pytest.approx(0.25)
     assert (cost.saves, cost.committed) == (4, 2)
     assert cost.resumed_equal is False
     assert (cost.peak_memory_bytes, cost.peak_dirty_bytes) == (5, None)
