@@ -178,11 +178,9 @@ class _Persist:
             self.unraised[:] = [save for save in self.unraised if save.error is None]
 
     def _write(self, snapshot: Snapshot[_File]) -> None:
-        began_s = time.perf_counter()
         save, file = snapshot.save, snapshot.content
         save.status = "writing"
         save.transfer = self.writer.write(file.layout.image_in(snapshot.memory), file.directory)
-        save.persist_s = time.perf_counter() - began_s
 
 
 def absolute(file: str | os.PathLike[str]) -> str:

@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any, Literal, Self
 
 from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.events import OnEvent, SaveEvents
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.option_check import check_flags, check_option, check_slots, rate_limit
 from iobench.checkpoint.order import by_age
@@ -24,7 +25,7 @@ from iobench.checkpoint.serialized import Serializer
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import Content, LazyCopy, copy_into
 from iobench.checkpoint.store import CheckpointStore, release_unclosed, reusing_files, store_at
-from iobench.errors import UsageError
+from iobench.errors import OptionError, UsageError
 from iobench.units import parse_size
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
@@ -58,6 +59,7 @@ class LocalCheckpointer:
         bandwidth_limit: int | str | None = None,
         lazy: bool = False,
         reuse_files: bool = False,
+        on_event: OnEvent | None = None,
     ) -> None:
         check_slots(slots, on_full)
         check_option("location", location, str, Path, example='"runs/a"')
@@ -67,6 +69,8 @@ class LocalCheckpointer:
         check_option("budget", budget, int, str, NoneType, example='"16GiB"')
         check_option("bandwidth_limit", bandwidth_limit, int, str, NoneType, example='"500MiB"')
         check_flags(lazy=lazy, reuse_files=reuse_files)
+        if on_event is not None and not callable(on_event):
+            raise OptionError(f"on_event={on_event!r}: takes a function of a Save and an event")
         limit = rate_limit(bandwidth_limit)
         self._writer = load_writer(writer) if isinstance(writer, str) else writer
         if not self._writer.stores:
@@ -82,6 +86,7 @@ class LocalCheckpointer:
         self._lazy_save: Save | None = None
         self._saves: deque[Save] = deque(maxlen=_REMEMBERED)
         self._pid = os.getpid()
+        self._events = None if on_event is None else SaveEvents(on_event)
         self.loaded: Loaded | None = None
         """Step that the last `load` restored, and the damaged checkpoints that it skipped."""
         # `close` detaches it, so `alive` also says that this Checkpointer is open.
@@ -90,7 +95,7 @@ class LocalCheckpointer:
             end_unclosed,
             self._pid,
             self._persister,
-            functools.partial(release_unclosed, self._store),
+            functools.partial(_ended, self._store, self._events),
         )
         self._unclosed.atexit = False
         interpreter_end.at_end(self, LocalCheckpointer._at_end)
@@ -290,6 +295,8 @@ class LocalCheckpointer:
         finally:  # `detach` last: if Ctrl-C comes before it, a second close() does the work
             self._persister.free()
             self._store.release()
+            if self._events is not None:
+                self._events.end()
             self._unclosed.detach()
 
     def __enter__(self) -> Self:
@@ -308,7 +315,7 @@ class LocalCheckpointer:
         self._persister.wait()
         if self._unclosed.detach():  # not a call: weakref makes none after its own atexit function
             end_unclosed(
-                self._pid, self._persister, functools.partial(release_unclosed, self._store)
+                self._pid, self._persister, functools.partial(_ended, self._store, self._events)
             )
 
     def _check_usable(self) -> None:
@@ -334,8 +341,13 @@ class LocalCheckpointer:
             step=step, status="copying", created_s=time.time(), size_bytes=serialized.size_bytes
         )
         self._ledger.claim(save)
-        self._saves.append(save)
+        self._add(save)
         return serialized, save
+
+    def _add(self, save: Save) -> None:
+        self._saves.append(save)
+        if self._events is not None:
+            self._events.watch(save)
 
     def _begin_copy(self, state: Any, step: int) -> tuple[Any, Save]:
         return self._begin(state, step)  # several ranks may still agree during the copy
@@ -368,3 +380,11 @@ class LocalCheckpointer:
             self._committer.commit(save, content, memory)
         finally:
             self._persister.give(lease)
+
+
+def _ended(store: CheckpointStore, events: SaveEvents | None, failure: Exception | None) -> None:
+    try:
+        release_unclosed(store, failure)
+    finally:
+        if events is not None:
+            events.end()

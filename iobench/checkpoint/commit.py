@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -87,7 +86,6 @@ class Committer:
         memory: Bytes | None,
         rate_bytes_per_s: int | None,
     ) -> Manifest:
-        began_s = time.perf_counter()
         save.status = "writing"
         image = serialized.image() if memory is None else serialized.image_in(memory)
         small, serial = [serialized.skeleton_image()], self.ledger.serial_of(save)
@@ -117,8 +115,6 @@ class Committer:
                 listed = pieces.json(recording.digests.found)
                 text = manifest.json_parts({image.path: listed})
             self._publish(staged, text)
-            ended_s = time.perf_counter()
-            save.persist_s, save.durable_s = ended_s - began_s, ended_s - save.called_s
             save.status = "committed"
             self.ledger.committed(save)
         return manifest

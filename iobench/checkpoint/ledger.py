@@ -139,7 +139,8 @@ class Ledger:
             if save.step in self._serials.keys() - self._replaceable and self._is_there(save.step):
                 raise UsageError(
                     f"step {save.step} is saved already, in {self._store.locate(save.step)}; "
-                    f"load it to go on from there; to replace it, call remove({save.step}) first"
+                    "to go on from there, call resume() or load() before the first save; to "
+                    f"replace it, call remove({save.step}) first"
                 )
             self._saves = {step: other for step, other in self._saves.items() if other.on_the_way}
             self._saves[save.step] = save

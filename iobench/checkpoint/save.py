@@ -32,9 +32,9 @@ class Save:
     `pages_s` is the part of the copy in which pages of host memory were made: in the first save of
     each slot, unless `prepare` has made them.
     `persist_s` is the time from the begin of the write to the commit, and `durable_s` from the call
-    to the commit, of a job of one rank. `serial` is its number among
-    the saves of a run; 0 where checkpoints are numbered in the order of their commits, and below 0
-    until the manifests in a bucket were read, in the background.
+    to the commit, as this rank knows of it. `serial` is its number among the saves of a run; 0
+    where checkpoints are numbered in the order of their commits, and below 0 until the manifests in
+    a bucket were read, in the background.
     """
 
     step: int
@@ -50,16 +50,32 @@ class Save:
     transfer: Transfer | None = None
     error: BaseException | None = None
     called_s: float = field(default_factory=time.perf_counter, repr=False, compare=False)
+    written_from_s: float | None = field(default=None, init=False, repr=False, compare=False)
+    on_status: Callable[[Save], None] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
     tiers: Callable[[Save], list[Copy]] | None = field(default=None, repr=False, compare=False)
     _ended: threading.Event = field(
         default_factory=threading.Event, init=False, repr=False, compare=False
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        ended = self.__dict__.get("_ended")  # None in __init__
-        if name == "status" and ended is not None and not self.on_the_way:
-            ended.set()
+        if name != "status" or "_ended" not in self.__dict__:  # the latter in __init__
+            super().__setattr__(name, value)
+        elif value != self.status:
+            self._become(value)
+
+    def _become(self, status: Status) -> None:
+        now_s = time.perf_counter()
+        if status == "writing":
+            self.written_from_s = now_s
+        elif status == "committed" and self.written_from_s is not None:
+            self.persist_s, self.durable_s = now_s - self.written_from_s, now_s - self.called_s
+        super().__setattr__("status", status)
+        if not self.on_the_way:
+            self._ended.set()
+        if self.on_status is not None:
+            self.on_status(self)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the save is committed, superseded, skipped or failed; return whether it is.

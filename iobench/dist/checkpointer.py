@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.events import OnEvent
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
@@ -22,6 +23,7 @@ from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.load.any_format import read_any
 from iobench.dist.replicas.partner import Partner
 from iobench.dist.restore_plan import RestoreMode, check_restore_mode
+from iobench.dist.resume import Stateful, expected_of, resume_into
 from iobench.dist.saves.one_rank import of_one_rank
 from iobench.dist.world import AnyWorld
 from iobench.errors import OptionError, UsageError
@@ -71,6 +73,10 @@ class Checkpointer(LocalCheckpointer):
     - `bandwidth_limit`: bytes per second that background saves may write (`"500MiB"`)
     - `lazy`: `save_async` returns before the copy; `before_optimizer_step` waits for it
     - `reuse_files`: each save writes over the files of the checkpoint that `keep` dropped last
+    - `on_event`: called with each Save and what has become of it, from one thread: "copied" (the
+      snapshot is complete, nothing is durable), "committed" (durable and visible), "remote"
+      (durable in the remote tier, too), "dropped" (superseded or skipped) or "failed". No save
+      waits for it; its errors are RuntimeWarnings. `close` waits for its calls, 10 s at most
     - `tiers`: `[Memory("8GiB"), Remote("s3://bucket/run")]`: snapshots wait in the memory, as
       many as fit it; checkpoints are copied to the remote tier in the background. The directory
       `location` is the local tier
@@ -113,6 +119,7 @@ class Checkpointer(LocalCheckpointer):
         bandwidth_limit: int | str | None = None,
         lazy: bool = False,
         reuse_files: bool = False,
+        on_event: OnEvent | None = None,
         tiers: Sequence[AnyTier] = (),
         placement: Placement | None = None,
         offload: Any = None,
@@ -136,6 +143,7 @@ class Checkpointer(LocalCheckpointer):
             bandwidth_limit=bandwidth_limit,
             lazy=lazy,
             reuse_files=reuse_files,
+            on_event=on_event,
             tiers=tiers,
             placement=placement,
             offload=offload,
@@ -188,7 +196,13 @@ class Checkpointer(LocalCheckpointer):
             )
         self._deadline_s, self._writers_per_node = float(deadline_s), many
         LocalCheckpointer.__init__(self, location, slots=2 if slots is None else slots, **options)
+        if self._events is not None:
+            self._tell_of_copies(self._events.remote)
         self._start_tier()
+
+    def _tell_of_copies(self, on_durable: Callable[[int], None]) -> None:
+        if self._tier is not None:
+            self._tier.drain.queue.on_durable = on_durable
 
     def _start_tier(self) -> None:
         if self._tier is not None:
@@ -428,6 +442,27 @@ class Checkpointer(LocalCheckpointer):
         check_restore_mode(restore_mode)
         self._restore_mode = restore_mode
         return super().load(step, on_corrupt=on_corrupt, like=like)
+
+    def resume(self, objects: Mapping[str, Stateful], *, on_corrupt: OnCorrupt = "raise") -> int:
+        """Load the newest checkpoint into `objects`; return the step to go on with.
+
+            first = ckpt.resume({"model": model, "optimizer": optimizer})
+            for step in range(first, steps):
+
+        It is the step after that of the checkpoint, and 0 when there is none yet: the same script
+        begins a run and goes on with it. Each object gets `load_state_dict` of the entry that
+        `save` had under its name. Modules are compared with the checkpoint before anything is
+        loaded. In a job, a call of all ranks. Raises what `load` raises, and StateMismatchError
+        for a name that the checkpoint lacks; no object has changed then.
+        """
+        like = expected_of(objects)
+        if self.latest() is None:
+            return 0
+        state = self.load("latest", on_corrupt=on_corrupt, like=like or None)
+        assert self.loaded is not None
+        step = self.loaded.step
+        resume_into(objects, state, str(self._store.locate(step)))
+        return step + 1
 
 
 def _checked(placement: Placement | None, remote: Remote | None) -> Placement | None:

@@ -266,7 +266,7 @@ class RankedCheckpointer(RankedReads):
             save.fail(error)
             raise
         save.size_bytes = content.size_bytes
-        self._saves.append(save)
+        self._add(save)
         return content
 
     def _agreed_content(self, lease: Lease[Snapshot[RankContent]]) -> RankContent:

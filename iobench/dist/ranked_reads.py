@@ -55,6 +55,10 @@ class RankedReads(Checkpointer):
         if drain is not None:
             self._agreed("drain", lambda: drain.start(lambda: self._ledger.ages()))
 
+    def _tell_of_copies(self, on_durable: Callable[[int], None]) -> None:
+        if self._drain is not None:
+            self._drain.tell_of_copies(on_durable)
+
     def _restore(
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
     ) -> tuple[Any, Loaded]:

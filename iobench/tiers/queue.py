@@ -38,6 +38,11 @@ class Queued:
     """Whether the local tier has it; not after a save that went to the remote tier directly, and
     not after the retention of the local tier has removed it."""
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the remote tier has it, durable."""
+        return self.state in _THERE
+
     def copy_in(self, tier: str, eta_s: float | None = None) -> Copy:
         """Return the copy in the remote tier, for `Save.copies`."""
         return Copy(tier=tier, state=self.state, eta_s=eta_s, durable_at_s=self.durable_at_s)
@@ -54,12 +59,15 @@ class DrainQueue:
         self._in_order = in_order
         self.changed = threading.Condition(threading.RLock())
         self._entries: dict[int, Queued] = {}
+        self.on_durable: Callable[[int], None] | None = None
+        """Called with the step of each checkpoint that became durable in the remote tier."""
 
     def put(self, entry: Queued, *, new: bool = True) -> None:
         """Add the entry of a step. It replaces an older one only if it is `new`."""
         with self.changed:
             if new or entry.step not in self._entries:
                 self._entries[entry.step] = entry
+                self._tell(entry.step, entry.state if new else None)
             self.changed.notify_all()
 
     def move(self, entry: Queued, state: CopyState, *, of: Collection[CopyState]) -> bool:
@@ -74,8 +82,13 @@ class DrainQueue:
             found = self._entries[entry.step]
             at_s = time.time() if state == "durable" else found.durable_at_s
             self._entries[entry.step] = replace(found, state=state, durable_at_s=at_s)
+            self._tell(entry.step, state)
             self.changed.notify_all()
             return True
+
+    def _tell(self, step: int, state: CopyState | None) -> None:
+        if self.on_durable is not None and state == "durable":
+            self.on_durable(step)
 
     def has(self, entry: Queued, of: Collection[CopyState] = PENDING) -> bool:
         """Return whether `entry` has one of these states, and its step was not saved anew since."""

@@ -46,6 +46,8 @@ def test_each_rank_copies_its_files(
         assert one["compared"] == one["sent"]
         assert one["states"] == ["durable", "verified"]
         assert (one["steps"], one["latest"]) == ([1, 2], 2)
+        order = ["copied", "committed", "remote"]
+        assert one["told"] == [[step, event] for step in (1, 2) for event in order]
     assert sum(len(one["sent"]) for one in found) == 5
     assert sorted(path.name for path in local.glob("step-*")) == ["step-2"]
     assert [one.step for one in events(local, "verified")] == [1, 2]

@@ -26,12 +26,17 @@ __all__ = ["dead", "node_local", "refused", "restores", "saves", "warned"]
 def _opened(
     size: int, local: str, remote: str, environ: dict[str, str], **options: Any
 ) -> Iterator[iobench.Checkpointer]:
-    keep = options.pop("keep", None)
+    keep, on_event = options.pop("keep", None), options.pop("on_event", None)
     one = iobench.Remote(remote, **options)
     with (
         mock.patch.dict(os.environ, environ),
         iobench.Checkpointer(
-            local, world=in_world(size), deadline_s=60, tiers=[one], keep=keep
+            local,
+            world=in_world(size),
+            deadline_s=60,
+            tiers=[one],
+            keep=keep,
+            on_event=on_event,
         ) as ckpt,
     ):
         yield ckpt
@@ -64,22 +69,31 @@ def saves(
 ) -> dict[str, Any]:
     """Save these steps, one after the other, and wait for the copies."""
     world = in_world(size)
+    told: list[tuple[int, str]] = []
     with (
         _moved("send") as sent,
         _moved("read_back") as compared,
-        _opened(size, local, remote, environ, keep=iobench.KeepLast(1)) as ckpt,
+        _opened(
+            size,
+            local,
+            remote,
+            environ,
+            keep=iobench.KeepLast(1),
+            on_event=lambda save, event: told.append((save.step, event)),
+        ) as ckpt,
     ):
         for step in steps:
             made = ckpt.save_async(state_of(world.rank, size, "rows", seed=step), step)
             ckpt.wait(until="remote")
             states = _until_verified(made)  # the next save may remove this one then
-        return {
+        found = {
             "sent": sorted(set(sent)),
             "compared": sorted(set(compared)),
             "states": states,
             "steps": ckpt.steps(),
             "latest": ckpt.latest(),
         }
+    return {**found, "told": told}
 
 
 def restores(

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +50,7 @@ class DrainFollower:
         self._lock = threading.Lock()
         self._direct: dict[int, tuple[int, float]] = {}
         self._states: dict[int, Queued] = {}
+        self.on_durable: Callable[[int], None] | None = None
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="iobench-drain", daemon=True)
 
@@ -77,6 +78,8 @@ class DrainFollower:
         """Record a save that is durable in the remote tier, and not in the local one."""
         last = dict(list(self._direct.items())[-_REMEMBERED:])
         self._direct = {**last, step: (serial, time.time())}
+        if self.on_durable is not None:
+            self.on_durable(step)
 
     def copies(self, save: Save) -> list[Copy]:
         """Return where the copies of `save` are, nearest first, as rank 0 said last."""
@@ -123,13 +126,21 @@ class DrainFollower:
 
     def _note(self, order: dict[str, Any]) -> None:
         """Learn the states that have changed, and which checkpoints no tier has any more."""
-        states = {**self._states, **states_of(order["states"])}
+        before, changed = self._states, states_of(order["states"])
+        states = {**before, **changed}
         for step, serial in order["gone"]:
             states.pop(step, None)
             with self._lock:
                 if self._serials.get(step) == serial:
                     del self._serials[step]
         self._states = states
+        for step, one in changed.items():
+            if (
+                self.on_durable is not None
+                and one.is_there
+                and not ((was := before.get(step)) and was.serial == one.serial and was.is_there)
+            ):
+                self.on_durable(step)
 
     def _done(self, order: dict[str, Any]) -> dict[str, Any]:
         """Return the answer, also of what fails in any way: rank 0 waits for it."""

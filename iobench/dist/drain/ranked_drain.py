@@ -56,6 +56,13 @@ class RankedDrain:
         elif self._follower is not None:
             self._follower.start()
 
+    def tell_of_copies(self, on_durable: Callable[[int], None]) -> None:
+        """Call `on_durable` with each step that is durable in the remote tier, in every rank."""
+        if self.tier is not None:
+            self.tier.drain.queue.on_durable = on_durable
+        elif self._follower is not None:
+            self._follower.on_durable = on_durable
+
     def saving(self, step: int, serial: int) -> AbstractContextManager[None]:
         """Let the copies wait while this rank writes its part in the body. In rank 0, all of it."""
         return self._follower.saving(step, serial) if self._follower else nullcontext()

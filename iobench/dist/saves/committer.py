@@ -82,7 +82,6 @@ class RankCommitter:
         no part of the checkpoint is visible. A save that rank 0 did not choose is `superseded`:
         None is returned.
         """
-        began_s = time.perf_counter()
         if self.ledger is not None:
             committed = self._lead(self.ledger, save, content, memory)
         else:
@@ -91,7 +90,6 @@ class RankCommitter:
                 save.status = "superseded"
                 return None
             committed = found
-        save.persist_s = time.perf_counter() - began_s
         save.status = "committed"
         return committed
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
+import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import iobench
+from iobench.errors import TransferError
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.transfer import Transfer
 
 _PAGE = Path(__file__).parents[3] / "docs" / "checkpointer.md"
-_TRAINER, _PREPARE, _LAZY = re.findall(
+_TRAINER, _PREPARE, _LAZY, *_RECIPES = re.findall(
     r"^```python\n(.*?)^```$", _PAGE.read_text(), re.DOTALL | re.MULTILINE
 )
 
@@ -78,6 +86,83 @@ def test_prepare() -> None:
         training.run(_PREPARE, ckpt=ckpt)
         ckpt.save_async({"model": training.model.state_dict(), "step": 0}, 1)
         assert torch.equal(ckpt.load()["model"]["weight"], training.model.weight)
+
+
+def _told(code: str) -> list[str]:
+    """Run a recipe, and a save that is told to it; return the warnings."""
+    names: dict[str, Any] = {}
+    shutil.rmtree("runs/a", ignore_errors=True)
+    exec(compile(code, str(_PAGE), "exec"), names)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        writer = _Disk()
+        with iobench.Checkpointer("runs/a", writer=writer, on_event=names["on_event"]) as ckpt:
+            ckpt.save_async({"w": torch.ones(1 << 18)}, 5)
+            ckpt.wait()
+            writer.full = True
+            ckpt.save_async({"w": torch.ones(1 << 18)}, 6)
+            with pytest.raises(TransferError, match="no space"):
+                ckpt.wait()
+    return [str(one.message) for one in said]
+
+
+class _Disk(BufferedWriter):
+    full = False
+
+    def write_many(self, *args: Any, **options: Any) -> Transfer:
+        if self.full:
+            raise TransferError("no space")
+        return super().write_many(*args, **options)
+
+
+class _Board:
+    """What the recipes call of SummaryWriter and of a wandb run, with the same parameters."""
+
+    def __init__(self, where: str = "") -> None:
+        self.where, self.values, self.alerts = where, {}, []  # type: ignore[var-annotated]
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        assert global_step == 5
+        self.values[tag] = scalar_value
+
+    def log(self, data: dict[str, Any]) -> None:
+        self.values.update(data)
+
+    def alert(self, title: str, text: str) -> None:
+        self.alerts.append((title, text))
+
+
+class _Tracer:
+    """`start_span` and `end` of OpenTelemetry: times are nanoseconds since the epoch."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, list[int]] = {}
+
+    def start_span(self, name: str, *, start_time: int, attributes: dict[str, Any]) -> Any:
+        assert attributes == {"step": 5}
+        times = self.spans[name] = [start_time]
+        return SimpleNamespace(end=lambda end_time: times.append(end_time))
+
+
+def test_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each runs without a warning, and gets the figures of the save that was committed."""
+    board, run, tracer = _Board(), _Board(), _Tracer()
+    stand_ins = {
+        "torch.utils.tensorboard": SimpleNamespace(SummaryWriter=lambda _where: board),
+        "wandb": SimpleNamespace(init=lambda project: run),  # noqa: ARG005 -- wandb's name
+        "opentelemetry": SimpleNamespace(trace=SimpleNamespace(get_tracer=lambda _name: tracer)),
+    }
+    for name, one in stand_ins.items():
+        monkeypatch.setitem(sys.modules, name, one)
+    before_s = time.time()
+    assert [_told(code) for code in _RECIPES] == [[], [], []]
+    assert {*board.values} == {f"checkpoint/{n}" for n in ("stall_s", "persist_s", "GiB_per_s")}
+    assert run.values["checkpoint/step"] == 5
+    assert run.values["checkpoint/persist_s"] > 0
+    assert run.alerts == [("checkpoint 6 failed", "no space")]
+    (copied, write, commit) = (tracer.spans[f"save.{n}"] for n in ("copy", "write", "commit"))
+    assert before_s * 1e9 < copied[0] < copied[1]
+    assert copied[0] < write[0] < write[1] == commit[0] < commit[1] < time.time() * 1e9
 
 
 def test_lazy() -> None:

@@ -56,6 +56,7 @@ class _Training:
             self.now_s += self.step_s * (self.slow if writing else 1)
             if self.pending and self.pending[0] <= self.now_s:
                 self.pending[1].status = self.outcome
+                self.pending[1].persist_s = self.persist_s  # of this clock
                 self.pending = None
             if self.schedule.due(step):
                 self.now_s += self.stall_s
