@@ -75,12 +75,13 @@ def check(document: dict[str, Any], output: Path) -> None:
     assert writer.name == config.name == chosen["writer"]
     assert writer.options.to_dict() == chosen["options"]
     assert config.tuned is not None
-    assert config.tuned.samples == chosen["samples"] >= 5
+    # One that was given up early and is the best at the end has fewer: nothing is decided then.
+    assert config.tuned.samples == chosen["samples"] >= (1 if document["refuted"] else 5)
     assert config.tuned.baseline == document["baseline"]
     assert config.tuned.runner_up == document["runner_up"]
     assert set(config.tuned.paths) == set(chosen["paths"])
     assert document["written_bytes"] <= _BYTES
-    if document["chosen"] != document["baseline"]:
+    if document["chosen"] != document["baseline"] and not document["refuted"]:
         assert chosen["finding"] == "better"  # than the baseline, or it would not be chosen
         assert chosen["ratio"] > 1
     assert all(one["samples"] >= 5 for one in others)
