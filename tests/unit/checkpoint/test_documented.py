@@ -119,7 +119,9 @@ class _Board:
     """What the recipes call of SummaryWriter and of a wandb run, with the same parameters."""
 
     def __init__(self, where: str = "") -> None:
-        self.where, self.values, self.alerts = where, {}, []  # type: ignore[var-annotated]
+        self.where = where
+        self.values: dict[str, Any] = {}
+        self.alerts: list[tuple[str, str]] = []
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
         assert global_step == 5

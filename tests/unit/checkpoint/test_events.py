@@ -148,7 +148,7 @@ def test_copies_in_the_remote_tier(runs: Path) -> None:
 
 def test_what_is_no_function(runs: Path) -> None:
     with pytest.raises(OptionError, match="on_event='print'"):
-        Checkpointer(runs, on_event="print")  # type: ignore[arg-type]
+        Checkpointer(runs, on_event="print")  # type: ignore[arg-type]  # no function
 
 
 def test_a_checkpointer_that_is_forgotten(runs: Path) -> None:

@@ -20,7 +20,7 @@ def _run(runs: Path, until: int) -> tuple[int, torch.nn.Linear, torch.optim.Opti
     with Checkpointer(runs, writer="buffered") as ckpt:
         first = ckpt.resume({"model": model, "optimizer": optimizer})
         for step in range(first, until):
-            model(data[step]).sum().backward()  # type: ignore[no-untyped-call]
+            model(data[step]).sum().backward()  # type: ignore[no-untyped-call]  # torch has no type
             optimizer.step()
             optimizer.zero_grad()
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -77,7 +77,7 @@ def test_what_has_no_state(tmp_path: Path) -> None:
         Checkpointer(tmp_path, writer="buffered") as ckpt,
         pytest.raises(UsageError, match="'step' is a int, without load_state_dict"),
     ):
-        ckpt.resume({"step": 5})  # type: ignore[dict-item]
+        ckpt.resume({"step": 5})  # type: ignore[dict-item]  # an int
 
 
 def test_the_error_of_a_save_that_exists_names_it(tmp_path: Path) -> None:
