@@ -35,6 +35,7 @@ __all__ = ["Axes", "Variant"]
 
 _MOST_JOBS = 256
 _SAME = "same"
+_NONE, _RESTORE = "none", "restore"
 
 T = TypeVar("T")
 
@@ -45,7 +46,8 @@ class Variant:
 
     `target` is the location, in a run of several targets; None in a run of one. With a
     `restore_mode` all processes restore the same files together. With `slices` they save the same
-    files once: the first one alone (`off`), all of them, or so many of each node.
+    files once: the first one alone (`off`), all of them, or so many of each node. With a
+    `background`, another process restores an earlier checkpoint at the same time.
     """
 
     contender: Contender
@@ -54,6 +56,7 @@ class Variant:
     target: str | None = None
     restore_mode: RestoreMode | None = None
     slices: str | None = None
+    background: str | None = None
 
     def setting(self, restored: float | None = None) -> Setting:
         """Return the setting for a record; `restored` is the part of the bytes that is restored.
@@ -69,6 +72,7 @@ class Variant:
             target=self.target,
             restore_mode=self.restore_mode,
             slices=self.slices,
+            background=self.background,
         )
         return Setting(writer=self.contender.name, options=self.contender.options, axes=axes)
 
@@ -109,7 +113,8 @@ class Axes:
     bytes that are restored (None for all). `numjobs` are the numbers of concurrent processes.
     `targets` are the locations of several targets, or None for the one target of a run.
     `restore_modes`: with one, all ranks are replicas of the first one and restore its files.
-    `slices`: with one, all processes are replicas and save these files once.
+    `slices`: with one, all processes are replicas and save these files once. `backgrounds`: what
+    another process does while they save or restore; None for nothing.
     `absent` has the reasons why contenders take no part in some of them, by contender and location.
     """
 
@@ -119,6 +124,7 @@ class Axes:
     targets: tuple[str | None, ...] = (None,)
     restore_modes: tuple[RestoreMode | None, ...] = (None,)
     slices: tuple[str | None, ...] = (None,)
+    backgrounds: tuple[str | None, ...] = (None,)
     absent: Mapping[tuple[Contender, str | None], str] = field(default_factory=dict)
 
     @classmethod
@@ -131,6 +137,7 @@ class Axes:
         numjobs: str = "1",
         restore_mode: str | None = None,
         slices: str | None = None,
+        background: str = _NONE,
     ) -> Self:
         """Parse the options of `iobench run`: each has one value, or several between commas.
 
@@ -148,6 +155,7 @@ class Axes:
             if restore_mode is None
             else tuple(_values("--restore-mode", restore_mode, _mode)),
             slices=(None,) if slices is None else tuple(_values("--slices", slices, _slices)),
+            backgrounds=tuple(_values("--background", background, _background)),
         )
 
     @property
@@ -169,6 +177,16 @@ class Axes:
     def sliced(self) -> bool:
         """Whether the same files are saved once, by all processes together or by one of them."""
         return self.slices != (None,)
+
+    @property
+    def earlier(self) -> int:
+        """How many checkpoints a background process needs in each target: one of each shape."""
+        return len(self.shapes) if any(self.backgrounds) else 0
+
+    @property
+    def with_and_without(self) -> bool:
+        """Whether everything is measured with a background process and without it."""
+        return any(self.backgrounds) and None in self.backgrounds
 
     @property
     def saves(self) -> int:
@@ -196,13 +214,15 @@ class Axes:
             **({"targets": list(self.targets)} if len(self.targets) > 1 else {}),
             **({"restore_modes": list(self.restore_modes)} if any(self.restore_modes) else {}),
             **({"slices": list(self.slices)} if self.sliced else {}),
+            **({"backgrounds": list(self.backgrounds)} if any(self.backgrounds) else {}),
         }
 
     def variants(self, contenders: Sequence[Contender]) -> Iterator[Variant]:
         """Yield every contender at every point that applies to it.
 
         Peers have a format of their own, so they take part with the first serializer only. Each
-        process uses them for itself, so they take no part in restore modes and slices.
+        process uses them for itself, so they take no part in restore modes and slices. A contender
+        that stores nothing takes no part next to a background process: there is nothing to share.
         """
         for one in contenders:
             if one.is_peer and self.replicas:
@@ -210,10 +230,11 @@ class Axes:
             for shape in self.shapes:
                 if one.is_peer and shape.serializer != self.shapes[0].serializer:
                     continue
-                for numjobs, target, mode, slices in product(
-                    self.numjobs, self.targets, self.restore_modes, self.slices
+                for numjobs, target, mode, slices, background in product(
+                    *(self.numjobs, self.targets, self.restore_modes, self.slices),
+                    self.backgrounds,
                 ):
-                    if (one, target) not in self.absent:
+                    if (one, target) not in self.absent and (one.stores or not background):
                         yield Variant(
                             contender=one,
                             shape=shape,
@@ -221,11 +242,18 @@ class Axes:
                             target=target,
                             restore_mode=mode,
                             slices=slices,
+                            background=background,
                         )
 
     def skipped(self, contenders: Sequence[Contender]) -> list[str]:
         """Return the combinations that are left out, each with its reason."""
         reasons = list(self.absent.values())
+        if any(self.backgrounds):
+            reasons += [
+                f"{one.name} with --background {_RESTORE}: it stores nothing"
+                for one in contenders
+                if not one.stores
+            ]
         if self.replicas:
             option = "--slices" if self.sliced else "--restore-mode"
             reasons += [
@@ -271,6 +299,12 @@ def _slices(text: str) -> str:
             f"--slices {text:.40}: must be {OFF}, {ALL}, or how many ranks of each node write"
         )
     return text
+
+
+def _background(text: str) -> str | None:
+    if text not in (_NONE, _RESTORE):
+        raise OptionError(f"--background {text:.40}: must be {_NONE} or {_RESTORE}")
+    return None if text == _NONE else text
 
 
 def _jobs(text: str) -> int:

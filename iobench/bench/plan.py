@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from iobench.bench.axes import Axes, Variant
-from iobench.bench.contenders.base import Contender
+from iobench.bench.contenders.base import Contender, WriterContender
+from iobench.bench.contenders.peer import PeerContender
 from iobench.bench.fio import JOBS, fio_version
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.processes.job import JobSetup
@@ -18,6 +19,7 @@ from iobench.errors import TargetError, UsageError
 from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
 from iobench.workloads.file_table import FileTable
+from iobench.writers.registry import make
 
 __all__ = [
     "DEFAULT_SECONDS",
@@ -39,6 +41,7 @@ POOL_SHARE = 0.5
 """The part of the available memory that the data of a run take, unless more is asked for."""
 
 _PROCESS_BYTES = 256 * MIB  # of a job in a child process: torch and the writers' blocks
+_READER_POOL = 256 * MIB  # of a background process: its restores fill the same memory again
 _UNKNOWN_MEMORY = 2 * GIB  # available where the kernel does not report it
 _ALIKE = 0.9  # of the bytes of the largest rank; each rank must write at least this part
 
@@ -75,6 +78,7 @@ class Plan:
     """Of the variants, the one that the others' rates are given as ratios to.
 
     Several targets without a baseline are compared with the first of them, contender by contender.
+    So are variants with a background process with those without it.
     """
     given: str = ""
     """The name or file by which another process loads the workload."""
@@ -192,7 +196,9 @@ class Plan:
         """Bytes that the whole run writes, at least, if no fio job is left out."""
         jobs = len(JOBS) * len(self.ceiling_targets)
         storing = [one.saves for one in self.variants_with_twins if one.contender.stores]
-        return self.repeat.times * (sum(map(self.bytes_of, storing)) + self.size_bytes * jobs)
+        earlier = self.axes.earlier * self.size_bytes * len(self.targets)
+        each = sum(map(self.bytes_of, storing)) + self.size_bytes * jobs
+        return self.repeat.times * each + earlier
 
     @property
     def ceiling_targets(self) -> tuple[str | None, ...]:
@@ -221,6 +227,19 @@ class Plan:
             for number, files in enumerate(own)
         ]
 
+    def reader_setup(self) -> JobSetup:
+        """The setup of the process that restores in the background.
+
+        It restores into the memory of its pool, in place. Its data repeat after the pool's size.
+        Instead of a peer, which has a format of its own, it has a writer for the same targets.
+        """
+        return JobSetup(
+            contenders=tuple(map(_reader, self.contenders)),
+            files=self.files_of_jobs[0],
+            pool_bytes=min(_READER_POOL, self.pool_bytes),
+            seed=self.seed + self.axes.most_jobs,
+        )
+
     def check(self) -> None:
         """Raise TargetError or UnavailableError for a plan that cannot work. Writes nothing."""
         for target in self.targets:
@@ -236,8 +255,10 @@ class Plan:
     def _check_space(self, target: Target) -> None:
         """Raise TargetError unless one checkpoint fits: a run removes each before the next."""
         free, most = target.free_bytes(), self.axes.most_jobs
-        if free is not None and self.all_bytes > free:
+        earlier = self.axes.earlier * self.size_bytes
+        if free is not None and self.all_bytes + earlier > free:
             each = "" if most == 1 else f" of {most} processes"
+            each += f", and {format_size(earlier)} to restore in the background," if earlier else ""
             raise TargetError(
                 f"--target {target.location}: a checkpoint of "
                 f"{format_size(self.all_bytes)}{each} does not fit, "
@@ -250,6 +271,8 @@ class Plan:
         needed = min(self.pool_bytes, size_bytes)
         if available is None:
             return
+        if self.axes.earlier:
+            available -= len(self.targets) * (_READER_POOL + _PROCESS_BYTES)
         if self.beside_peers and needed + size_bytes > available:
             raise UsageError(
                 f"peers restore the {format_size(size_bytes)} into new memory, and "
@@ -280,6 +303,8 @@ class Plan:
         baseline = self.baseline and _described(self.baseline)
         if baseline is None and several:
             baseline = {"target": locations[0], "label": locations[0]}
+        elif baseline is None and self.axes.with_and_without:
+            baseline = {"background": None, "label": "no background"}
         return {
             "workload": self.workload.name,
             "rank": self.rank,
@@ -311,6 +336,13 @@ def _rounded(size_bytes: float) -> int:
     """Return up to a quarter less, so that two runs repeat after the same bytes."""
     step = 1 << max(0, int(size_bytes).bit_length() - 3)
     return int(size_bytes) // step * step
+
+
+def _reader(contender: Contender) -> WriterContender:
+    if isinstance(contender, WriterContender):
+        return WriterContender(contender.writer)
+    in_bucket = isinstance(contender, PeerContender) and "file" not in contender.peer.schemes
+    return WriterContender(make("s3" if in_bucket else "buffered"))
 
 
 def first_of_each_target(variants: Sequence[Variant]) -> list[Variant]:

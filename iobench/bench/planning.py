@@ -92,7 +92,9 @@ def make_plan(
         contenders=tuple(chosen),
         left_out=(*left_out, *axes.skipped(asked)),
         axes=axes,
-        baseline=None if several and baseline is None else find_baseline(baseline, variants),
+        baseline=None
+        if baseline is None and (several or axes.with_and_without)
+        else find_baseline(baseline, variants),
         targets=targets,
         repeat=often,
         aa=aa,
@@ -134,7 +136,7 @@ def _scaled(
                 f"--target {target.location}: no space is left for a checkpoint ({RESERVE}); "
                 "make room"
             )
-        fits += [] if free is None else [free // axes.saves]
+        fits += [] if free is None else [free // (axes.saves + axes.earlier)]
     rates = measure_rates(variants, axes.subsets, targets)
     ceiling = ceiling and not all(one.no_ceiling for one in targets.values())
     affordable = rates.affordable_bytes(DEFAULT_SECONDS, repeat=repeat, ceiling=ceiling)
@@ -187,6 +189,11 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
     axes = plan.axes
     if len(plan.variants) > len(plan.contenders):
         yield f"variants  {', '.join(one.label for one in plan.variants)}"
+    if axes.earlier:
+        yield (
+            "background  another process restores an earlier checkpoint, cold, over and over: "
+            f"{format_size(axes.earlier * plan.size_bytes)} more in each target"
+        )
     if axes.subsets != (None,):
         shown = [
             "all" if one is None else f"whole tensors, at least {100 * one:.3g}% of the bytes"

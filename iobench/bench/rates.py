@@ -72,6 +72,7 @@ def measure_rates(
     """Save and restore a short random file with each contender in each of its targets, once.
 
     For planning only. `targets` are the targets by the value that variants have in `target`.
+    Assumes that a process in the background takes half of the rate.
     Assumes that several processes together reach the rate of one process, and that files of every
     shape reach the rate of this file.
     """
@@ -85,12 +86,16 @@ def measure_rates(
             best.append((max(save for save, _ in found), max(restore for _, restore in found)))
     restores = [(one, subset) for one in variants for subset in subsets]
     return Rates(
-        save=tuple(probed[one.contender, one.target][0] for one in variants),
+        save=tuple(_share(one) * probed[one.contender, one.target][0] for one in variants),
         saved=tuple(float(one.saves) for one in variants),
-        restore=tuple(probed[one.contender, one.target][1] for one, _ in restores),
+        restore=tuple(_share(one) * probed[one.contender, one.target][1] for one, _ in restores),
         restored=tuple(one.numjobs * (subset or 1.0) for one, subset in restores),
         best=tuple(best),
     )
+
+
+def _share(variant: Variant) -> float:
+    return 0.5 if variant.background else 1.0
 
 
 def _probe(contenders: Sequence[Contender], target: Target) -> list[tuple[float, float]]:

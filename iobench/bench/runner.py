@@ -14,6 +14,7 @@ from typing import Protocol
 
 from iobench.bench import fio
 from iobench.bench.axes import Variant
+from iobench.bench.background import Background
 from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.data.subset import text_of
 from iobench.bench.header import header
@@ -96,12 +97,17 @@ class Runner:
                 scratch = targets[value].scratch
                 assert scratch.directory is not None
                 ceilings.append(CeilingJobs.of(run, plan, scratch, value, ranks))
+            backgrounds = {
+                one.target: undo.enter_context(Background(plan, one.target, targets[one.target]))
+                for one in {one.target: one for one in plan.variants if one.background}.values()
+            }
             trials = _Trials(
                 plan=plan,
                 run_id=run.run_id,
                 ceilings=ceilings,
                 executor=executor,
                 targets=targets,
+                backgrounds=backgrounds,
                 progress=self.progress,
             )
             trials.warm_up(warm_ups)
@@ -130,6 +136,7 @@ class _Trials:
     ceilings: Sequence[CeilingJobs]
     executor: Executor
     targets: Mapping[str | None, OpenTarget]
+    backgrounds: Mapping[str | None, Background]
     progress: RunProgress
     dead: dict[str | None, Exception] = field(default_factory=dict)
     """The targets that failed outside of any trial, with the error: a disk that was lost."""
@@ -196,6 +203,7 @@ class _Trials:
             files=[files[shape] for files in plan.files_of_jobs[: variant.numjobs]],
             executor=self.executor,
             target=self.targets[variant.target],
+            background=self.backgrounds[variant.target] if variant.background else None,
         )
         subsets = list(plan.axes.subsets)
         random_.shuffle(subsets)

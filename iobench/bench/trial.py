@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from iobench.bench.axes import Variant
+from iobench.bench.background import Background, Restores
 from iobench.bench.counters.monitor import Counted
 from iobench.bench.counters.nodes import over_machines
 from iobench.bench.counters.series import make_series
@@ -74,6 +75,8 @@ class Trial:
     """The files of each job."""
     executor: Executor
     target: OpenTarget
+    background: Background | None = None
+    """The process that restores an earlier checkpoint meanwhile, if the variant asks for it."""
     _saved: list[Done] = field(default_factory=list, init=False)
     """The last save, in each job."""
     _changes: Changes = field(default_factory=Changes, init=False)
@@ -84,18 +87,25 @@ class Trial:
 
         Returns None for a contender that only restores: another writer made its checkpoint.
         """
-        contender = self.variant.contender
         with settled or nullcontext():
             checkpoint = self.repetition, self.order
             self._ask(
                 partial(Job.prepare, shape=self.shape, checkpoint=checkpoint, sliced=self._sliced)
             )
-        clock = self._clock()
+        (sample, counted), restores = self._beside(self._timed_save)
+        if sample is None or restores is None:
+            return sample
+        return replace(
+            sample, background_restores=restores.during(counted.began_s, counted.elapsed_s)
+        )
+
+    def _timed_save(self) -> tuple[Sample | None, Counted]:
+        contender, clock = self.variant.contender, self._clock()
         if not contender.stores:
             done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)), clock)
             counted = self._stop(clock, done)
             memory = self._memory("save")
-            return self._sample("save", done, counted, clock.started_at, memory=memory)
+            return self._sample("save", done, counted, clock.started_at, memory=memory), counted
         with self.target.scratch.staged(self._name) as staged:
             done = self._ask(partial(Job.save, ref=self._ref(staged.directory)), clock)
             # Before the commit, which flushes the device again; the clock stops for it.
@@ -107,10 +117,10 @@ class Trial:
         counted = self._stop(clock, done)
         memory = self._memory("save")
         if not contender.saves:
-            return None
+            return None, counted
         self._saved[:] = done
         stored = self._inspect(flushes)
-        return self._sample(
+        sample = self._sample(
             "save",
             done,
             counted,
@@ -119,6 +129,15 @@ class Trial:
             stored=stored,
             memory=memory,
         )
+        return sample, counted
+
+    def _beside(self, timed: Callable[[], T]) -> tuple[T, Restores | None]:
+        """Return the result of an operation, and what was restored in the background of it."""
+        if self.background is None:
+            return timed(), None
+        with self.background.restoring(self.contender, self.shape) as restores:
+            result = timed()
+        return result, restores
 
     def restore(
         self, subset: float | None = None, settled: _Settled | None = None
@@ -135,25 +154,33 @@ class Trial:
         if self._ranks is not None:
             self._ranks.hand_over(self.shape)
         cold = self._make_cold(ref)
-        clock = self._clock()
-        done = self._ask(partial(Job.restore, ref=ref), clock)
-        several = self.executor.apart or self._ranks is not None
-        # Several jobs report their end through a socket, which takes time after the last one.
-        ended_s = max(one.at_s for one in done) if several else None
-        counted = self._stop(clock, done, ended_s)
-        memory = self._memory("restore")
+        (done, counted, started, memory), restores = self._beside(partial(self._timed_restore, ref))
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
-        return self._sample(
+        sample = self._sample(
             "restore",
             done,
             counted,
-            clock.started_at,
+            started,
             cold=cold,
             verified=verified,
             memory=memory,
             stored=self.target.inspect(self._name, self._files(), self._changes),
             subset=subset,
         )
+        if restores is None:
+            return sample
+        return replace(
+            sample, background_restores=restores.during(counted.began_s, counted.elapsed_s)
+        )
+
+    def _timed_restore(self, ref: CheckpointRef) -> tuple[list[Done], Counted, str, MemoryUse]:
+        clock = self._clock()
+        done = self._ask(partial(Job.restore, ref=ref), clock)
+        several = self.executor.apart or self._ranks is not None
+        # Several jobs report their end through a socket, which takes time after the last one.
+        ended_s = max(one.at_s for one in done) if several else None
+        counted = self._stop(clock, done, ended_s)
+        return done, counted, clock.started_at, self._memory("restore")
 
     def saved_by(
         self, transfer: Transfer, counted: Counted, started: str, stored: Stored | None

@@ -163,6 +163,14 @@ def run(
             show_default="each rank has files of its own",
         ),
     ] = None,
+    background: Annotated[
+        str,
+        _axis_option(
+            "--background",
+            help="What another process does during each save and restore: none, or restore an "
+            "earlier checkpoint, cold, over and over. Both are compared: none,restore",
+        ),
+    ] = "none",
     rank: Annotated[int, _axis_option("--rank", min=0, help="The rank to replay.")] = 0,
     fio: Annotated[
         bool,
@@ -225,6 +233,7 @@ def run(
                 numjobs=numjobs,
                 restore_mode=restore_mode,
                 slices=slices,
+                background=background,
             )
             if ranks is None and axes.most_jobs == 1:
                 check_effect(ctx, ("slices",), "one process saves; give --numjobs, or a launcher")
@@ -280,7 +289,7 @@ def _check_effects(
         check_effect(ctx, ("restore_mode",), "only the ranks of a launcher restore together")
     else:
         why = f"{ranks.members.size} ranks take part, started by {ranks.members.launcher}"
-        check_effect(ctx, ("numjobs", "rank", "s3_local"), why)
+        check_effect(ctx, ("numjobs", "rank", "s3_local", "background"), why)
     if repeat != "auto":
         check_effect(ctx, ("precision", "max_time"), "only --repeat auto has these")
     if format_ is not ReportFormat.TABLE:

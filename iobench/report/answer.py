@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from iobench import workloads
@@ -39,19 +39,42 @@ class Line:
 
 
 def answer(report: Report) -> list[Line]:
-    """Return the lines Stopped, Target, Save, Restore, Next and Noise, without empty ones."""
+    """Return the lines Stopped, Target, Save, Restore, Background, Next and Noise.
+
+    Empty ones are left out. Next to a background process the fastest one may be another: Save and
+    Restore are about the operations without it, if there are any.
+    """
     lines = [Line("Stopped", (report.stopped.removeprefix("stopped "),))] if report.stopped else []
     lines.append(Line("Target", tuple(_target(one) for one in report.target_winners)))
-    for kind in dict.fromkeys((one.operation, one.axes.restore_as) for one in report.summaries):
-        rows = [one for one in report.summaries if (one.operation, one.axes.restore_as) == kind]
+    alone = [one for one in report.summaries if one.axes.background is None] or report.summaries
+    for kind in dict.fromkeys((one.operation, one.axes.restore_as) for one in alone):
+        rows = [one for one in alone if (one.operation, one.axes.restore_as) == kind]
         subject = " ".join(part for part in (kind[0].capitalize(), kind[1]) if part)
         texts = [*_operation(report, rows), *_not_counted(rows)] if not report.targets else []
         for target in report.targets:
             texts += _there(report, target, [one for one in rows if one.axes.target == target])
         lines.append(Line(subject, tuple(texts)))
+    lines.append(Line("Background", tuple(map(_background, report.summaries))))
     lines.append(Line("Next", tuple(_next(report)), commands=True))
     lines.append(Line("Noise", tuple(_noise(report))))
-    return [line for line in lines if line.texts]
+    return [replace(line, texts=kept) for line in lines if (kept := (*filter(None, line.texts),))]
+
+
+def _background(one: Summary) -> str:
+    """Return what a row kept next to a process that restores, and what that process got."""
+    if one.background_rates is None or one.verdict not in RANKED:
+        return ""
+    does = " ".join(filter(None, [f"{one.operation}s", one.axes.restore_as]))
+    name = one.label.replace(f" background={one.axes.background}", "")
+    got = one.background_rates.median_bytes_per_s / GIB
+    text = f"{name} {does} at {_rate(one)} while another process restores at {got:.2f} GiB/s"
+    if one.background_rates.kept is None:
+        return text
+    text += f", and keeps {100 * one.background_rates.kept:.0f}% of its rate alone"
+    if one.background_rates.kept_ci95 is not None:
+        low, high = one.background_rates.kept_ci95
+        text += f" ({100 * low:.0f}% to {100 * high:.0f}%)"
+    return text
 
 
 def _target(winner: Winner) -> str:
@@ -81,9 +104,8 @@ def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
         yield f"no valid figure: {', '.join(f'{one.label} is {one.verdict}' for one in rows)}"
         return
     axes = ranked[0].axes
-    kind = ranked[0].operation, axes.restore_as, axes.target
-    found = (one for one in report.winners if (one.operation, one.restore_as, one.target) == kind)
-    winner = next(found, None)
+    kind = ranked[0].operation, axes.restore_as, axes.target, axes.background
+    winner = next((one for one in report.winners if _kind(one) == kind), None)
     if winner is None:
         best = ranked[0]
         yield ", ".join([f"{best.label} at {_rate(best)}", *_of_fio(best)])
@@ -100,6 +122,10 @@ def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
     yield from _idle(slower)
     ratio = winner.ratio if slower and slower.axes.numjobs == best.axes.numjobs else None
     yield from _seconds(report, best, ratio)
+
+
+def _kind(one: Winner) -> tuple[str, str | None, str | None, str | None]:
+    return one.operation, one.restore_as, one.target, one.background
 
 
 def _idle(slower: Summary | None) -> Iterator[str]:

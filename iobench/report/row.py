@@ -11,7 +11,22 @@ from iobench.results import Fallback, MemoryUse, Operation
 from iobench.results.setting import IF_SET, HasSetting, Setting
 from iobench.writers.latency import LatencyFigures
 
-__all__ = ["Summary"]
+__all__ = ["BackgroundRates", "Summary"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackgroundRates:
+    """What a process got that restored in the background, and what it cost.
+
+    `median_bytes_per_s` is the median of its rates while the clock ran. `kept` is the ratio of the
+    operation's own rate to that without a background, paired by repetition, and `kept_ci95` its
+    interval. Both are None where the run has no such samples, or one of the two is not ranked.
+    """
+
+    writer: str
+    median_bytes_per_s: float
+    kept: float | None = None
+    kept_ci95: Interval | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +48,8 @@ class Summary(HasSetting):
     `device_idle` is the median part of the time in which the device's counter did not grow; None
     where it was not counted. A writer with a high part is limited by memory or CPU.
 
-    `ranks` has the rates of the ranks of a launcher; it is absent in other runs.
+    `ranks` has the rates of the ranks of a launcher; it is absent in other runs. So is
+    `background_rates` without restores by another process at the same time.
 
     `label` is the writer with the options and axes that differ between rows. `Winner` names rows
     by their label.
@@ -56,6 +72,7 @@ class Summary(HasSetting):
     first_done_s: float
     last_done_s: float
     ranks: RankRates | None = field(default=None, metadata=IF_SET)
+    background_rates: BackgroundRates | None = field(default=None, metadata=IF_SET)
     phases_s: Mapping[str, float]
     paths: Mapping[str, int]
     fallbacks: tuple[Fallback, ...]

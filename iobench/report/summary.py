@@ -13,6 +13,7 @@ from iobench.bench.judging.comparison import (
     rates_by_repetition,
     twins,
 )
+from iobench.bench.judging.stats import Ratio
 from iobench.bench.judging.unusual import unusual
 from iobench.bench.judging.verdict import (
     Context,
@@ -29,7 +30,7 @@ from iobench.report.baseline import baseline_samples, paired_ratio
 from iobench.report.ceiling import Ceiling, find_ceilings, why_above
 from iobench.report.latency import latencies_of
 from iobench.report.ranks import rank_rates
-from iobench.report.row import Summary
+from iobench.report.row import BackgroundRates, Summary
 from iobench.report.winners import RANKED, Winner, find_target_winners, find_winners
 from iobench.results import (
     Environment,
@@ -127,6 +128,7 @@ def summarise(result: ResultFile) -> Report:
                 context,
                 ceilings.get(samples[0].axes.target, Ceiling()),
                 against=baseline_samples(groups, baseline, samples[0]),
+                alone=baseline_samples(groups, {"background": None}, samples[0]),
                 failure=failed.get(contender),
                 run=result.run,
             ),
@@ -221,6 +223,7 @@ def _summary(
     ceiling: Ceiling,
     *,
     against: Sequence[Sample],
+    alone: Sequence[Sample],
     failure: Failure | None,
     run: Run,
 ) -> Summary:
@@ -229,9 +232,13 @@ def _summary(
     middle, interval = stats.median(rates), stats.median_interval(rates)
     limit = ceiling.of(first.operation)
     above = why_above(run, ceiling, first.operation, middle, interval)
-    verdict, ratio = verdict_of(samples, context, failure), None
-    if verdict.status in RANKED and against and verdict_of(against, context).status in RANKED:
-        ratio = paired_ratio(samples, against)
+    verdict = verdict_of(samples, context, failure)
+
+    def ratio_to(others: Sequence[Sample]) -> Ratio | None:
+        able = others and {verdict.status, verdict_of(others, context).status} <= {*RANKED}
+        return paired_ratio(samples, others) if able else None
+
+    ratio = ratio_to(against)
     return Summary(
         setting=first.setting,
         operation=first.operation,
@@ -249,6 +256,7 @@ def _summary(
         first_done_s=stats.median([sample.first_done_s for sample in samples]),
         last_done_s=stats.median([sample.last_done_s for sample in samples]),
         ranks=rank_rates(samples, run.world),
+        background_rates=_background(samples, ratio_to(alone)),
         phases_s=_phases(samples),
         paths=_paths(samples),
         fallbacks=tuple(dict.fromkeys(one for sample in samples for one in sample.fallbacks)),
@@ -270,6 +278,19 @@ def verdict_of(
     if has_wrong_bytes(samples):
         return replace(verdict, status=VerdictStatus.FAILED)
     return verdict
+
+
+def _background(samples: Sequence[Sample], kept: Ratio | None) -> BackgroundRates | None:
+    found = [(one.background_restores, one.elapsed_s) for one in samples]
+    known = [(one, elapsed_s) for one, elapsed_s in found if one is not None and not one.error]
+    if not known:
+        return None
+    return BackgroundRates(
+        writer=known[0][0].writer,
+        median_bytes_per_s=stats.median([one.bytes / elapsed_s for one, elapsed_s in known]),
+        kept=kept.ratio if kept else None,
+        kept_ci95=kept.interval if kept else None,
+    )
 
 
 def _device_idle(samples: Sequence[Sample]) -> float | None:

@@ -31,15 +31,16 @@ _REFERENCE = "buffered"  # what most frameworks do by default
 
 _Row = tuple[Summary, Sequence[Sample]]
 _IsMeant = Callable[[_Row], bool]
+_Kind = tuple[Operation, str | None, str | None]  # with `restore_as` and `background`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
     """The fastest contender of one operation. The `label` of its summary names a contender.
 
-    Full restores and each kind of partial restore (`restore_as`) have a winner each. In a run of
-    several targets each of them has one in each `target`. A winner among the targets names their
-    locations, not labels.
+    Full restores and each kind of partial restore (`restore_as`) have a winner each. So have
+    operations next to each `background`. In a run of several targets each of them has one in each
+    `target`. A winner among the targets names their locations, not labels.
 
     `equals` are the contenders for which no difference from the fastest is shown; it is empty if
     the fastest won. `floor` is the part up to which a difference is noise; `measured` says whether
@@ -53,6 +54,7 @@ class Winner:
     operation: Operation
     restore_as: str | None = None
     target: str | None = field(default=None, metadata=IF_SET)
+    background: str | None = field(default=None, metadata=IF_SET)
     fastest: str
     equals: tuple[str, ...]
     floor: float
@@ -66,7 +68,8 @@ class Winner:
     def what(self) -> str:
         """What is fastest here: `save`, `restore subset=0.1 on /mnt/a`."""
         on = f"on {self.target}" if self.target else None
-        return " ".join(part for part in (self.operation, self.restore_as, on) if part)
+        beside = f"background={self.background}" if self.background else None
+        return " ".join(part for part in (self.operation, self.restore_as, beside, on) if part)
 
 
 def find_winners(rows: Sequence[_Row], baseline: Mapping[str, Any] | None) -> Iterator[Winner]:
@@ -88,7 +91,7 @@ def find_winners(rows: Sequence[_Row], baseline: Mapping[str, Any] | None) -> It
             if len(ranked) > 1 or measured is not None:
                 names = [summary.label for summary, _ in ranked]
                 lead = _lead(ranked, names, measured, (is_usual, is_baseline))
-                yield Winner(operation=kind[0], restore_as=kind[1], target=target, **lead)
+                yield Winner(**_named(kind), target=target, **lead)
 
 
 def find_target_winners(rows: Sequence[_Row], targets: Sequence[str]) -> Iterator[Winner]:
@@ -110,16 +113,24 @@ def find_target_winners(rows: Sequence[_Row], targets: Sequence[str]) -> Iterato
                 _measured_floor(ranked),
                 (lambda row: row[0].axes.target == targets[0],),
             )
-            yield Winner(operation=kind[0], restore_as=kind[1], **lead)
+            yield Winner(**_named(kind), **lead)
 
 
-def _kinds(rows: Sequence[_Row]) -> list[tuple[Operation, str | None]]:
-    kinds = {(summary.operation, summary.axes.restore_as) for summary, _ in rows}
-    return sorted(kinds, key=lambda kind: (kind[0] != "save", kind[1] or ""))
+def _kinds(rows: Sequence[_Row]) -> list[_Kind]:
+    kinds = {_kind(summary) for summary, _ in rows}
+    return sorted(kinds, key=lambda kind: (kind[0] != "save", kind[1] or "", kind[2] or ""))
 
 
-def _ranked(rows: Sequence[_Row], kind: tuple[Operation, str | None]) -> list[_Row]:
-    of_kind = [row for row in rows if (row[0].operation, row[0].axes.restore_as) == kind]
+def _kind(one: Summary) -> _Kind:
+    return one.operation, one.axes.restore_as, one.axes.background
+
+
+def _named(kind: _Kind) -> dict[str, Any]:
+    return dict(zip(("operation", "restore_as", "background"), kind, strict=True))
+
+
+def _ranked(rows: Sequence[_Row], kind: _Kind) -> list[_Row]:
+    of_kind = [row for row in rows if _kind(row[0]) == kind]
     able = can_win([row[0] for row in of_kind])
     return [row for row in of_kind if row[0] in able]
 

@@ -251,7 +251,7 @@ def _winner_lines(report: Report) -> list[str]:
     """Return the winners, or that no difference is shown, and noise floors measured by an A/A."""
     lines = []
     for one in report.winners:
-        kind = one.operation, one.restore_as, one.target
+        kind = one.operation, one.restore_as, one.target, one.background
         if one.equals:
             names = _some([one.fastest, *one.equals])
             lines.append(f"fastest {one.what}: no difference shown between {names}")
@@ -262,8 +262,8 @@ def _winner_lines(report: Report) -> list[str]:
     return lines
 
 
-def _kind(one: Summary) -> tuple[str, str | None, str | None]:
-    return one.operation, one.axes.restore_as, one.axes.target
+def _kind(one: Summary) -> tuple[str, str | None, str | None, str | None]:
+    return one.operation, one.axes.restore_as, one.axes.target, one.axes.background
 
 
 def _times(summary: Summary) -> str:

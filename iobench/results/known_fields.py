@@ -31,7 +31,8 @@ read_ahead_kb rotational scheduler size_bytes source storage transport type uppe
 write_cache email mac serial user username uuid wwid wwn
 """
 _OF_PLANS = """
-aa arm arms asked baseline block_size ceiling_jobs crc32 device every every_asked files format
+aa arm arms asked background backgrounds baseline block_size ceiling_jobs crc32 device every
+every_asked files format
 full_bytes granularities granularity iodepth ioengine job label largest_bytes left_out max_bytes
 max_cpu_s_per_gib max_memory_bytes max_s memcpy_bytes_per_s model_params no_ceiling numjobs
 objective options own_server persist_s pool_bytes precision probe rank ranks repeat restore_mode

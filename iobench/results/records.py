@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from iobench.results.sample_parts import (
+    BackgroundRestores,
     Cold,
     DeviceCounts,
     Interference,
@@ -29,6 +30,7 @@ from iobench.writers.latency import Latency
 from iobench.writers.transfer import Fallback, PathCount
 
 __all__ = [
+    "BackgroundRestores",
     "CeilingSample",
     "Cold",
     "DeviceCounts",
@@ -141,9 +143,9 @@ class Sample(HasSetting):
     of these processes, `system_cpu_s` of all their machines. `decisions` counts operations by path
     and reason for writers that choose. `stored` is None for an object store, and in records from
     before the field. `latencies` has the durations of all operations by their kind; it is empty in
-    older records and for peers. `durable` is what the writer said of its save. `stores` is False
-    for a writer that stores nothing and only measures the harness. `memory` is None in older
-    records.
+    older records and for peers. `background_restores` has those of another process meanwhile, if it
+    was asked for. `durable` is what the writer said of its save. `stores` is False for a writer
+    that stores nothing and only measures the harness. `memory` is None in older records.
     """
 
     kind: ClassVar[str] = "sample"
@@ -177,6 +179,7 @@ class Sample(HasSetting):
     durable: bool = True
     stores: bool = True
     interference: Interference | None = None
+    background_restores: BackgroundRestores | None = field(default=None, metadata=IF_SET)
     series: Series | None = None
     notes: tuple[str, ...] = ()
     started_at: str

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Cold", "DeviceCounts", "Interference", "MemoryUse", "Series", "Stored", "Verified"]
+__all__ = [
+    "BackgroundRestores",
+    "Cold",
+    "DeviceCounts",
+    "Interference",
+    "MemoryUse",
+    "Series",
+    "Stored",
+    "Verified",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +115,32 @@ class MemoryUse:
         if self.process_bytes is None or self.page_cache_bytes is None:
             return None
         return self.process_bytes + self.page_cache_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackgroundRestores:
+    """The restores that another process made, one after the other, while the clock ran.
+
+    `writer` read them. `bytes` moved while the clock ran: a restore that it cut counts by the part
+    of its time. `lead_s` is how long before the clock the first one began, and `lag_s` how long
+    after it the last one ended; below zero, the clock ran without one. `reading_s` is the time of
+    the clock in restores; between two of them the files leave the page cache. `resident_fraction`
+    is the largest part of the files that stayed there. `from_storage` is the part of all their
+    bytes that the kernel counted as read from storage by this process; None without such a counter.
+    `mismatches` are the tensors of the last one that differ from what was saved. `error` is why it
+    ended early; empty if it did not.
+    """
+
+    writer: str
+    restores: int
+    bytes: int
+    lead_s: float
+    lag_s: float
+    reading_s: float
+    resident_fraction: float
+    from_storage: float | None
+    mismatches: int
+    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,9 @@ class AxisValues:
     `numjobs`: concurrent processes. `target`: the location, in runs of several targets; None and
     not written in runs of one. `restore_mode`: how ranks restore a replica together; None and not
     written where each restores files of its own. `slices`: which processes save the same bytes
-    once; None and not written where each saves files of its own. A new axis needs a default, so
-    that older records still load.
+    once; None and not written where each saves files of its own. `background`: what another process
+    does at the same time, `restore`; None and not written where there is none. A new axis needs a
+    default, so that older records still load.
     """
 
     flattened: ClassVar[bool] = True
@@ -57,6 +58,7 @@ class AxisValues:
     target: str | None = _axis("target", if_set=True)
     restore_mode: str | None = _axis("restore-mode", if_set=True)
     slices: str | None = _axis("slices", if_set=True)
+    background: str | None = _axis("background", if_set=True)
 
     def __post_init__(self) -> None:
         if self.numjobs < 1:

@@ -112,6 +112,7 @@ def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> No
         (("run", "--help"), 0, "Save and restore a checkpoint by each writer", ""),
         (("run", "--sizes", "1GiB"), 2, "", "No such option: --sizes"),
         (("run", "--numjobs", "2"), 2, "", "--numjobs: 2 ranks take part, started by torchrun"),
+        (("run", "--background", "restore"), 2, "", "--background: 2 ranks take part, started by"),
     ],
 )
 def test_rank_0_alone_tells_what_all_ranks_know(

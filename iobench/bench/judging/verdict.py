@@ -17,7 +17,7 @@ from typing import Any, Self
 from iobench.peers import PREFIX
 from iobench.results.identity import contender_of
 from iobench.results.records import DeviceCounts, Run, Sample, VariantFacts
-from iobench.units import KIB, MIB, format_size
+from iobench.units import KIB, MIB, format_seconds, format_size
 
 __all__ = [
     "REPEATS",
@@ -42,6 +42,7 @@ _CLOCK_SLACK, _CLOCK_SLACK_S = 0.1, 0.05  # by which phases may exceed the clock
 _COUNTED_LEAST, _COUNTED_MOST = 0.99, 1.25  # limits for a writer's bytes by path over bytes moved
 _PAST_THE_CACHE = {"direct", "gds"}
 _LEAST_PROOF = 256 * MIB  # other programs hardly read more in the time of a restore
+_MOSTLY = 0.8  # of the clock; a background that restores less of it is not the load it claims
 _PADDING = 64 * KIB  # of one operation: the largest alignment of direct I/O
 REPEATS = "data repeats every "
 WRONG_BYTES = "wrong bytes: tensors differ from what was saved"
@@ -263,6 +264,8 @@ def _invalid(sample: Sample, context: Context) -> Iterator[Reason]:
     yield from violations(sample)
     if sample.operation == "restore":
         yield from _not_cold(sample)
+    if sample.axes.background is not None:
+        yield from _background_missing(sample)
     if sample.verified is None:
         yield Reason(text="not verified: no valid restore compared these bytes with the saved ones")
     elif sample.verified.mismatches:
@@ -270,6 +273,41 @@ def _invalid(sample: Sample, context: Context) -> Iterator[Reason]:
             text=WRONG_BYTES,
             measured=(f"{sample.verified.mismatches} of {sample.verified.tensors}",),
         )
+
+
+def _background_missing(sample: Sample) -> Iterator[Reason]:
+    """Yield why the restores in the background were not there all the time, or not cold."""
+    one = sample.background_restores
+    if one is None or one.error:
+        measured = (one.error,) if one else ()
+        yield Reason(text="nothing was restored in the background", measured=measured)
+        return
+    for seconds, when in ((one.lead_s, "began"), (one.lag_s, "ended")):
+        if seconds < 0:
+            missing = f"{format_seconds(-seconds)} of {format_seconds(sample.elapsed_s)} without it"
+            text = f"the restores in the background {when} within the {sample.operation}"
+            yield Reason(text=text, measured=(missing,))
+    if one.mismatches:
+        yield Reason(
+            text="the restores in the background brought back wrong bytes",
+            measured=(f"{one.mismatches} tensors",),
+        )
+    part = _background_from_storage(sample)
+    if one.resident_fraction > RESIDENT_LIMIT:
+        stayed = f"{_percent(one.resident_fraction)} in the page cache"
+        yield Reason(text="the restores in the background were not cold", measured=(stayed,))
+    elif part is not None and part < NEAR_ZERO:
+        share = f"{_percent(part)} of their bytes by the process's counter"
+        text = "the restores in the background did not come from storage"
+        yield Reason(text=text, measured=(share,))
+
+
+def _background_from_storage(sample: Sample) -> float | None:
+    """Return the counted part; None where the storage has no counter that could confirm it."""
+    counted = sample.device is not None and sample.device.read_bytes is not None
+    return (
+        sample.background_restores.from_storage if counted and sample.background_restores else None
+    )
 
 
 def violations(sample: Sample) -> Iterator[Reason]:
@@ -437,6 +475,10 @@ def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
         yield from _unreached(sample)[1]
     for fallback in sample.fallbacks:
         yield Reason(text=f"wanted {fallback.wanted}, used {fallback.used}: {fallback.reason}")
+    delivered = _background_from_storage(sample)
+    if delivered is not None and NEAR_ZERO <= delivered < REACHED_LIMIT:
+        text = "of the restores in the background, storage delivered only a part"
+        yield Reason(text=text, measured=(_percent(delivered),))
     for note in sample.notes:
         yield Reason(text=note)
 
@@ -447,7 +489,14 @@ def _unproved(sample: Sample, context: Context) -> Iterator[Reason]:
     Of a save no counter shows a missing sync. Of a restore the device delivered all bytes, but this
     process read only a part of them: the rest may be from memory, while another program read.
     Where only the device counts, a small restore proves nothing: others read as much by chance.
+    Between two restores in the background their files leave the page cache. Where that takes long,
+    nothing proves that the operation had to share the storage.
     """
+    if sample.background_restores is not None and not sample.background_restores.error:
+        part = sample.background_restores.reading_s / sample.elapsed_s
+        if part < _MOSTLY:
+            text = "the background restored only a part of the time"
+            yield Reason(text=text, measured=(_percent(part),))
     if not sample.stores or context.volatile_under(sample) is not None:
         return
     counts = _counts(sample)

@@ -15,8 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,11 +24,13 @@ from typing import Any, Protocol, Self, TypeVar
 
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.processes.job import Job, JobSetup
+from iobench.bench.processes.loop import Loop, Looped
 from iobench.errors import JobError
 
 __all__ = ["Executor", "Failed", "InProcess", "ProcessGroup", "Release"]
 
 _PROGRAM = Path(__file__).with_name("job_process.py")
+_BACKGROUND = "the background process"
 
 Release = Callable[[float | None], object]
 """Receives the moment of time.perf_counter at which jobs begin; None for now."""
@@ -101,6 +103,35 @@ class ProcessGroup(Executor):
         if release:
             release(None)
         return self._ask(count, what)
+
+    @property
+    def started(self) -> bool:
+        """Whether processes exist; none does after a failure."""
+        return bool(self._members)
+
+    @contextmanager
+    def looping(self, loop: Loop) -> Iterator[list[Looped | Failed]]:
+        """Run `loop` in the first process, from before the block until after it.
+
+        The list has its result after the block. That is `Failed` if the process failed or ended
+        during the block; no process exists then. Raises JobError if the loop cannot begin.
+        """
+        if not self._members:
+            self._start()
+        member, found = self._members[0], list[Looped | Failed]()
+        try:
+            member.send(loop, _BACKGROUND)
+            member.receive(_BACKGROUND)
+            yield found
+            try:
+                member.send(None, _BACKGROUND)
+                found.append(member.receive(_BACKGROUND))
+            except JobError as error:
+                self._stop()
+                found.append(Failed(error=str(error)))
+        except BaseException:
+            self._stop()
+            raise
 
     def _start(self) -> None:
         try:

@@ -29,6 +29,7 @@ def main() -> None:
     from iobench.bench.counters.monitor import Usage
     from iobench.bench.processes.group import Failed
     from iobench.bench.processes.job import Done, Job
+    from iobench.bench.processes.loop import Loop
 
     job: Job | None = None
     while True:
@@ -39,7 +40,7 @@ def main() -> None:
                 job = Job(asked)
                 continue
             before = Usage.now()
-            answer = asked(job)
+            answer = asked.run(job, connection) if isinstance(asked, Loop) else asked(job)
             if isinstance(answer, Done):
                 answer = replace(answer, usage=Usage.now() - before)
         except EOFError:

@@ -43,20 +43,23 @@ def make_cold(files: Iterable[str | Path]) -> Cold:
     return EvictedFiles.cold([evict(files)])
 
 
-def evict(files: Iterable[str | Path]) -> EvictedFiles:
+def evict(files: Iterable[str | Path], *, beside: bool = False) -> EvictedFiles:
     """Sync and evict `files`, then count their bytes that are still in the page cache.
 
     `files` is iterated several times, and only an iterator is kept as a list.
 
     POSIX_FADV_DONTNEED comes first. It is only advice: the kernel keeps pages that are dirty,
     locked or mapped. When more than 1% stay and the process may do so, the whole page cache is
-    dropped. The caller decides what the remaining pages mean.
+    dropped. The caller decides what the remaining pages mean. With `beside`, a save is being timed:
+    the files must be durable already. They are not synced, which would flush the device's cache,
+    and no other pages are dropped.
     """
     paths = list(files) if isinstance(files, Iterator) else files
-    size = sum(map(_evict, paths))
+    size = sum(_evict(path, sync=not beside) for path in paths)
     resident, method = resident_bytes(paths)
     dropped = False
-    if resident > RESIDENT_LIMIT * size and os.access(_DROP_CACHES, os.W_OK):
+    left = resident > RESIDENT_LIMIT * size
+    if left and not beside and os.access(_DROP_CACHES, os.W_OK):
         dropped = _drop_caches()
         resident, method = resident_bytes(paths)
     return EvictedFiles(
@@ -64,11 +67,12 @@ def evict(files: Iterable[str | Path]) -> EvictedFiles:
     )
 
 
-def _evict(path: str | Path) -> int:
-    """Sync and evict one file; return its bytes."""
+def _evict(path: str | Path, *, sync: bool) -> int:
+    """Evict one file, and sync it before; return its bytes."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)  # posix_fadvise does not evict dirty pages
+        if sync:
+            os.fsync(fd)  # posix_fadvise does not evict dirty pages
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return os.fstat(fd).st_size
     finally:

@@ -81,6 +81,27 @@ def test_replicas_save_in_slices_by_our_writers_only(tmp_path: Path) -> None:
         plan_of("llama7b", tmp_path, slices="4", numjobs="3")
 
 
+def test_a_background_is_a_row_of_its_own(tmp_path: Path) -> None:
+    """Next to the same contender alone, which it is compared with. `null` has nothing to share."""
+    assert labels("odirect,null", background="none,restore") == [
+        "odirect",
+        "odirect background=restore",
+        "null",
+    ]
+    axes = Axes.parse(background="restore", serializer="safetensors,torch")
+    assert axes.skipped(choose("null", ".")[0]) == [
+        "null with --background restore: it stores nothing"
+    ]
+    assert (Axes().earlier, axes.earlier) == (0, 2)
+    plan = plan_of("llama7b", tmp_path, background="none,restore")
+    assert plan.to_dict()["baseline"] == {"background": None, "label": "no background"}
+    alone = plan_of("llama7b", tmp_path)
+    per_save = plan.size_bytes * plan.repeat.times
+    assert plan.written_bytes == alone.written_bytes + per_save + plan.size_bytes
+    assert "background  another process restores" in "\n".join(plan_lines(plan))
+    assert "background  " not in "\n".join(plan_lines(alone))
+
+
 def test_skipped_combinations_are_listed(tmp_path: Path) -> None:
     plan = make_plan(
         workload="llama7b",
@@ -105,6 +126,7 @@ def test_skipped_combinations_are_listed(tmp_path: Path) -> None:
         ({"restore_as": "same,subset=2"}, OptionError, "subset=2: must be same, or subset=PART"),
         ({"slices": "on"}, OptionError, "--slices on: must be off, all, or how many ranks"),
         ({"slices": "0"}, OptionError, "--slices 0: must be off"),
+        ({"background": "save"}, OptionError, "--background save: must be none or restore"),
         ({"numjobs": "0"}, OptionError, "must be a number from 1 to 256"),
         ({"numjobs": "2,x"}, OptionError, "--numjobs x: must be a number"),
         ({"numjobs": "1.5"}, OptionError, "must be a number"),

@@ -29,6 +29,7 @@ from iobench.results import (
     Verified,
     read,
 )
+from iobench.results.records import BackgroundRestores
 
 EXAMPLE: ResultFile = read(Path(__file__).parents[1] / "results" / "example.jsonl")
 SIZE = EXAMPLE.run.workload.bytes
@@ -383,6 +384,59 @@ def test_a_restore_of_some_tensors_has_its_share_as_a_note() -> None:
         )
     ]
     assert reasons(judge(restore, Context(workload_bytes=1, variants=tuple(variants)))) == expected
+
+
+BESIDE = BackgroundRestores(
+    writer="odirect",
+    restores=3,
+    bytes=2 * SIZE,
+    lead_s=0.01,
+    lag_s=0.5,
+    reading_s=0.9 * SAVE.elapsed_s,
+    resident_fraction=0.0,
+    from_storage=1.0,
+    mismatches=0,
+)
+
+
+def beside(background: BackgroundRestores | None) -> Sample:
+    setting = SAVE.setting.at(background="restore")
+    device = moved(read=SIZE, write=SIZE)
+    return replace(
+        SAVE, setting=setting, verified=GOOD, device=device, background_restores=background
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"error": "it was ended by SIGKILL"}, "nothing was restored in the background (it was en"),
+        ({"lead_s": -0.25}, "the restores in the background began within the save (250 ms of "),
+        ({"lag_s": -0.25}, "the restores in the background ended within the save (250 ms of "),
+        ({"mismatches": 2}, "the restores in the background brought back wrong bytes (2 tensors)"),
+        ({"resident_fraction": 0.5}, "the restores in the background were not cold (50% in the p"),
+        ({"from_storage": 0.01}, "the restores in the background did not come from storage (1% of"),
+    ],
+)
+def test_a_background_that_was_not_there_makes_it_invalid(
+    changes: dict[str, Any], expected: str
+) -> None:
+    verdict = judge(beside(replace(BESIDE, **changes)), FULL)
+    assert verdict.status is VerdictStatus.INVALID
+    assert any(text.startswith(expected) for text in reasons(verdict)), reasons(verdict)
+    assert judge(beside(BESIDE), FULL).status is VerdictStatus.VALID
+
+
+def test_a_background_that_was_there_for_a_part() -> None:
+    assert judge(beside(None), FULL).status is VerdictStatus.INVALID
+    paused = judge(beside(replace(BESIDE, reading_s=0.5 * SAVE.elapsed_s)), FULL)
+    assert paused.status is VerdictStatus.UNPROVED
+    assert reasons(paused)[0] == "the background restored only a part of the time (50%)"
+    warm = judge(beside(replace(BESIDE, from_storage=0.5)), FULL)
+    assert warm.status is VerdictStatus.VALID
+    assert any("storage delivered only a part (50%)" in text for text in reasons(warm))
+    uncounted = replace(beside(replace(BESIDE, from_storage=0.0)), device=None)
+    assert not any("background" in text for text in reasons(judge(uncounted, FULL)))
 
 
 @pytest.mark.parametrize(("axis", "value"), [("restore_mode", "all"), ("slices", "off")])

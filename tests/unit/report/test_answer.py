@@ -16,7 +16,8 @@ from iobench.report.durations import duration_form
 from iobench.report.render import render
 from iobench.report.summary import Report, summarise
 from iobench.results import End, Failure, ResultFile, read
-from iobench.results.records import Series
+from iobench.results.records import BackgroundRestores, Series
+from iobench.units import GIB
 
 REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 
@@ -76,6 +77,46 @@ def test_times_of_other_numbers_of_processes_are_not_compared() -> None:
         r"[0-9.]+ GiB: .*, extrapolated from [0-9.]+ [GM]iB(, not steady)?", lines[1]
     )
     assert " instead of " not in lines[1]
+
+
+def test_what_a_background_gets_and_what_it_leaves() -> None:
+    """Each row has its own line. The winner is that of the operations alone."""
+    result = of({"odirect": [1.0] * 5, "buffered": [2.0] * 5})
+    beside = BackgroundRestores(
+        writer="odirect",
+        restores=1,
+        bytes=2 * GIB,
+        lead_s=0.1,
+        lag_s=0.1,
+        reading_s=4.0,
+        resident_fraction=0.0,
+        from_storage=1.0,
+        mismatches=0,
+    )
+    next_to = tuple(
+        replace(
+            one,
+            setting=one.setting.at(background="restore"),
+            elapsed_s=4.0,
+            background_restores=beside,
+        )
+        for one in result.samples
+    )
+    both = replace(result, samples=result.samples + next_to)
+    report = summarise(both)
+    lines = said(report)
+    assert lines["Save"][0].startswith("odirect, 2.0x faster than buffered")
+    own = result.samples[0].bytes / 4 / GIB
+    assert set(lines["Background"]) == {
+        f"{writer} saves at {own:.2f} GiB/s while another process restores at 0.50 GiB/s, and "
+        f"keeps {part}% of its rate alone ({part}% to {part}%)"
+        for writer, part in (("odirect", 25), ("buffered", 50))
+    }
+    assert [one.background for one in report.winners] == [None, "restore"]
+    alone = summarise(replace(both, samples=next_to))
+    assert said(alone)["Save"][0].startswith("odirect background=restore or ")
+    assert all("keeps" not in text for text in said(alone)["Background"])
+    assert "Background" not in said(summarise(result))
 
 
 def test_few_samples_name_no_winner() -> None:

@@ -197,7 +197,13 @@ def test_all_options_of_our_writers_are_known(name: str) -> None:
 
 
 def test_all_axes_are_known() -> None:
-    axes = Axes(restore_modes=("all",), slices=(2,), numjobs=(1, 2), targets=("a", "b"))
+    axes = Axes(
+        restore_modes=("all",),
+        slices=("2",),
+        numjobs=(1, 2),
+        targets=("a", "b"),
+        backgrounds=(None, "restore"),
+    )
     assert [*unknown_fields({"plan": axes.to_dict()})] == []
 
 

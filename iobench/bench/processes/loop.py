@@ -1,0 +1,74 @@
+"""Loop: a job restores one checkpoint, cold each time, over and over, until its parent ends that.
+
+The parent sends the loop like any command. The job answers when its first restore begins, and
+sends the result after the next message.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from iobench.bench.counters.monitor import Usage
+from iobench.bench.processes.job import CheckpointRef, Job
+from iobench.bench.targets.cold import evict
+from iobench.bench.targets.entries import FilesBelow
+
+__all__ = ["Loop", "Looped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looped:
+    """What a loop did: when each restore began and ended, by time.perf_counter.
+
+    `size_bytes` are the bytes of one restore. `read_bytes` are those that the kernel counted as
+    read from storage by this process, for all of them together; None without such a counter, and
+    for an object store. `resident_fraction` is the largest part of the files that was in the page
+    cache when a restore began. `mismatches` are the wrong tensors of the last one.
+    """
+
+    spans: tuple[tuple[float, float], ...]
+    size_bytes: int
+    read_bytes: int | None
+    resident_fraction: float
+    mismatches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """Restores `ref` until another message comes; it never cuts a restore short."""
+
+    ref: CheckpointRef
+
+    def run(self, job: Job, connection: Connection) -> Looped:
+        """Return what was restored. Raises EOFError when the parent has ended."""
+        ref, spans, resident = self.ref, list[tuple[float, float]](), 0.0
+        job.scrub(ref.shape, None)
+        before, size_bytes = Usage.now(), 0
+        while not spans or not connection.poll():
+            resident = max(resident, self._leave_the_cache())
+            began_s = time.perf_counter()
+            if not spans:
+                connection.send(None)
+            done = job.restore(ref)
+            spans.append((began_s, done.at_s))
+            size_bytes = done.transfer.bytes
+        used = Usage.now() - before
+        connection.recv()
+        return Looped(
+            spans=tuple(spans),
+            size_bytes=size_bytes,
+            read_bytes=used.io.get("read_bytes") if isinstance(ref.directory, Path) else None,
+            resident_fraction=resident,
+            mismatches=job.verify(ref).mismatches,
+        )
+
+    def _leave_the_cache(self) -> float:
+        """Evict the files, and return the part of their bytes that stayed."""
+        directory = self.ref.directory
+        if not isinstance(directory, Path):
+            return 0.0
+        left = evict(FilesBelow(directory), beside=True)
+        return left.resident_bytes / left.size_bytes if left.size_bytes else 0.0

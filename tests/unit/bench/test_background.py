@@ -1,0 +1,128 @@
+"""Background: another process restores an earlier checkpoint during every save and restore."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iobench.bench.axes import Axes
+from iobench.bench.background import Background, Restores
+from iobench.bench.contenders.choose import choose
+from iobench.bench.judging.repeat import Repeat
+from iobench.bench.plan import Plan
+from iobench.bench.processes.group import Failed
+from iobench.bench.processes.loop import Looped
+from iobench.bench.targets.base import OpenTarget
+from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
+from iobench.results.records import BackgroundRestores
+from iobench.units import MIB
+from iobench.workloads import Workload
+
+SPANS = ((9.0, 11.0), (11.5, 13.5), (14.0, 18.0))
+
+
+def looped(spans: tuple[tuple[float, float], ...] = SPANS) -> Looped:
+    return Looped(
+        spans=spans, size_bytes=1000, read_bytes=2700, resident_fraction=0.0, mismatches=0
+    )
+
+
+def during(began_s: float, elapsed_s: float, ended: Looped | Failed) -> BackgroundRestores:
+    return Restores(writer="odirect", ended=[ended]).during(began_s, elapsed_s)
+
+
+def test_restores_that_the_clock_cuts_count_by_their_part() -> None:
+    """Half of the first one, all of the second, a quarter of the third."""
+    found = during(10.0, 5.0, looped())
+    assert (found.restores, found.bytes) == (3, 1750)
+    assert (found.lead_s, found.lag_s, found.reading_s) == (1.0, 3.0, 4.0)
+    assert found.from_storage == 0.9
+    assert during(10.0, 1.0, looped()).restores == 1
+
+
+def test_a_clock_without_restores_at_its_ends() -> None:
+    found = during(8.0, 12.0, looped())
+    assert (found.lead_s, found.lag_s, found.bytes) == (-1.0, -2.0, 3000)
+    failed = during(8.0, 12.0, Failed(error="it was ended by SIGKILL"))
+    assert (failed.bytes, failed.error) == (0, "it was ended by SIGKILL")
+
+
+@pytest.fixture
+def background(tiny: Workload, tmp_path: Path, idle: object) -> Iterator[Background]:
+    contenders, _ = choose("odirect,buffered,peer:torch-save", tmp_path)
+    plan = Plan(
+        workload=tiny,
+        full_bytes=tiny.size_bytes(),
+        rank=0,
+        contenders=tuple(contenders),
+        targets=(DirectoryTarget(path=tmp_path),),
+        repeat=Repeat(times=1),
+        asked_pool_bytes=MIB,
+        ceiling=False,
+        seed=1,
+        axes=Axes.parse(background="restore", serializer="safetensors,torch"),
+    )
+    scratch = DirectoryScratch(directory=tmp_path)
+    with Background(plan, None, OpenTarget(scratch=scratch, monitor=idle)) as made:
+        yield made
+
+
+def pid_of(background: Background) -> int:
+    (member,) = background._group._members
+    return member._process.pid
+
+
+@pytest.mark.slow
+def test_it_restores_all_the_time_and_verifies(background: Background, tmp_path: Path) -> None:
+    """Each shape has a checkpoint of its own; a peer's reader is `buffered`."""
+    for contender, shape, writer in ((0, 0, "odirect"), (1, 1, "buffered"), (2, 0, "buffered")):
+        with background.restoring(contender, shape) as restores:
+            began_s = time.perf_counter()
+            while time.perf_counter() < began_s + 0.05:
+                pass
+            elapsed_s = time.perf_counter() - began_s
+        found = restores.during(began_s, elapsed_s)
+        assert (found.writer, found.error, found.mismatches) == (writer, "", 0)
+        assert found.lead_s >= 0
+        assert found.lag_s >= 0
+        assert found.restores >= 1
+        assert found.bytes > 0
+    assert sorted(os.listdir(tmp_path)) == ["earlier-0", "earlier-1"]
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_early_is_reported_and_replaced(
+    background: Background, tmp_path: Path
+) -> None:
+    """The operation goes on. The next one has a new process, with a checkpoint that it verifies."""
+    with background.restoring(0, 0) as restores:
+        os.kill(pid_of(background), signal.SIGKILL)
+    assert "was ended by SIGKILL" in restores.during(0.0, 1.0).error
+    with background.restoring(0, 0) as restores:
+        for path in (tmp_path / "earlier-0").rglob("*"):
+            path.is_file() and path.unlink()
+    assert "No such file" in restores.during(0.0, 1.0).error
+    with background.restoring(0, 0) as restores:
+        pass
+    assert (restores.ended[0].mismatches, restores.during(0.0, 1.0).error) == (0, "")
+
+
+@pytest.mark.slow
+def test_an_interrupted_operation_ends_it(background: Background) -> None:
+    pids = []
+
+    def interrupted() -> None:
+        with background.restoring(0, 0):
+            pids.append(pid_of(background))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not background._group.started
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
