@@ -86,6 +86,16 @@ def save(
         return writer.write(image, target, durable=durable, sync_directory=sync_directory)
 
 
+def read_header(path: str, target: str | Path, writer: Writer) -> tuple[bytes, int]:
+    """Return the JSON of the header of `target/path`, and the size of the file.
+
+    Raises what `prepare` raises for the file; the JSON is not parsed.
+    """
+    file = os.path.join(target, path)
+    with InspectedFile.opened(file, writer) as source:
+        return _header(file, source)
+
+
 def _header(file: str | Path, source: InspectedFile) -> tuple[bytes, int]:
     """Return the JSON of the header, and the size of the file."""
     try:

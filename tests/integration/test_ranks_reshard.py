@@ -72,9 +72,36 @@ def test_ranks_with_different_keys(pool: RankPool, tmp_path: Path, saved_by: int
         mode = modes[(saved_by + size) % 4]
         found = pool.call(rank_states.load_stages, str(tmp_path), 1, mode, world=size)
         assert all("unexpected 1 (model.layers.3.weight)" in error for _, error in found), found
-        if size > 1 and saved_by > 1 and mode == "all":
-            whole = sum(file.stat().st_size for file in tmp_path.glob("step-1/*.distcp"))
+        if size > 1 and mode == "all":
+            data = "*.distcp" if saved_by > 1 else "*.safetensors"
+            whole = sum(file.stat().st_size for file in tmp_path.glob(f"step-1/{data}"))
             assert sum(moved for moved, _ in found) < 1.5 * whole, (found, whole)
+
+
+def test_views_of_one_process(pool: RankPool, tmp_path: Path) -> None:
+    """A slice and its base share memory again in ranks, also where the base is sharded."""
+    weight = torch.arange(60.0).reshape(6, 10)
+    state = {"model": {"w": weight, "row": weight[2], "turned": weight.t()}}
+    with iobench.Checkpointer(tmp_path, writer="buffered") as ckpt:
+        ckpt.save(state, 1)
+    found = pool.call(rank_states.load_views, str(tmp_path), world=2)
+    assert found == [[True] * 5] * 2
+
+
+@pytest.mark.parametrize("at", [20, -1])
+def test_damage_of_one_process(pool: RankPool, tmp_path: Path, at: int) -> None:
+    """In the header of the file, or in a tensor: every rank refuses the checkpoint."""
+    with iobench.Checkpointer(tmp_path, writer="buffered") as ckpt:
+        for step in (1, 2):
+            ckpt.save(rank_states.state_of(0, 1, "rows"), step)
+    file = tmp_path / "step-2" / "tensors.safetensors"
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    found = pool.call(rank_states.load_previous, str(tmp_path), world=2)
+    for step, error in found:
+        assert step == 1
+        assert "tensors.safetensors: damaged, the checksum of " in error
 
 
 @pytest.mark.parametrize(("saved_by", "number"), [(2, 0), (3, 2), (4, 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import iobench
 from tests.support.rank_pool import in_world, mesh_of
 
 __all__ = [
-    *("LAYOUTS", "digest", "full", "load", "load_from_bucket", "load_stages", "save"),
-    *("save_stages", "save_to_bucket", "state_of", "stock_load"),
+    *("LAYOUTS", "digest", "full", "load", "load_from_bucket", "load_previous", "load_stages"),
+    *("load_views", "save", "save_stages", "save_to_bucket", "state_of", "stock_load"),
 ]
 
 LAYOUTS = ("rows", "columns", "mixed", "replicated")
@@ -112,6 +113,34 @@ def load(size: int, directory: str, step: int, layout: str, saved_by: int) -> st
     assert parts["model"]["tied"] is parts["model"]["w0"]
     whole["model"].pop("tied")
     return digest(whole["model"])
+
+
+def load_views(size: int, directory: str) -> list[bool]:
+    """Load tensors that share memory: full ones, and like a sharded base."""
+    with iobench.Checkpointer(directory, world=in_world(size), deadline_s=60) as ckpt:
+        full_ones = ckpt.load()["model"]
+        like = sharded({"w": torch.zeros(6, 10)}, "rows", size)
+        plain = {"row": torch.zeros(10), "turned": torch.zeros(10, 6)}
+        parts = ckpt.load(like={"model": {**like, **plain}})["model"]
+    weight = torch.arange(60.0).reshape(6, 10)
+    full_ones["w"][2, 3] += 1
+    return [
+        bool(full_ones["row"][3] == weight[2, 3] + 1 == full_ones["turned"][3, 2]),
+        torch.equal(parts["w"].full_tensor(), weight),
+        parts["w"].placements == like["w"].placements,
+        torch.equal(parts["row"], weight[2]),
+        torch.equal(parts["turned"], weight.t()),
+    ]
+
+
+def load_previous(size: int, directory: str) -> list[Any]:
+    """Load the newest checkpoint without damage; return its step and what is wrong with others."""
+    with iobench.Checkpointer(directory, world=in_world(size), deadline_s=60) as ckpt:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            ckpt.load(on_corrupt="previous")
+        assert ckpt.loaded is not None
+        return [ckpt.loaded.step, " ".join(ckpt.loaded.passed_over.values())]
 
 
 _LAYERS = 6

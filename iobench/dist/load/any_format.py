@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.restore import OnCorrupt, read_plain, restore
+from iobench.checkpoint.restore import FORMAT, OnCorrupt, read_plain, restore
 from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
@@ -53,25 +53,29 @@ def read_any(
 ) -> tuple[Any, Transfer]:
     """Return the state for `rank` of `ranks`, and the transfer of its tensors.
 
-    `reader` fetches the pieces of a checkpoint that several ranks saved; by default this rank reads
-    them. `elsewhere` are the paths of tensors that only the `like` of other ranks has: this rank
-    does not get them. Every byte that is used is compared with its checksum. Raises what `restore`
-    raises.
+    `reader` fetches the pieces that this rank needs; by default it reads them itself. A checkpoint
+    of one process is read as one file by a rank that is alone, and where tensors share memory in
+    parts, as a slice and its base. `elsewhere` are the paths of tensors that only the `like` of
+    other ranks has: this rank does not get them. Every byte that is used is compared with its
+    checksum. Raises what `restore` raises.
     """
-    if manifest.format == "dcp":
+    if manifest.format == "dcp" or (manifest.format == FORMAT and (ranks > 1 or _shards(like))):
         from iobench.dist.load.pieces import read_pieces
+        from iobench.dist.load.stored import stored_state
 
-        return read_pieces(
-            store,
-            writer,
-            step,
-            manifest,
-            like,
-            rank=rank,
-            ranks=ranks,
-            reader=reader,
-            elsewhere=elsewhere,
-        )
+        stored = stored_state(store, writer, step, manifest)
+        if not stored.has_views:
+            return read_pieces(
+                store,
+                writer,
+                step,
+                stored,
+                like,
+                rank=rank,
+                ranks=ranks,
+                reader=reader,
+                elsewhere=elsewhere,
+            )
 
     def own_part(state: Any) -> Any:
         if not elsewhere:
@@ -88,3 +92,12 @@ def read_any(
 
         state = resharded(state, like)
     return state, transfer
+
+
+def _shards(like: Any) -> bool:
+    """Whether a state has a DTensor."""
+    if like is None:
+        return False
+    from iobench.dist.load.like import is_sharded, tensors_of
+
+    return any(is_sharded(value) for _, value in tensors_of(like))

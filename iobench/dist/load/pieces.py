@@ -1,4 +1,4 @@
-"""read_pieces: the state of one rank from a checkpoint that any number of ranks saved."""
+"""read_pieces: the state of one rank from a checkpoint of any number of ranks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.rebuild import readable, unflatten
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.load.elsewhere import without
 from iobench.dist.load.like import compared_with, empty_local, local_box, sharded_like
 from iobench.dist.load.reader import DirectReader, PieceReader
-from iobench.dist.load.stored import StoredChunk, StoredPiece, StoredTensor, stored_state
+from iobench.dist.load.stored import StoredChunk, StoredPiece, StoredState, StoredTensor
 from iobench.dist.saves.stock_values import StatePath, stock_paths
 from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
@@ -67,7 +66,7 @@ def read_pieces(
     store: CheckpointStore,
     writer: Writer,
     step: int,
-    manifest: Manifest,
+    stored: StoredState,
     like: Any,
     *,
     rank: int,
@@ -80,11 +79,10 @@ def read_pieces(
     Only the pieces are read of which this rank needs a part: that of the DTensors in `like`, and
     all of the other tensors. A large piece that is a whole tensor stays where it was read.
     """
-    stored = stored_state(store, writer, step, manifest)
     where = f"{store}: step {step}"
     with readable(where):
         skeleton = _selected(stored.skeleton, rank, ranks)
-        listed = stock_paths(skeleton, range(manifest.world_size))
+        listed = stock_paths(skeleton, range(stored.world_size))
         names = dict.fromkeys(name for _, name in listed)
         if lacking := names.keys() - stored.tensors.keys():
             raise DataMismatchError(f"lacks the tensor {min(lacking)}")

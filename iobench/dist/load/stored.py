@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
@@ -12,12 +13,19 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import torch
+import xxhash
 
 from iobench.checkpoint.compared import read_compared
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.rebuild import readable
+from iobench.checkpoint.restore import FORMAT
+from iobench.checkpoint.serialized import SKELETON, TENSORS
 from iobench.checkpoint.store import CheckpointStore
 from iobench.dist.saves.index import INDEX
+from iobench.dist.saves.stock_values import parsed_skeleton
+from iobench.errors import DataMismatchError
+from iobench.formats import safetensors
+from iobench.formats.safetensors_runs import Kind, TensorRun, runs_of
 from iobench.formats.tensors import torch_dtype
 from iobench.writers.base import Writer
 
@@ -53,9 +61,15 @@ class StoredTensor(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredState:
-    """The skeleton of the state, its tensors by name, and the files by path."""
+    """The skeleton of the state, its tensors by name, and the files by path.
+
+    `world_size` ranks saved it. With `has_views` some tensors of the state are not whole tensors
+    of the files: they share memory, as a slice and its base.
+    """
 
     skeleton: Any = field(repr=False)
+    world_size: int
+    has_views: bool = False
     tensors: dict[str, StoredTensor] = field(repr=False)
     files: dict[str, FileRecord] = field(repr=False)
 
@@ -63,10 +77,12 @@ class StoredState:
 def stored_state(
     store: CheckpointStore, writer: Writer, step: int, manifest: Manifest
 ) -> StoredState:
-    """Read the index of a checkpoint that several ranks saved.
+    """Read the index of a checkpoint that several ranks saved, or the header of one process.
 
     Raises DataMismatchError for damage, and TransferError.
     """
+    if manifest.format == FORMAT:
+        return _of_one_process(store, writer, step, manifest)
     location = store.locate(step)
     text = read_compared(writer, location, manifest.file(INDEX))
     with readable(os.path.join(location, INDEX)):
@@ -75,9 +91,68 @@ def stored_state(
         tensors = {name: one.stored(pieces) for name, one in found.tensors.items()}
     return StoredState(
         skeleton=found.skeleton,
+        world_size=manifest.world_size,
         tensors=tensors,
         files={file.path: file for file in manifest.files},
     )
+
+
+def _of_one_process(
+    store: CheckpointStore, writer: Writer, step: int, manifest: Manifest
+) -> StoredState:
+    location, record = store.locate(step), manifest.file(TENSORS)
+    file = os.path.join(location, TENSORS)
+    text = read_compared(writer, location, manifest.file(SKELETON))
+    header, size = safetensors.read_header(TENSORS, location, writer)
+    begin = len(header).to_bytes(8, "little") + header
+    if size != record.size_bytes:
+        raise DataMismatchError(f"{file}: has {size} bytes, its manifest says {record.size_bytes}")
+    if xxhash.xxh3_64_hexdigest(begin) != record.pieces[0].xxh3_64:
+        raise DataMismatchError(f"{file}: damaged, the checksum of its header differs")
+    runs = runs_of(file, header, size - len(begin), one_by_one=True)
+    with readable(file):
+        pieces = {piece.name: piece for piece in _pieces(record)}
+        tensors = {name: _whole(pieces[name], *one) for name, one in _each(runs, len(begin))}
+    with readable(os.path.join(location, SKELETON)):
+        views: list[Any] = []
+        return StoredState(
+            skeleton=_one_by_one(parsed_skeleton(text.decode()), views),
+            world_size=1,
+            has_views=bool(views),
+            tensors=tensors,
+            files={one.path: one for one in manifest.files},
+        )
+
+
+def _each(runs: list[TensorRun], begin: int) -> Iterator[tuple[str, tuple[int, Kind]]]:
+    """Yield the name of each tensor, and its begin in the file and its kind."""
+    for run in runs:
+        for number, name in enumerate(run.names):
+            at, kind = (0, run.kind) if run.kind else run.each[number]
+            yield name, (begin + run.begin + at, kind)
+
+
+def _whole(piece: StoredPiece, at: int, kind: Kind) -> StoredTensor:
+    """Return a tensor that is a piece. Raises ValueError if the header and the manifest differ."""
+    if (piece.start, piece.stop) != (at, at + kind.size_bytes):
+        raise ValueError(f"{piece.name} has another place in the manifest")
+    return StoredTensor(
+        kind.dtype, kind.shape, [StoredChunk(piece, 0, (0,) * len(kind.shape), kind.shape)]
+    )
+
+
+def _one_by_one(skeleton: Any, views: list[Any]) -> Any:
+    """Return a skeleton in which each tensor is described by itself; add its views to `views`."""
+    if isinstance(skeleton, list):
+        return [_one_by_one(item, views) for item in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    if "$tensors" in skeleton:
+        prefix, *keys = skeleton["$tensors"]
+        return {key: {"$tensor": prefix + key} for key in keys}
+    if "$tensor" in skeleton and "stride" in skeleton:
+        views.append(skeleton)
+    return {key: _one_by_one(item, views) for key, item in skeleton.items()}
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
