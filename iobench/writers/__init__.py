@@ -1,7 +1,7 @@
 """Writers: each one moves file images to and from storage by one I/O path.
 
-The names below are what an author of a writer needs; docs/writers.md shows how to use them. Each is
-imported when it is used, so that `import iobench.writers` loads nothing else.
+The names below are the writers, and what an author of another one needs; docs/writers.md shows how
+to use them. Each is imported when it is used, so that `import iobench.writers` loads nothing else.
 """
 
 from __future__ import annotations
@@ -13,19 +13,28 @@ from typing import TYPE_CHECKING, Any
 from iobench.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from iobench.writers.aiofiles import AiofilesWriter
     from iobench.writers.availability import Availability
     from iobench.writers.base import StoredObjects, Writer
     from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
+    from iobench.writers.buffered import BufferedWriter
     from iobench.writers.device.staging import staged
+    from iobench.writers.gds import GdsWriter
+    from iobench.writers.hybrid import HybridWriter
     from iobench.writers.image import Bytes, FileImage, Segment
     from iobench.writers.local.new_file import NewFile, try_directory
     from iobench.writers.local.page_cache import CachedStream
     from iobench.writers.local.posix import PosixWriter, pread_all, pwrite_all, transfer_errors
     from iobench.writers.local.sinks import PlainSink, Sink
+    from iobench.writers.null import NullWriter
+    from iobench.writers.odirect import ODirectWriter
     from iobench.writers.options import WriterOptions, option
+    from iobench.writers.s3 import S3Writer
     from iobench.writers.source import LocalSource, RangeSource, Source
     from iobench.writers.stream import Stream
     from iobench.writers.transfer import Fallback, Meter, PathCount, Transfer
+    from iobench.writers.uncached import UncachedWriter
+    from iobench.writers.uring import UringWriter
 
 # Workers share blocks by iterators, lists and dictionaries whose single steps are atomic only under
 # the GIL. Without it two workers may get one block, and the file has wrong bytes.
@@ -35,26 +44,35 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
     )
 
 __all__ = [
+    "AiofilesWriter",
     "Availability",
     "BlockPool",
     "Blocks",
+    "BufferedWriter",
     "Bytes",
     "CachedStream",
     "Fallback",
     "FileImage",
+    "GdsWriter",
+    "HybridWriter",
     "LocalSource",
     "Meter",
     "NewFile",
+    "NullWriter",
+    "ODirectWriter",
     "PathCount",
     "PlainSink",
     "PosixWriter",
     "RangeSource",
+    "S3Writer",
     "Segment",
     "Sink",
     "Source",
     "StoredObjects",
     "Stream",
     "Transfer",
+    "UncachedWriter",
+    "UringWriter",
     "Writer",
     "WriterOptions",
     "option",
@@ -67,6 +85,15 @@ __all__ = [
 ]
 
 _MODULES = {
+    "null": ("NullWriter",),
+    "s3": ("S3Writer",),
+    "aiofiles": ("AiofilesWriter",),
+    "gds": ("GdsWriter",),
+    "hybrid": ("HybridWriter",),
+    "uring": ("UringWriter",),
+    "odirect": ("ODirectWriter",),
+    "uncached": ("UncachedWriter",),
+    "buffered": ("BufferedWriter",),
     "availability": ("Availability",),
     "base": ("StoredObjects", "Writer"),
     "blocks.workers": ("BlockPool", "Blocks", "run_workers"),

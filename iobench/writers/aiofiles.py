@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import aiofiles
 import numpy as np
@@ -29,6 +29,9 @@ from iobench.writers.local.new_file import NewFile, open_source, sync_directory,
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter, Transfer
+
+if TYPE_CHECKING:
+    from iobench.writers.typed import AiofilesValues
 
 __all__ = ["AiofilesOptions", "AiofilesWriter"]
 
@@ -66,6 +69,12 @@ class AiofilesWriter(Writer):
     summary = "asyncio with aiofiles, through the page cache: how many Python services write"
     Options = AiofilesOptions
     options: AiofilesOptions
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, options: AiofilesOptions | None = None, **values: Unpack[AiofilesValues]
+        ) -> None: ...
 
     def available(self, target: str | Path = ".") -> Availability:
         return try_directory(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Unpack
 
 from iobench.writers.image import Bytes
 from iobench.writers.local.new_file import NewFile
@@ -10,6 +11,9 @@ from iobench.writers.local.page_cache import CachedOptions, CachedWriter, Fill
 from iobench.writers.local.posix import pread_all
 from iobench.writers.local.sinks import PlainSink, Sink
 from iobench.writers.transfer import Meter
+
+if TYPE_CHECKING:
+    from iobench.writers.typed import CachedValues
 
 __all__ = ["BufferedOptions", "BufferedWriter"]
 
@@ -26,6 +30,12 @@ class BufferedWriter(CachedWriter):
     summary = "through the page cache, zero-copy pwritev, then fsync: the baseline"
     Options = BufferedOptions
     options: BufferedOptions
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, options: BufferedOptions | None = None, **values: Unpack[CachedValues]
+        ) -> None: ...
 
     def _sink(self, file: NewFile, meter: Meter) -> Sink:  # noqa: ARG002
         return PlainSink(file.fd, "buffered")

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from iobench import linux
 from iobench.errors import TransferError
@@ -25,9 +25,12 @@ from iobench.writers.local.direct_file import DirectFile, round_up
 from iobench.writers.local.direct_io import read_on, written_on
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.odirect import ODirectOptions, ODirectWriter
-from iobench.writers.options import WriterOptions, block_size_option, option
+from iobench.writers.options import block_size_option, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
+
+if TYPE_CHECKING:
+    from iobench.writers.typed import DirectValues
 
 __all__ = ["GdsOptions", "GdsWriter"]
 
@@ -63,7 +66,7 @@ class GdsWriter(ODirectWriter):
     Options = GdsOptions
     options: GdsOptions
 
-    def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
+    def __init__(self, options: GdsOptions | None = None, **values: Unpack[DirectValues]) -> None:
         super().__init__(options, **values)
         self._blocks = _Blocks(self.options.block_size)
 

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -38,6 +39,9 @@ from iobench.writers.local.posix import TOGETHER, PosixWriter, pwrite_all
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
+
+if TYPE_CHECKING:
+    from iobench.writers.typed import HybridValues
 
 __all__ = ["HybridOptions", "HybridWriter"]
 
@@ -115,7 +119,9 @@ class HybridWriter(PosixWriter):
     options: HybridOptions
     _reserves = False  # small files gain nothing from it; `_send` reserves space for large ones
 
-    def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
+    def __init__(
+        self, options: HybridOptions | None = None, **values: Unpack[HybridValues]
+    ) -> None:
         super().__init__(options, **values)
         self._pool = BlockPool(self.options.block_size, most_blocks(self.options.iodepth))
         self._pieces = BlockPool(self._piece_size, most_pieces(self._ring_depth))

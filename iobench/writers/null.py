@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
 
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability
@@ -15,6 +16,9 @@ from iobench.writers.image import Bytes, FileImage
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter, Transfer
+
+if TYPE_CHECKING:
+    from iobench.writers.typed import NullValues
 
 __all__ = ["NullOptions", "NullWriter"]
 
@@ -42,7 +46,7 @@ class NullWriter(Writer):
     Options = NullOptions
     options: NullOptions
 
-    def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
+    def __init__(self, options: NullOptions | None = None, **values: Unpack[NullValues]) -> None:
         super().__init__(options, **values)
         self._pool = BlockPool(self.options.block_size)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Unpack
 
 from iobench.units import MIB
 from iobench.writers.direct.base import DirectWriter
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine
 from iobench.writers.options import WriterOptions, block_size_option, option
 from iobench.writers.transfer import Meter
+
+if TYPE_CHECKING:
+    from iobench.writers.typed import DirectValues
 
 __all__ = ["ODirectOptions", "ODirectWriter"]
 
@@ -40,6 +44,12 @@ class ODirectWriter(DirectWriter):
     summary = "past the page cache (O_DIRECT), staged in aligned blocks by several threads"
     Options = ODirectOptions
     options: ODirectOptions
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, options: ODirectOptions | None = None, **values: Unpack[DirectValues]
+        ) -> None: ...
 
     @property
     def _workers(self) -> int:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from iobench.writers.base import Writer
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.options import WriterOptions
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import INSTALL, S3Client, boto3_missing
 from iobench.writers.s3_store.download import S3Download
@@ -29,6 +29,9 @@ from iobench.writers.s3_store.target import S3Target, is_s3
 from iobench.writers.s3_store.upload import S3Upload
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter, Transfer
+
+if TYPE_CHECKING:
+    from iobench.writers.typed import S3Values
 
 __all__ = ["S3Options", "S3Writer"]
 
@@ -53,7 +56,7 @@ class S3Writer(Writer):
     Options = S3Options
     options: S3Options
 
-    def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
+    def __init__(self, options: S3Options | None = None, **values: Unpack[S3Values]) -> None:
         super().__init__(options, **values)
         self._client = S3Client(self.options)
 

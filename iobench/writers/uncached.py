@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
 
 from iobench.errors import UnavailableError
 from iobench.writers.base import Availability
@@ -15,6 +16,9 @@ from iobench.writers.local.page_cache import CachedOptions, CachedWriter, Fill
 from iobench.writers.local.sinks import PlainSink, PushingSink, Sink
 from iobench.writers.options import option
 from iobench.writers.transfer import Meter
+
+if TYPE_CHECKING:
+    from iobench.writers.typed import UncachedValues
 
 __all__ = ["UncachedOptions", "UncachedWriter"]
 
@@ -43,6 +47,12 @@ class UncachedWriter(CachedWriter):
     summary = "through the page cache, then dropped (RWF_DONTCACHE, else sync_file_range)"
     Options = UncachedOptions
     options: UncachedOptions
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, options: UncachedOptions | None = None, **values: Unpack[UncachedValues]
+        ) -> None: ...
 
     def available(self, target: str | Path = ".") -> Availability:
         answer = super().available(target)

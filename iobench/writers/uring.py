@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Unpack
 
 from iobench.units import KIB, MIB
 from iobench.writers.direct.base import DirectWriter
@@ -12,6 +13,9 @@ from iobench.writers.direct.uring_engine import RingEngine, most_pieces
 from iobench.writers.direct.uring_queue import open_ring
 from iobench.writers.options import WriterOptions, block_size_option, option
 from iobench.writers.transfer import Meter
+
+if TYPE_CHECKING:
+    from iobench.writers.typed import UringValues
 
 __all__ = ["UringOptions", "UringWriter"]
 
@@ -47,7 +51,7 @@ class UringWriter(DirectWriter):
     options: UringOptions
     _caller_waits = True
 
-    def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
+    def __init__(self, options: UringOptions | None = None, **values: Unpack[UringValues]) -> None:
         super().__init__(options, **values)
         self._flags = os.O_DIRECT if self.options.direct else 0
 
