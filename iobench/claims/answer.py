@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
+from iobench.bench.judging.comparison import LEAST_SAMPLES, Difference, Finding
+from iobench.bench.judging.floors import Floor
 from iobench.bench.judging.stats import Interval, Ratio
 from iobench.claims.claims import Answer, Claim, ClaimFinding
 from iobench.errors import ResultFileError
@@ -13,7 +14,7 @@ from iobench.results.labels import labels
 from iobench.results.setting import Setting
 from iobench.units import count_of, format_size
 
-__all__ = ["check_one_setting", "few_pairs", "finding", "shard"]
+__all__ = ["check_one_setting", "few_pairs", "finding", "floor_words", "shard"]
 
 
 def finding(
@@ -21,6 +22,7 @@ def finding(
     ratio: Ratio,
     figure: Callable[[float], float],
     setting: str,
+    floor: Floor,
     *,
     incomparable: str = "",
 ) -> ClaimFinding:
@@ -29,18 +31,23 @@ def finding(
     `figure` converts it to the unit of the claim, and may be a decreasing function. `incomparable`
     is the reason why the figure is not comparable with the claim; empty where it is.
     """
-    answer, reason = _judge(Difference(ratio=ratio, floor=LEAST_FLOOR, than=claim.ratio))
+    answer, reason = _judge(Difference(ratio=ratio, floor=floor.part, than=claim.ratio))
     if incomparable:
         answer, reason = Answer.NOT_COMPARABLE, incomparable
     return ClaimFinding(
         claim=claim,
         ours=figure(ratio.ratio),
         ci95=ratio.interval and Interval(*sorted(figure(bound) for bound in ratio.interval)),
-        setting=f"{setting}, {count_of(ratio.samples, 'pair')}",
+        setting=f"{setting}, {count_of(ratio.samples, 'pair')}{floor_words(floor)}",
         answer=answer,
         reason=reason,
         pairs=ratio.samples,
     )
+
+
+def floor_words(floor: Floor) -> str:
+    """Return the floor and its record, to be added to a setting; nothing for the convention."""
+    return f", noise floor {floor}" if floor.record else ""
 
 
 def few_pairs(count: int) -> str:
@@ -67,7 +74,7 @@ def check_one_setting(result: ResultFile, what: str, measured: Iterable[Setting]
 
 def _judge(claimed: Difference) -> tuple[Answer, str]:
     """Return the answer by the rule of all comparisons, with the claim in place of a baseline."""
-    interval, floor = claimed.ratio.interval, f"{100 * claimed.floor:g}%"
+    interval, floor = claimed.ratio.interval, f"{100 * claimed.floor:.3g}%"
     if claimed.ratio.samples < LEAST_SAMPLES:
         return Answer.UNDECIDED, few_pairs(claimed.ratio.samples)
     assert interval is not None, "so many pairs have an interval"

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from iobench import workloads
-from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
+from iobench.bench.judging.comparison import LEAST_SAMPLES, Difference, Finding
+from iobench.bench.judging.floors import Floor, floors_beside
 from iobench.bench.judging.stats import Interval, Ratio, median, paired_log_ratio
 from iobench.bench.judging.verdict import (
     WRONG_BYTES,
@@ -16,11 +17,11 @@ from iobench.bench.judging.verdict import (
     judge,
     with_verification,
 )
-from iobench.claims.answer import check_one_setting, few_pairs, finding, shard
+from iobench.claims.answer import check_one_setting, few_pairs, finding, floor_words, shard
 from iobench.claims.claims import Answer, Claim, ClaimFinding, Study
 from iobench.claims.trained import judge_training
 from iobench.errors import ResultFileError
-from iobench.results import ResultFile
+from iobench.results import Operation, ResultFile
 from iobench.units import format_seconds
 
 __all__ = ["judge_records"]
@@ -38,13 +39,13 @@ def judge_records(about: Study, results: Sequence[ResultFile]) -> list[ClaimFind
     for claim in about.claims:
         if claim.is_of_files:
             if files := _record(results, claim.workload, trained=False):
-                found.append(_judge_files(claim, files, claim.measure))
+                found.append(_judge_files(claim, files))
         elif training := _record(results, claim.workload, trained=True):
             found.append(judge_training(about, claim, training))
         elif claim.measure == "wall clock" and (
             files := _record(results, claim.workload, trained=False)
         ):
-            found.append(_judge_files(claim, files, "save"))
+            found.append(_judge_files(claim, files))
     if not found:
         wanted = " or ".join(about.workloads)
         raise ResultFileError(f"none of the records is of {wanted}; {about.name} needs one")
@@ -67,7 +68,8 @@ def _record(results: Sequence[ResultFile], workload: str, *, trained: bool) -> R
     return found[0] if found else None
 
 
-def _judge_files(claim: Claim, result: ResultFile, operation: str) -> ClaimFinding:
+def _judge_files(claim: Claim, result: ResultFile) -> ClaimFinding:
+    operation: Operation = "restore" if claim.measure == "restore" else "save"
     ours, theirs = claim.ours.writer, claim.theirs.writer
     fast, slow = (_valid(result, writer, operation) for writer in (ours, theirs))
     both = sorted(set(fast) & set(slow))
@@ -78,9 +80,11 @@ def _judge_files(claim: Claim, result: ResultFile, operation: str) -> ClaimFindi
         )
     slow_s = [slow[i] for i in both]
     ratio = paired_log_ratio(slow_s, [fast[i] for i in both])
+    floor = floors_beside(result)((operation, None, None), None)
     if claim.measure == "wall clock":
-        return _most(claim, result, ratio, slow_s)
-    return finding(claim, ratio, lambda times: times, f"{ours} over {theirs}, {shard(result)}")
+        return _most(claim, result, ratio, slow_s, floor)
+    setting = f"{ours} over {theirs}, {shard(result)}"
+    return finding(claim, ratio, lambda times: times, setting, floor)
 
 
 def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
@@ -111,7 +115,9 @@ def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
     }
 
 
-def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float]) -> ClaimFinding:
+def _most(
+    claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float], floor: Floor
+) -> ClaimFinding:
     """Return the most that the wall clock can shrink: with a save after every step.
 
     This needs no training. The save times are those at full size by the measured rate, and the step
@@ -127,7 +133,7 @@ def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float
         _share(save_s, ratio.interval.high, step.seconds),
     )
     part = 1 - claim.value * (save_s + step.seconds) / save_s  # of the time of a slow save
-    needed = Difference(ratio=ratio, floor=LEAST_FLOOR, than=1 / part if part > 0 else math.inf)
+    needed = Difference(ratio=ratio, floor=floor.part, than=1 / part if part > 0 else math.inf)
     never = needed.finding is Finding.WORSE
     gained_s = save_s * (1 - 1 / ratio.ratio)
     steps = (gained_s / claim.value - save_s) / step.seconds
@@ -152,7 +158,7 @@ def _most(claim: Claim, result: ResultFile, ratio: Ratio, slow_s: Sequence[float
         ours=_share(save_s, ratio.ratio, step.seconds),
         ci95=interval,
         setting=f"a save of {format_seconds(save_s)} by {claim.theirs.writer} after every step of "
-        f"{format_seconds(step.seconds)}",
+        f"{format_seconds(step.seconds)}{floor_words(floor)}",
         answer=answer,
         reason=reason,
         pairs=ratio.samples,

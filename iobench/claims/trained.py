@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from iobench.bench.judging.floors import Floor
 from iobench.bench.judging.stats import median, paired_log_ratio
 from iobench.claims.answer import check_one_setting, finding, shard
 from iobench.claims.claims import Claim, ClaimFinding, Side, Study
@@ -43,6 +44,7 @@ def judge_training(about: Study, claim: Claim, result: ResultFile) -> ClaimFindi
         ratio,
         figure,
         _setting(claim, result),
+        Floor(),
         incomparable=_incomparable(about, result, own, others),
     )
 

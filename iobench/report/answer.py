@@ -209,9 +209,12 @@ def _noise(report: Report) -> Iterator[str]:
             f"{len(moving)} of {len(series)} series {are} not steady: let the storage rest or "
             "warm up; more repetitions do not help"
         )
+    floors: dict[str, list[str]] = {}
     for one in report.winners:
-        if one.measured:
-            yield f"differences up to {100 * one.floor:.1f}% of {one.what} are noise, by A/A"
+        if one.by_aa is not None:
+            floors.setdefault(one.by_aa, []).append(f"{100 * one.floor:.1f}% of {one.what}")
+    for source, parts in floors.items():
+        yield f"differences up to {', '.join(parts)} are noise, by {source}"
 
 
 def _next(report: Report) -> Iterator[str]:

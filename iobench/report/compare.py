@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from iobench.bench.judging.comparison import (
-    LEAST_FLOOR,
     LEAST_SAMPLES,
     Difference,
     Finding,
     compare_runs,
     control_floor,
-    noise_floor,
     rates_by_repetition,
 )
+from iobench.bench.judging.floors import Floor, RecordedFloor, floors_beside, kind_of
 from iobench.bench.judging.stats import Interval, median, rate
 from iobench.bench.judging.verdict import Context, Reason, Verdict, VerdictStatus
 from iobench.peers import PREFIX
@@ -24,7 +24,7 @@ from iobench.report.alike import unlike
 from iobench.report.ceiling import find_ceilings
 from iobench.report.summary import Figure, group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
-from iobench.results.setting import HasSetting, Setting, at_target
+from iobench.results.setting import IF_SET, HasSetting, Setting, at_target
 
 __all__ = ["SCHEMA", "Comparison", "ComparisonRow", "compare", "unlike_runs"]
 
@@ -41,12 +41,12 @@ class ComparisonRow(HasSetting):
     """One contender's saves or restores on both sides.
 
     `ratio` is the new rate over the old one. `ci95` is its interval: those of all rows hold
-    together in 95% of all comparisons. `floor` is the part that counts as noise; see
-    docs/statistics.md. `finding` is None where a run's samples are INVALID or FAILED:
-    such figures are not judged, nor are those that one run a side has, of
-    several runs. `spoilt` is True where only the new samples are. `regression` is
-    True where the finding is worse and the loss exceeds the threshold. A `control` is unchanged
-    code: it shows how the storage changed, and is never a regression.
+    together in 95% of all comparisons. `floor` is the part that counts as noise, by the A/A of
+    `floor_record` where one is named; see docs/statistics.md. `finding` is None where a run's
+    samples are INVALID or FAILED: such figures are not judged, nor are those that one run a side
+    has, of several runs. `spoilt` is True where only the new samples are. `regression` is True
+    where the finding is worse and the loss exceeds the threshold. A `control` is unchanged code: it
+    shows how the storage changed, and is never a regression.
     """
 
     workload: str
@@ -59,6 +59,7 @@ class ComparisonRow(HasSetting):
     ratio: float
     ci95: Interval | None
     floor: float
+    floor_record: str | None = field(default=None, metadata=IF_SET)
     finding: Finding | None
     regression: bool
     control: bool
@@ -130,6 +131,11 @@ class _Side:
                     side.verdicts[key] = verdict
         side._fail()
         return side
+
+    @cached_property
+    def recorded(self) -> RecordedFloor:
+        """The floors by A/A records beside the first run."""
+        return floors_beside(self.results[0])
 
     def _fail(self) -> None:
         """Judge contenders as FAILED that failed in a run before their first sample of it."""
@@ -293,7 +299,8 @@ def _row(
         for (name, operation, target), ratio in controls.items()
         if (operation, target) == (one[1], last.axes.target) and not control
     }
-    difference, few = _difference(new, old, moved.values(), judged)
+    noise = _floor(old, new, after.recorded)
+    difference, few = _difference(new, old, noise, moved.values(), judged)
     alone = len(old) == len(new) == 1 < max(len(before.results), len(after.results))
     ratio, finding = difference.ratio, None if spoilt or alone else difference.finding
     worse = finding is Finding.WORSE and ratio.ratio < 1 - threshold
@@ -308,6 +315,7 @@ def _row(
         ratio=ratio.ratio,
         ci95=ratio.interval,
         floor=difference.floor,
+        floor_record=noise.record,
         finding=finding,
         regression=worse and not control,
         control=control,
@@ -324,6 +332,7 @@ def _row(
 def _difference(
     new: Sequence[Sequence[Sample]],
     old: Sequence[Sequence[Sample]],
+    floor: Floor,
     controls: Iterable[float],
     judged: int,
 ) -> tuple[Difference, list[str]]:
@@ -332,12 +341,23 @@ def _difference(
     `judged` is the number of rows, which share the error of one comparison.
     """
     alone = len(new) == len(old) == 1
-    sides = (*old, *new) if alone else ()
-    floors = [floor for side in sides if (floor := noise_floor(side)) is not None]
-    found = compare_runs(_rates(new), _rates(old), max(floors, default=LEAST_FLOOR), rows=judged)
-    floor = control_floor(found.floor, found.ratio.ratio, controls)
+    found = compare_runs(_rates(new), _rates(old), floor.part, rows=judged)
+    part = control_floor(found.floor, found.ratio.ratio, controls)
     few = _too_few(found.ratio.samples) if alone else []
-    return replace(found, floor=floor), few
+    return replace(found, floor=part), few
+
+
+def _floor(
+    old: Sequence[Sequence[Sample]], new: Sequence[Sequence[Sample]], recorded: RecordedFloor
+) -> Floor:
+    """Return the floor of one run a side, by A/A; of more runs the spread between them decides."""
+    if len(old) > 1 or len(new) > 1:
+        return Floor()
+    first = new[0][0]
+    own = [floor for side in (*old, *new) if (floor := Floor.of(side)) is not None]
+    if own:
+        return max(own, key=lambda one: one.part)
+    return recorded(kind_of(first), first.axes.target)
 
 
 def _too_few(repetitions: int) -> list[str]:

@@ -85,8 +85,10 @@ def notes(comparison: Comparison) -> Iterator[str]:
     floors = sorted({one.floor for one in comparison.rows})
     if floors:
         shown = " to ".join(f"{100 * floor:.1f}%" for floor in {floors[0]: 0, floors[-1]: 0})
+        records = dict.fromkeys(one.floor_record for one in comparison.rows if one.floor_record)
+        by = f" (A/A in {', '.join(records)})" if records else ""
         yield (
-            f"a difference is shown when the whole interval is beyond {shown}; "
+            f"a difference is shown when the whole interval is beyond {shown}{by}; "
             f"a regression is worse by more than {100 * comparison.threshold:g}%"
         )
     if len(comparison.rows) > 1:

@@ -13,6 +13,7 @@ from iobench.bench.judging.comparison import (
     rates_by_repetition,
     twins,
 )
+from iobench.bench.judging.floors import floors_beside
 from iobench.bench.judging.stats import Ratio
 from iobench.bench.judging.unusual import unusual
 from iobench.bench.judging.verdict import (
@@ -142,6 +143,7 @@ def summarise(result: ResultFile) -> Report:
         (replace(summary, label=name), samples)
         for name, (summary, samples) in zip(names, pairs, strict=True)
     ]
+    recorded = floors_beside(result)
     targets, target = tuple(result.run.environment.storages), result.run.plan.get("target")
     return Report(
         environment=result.run.environment,
@@ -151,8 +153,8 @@ def summarise(result: ResultFile) -> Report:
         ceilings={target: one for target, one in ceilings.items() if target is not None},
         baseline=baseline,
         summaries=tuple(summary for summary, _ in rows),
-        winners=tuple(find_winners(rows, baseline)),
-        target_winners=tuple(find_target_winners(rows, targets)),
+        winners=tuple(find_winners(rows, baseline, recorded)),
+        target_winners=tuple(find_target_winners(rows, targets, recorded)),
         failures=result.failures,
         record=printable(str(result.path)),
         target=target if isinstance(target, str) else None,

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iobench.bench.judging.comparison import (
-    LEAST_FLOOR,
     Finding,
     compare_paired,
     fastest,
-    noise_floor,
     rates_by_repetition,
 )
+from iobench.bench.judging.floors import Floor, OperationKind, RecordedFloor
 from iobench.bench.judging.stats import Interval
 from iobench.bench.judging.verdict import VerdictStatus
 from iobench.report.baseline import is_contender
@@ -31,7 +30,6 @@ _REFERENCE = "buffered"  # what most frameworks do by default
 
 _Row = tuple[Summary, Sequence[Sample]]
 _IsMeant = Callable[[_Row], bool]
-_Kind = tuple[Operation, str | None, str | None]  # with `restore_as` and `background`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,8 @@ class Winner:
 
     `equals` are the contenders for which no difference from the fastest is shown; it is empty if
     the fastest won. `floor` is the part up to which a difference is noise; `measured` says whether
-    this run's A/A measured it. `repetitions` counts the repetitions of the fastest.
+    this run's A/A measured it, and `floor_record` is the record of an earlier A/A that did.
+    `repetitions` counts the repetitions of the fastest.
 
     `reference` is a contender, chosen before the run, that the fastest is shown to be faster than:
     the baseline, or else `buffered`. `ratio` is the rate of the fastest over that of `reference`,
@@ -59,10 +58,18 @@ class Winner:
     equals: tuple[str, ...]
     floor: float
     measured: bool
+    floor_record: str | None = field(default=None, metadata=IF_SET)
     repetitions: int
     reference: str | None = None
     ratio: float | None = None
     ratio_ci95: Interval | None = None
+
+    @property
+    def by_aa(self) -> str | None:
+        """By which A/A the floor was measured: `A/A`, `A/A in results/aa.jsonl`; None without."""
+        if self.floor_record is not None:
+            return f"A/A in {self.floor_record}"
+        return "A/A" if self.measured else None
 
     @property
     def what(self) -> str:
@@ -72,10 +79,13 @@ class Winner:
         return " ".join(part for part in (self.operation, self.restore_as, beside, on) if part)
 
 
-def find_winners(rows: Sequence[_Row], baseline: Mapping[str, Any] | None) -> Iterator[Winner]:
+def find_winners(
+    rows: Sequence[_Row], baseline: Mapping[str, Any] | None, recorded: RecordedFloor
+) -> Iterator[Winner]:
     """Yield the winner of each operation that has several ranked contenders or an A/A.
 
     `rows` are summaries with their samples; `baseline` is the contender of the run's plan.
+    `recorded` returns the floor by other records, for an operation without an A/A in this run.
     """
 
     def is_usual(row: _Row) -> bool:
@@ -87,14 +97,17 @@ def find_winners(rows: Sequence[_Row], baseline: Mapping[str, Any] | None) -> It
     for kind in _kinds(rows):
         for target in sorted({row[0].axes.target for row in rows}, key=str):
             ranked = [row for row in _ranked(rows, kind) if row[0].axes.target == target]
-            measured = _measured_floor(ranked)
-            if len(ranked) > 1 or measured is not None:
+            own = _own_floor(ranked)
+            if len(ranked) > 1 or own is not None:
                 names = [summary.label for summary, _ in ranked]
-                lead = _lead(ranked, names, measured, (is_usual, is_baseline))
+                floor = own or recorded(kind, target)
+                lead = _lead(ranked, names, floor, (is_usual, is_baseline))
                 yield Winner(**_named(kind), target=target, **lead)
 
 
-def find_target_winners(rows: Sequence[_Row], targets: Sequence[str]) -> Iterator[Winner]:
+def find_target_winners(
+    rows: Sequence[_Row], targets: Sequence[str], recorded: RecordedFloor
+) -> Iterator[Winner]:
     """Yield the fastest target of each operation, by the fastest contender of each target.
 
     `rows` are as for `find_winners`. The first of `targets` is the reference where it is slower.
@@ -107,29 +120,30 @@ def find_target_winners(rows: Sequence[_Row], targets: Sequence[str]) -> Iterato
             if (there := [row for row in ranked if row[0].axes.target == target])
         }
         if len(best) > 1:
+            floors = [recorded(kind, target) for target in best]
             lead = _lead(
                 list(best.values()),
                 list(best),
-                _measured_floor(ranked),
+                _own_floor(ranked) or max(floors, key=lambda one: one.part),
                 (lambda row: row[0].axes.target == targets[0],),
             )
             yield Winner(**_named(kind), **lead)
 
 
-def _kinds(rows: Sequence[_Row]) -> list[_Kind]:
+def _kinds(rows: Sequence[_Row]) -> list[OperationKind]:
     kinds = {_kind(summary) for summary, _ in rows}
     return sorted(kinds, key=lambda kind: (kind[0] != "save", kind[1] or "", kind[2] or ""))
 
 
-def _kind(one: Summary) -> _Kind:
+def _kind(one: Summary) -> OperationKind:
     return one.operation, one.axes.restore_as, one.axes.background
 
 
-def _named(kind: _Kind) -> dict[str, Any]:
+def _named(kind: OperationKind) -> dict[str, Any]:
     return dict(zip(("operation", "restore_as", "background"), kind, strict=True))
 
 
-def _ranked(rows: Sequence[_Row], kind: _Kind) -> list[_Row]:
+def _ranked(rows: Sequence[_Row], kind: OperationKind) -> list[_Row]:
     of_kind = [row for row in rows if _kind(row[0]) == kind]
     able = can_win([row[0] for row in of_kind])
     return [row for row in of_kind if row[0] in able]
@@ -144,14 +158,15 @@ def can_win(rows: Sequence[Summary]) -> list[Summary]:
     return proved or [one for one in rows if one.verdict in RANKED]
 
 
-def _measured_floor(rows: Sequence[_Row]) -> float | None:
-    return noise_floor(sample for _, samples in rows for sample in samples)
+def _own_floor(rows: Sequence[_Row]) -> Floor | None:
+    """Return the floor by the A/A of this run; None without one."""
+    return Floor.of(sample for _, samples in rows for sample in samples)
 
 
 def _lead(
     rows: Sequence[_Row],
     names: Sequence[str],
-    measured: float | None,
+    floor: Floor,
     references: Sequence[_IsMeant],
 ) -> dict[str, Any]:
     """Return the fields of the `Winner` among `rows`, which `names` name.
@@ -159,14 +174,14 @@ def _lead(
     Its ratio is to a row that `references` mean; the last one counts most. A row that the samples
     choose, such as the slowest one, would make a claim by chance.
     """
-    floor = max(measured or 0.0, LEAST_FLOOR)
-    best = fastest([samples for _, samples in rows], floor)
+    best = fastest([samples for _, samples in rows], floor.part)
     first = rows[best.first]
     lead = {
         "fastest": names[best.first],
         "equals": tuple(names[position] for position in best.equals),
-        "floor": floor,
-        "measured": measured is not None,
+        "floor": floor.part,
+        "measured": floor.own,
+        "floor_record": floor.record,
         "repetitions": len(rates_by_repetition(first[1])),
     }
     slower = [i for i in range(len(rows)) if i != best.first and i not in best.equals]
@@ -175,7 +190,7 @@ def _lead(
         chosen = next((i for i in slower if is_meant(rows[i])), chosen)
     if chosen is None:
         return lead
-    difference = compare_paired(first[1], rows[chosen][1], floor)
+    difference = compare_paired(first[1], rows[chosen][1], floor.part)
     assert difference is not None, "a contender that is slower has common repetitions"
     assert difference.finding is Finding.BETTER
     return lead | {

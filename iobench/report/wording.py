@@ -257,8 +257,8 @@ def _winner_lines(report: Report) -> list[str]:
             lines.append(f"fastest {one.what}: no difference shown between {names}")
         elif sum(_kind(each) == kind for each in report.summaries) > 1:
             lines.append(f"fastest {one.what}: {one.fastest}")
-        if one.measured:
-            lines.append(f"noise floor of {one.what}: {100 * one.floor:.1f}% by A/A")
+        if one.by_aa is not None:
+            lines.append(f"noise floor of {one.what}: {100 * one.floor:.1f}% by {one.by_aa}")
     return lines
 
 

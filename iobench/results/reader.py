@@ -16,7 +16,7 @@ from iobench.results.codec import Record, from_record
 from iobench.results.records import CeilingSample, End, Failure, Run, Sample, TrainBlock
 from iobench.text import printable_values
 
-__all__ = ["ResultFile", "family_of", "read"]
+__all__ = ["ResultFile", "family_of", "read", "read_run"]
 
 # Far longer than any record. It keeps a huge file of another kind out of memory.
 _LONGEST_LINE_BYTES = 16 * 2**20
@@ -91,6 +91,16 @@ def read(path: str | os.PathLike[str]) -> ResultFile:
         raise ResultFileError(f"{path} is a directory; give a result file (.jsonl)") from error
     except OSError as error:
         raise ResultFileError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_run(path: Path) -> Run | None:
+    """Return the header of the result file at `path`; None for a file of another kind."""
+    try:
+        with path.open("rb") as file:
+            record = _parse(path, 1, file.readline(_LONGEST_LINE_BYTES))
+    except (OSError, ResultFileError):
+        return None
+    return record if isinstance(record, Run) else None
 
 
 def _assemble(path: Path, lines: Iterable[bytes]) -> ResultFile:

@@ -22,7 +22,7 @@ from iobench.errors import ResultFileError
 from iobench.results.known_fields import unknown_fields
 from iobench.results.writer import check_new
 
-__all__ = ["Removed", "Scrubbed", "scrub", "write_scrubbed"]
+__all__ = ["HOST_REPLACED", "Removed", "Scrubbed", "scrub", "write_scrubbed"]
 
 _STRUCTURE = {
     *("schema", "kind", "run_id", "config_hash", "fingerprint", "operation", "status", "mode"),
@@ -70,7 +70,8 @@ _GENERAL = (
 _HOST = r"(?<=\(host )[\w.-]+|(?<=on host )[\w.-]+|(?<=server )[\w.-]+(?= (?:not responding|OK))"
 """A host in a message of iobench, or of the kernel's NFS client."""
 _EXPORT = re.compile(r"[A-Za-z0-9][\w.-]*:/(?!/)")
-_HOST_REPLACED = re.compile(r"host[0-9]*")
+HOST_REPLACED = re.compile(r"host[0-9]*")
+"""What stands for a host in a copy: another one in each record, under the same name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +252,7 @@ class _Names:
             old = found[0]
             if old in self.known:
                 new = self.known[old]
-            elif found.lastgroup and not _HOST_REPLACED.fullmatch(old):
+            elif found.lastgroup and not HOST_REPLACED.fullmatch(old):
                 self.host(old)
                 new = self.known.get(old, old)
             elif _EXPORT.match(old):
@@ -272,7 +273,7 @@ class _Names:
         parts = [rf"(?<![\w.~/-]){re.escape(one)}(?![\w-]){_TAIL}{_MORE}" for one in places]
         parts.append(_GENERAL)
         parts += [rf"(?<![A-Za-z0-9]){re.escape(one)}(?![A-Za-z0-9])" for one in words]
-        domains = [re.escape(one) for one in words if _HOST_REPLACED.fullmatch(self.known[one])]
+        domains = [re.escape(one) for one in words if HOST_REPLACED.fullmatch(self.known[one])]
         others = rf"(?<![A-Za-z0-9.-])(?:[\w-]+\.)+(?:{'|'.join(domains)})(?![\w-])|" * bool(
             domains
         )
