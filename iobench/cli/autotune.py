@@ -240,12 +240,16 @@ def _tune(
 
 def _expect(tuning: Tuning) -> None:
     from iobench.tune.expect import expected
+    from iobench.tune.search import SMALLER
 
     with quiet_stdout(), preparing("measuring each known setting once"):
-        budget = expected(tuning)
+        outcome = expected(tuning)
+    budget = outcome.budget
     print(
         f"expected  about {format_seconds(budget.spent_s)}, "
         f"{format_size(budget.written_bytes)} written, by short probes",
+        *(f"          {note}" for note in outcome.notes if note.startswith(SMALLER)),
+        sep="\n",
         file=sys.stderr,
     )
 
@@ -264,6 +268,7 @@ def _announce(tuning: Tuning, *, quiet: bool) -> None:
         *(f"left out  {line}" for line in space.left_out),
         f"budget    {format_seconds(tuning.asked.max_s)} and "
         f"{format_size(tuning.asked.max_bytes)} written at most, objective {tuning.objective.goal}",
+        *([f"smaller   for --max-bytes: {'; '.join(less)}"] if (less := tuning.left_out()) else []),
     ]
     print_plan(lines)
 

@@ -166,6 +166,8 @@ def _write_document(
         "asked": to_plain(header.asked),
         "chosen": outcome.chosen.label,
         "baseline": outcome.baseline,
+        "keep_baseline": outcome.keeps_baseline,
+        "decided": outcome.decided,
         "runner_up": outcome.runner_up,
         "equals": list(verdict.equals),
         "refuted": verdict.refuted,
@@ -177,7 +179,7 @@ def _write_document(
             "writers": sorted(outcome.space.dimensions),
             "left_out": list(outcome.space.left_out),
         },
-        "tried": _tried(outcome.trials),
+        "tried": _tried(outcome.tried()),
         "spent_s": outcome.budget.spent_s,
         "written_bytes": outcome.budget.written_bytes,
         "environment": {"machine": to_plain(header.machine), "storage": to_plain(header.storage)},
@@ -222,7 +224,7 @@ def notes(outcome: Outcome) -> Iterator[str]:
         yield from (f"{chosen.candidate.label}: {reason}" for reason in chosen.verdict.reasons)
     counts = ", ".join(f"{count} {status}" for status, count in outcome.counts().items())
     yield (
-        f"{len(outcome.trials)} of {outcome.space.size} settings tried in "
+        f"{len(outcome.tried())} of {outcome.space.size} settings tried in "
         f"{format_seconds(outcome.budget.spent_s)}, "
         f"{format_size(outcome.budget.written_bytes)} written: {counts}"
     )

@@ -8,7 +8,7 @@ from iobench.errors import OptionError
 from iobench.tune.measurement import Measurement
 from iobench.units import GIB, format_size_exact
 
-__all__ = ["DEFAULT_BYTES", "DEFAULT_SECONDS", "SLACK", "Budget", "Cost"]
+__all__ = ["DEFAULT_BYTES", "DEFAULT_SECONDS", "NOTHING", "SLACK", "Budget", "Cost"]
 
 DEFAULT_SECONDS, DEFAULT_BYTES = 180.0, 80 * GIB
 SLACK = 1.25
@@ -22,12 +22,22 @@ class Cost:
     time_s: float
     written_bytes: int
 
+    def plus(self, other: Cost, *, times: int = 1) -> Cost:
+        """Return the cost of this and `times` times `other`."""
+        return Cost(
+            time_s=self.time_s + times * other.time_s,
+            written_bytes=self.written_bytes + times * other.written_bytes,
+        )
+
     def covers(self, other: Cost, *, times: int = 1) -> bool:
         """Return whether this is enough for `times` times `other`."""
         return (
             times * other.written_bytes <= self.written_bytes
             and times * other.time_s <= self.time_s
         )
+
+
+NOTHING = Cost(time_s=0.0, written_bytes=0)
 
 
 @dataclass(kw_only=True)
@@ -44,7 +54,7 @@ class Budget:
     max_bytes: int = DEFAULT_BYTES
     spent_s: float = field(default=0.0, init=False)
     written_bytes: int = field(default=0, init=False)
-    reserve: Cost = field(default=Cost(time_s=0.0, written_bytes=0), init=False)
+    reserve: Cost = field(default=NOTHING, init=False)
     share: Cost = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +78,11 @@ class Budget:
     @property
     def left_bytes(self) -> int:
         return self.max_bytes - self.written_bytes
+
+    @property
+    def left_cost(self) -> Cost:
+        """What is left of both."""
+        return Cost(time_s=self.left_s, written_bytes=self.left_bytes)
 
     def set_aside(self, reserve: Cost) -> None:
         """Keep `reserve` for the confirmation; the rest of what is left is the race's share."""

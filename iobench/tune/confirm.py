@@ -27,7 +27,7 @@ class ConfirmedChoice:
 
     `over_baseline` is its difference from the baseline, None for the baseline itself. `equals` are
     the settings that it is not shown to be better than. `refuted` is true where the race's leader
-    was shown worse than another, or was not shown better than the baseline. `excess` is the
+    was shown worse than the choice. `excess` is the
     fraction by which its loss may exceed that of any other contender, see `Confirmation.excess`.
     """
 
@@ -42,7 +42,8 @@ class ConfirmedChoice:
 class Confirmation:
     """Losses by contender and round. The first of `contenders` led the race.
 
-    The baseline is a contender too. It is chosen unless another contender is shown better.
+    The baseline is chosen unless another contender is shown better. Where it is not a contender it
+    is measured for comparison only.
     """
 
     contenders: list[str]
@@ -80,7 +81,14 @@ class Confirmation:
     def enough(self) -> bool:
         """Whether every able contender has the samples that a claim needs."""
         able = self.able
-        return bool(able) and all(len(self.losses.get(n, {})) >= LEAST_SAMPLES for n in able)
+        names = [*able, *self.compared]
+        return bool(able) and all(len(self.losses.get(n, {})) >= LEAST_SAMPLES for n in names)
+
+    @property
+    def compared(self) -> list[str]:
+        """The baseline where it is not a contender, and has not failed; otherwise nothing."""
+        names = {self.baseline} - {"", *self.contenders} - self.failed.keys()
+        return list(names)
 
     @property
     def unbeaten(self) -> list[str]:
@@ -127,7 +135,7 @@ class Confirmation:
             chosen=chosen,
             excess=self.excess(chosen),
             over_baseline=None
-            if baseline in (None, chosen)
+            if chosen == self.baseline or self.baseline in self.failed
             else self.compare(chosen, self.baseline),
             equals=tuple(
                 name for name in able if name != chosen and not self._better(chosen, name)
@@ -135,11 +143,13 @@ class Confirmation:
             refuted=overtaken is not None
             or leader in self.failed
             or leader in self.eliminated
-            or (
-                leader != chosen
-                and (chosen == baseline or self._finding(leader, chosen) is Finding.WORSE)
-            ),
+            or self._finding(leader, chosen) is Finding.WORSE,
         )
+
+    def own_losses(self) -> dict[str, dict[int, float]]:
+        """Return the losses of contenders that have not failed, eliminated ones too."""
+        names = [name for name in self.contenders if name not in self.failed]
+        return {name: self.losses[name] for name in names if name in self.losses}
 
     def middle(self, name: str) -> float:
         """Return the median loss of `name`."""
@@ -149,8 +159,8 @@ class Confirmation:
         """Return the contender with the smallest loss in the last rounds; None without them."""
         sums = {
             name: [math.log(one[number]) for number in self.last]
-            for name, one in self.losses.items()
-            if name not in self.failed and self.last and one.keys() >= set(self.last)
+            for name, one in self.own_losses().items()
+            if self.last and one.keys() >= set(self.last)
         }
         return min(sums, key=lambda name: sum(sums[name])) if sums else None
 
@@ -204,7 +214,7 @@ class Confirmation:
         Huber's mean of the paired log ratios. Its error comes from the noise of all contenders.
         """
         noise, most = self.noise, -math.inf
-        for other in self.losses.keys() - self.failed.keys() - {name}:
+        for other in self.own_losses().keys() - {name}:
             logs = self._paired_logs(name, other)
             if logs:
                 error = noise * math.sqrt(2 / len(logs))

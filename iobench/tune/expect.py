@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
+from iobench.tune.outcome import Outcome
 from iobench.tune.tuning import Tuning
 
 __all__ = ["expected"]
@@ -18,22 +18,23 @@ __all__ = ["expected"]
 _NOISE = 0.03  # of a log, so that the race has something to decide
 
 
-def expected(tuning: Tuning) -> Budget:
-    """Return the time and bytes that `tuning` will spend, from a short trial of each known setting.
+def expected(tuning: Tuning) -> Outcome:
+    """Return what `tuning` is expected to come to, from a short trial of each known setting.
 
-    A setting without a trial is assumed to be as fast as its writer's default. Raises what the
-    tuning would: UsageError for a budget that is too small, IobenchError when everything fails.
+    Only its budget and its notes count: its rates are those of short trials. A setting without a
+    trial is assumed to be as fast as its writer's default. Raises what the tuning would: UsageError
+    for a budget that is too small, IobenchError when everything fails.
     """
     probed: dict[str, Measurement] = {}
+    known = dict.fromkeys((tuning.space.baseline, *tuning.space.known))
     with tuning.runner(time.perf_counter()) as runner:
-        step = Step(phase="probe", round=0, size_bytes=tuning.sizes().probe, verify=True)
-        for candidate in tuning.space.known:
+        step = Step(phase="probe", round=0, size_bytes=tuning.probe_bytes(), verify=True)
+        for candidate in known:
             measured = runner(candidate, step)
             probed.setdefault(candidate.writer, measured)
             probed[candidate.label] = measured
-    tuner = tuning.tuner(_Played(probed, step, tuning.objective, tuning.seed), _Silence())
-    tuner.run()
-    return tuner.budget
+    played = _Played(probed, step, tuning.objective, tuning.seed)
+    return tuning.tuner(played, _Silence()).run()
 
 
 class _Played:

@@ -13,21 +13,15 @@ from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
 from iobench.tune.race import Race
 from iobench.tune.rounds import Rounds, TuningProgress
+from iobench.tune.search import LAST_ROUNDS, LOOK_ROUNDS, Search
 from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Space
 from iobench.units import format_size
 
-__all__ = ["CLOSE", "LAST_ROUNDS", "LOOK_ROUNDS", "STAYING", "Finals"]
+__all__ = ["CLOSE", "Finals"]
 
 CLOSE = 2.0
 """A writer whose loss is at most this many times the leader's is a family that may still win."""
-LOOK_ROUNDS = 2
-"""Rounds of the first look, with all contenders. Clearly worse ones are eliminated after it."""
-LAST_ROUNDS = 2
-"""Rounds at the end, with the best setting of every family once more, eliminated or not."""
-STAYING = 4
-"""Contenders, baseline included, that run on after the look. The budget reserves time for them."""
-
 _CLEARLY_WORSE = 1.25  # times the best, in every round of the look
 _CONTRADICTED = 1.10  # the race's leader, of another family than the best
 _MOST_ROUNDS = 20
@@ -49,6 +43,7 @@ class Finals:
     rounds: Rounds
     budget: Budget
     sizes: TuningSizes
+    search: Search
     progress: TuningProgress
     rng: random.Random
     notes: list[str] = field(default_factory=list)
@@ -56,10 +51,16 @@ class Finals:
 
     def run(self) -> Confirmation:
         """Run rounds until every contender has enough samples or the budget is spent."""
-        contenders = self.contenders()
-        confirmation = Confirmation(contenders=contenders, baseline=self.space.baseline.label)
+        contenders, baseline = self.contenders(), self.space.baseline
+        if self.space.reference:
+            self.race.join(baseline.label, baseline)
+        measured = self.space.reference or baseline.label in contenders
+        confirmation = Confirmation(
+            contenders=contenders, baseline=baseline.label if measured else ""
+        )
+        names = [*contenders, *confirmation.compared]
         self.progress.phase(
-            f"confirmation of {', '.join(contenders)}, {format_size(self.sizes.confirm)} at a time"
+            f"confirmation of {', '.join(names)}, {format_size(self.sizes.confirm)} at a time"
         )
         for number in range(LOOK_ROUNDS):
             if not self._round(confirmation, number):
@@ -72,9 +73,9 @@ class Finals:
             if not self._round(confirmation, number, then=self._last(confirmation)):
                 break
         last = self._last(confirmation)
+        if not self.budget.confirms(self._cost_of_last(last), enough=False):
+            return confirmation
         for _ in range(LAST_ROUNDS):
-            if not last or not self.budget.confirms(self._cost(last), enough=False):
-                break
             self.rng.shuffle(last)
             self.rounds.confirm(confirmation, last, self.sizes.confirm, verify=())
             confirmation.last.append(self.rounds.number)
@@ -90,26 +91,35 @@ class Finals:
                 best.setdefault(self._writer(name), name)
         return list(best.values())
 
-    def _cost(self, names: Sequence[str]) -> Cost:
-        return self.rounds.cost(names, self.sizes.confirm)
+    def _cost_of_last(self, names: Sequence[str]) -> Cost:
+        return self.rounds.cost([*names] * LAST_ROUNDS, self.sizes.confirm)
 
     def contenders(self) -> list[str]:
-        """Return leader, runner-up, best of each family, best known settings, and baseline.
+        """Return leader, default, best of each family, runner-up, and best known settings.
 
-        The best known settings are that of all families and that of the leader's family.
+        The best known settings are that of the leader's family and that of all. The search limits
+        how many there are: the first ones.
         """
         able = {name: one.candidate for name, one in self.race.trials.items() if one.able}
         known = self.rounds.by_probe(name for name, one in able.items() if one.well_known)
         best_known = self.race.ranked(known) or known
-        ranked = self.race.ranked()
-        family = self._writer(ranked[0])
-        chosen = [*ranked[:2], *best_known[:1]]
-        chosen += [name for name in best_known if self._writer(name) == family][:1]
-        for writer in self.space.dimensions:
-            chosen += self._of_family(writer)[:1]
+        leader, *others = self.race.ranked() or known
+        chosen = [leader]
         if self.space.baseline.label in able:
             chosen.append(self.space.baseline.label)
-        return list(dict.fromkeys(chosen))
+        chosen += self._family_leaders()
+        chosen += others[:1]
+        chosen += [name for name in best_known if self._writer(name) == self._writer(leader)][:1]
+        chosen += best_known[:1]
+        return list(dict.fromkeys(chosen))[: self.search.contenders - bool(self.space.reference)]
+
+    def _family_leaders(self) -> list[str]:
+        """Return the best setting of each family, the best family first; dropped ones too."""
+        able = [name for name, one in self.race.trials.items() if one.able]
+        best: dict[str, str] = {}
+        for name in [*self.race.ranked(able), *self.rounds.by_probe(able)]:
+            best.setdefault(self._writer(name), name)
+        return list(best.values())
 
     def _of_family(self, writer: str) -> list[str]:
         """Return the measured settings of a writer, best first, including eliminated ones."""
@@ -120,16 +130,19 @@ class Finals:
         )
 
     def _round(self, confirmation: Confirmation, number: int, *, then: Sequence[str] = ()) -> bool:
-        """Run a round of the open contenders; False where it and the last rounds do not fit."""
+        """Run a round of the open contenders; False where it and the last rounds do not fit.
+
+        The last rounds do not count until there are enough samples: those come first.
+        """
         able = confirmation.open
+        if not able:
+            return False
+        able = [*able, *confirmation.compared]
         fresh = [name for name in able if name not in confirmation.losses]
         cost = self.rounds.cost(able, self.sizes.confirm, verify=bool(fresh))
-        last = self._cost(then)
-        both = Cost(
-            time_s=cost.time_s + LAST_ROUNDS * last.time_s,
-            written_bytes=cost.written_bytes + LAST_ROUNDS * last.written_bytes,
-        )
-        if not able or not self.budget.confirms(both, enough=confirmation.enough):
+        if confirmation.enough:
+            cost = cost.plus(self._cost_of_last(then))
+        if not self.budget.confirms(cost, enough=confirmation.enough):
             return False
         if number % 2 == 0:
             self.rng.shuffle(able)
@@ -143,11 +156,12 @@ class Finals:
     def _eliminate(self, confirmation: Confirmation) -> None:
         """Eliminate settings that are clearly worse than the best in every round, or too many.
 
-        At most `STAYING` contenders stay, the baseline among them, and fewer where the bytes that
-        are left do not suffice for them.
+        At most as many as the search says stay, the baseline among them, and fewer where the bytes
+        that are left do not suffice for them.
         """
         ranked = self._ranked(confirmation)
-        staying = min(STAYING, max(2, self._affordable(confirmation, LEAST_SAMPLES - LOOK_ROUNDS)))
+        affordable = self._affordable(confirmation, LEAST_SAMPLES - LOOK_ROUNDS)
+        staying = min(self.search.staying, max(2, affordable))
         for place, name in enumerate(one for one in ranked if one != confirmation.baseline):
             worse = min(self._times(confirmation, name, ranked[0])) > _CLEARLY_WORSE
             if worse or place >= staying - 1:
@@ -184,7 +198,7 @@ class Finals:
     def _affordable(self, confirmation: Confirmation, rounds: int) -> int:
         """Return how many settings can run `rounds` rounds with the bytes that are left."""
         one = self.rounds.cost(confirmation.contenders[:1], self.sizes.confirm, verify=True)
-        last = LAST_ROUNDS * self._cost(self._last(confirmation)).written_bytes
+        last = self._cost_of_last(self._last(confirmation)).written_bytes
         return max(0, self.budget.left_bytes - last) // (rounds * one.written_bytes)
 
     def _ranked(self, confirmation: Confirmation) -> list[str]:

@@ -84,7 +84,24 @@ class Outcome:
     def baseline(self) -> str | None:
         """The label of the baseline of the ratios; None where it failed."""
         label = self.confirmation.baseline
-        return label if label in self.confirmation.able else None
+        return label if label in self._shown() else None
+
+    @property
+    def keeps_baseline(self) -> bool:
+        """Whether the answer is to keep the default: no gain over it was shown."""
+        gain = self.verdict.over_baseline
+        better = gain is not None and gain.finding is Finding.BETTER
+        return self.baseline is not None and not better
+
+    @property
+    def left_out(self) -> list[str]:
+        """The writers of the space that work here, or may, but were not confirmed."""
+        confirmed = {self.trials[name].candidate.writer for name in self.confirmation.contenders}
+        others = self.space.dimensions.keys() - confirmed
+        tried: dict[str, list[bool]] = {}
+        for one in self.trials.values():
+            tried.setdefault(one.candidate.writer, []).append(one.able)
+        return sorted(name for name in others if any(tried.get(name, [True])))
 
     @property
     def runner_up(self) -> str | None:
@@ -98,12 +115,17 @@ class Outcome:
 
     def standings(self) -> list[Standing]:
         """Return the confirmed settings: the chosen one, then the others, the best first."""
-        found = [self._standing(name) for name in self.confirmation.able]
+        found = [self._standing(name) for name in self._shown()]
         return sorted(found, key=lambda one: (one.candidate.label != self.verdict.chosen, one.loss))
 
     def counts(self) -> dict[str, int]:
         """Return the number of settings by their final status."""
-        return dict(Counter(trial.status.value for trial in self.trials.values()))
+        return dict(Counter(trial.status.value for trial in self.tried().values()))
+
+    def tried(self) -> dict[str, RaceEntry[Candidate]]:
+        """Return the settings of the space that were tried."""
+        own = self.space.dimensions
+        return {name: one for name, one in self.trials.items() if one.candidate.writer in own}
 
     def failures(self) -> dict[str, str]:
         """Return the settings that failed or exceeded a limit, with the cause."""
@@ -113,10 +135,7 @@ class Outcome:
     def reasons(self) -> Iterator[str]:
         """Yield sentences that say how sure the result is."""
         chosen, verdict = self.verdict.chosen, self.verdict
-        if self.baseline and chosen == self.baseline:
-            yield f"nothing was shown better than {chosen}, the baseline, so it stays"
-        elif verdict.over_baseline is not None:
-            yield f"{chosen} is {_words(verdict.over_baseline)} {self.baseline}"
+        yield from self._gain()
         others = [other for other in verdict.equals if other != self.baseline]
         if others:
             shown = f"{chosen} is not shown to differ from {', '.join(others)}"
@@ -126,6 +145,32 @@ class Outcome:
             yield f"not decided which setting is best: {doubt}"
         yield from self.notes
 
+    def _gain(self) -> Iterator[str]:
+        """Yield what the choice gained over the default, or that the default stays."""
+        chosen, baseline = self.verdict.chosen, self.baseline
+        if baseline is None:
+            return
+        name = chosen if chosen != baseline else self.runner_up
+        gain = self.confirmation.compare(name, baseline) if name else None
+        if gain is None:
+            yield f"keep {baseline}, the default: nothing else was confirmed"
+            return
+        interval = gain.ratio.interval
+        span = f" ({interval.low:.2f} - {interval.high:.2f})" if interval else ""
+        times = f"{gain.ratio.ratio:.2f} times as good as {baseline}{span}"
+        if not self.keeps_baseline:
+            yield f"{chosen} is {times}, the default"
+        elif gain.finding is Finding.NONE:
+            yield f"keep {baseline}, the default: {name} is {times}, no difference shown"
+        else:
+            yield f"keep {baseline}, the default: {name} is {times}"
+
+    def _shown(self) -> list[str]:
+        """Return the confirmed settings of the table."""
+        confirmation = self.confirmation
+        compared = [name for name in confirmation.compared if name in confirmation.losses]
+        return [*confirmation.able, *compared]
+
     def _doubts(self) -> Iterator[str]:
         """Yield why a setting that is more than 5% better may exist."""
         verdict = self.verdict
@@ -133,6 +178,8 @@ class Outcome:
             leader = self.confirmation.contenders[0]
             yield f"{leader} led the race, and the confirmation did not bear that out"
         yield from self._changes()
+        if self.left_out:
+            yield f"the budget did not suffice to confirm {', '.join(self.left_out)}"
         if verdict.excess > _WITHIN:
             yield f"another of those confirmed may be {100 * verdict.excess:.1f}% better"
         noise = max(self.confirmation.noise, self.confirmation.spread(verdict.chosen))
@@ -152,7 +199,7 @@ class Outcome:
         if not confirmation.last:
             yield "the budget did not suffice to measure every writer again at the end"
             return
-        for name in confirmation.losses.keys() - {chosen} - confirmation.failed.keys():
+        for name in confirmation.own_losses().keys() - {chosen}:
             before, at_end = confirmation.before_and_at_end(name, chosen)
             known = [one for one in (self._raced(name), before, at_end) if one is not None]
             if (
@@ -220,13 +267,3 @@ class Outcome:
 def _seconds(samples: list[Sample | None]) -> float | None:
     found = [one.elapsed_s for one in samples if one is not None]
     return median(found) if found else None
-
-
-def _words(difference: Difference) -> str:
-    """Return `5.90 times as good as (5.10 - 6.40)`, or words for a difference not shown."""
-    interval = difference.ratio.interval
-    span = f" ({interval.low:.2f} - {interval.high:.2f})" if interval else ""
-    figure = f"{difference.ratio.ratio:.2f}{span}"
-    if difference.finding is Finding.NONE:
-        return f"not shown to differ from ({figure} times)"
-    return f"{figure} times as good as"

@@ -7,7 +7,7 @@ the rules of `Race` and `Confirmation`. Which settings were cut follows from tho
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,13 @@ from iobench.bench.judging.verdict import Context, volatile_of
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
-from iobench.tune.finals import LAST_ROUNDS, LOOK_ROUNDS
 from iobench.tune.history import History
 from iobench.tune.journal import TrialRecord, TuningRecord
 from iobench.tune.measurement import Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.race import Race, RaceStatus
+from iobench.tune.search import LAST_ROUNDS, LOOK_ROUNDS
 from iobench.tune.space import Dimension, Space
 from iobench.units import format_size
 from iobench.writers import registry
@@ -71,14 +71,15 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
             later = at + 2 < len(rounds) and trials[end].phase == "race"
             for name in [name for name in race.running if later and name not in following]:
                 race.trials[name].end(RaceStatus.CUT, "others did better")
-    confirmation = _confirmation(race, objective, history, trials, labels)
+    writers = header.asked.get("writers") or dict.fromkeys(one.writer for one in trials)
+    confirmation = _confirmation(race, objective, history, trials, labels, writers)
     return ReplayedTuning(
         header=header,
         trials=tuple(trials),
         objective=objective,
         race=race,
         labels=tuple(labels),
-        outcome=_outcome(header, trials, objective, budget, race, history, confirmation),
+        outcome=_outcome(header, trials, objective, budget, race, history, confirmation, writers),
     )
 
 
@@ -115,13 +116,16 @@ def _confirmation(
     history: History,
     trials: Sequence[TrialRecord],
     labels: Sequence[str],
+    writers: Collection[str],
 ) -> Confirmation:
     own = [(one, name) for one, name in zip(trials, labels, strict=True) if one.phase == "confirm"]
     names = list(dict.fromkeys(name for _, name in own))
     leader = race.ranked(names)[:1]
     baseline = next((n for n, one in race.trials.items() if one.candidate.origin == "baseline"), "")
+    asked = [name for name in names if race.trials[name].candidate.writer in writers]
     confirmation = Confirmation(
-        contenders=list(dict.fromkeys([*leader, *names])), baseline=baseline
+        contenders=list(dict.fromkeys([*leader, *asked])),
+        baseline=baseline if baseline in names else "",
     )
     for one, name in own:
         if why := one.measured.error or objective.over(history.of(name, "confirm")):
@@ -129,11 +133,13 @@ def _confirmation(
         else:
             confirmation.record(name, one.round, objective.loss(one.measured))
     numbers = list(dict.fromkeys(one.round for one, _ in own))
-    for name, losses in confirmation.losses.items():
+    for name, losses in confirmation.own_losses().items():
         if len(numbers) - LAST_ROUNDS > LOOK_ROUNDS and len(losses) < LEAST_SAMPLES:
             confirmation.eliminate(name)
     back = [n for n in numbers if any(n in confirmation.losses[x] for x in confirmation.eliminated)]
     confirmation.last += [number for number in back if number in numbers[LOOK_ROUNDS:]]
+    if not confirmation.eliminated and len(numbers) >= LEAST_SAMPLES + LAST_ROUNDS:
+        confirmation.last += numbers[-LAST_ROUNDS:]
     return confirmation
 
 
@@ -145,6 +151,7 @@ def _outcome(
     race: Race[Candidate],
     history: History,
     confirmation: Confirmation,
+    writers: Collection[str],
 ) -> Outcome | None:
     verdict = confirmation.verdict()
     if verdict is None:
@@ -159,6 +166,7 @@ def _outcome(
                     if info.search
                 )
                 for writer in dict.fromkeys(one.writer for one in trials)
+                if writer in writers
             },
             known=tuple(race.trials[name].candidate for name in known),
         ),

@@ -15,11 +15,9 @@ from iobench.tune.history import History
 from iobench.tune.measurement import Measure, Measurement, Phase, Step
 from iobench.tune.objective import Objective
 from iobench.tune.race import Race, RaceStatus
+from iobench.tune.search import ROUNDS
 
-__all__ = ["ROUNDS", "Rounds", "TuningProgress"]
-
-ROUNDS = 2
-"""Rounds of a rung: the fewest in which a setting can be shown worse."""
+__all__ = ["Rounds", "TuningProgress"]
 
 
 class TuningProgress(Protocol):

@@ -23,11 +23,12 @@ from iobench.writers.options import OptionInfo
 
 __all__ = ["Dimension", "Space", "space_of"]
 
-_BASELINE = "buffered"
+_DEFAULTS = ("hybrid", "buffered")
+"""The default writer of a Checkpointer; the second one takes its place where it does not work."""
 _KNOWN_GOOD: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "uring": ({"block_size": MIB, "iodepth": 32},),
     "odirect": ({"block_size": 32 * MIB}, {"block_size": 16 * MIB, "threads": 2}),
     "uncached": ({"threads": 4},),
-    "uring": ({"block_size": MIB, "iodepth": 32},),
     "s3": ({"threads": 16}, {"part_size": 16 * MIB, "threads": 4}),
 }
 """Settings besides the defaults that did well before: docs/decisions/0004, 0010, docs/s3.md."""
@@ -50,18 +51,20 @@ class Dimension:
 class Space:
     """The writers that work on a target, each with its dimensions.
 
-    `known` are the settings to begin with, the baseline first. `left_out` gives the reason for each
-    writer that takes no part.
+    `known` are the settings to begin with, the most promising first. `left_out` gives the reason
+    for each writer that takes no part. `reference` is the default where it is not one of the
+    writers: it is only measured in the confirmation, and never chosen.
     """
 
     dimensions: Mapping[str, tuple[Dimension, ...]]
     known: tuple[Candidate, ...]
     left_out: tuple[str, ...] = ()
+    reference: Candidate | None = None
 
     @property
     def baseline(self) -> Candidate:
-        """The setting that a winner must beat: `buffered`, or the first writer's defaults."""
-        return self.known[0]
+        """The default that a winner must beat: that of `hybrid`, or the first one known."""
+        return self.reference or self.known[0]
 
     @property
     def size(self) -> int:
@@ -94,7 +97,7 @@ class Space:
         """Return all settings one step away from `candidate` in one option."""
         found = []
         own = candidate.options.to_dict()
-        for dimension in self.dimensions[candidate.writer]:
+        for dimension in self.dimensions.get(candidate.writer, ()):
             at = _nearest(dimension, own[dimension.option])
             for step in (-1, 1):
                 if 0 <= at + step < len(dimension.values):
@@ -147,20 +150,34 @@ def space_of(target: str, names: Sequence[str] | None = None) -> Space:
     if not works:
         nothing = f"{', '.join(names or ())} stores nothing; choose another --writer."
         raise UnavailableError("", "; ".join(left_out) or nothing)
-    first = _BASELINE if _BASELINE in works else next(iter(works))
-    known = [Candidate(writer=first, options=works[first].options, origin="baseline")]
-    for name, writer in works.items():
-        settings: list[Mapping[str, Any]] = [{}, *_KNOWN_GOOD.get(name, ())]
-        known += [
-            Candidate.of(name, writer.options.to_dict() | dict(values), "known-good")
-            for values in settings
-            if name != first or values
-        ]
+    reference = _reference(target) if names and _DEFAULTS[0] not in names else None
+    promising = [*_DEFAULTS[:1], *_KNOWN_GOOD, *_DEFAULTS[1:], *works]
+    ordered = [name for name in dict.fromkeys(promising) if name in works]
+    first = next((name for name in _DEFAULTS if name in works), ordered[0])
+    known = [Candidate.of(first, {}, "known-good" if reference else "baseline")]
+    known += [Candidate.of(name, {}, "known-good") for name in ordered if name != first]
+    known += [
+        Candidate.of(name, values, "known-good")
+        for name in ordered
+        for values in _KNOWN_GOOD.get(name, ())
+    ]
     return Space(
         dimensions={name: _dimensions(writer) for name, writer in works.items()},
         known=tuple(known),
         left_out=tuple(left_out),
+        reference=reference,
     )
+
+
+def _reference(target: str) -> Candidate | None:
+    """Return the default setting of iobench; None where it does not work on `target`."""
+    writer = registry.make(_DEFAULTS[0])
+    try:
+        writer.check_scheme(target)
+        writer.require(target)
+    except IobenchError:
+        return None
+    return Candidate(writer=writer.name, options=writer.options, origin="baseline")
 
 
 def _dimensions(writer: Writer) -> tuple[Dimension, ...]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.verdict import Context
-from iobench.errors import IobenchError, UsageError
-from iobench.tune.budget import SLACK, Budget, Cost
+from iobench.errors import IobenchError
+from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
-from iobench.tune.finals import CLOSE, LAST_ROUNDS, LOOK_ROUNDS, STAYING, Finals
+from iobench.tune.finals import CLOSE, Finals
 from iobench.tune.measurement import Measure
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.race import Race
-from iobench.tune.rounds import ROUNDS, Rounds, TuningProgress
+from iobench.tune.rounds import Rounds, TuningProgress
+from iobench.tune.search import ROUNDS, SMALLER, Planner, Search, plan, too_small
 from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Space
 from iobench.units import format_seconds, format_size
@@ -29,7 +29,6 @@ _FINALISTS = 4
 _MOST_DRAWN = 8
 _NEAR = 1.15  # times the leader's loss: families whose best setting is refined
 _BATCH = 6  # settings proposed at once
-_BESIDE = 2  # contenders besides one of each close family: runner-up and baseline
 
 # The fraction of the race's share of the budget that must be left after each part of the race.
 _AFTER_DRAWN, _AFTER_HALVING = 0.8, 0.7
@@ -55,6 +54,9 @@ class Tuner:
     race: Race[Candidate] = field(default_factory=Race, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     rounds: Rounds = field(init=False)
+    search: Search = field(init=False)
+    _full: Search = field(init=False)
+    _by_bytes: Search | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -69,47 +71,99 @@ class Tuner:
         )
 
     def run(self) -> Outcome:
-        """Probe, race, refine, confirm.
+        """Probe, race, refine, confirm; with a smaller budget less of it.
 
-        Raises UsageError when the budget is too small for one round, IobenchError when every
-        candidate fails or the confirmation could not be finished.
+        Raises UsageError when the budget is too small to compare the default with one other
+        setting, IobenchError when every candidate fails or the confirmation could not be finished.
         """
+        self._full, planned = plan(
+            self.space, self.sizes, self.written_bytes, self.budget.max_bytes
+        )
+        self.sizes.confirm = planned.size_bytes
         self._probe()
         self._share_out()
-        self._known_good()
-        self._drawn()
-        self._refine()
+        if self.search.part:
+            self._known_good()
+            self._drawn()
+            self._refine()
         return self._confirm()
 
     # The phases, in order.
 
     def _probe(self) -> None:
-        """Run one short trial of each known setting, to see whether it works and how fast it is."""
-        size = self.sizes.probe
-        needed = sum(self.written_bytes(size, False) for _ in self.space.known)
-        if needed > self.budget.max_bytes:
-            raise self._too_small("--max-bytes", format_size(needed))
+        """Run one short trial of each known setting, to see whether it works and how fast it is.
+
+        A small budget has fewer: what the smallest search takes is left.
+        """
         self.progress.phase(f"{len(self.space.known)} known settings, probed")
-        for candidate in self.space.known:
-            self.race.join(candidate.label, candidate)
-        self.rounds.run("probe", [one.label for one in self.space.known], size, record=False)
+        self.rounds.run("probe", self._to_probe(), self.sizes.probe, record=False)
+
+    def _to_probe(self) -> Iterator[str]:
+        """Yield the known settings whose probe leaves enough for the smallest search."""
+        for one in self.space.known:
+            if self._leaves_least():
+                self.race.join(one.label, one)
+                yield one.label
+
+    def _leaves_least(self) -> bool:
+        """Return whether one more probe leaves what the smallest search takes.
+
+        Its time is known once two settings work. Where those are too slow, another one may be as
+        fast as the default.
+        """
+        left, probed = self.budget.left_cost, self.rounds.by_probe(self.race.running)
+        if len(probed) < 2:
+            left = replace(left, time_s=math.inf)
+            planner = Planner.of_bytes(self.space, self.sizes, self.written_bytes)
+            planner = replace(planner, unprobed=1)
+            return left.covers(planner.least())
+        planner, probe = self._planner(), self.rounds.cost(probed[:1], self.sizes.probe)
+        if not left.covers(planner.least()):
+            planner = replace(planner, families=planner.families[:1])
+        return left.covers(planner.least().plus(probe))
 
     def _share_out(self) -> None:
-        """Choose sizes that the budget affords, and reserve the confirmation's part of it."""
-        running = list(self.race.running)
-        for size in self.sizes.candidates():
-            self.sizes.confirm = size
-            reserve = self._cost_of_confirming(size)
-            self.budget.set_aside(reserve)
-            one_round = self.rounds.cost(running, self.sizes.small)
-            if self.budget.share.covers(one_round, times=ROUNDS):
-                return
-        if one_round.written_bytes > self.budget.share.written_bytes:
-            needed = self.budget.written_bytes + one_round.written_bytes + reserve.written_bytes
-            raise self._too_small("--max-bytes", format_size(needed))
-        if one_round.time_s > self.budget.share.time_s:
-            needed_s = self.budget.spent_s + one_round.time_s + reserve.time_s
-            raise self._too_small("--max-time", f"about {format_seconds(needed_s)}")
+        """Choose the largest search that is affordable, and reserve its confirmation's part."""
+        planner, left = self._planner(), self.budget.left_cost
+        search = planner.largest(left)
+        if search is None:
+            needed_s = self.budget.spent_s + planner.least().time_s
+            about = f"about {format_seconds(needed_s)}"
+            raise too_small("--max-time", about, self.space, self.sizes)
+        self.search = search
+        self._full = replace(planner.full(), size_bytes=self._full.size_bytes)
+        self._by_bytes = planner.largest(replace(left, time_s=math.inf))
+        self.sizes.confirm, self.sizes.part = search.size_bytes, search.part or self.sizes.part
+        self.budget.set_aside(search.reserve)
+
+    def _planner(self) -> Planner:
+        """Return the planner by the rates of the probes."""
+        probed = self.rounds.by_probe(self.race.running)
+        return Planner.of_rates(
+            self.space,
+            self.sizes,
+            probed,
+            lambda names, size, verify: self.rounds.cost(names, size, verify=verify),
+        )
+
+    def _smaller(self, outcome: Outcome) -> Iterator[str]:
+        """Yield what the budget has left out, in one line; nothing for a full search."""
+        parts = list(self.search.less_than(self._full))
+        if outcome.left_out:
+            parts.append(f"not confirmed: {', '.join(outcome.left_out)}")
+        untried = [one.label for one in self.space.known if one.label not in self.race.trials]
+        if untried:
+            parts.append(f"not tried: {' '.join(untried)}")
+        if parts:
+            yield f"{SMALLER}{self._limits()}: {'; '.join(parts)}"
+
+    def _limits(self) -> str:
+        """Return the options that made the search smaller."""
+        assert self._by_bytes is not None
+        limits = ["--max-bytes"] if [*self._by_bytes.less_than(self._full)] else []
+        if self._by_bytes != self.search or not limits:
+            limits.append("--max-time")
+        return " and ".join(limits)
 
     def _known_good(self) -> None:
         self.progress.phase(
@@ -213,6 +267,7 @@ class Tuner:
             rounds=self.rounds,
             budget=self.budget,
             sizes=self.sizes,
+            search=self.search,
             progress=self.progress,
             rng=self._random,
             notes=self.notes,
@@ -225,7 +280,7 @@ class Tuner:
                 "the confirmation could not be finished, so no winner is named: "
                 + (why or "the budget is spent; give more --max-time or --max-bytes")
             )
-        return Outcome(
+        outcome = Outcome(
             space=self.space,
             objective=self.objective,
             budget=self.budget,
@@ -235,8 +290,9 @@ class Tuner:
             confirmation=confirmation,
             verdict=verdict,
             context=self.context,
-            notes=tuple(self.notes),
+            notes=(),
         )
+        return replace(outcome, notes=(*self._smaller(outcome), *self.notes))
 
     # Helpers of the phases.
 
@@ -259,32 +315,6 @@ class Tuner:
         near = [name for name in others if self.race.estimated_ratio(name, leader) <= _NEAR]
         return [leader, *near]
 
-    def _cost_of_confirming(self, size: int) -> Cost:
-        """Return the expected cost of a confirmation at `size`, for any contenders."""
-        probed = self.rounds.by_probe(self.race.running)
-        families = self._families(probed)
-        looked = min(len(families) + _BESIDE, self.space.size)
-        staying = min(STAYING, looked)
-        first, later = (self.written_bytes(size, verify) for verify in (True, False))
-        names = [self.space.baseline.label, *probed[: staying - 1]]
-        # One round more, because the first round also restores every checkpoint.
-        times = SLACK * (LEAST_SAMPLES - LOOK_ROUNDS + 1)
-        families_s = self.rounds.cost(families, size).time_s
-        return Cost(
-            time_s=times * self.rounds.cost(names, size).time_s
-            + SLACK * (LOOK_ROUNDS + LAST_ROUNDS) * families_s,
-            written_bytes=looked * (first + (LOOK_ROUNDS - 1) * later)
-            + staying * LEAST_SAMPLES * later
-            + LAST_ROUNDS * len(families) * later,
-        )
-
-    def _families(self, probed: Sequence[str]) -> list[str]:
-        """Return the best probed setting of each writer."""
-        best: dict[str, str] = {}
-        for name in probed:
-            best.setdefault(self.race.trials[name].candidate.writer, name)
-        return list(best.values())
-
     def _affordable(self, *, until: float) -> int:
         """Return how many settings, each as fast as the leader, can run a rung of small trials.
 
@@ -292,9 +322,3 @@ class Tuner:
         """
         leader = self.rounds.cost(self.race.ranked()[:1], self.sizes.small)
         return self.budget.affordable(leader, rounds=ROUNDS, until=until)
-
-    def _too_small(self, option: str, least: str) -> UsageError:
-        return UsageError(
-            f"{option} is too small for one round of {len(self.space.known)} known settings and "
-            f"their confirmation: at least {least}; or choose fewer by --writer"
-        )

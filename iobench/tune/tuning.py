@@ -28,6 +28,7 @@ from iobench.tune.measurement import Measure, Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.rounds import TuningProgress
+from iobench.tune.search import Search, plan
 from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Space, space_of
 from iobench.tune.stall import SLOTS
@@ -40,8 +41,6 @@ from iobench.workloads.specs import FileSpec
 __all__ = ["Tuning", "TuningRequest", "files_digest", "run_tuning"]
 
 _LARGEST = GIB  # of one trial, unless the user asks for more
-_CONFIRMED = 24  # trials of that size: four settings, six times
-_CONFIRM_SHARE = 0.4  # of the bytes that may be written
 _POOL_SHARE = 0.25  # of the available memory: the pools of four sizes, the others smaller
 _LEAST_POOL = GIB
 
@@ -99,7 +98,8 @@ class Tuning:
     def of(cls, asked: TuningRequest) -> Tuning:
         """Return a checked tuning: names known, target writable, a writer available.
 
-        Writes nothing yet. Raises UsageError and its subclasses, TargetError, UnavailableError.
+        Writes nothing yet. Raises UsageError and its subclasses, TargetError, UnavailableError; a
+        UsageError where `max_bytes` does not suffice to compare two settings.
         """
         asked.budget()
         full = workloads.load(asked.workload)
@@ -114,11 +114,11 @@ class Tuning:
         place = target_of(asked.target, [WriterContender(space.baseline.make())])
         place.check()
         largest = asked.largest_bytes or _largest(
-            goal, place, full.size_bytes(asked.rank), asked.size_bytes, asked.max_bytes
+            goal, place, full.size_bytes(asked.rank), asked.size_bytes
         )
         full.scaled(largest, asked.rank)  # raises with the smallest possible size
         seed = secrets.randbits(32) if asked.seed is None else asked.seed
-        return cls(
+        made = cls(
             asked=replace(asked, target=place.location, seed=seed, largest_bytes=largest),
             workload=full,
             target=place,
@@ -127,6 +127,8 @@ class Tuning:
             seed=seed,
             largest_bytes=largest,
         )
+        made.left_out()
+        return made
 
     @classmethod
     def resumed(cls, header: TuningRecord) -> Tuning:
@@ -208,6 +210,15 @@ class Tuning:
             ),
         )
 
+    def left_out(self) -> list[str]:
+        """Return in words what --max-bytes leaves out of a full search."""
+        full, planned = self._plan()
+        return list(planned.less_than(full))
+
+    def probe_bytes(self) -> int:
+        """Return the size of its first, short trials."""
+        return self.sizes().probe_bytes(self._plan()[1].size_bytes)
+
     def runner(self, began_s: float) -> AbstractContextManager[TrialRunner]:
         """Return the runner of its trials; see `TrialRunner.on`."""
         return TrialRunner.on(
@@ -225,9 +236,12 @@ class Tuning:
         copies = self.objective.writes(verify)
         return self.actual_bytes(wanted_bytes) * copies + warm_up_bytes(wanted_bytes)
 
+    def _plan(self) -> tuple[Search, Search]:
+        return plan(self.space, self.sizes(), self.written_bytes, self.asked.max_bytes)
+
     def _fits(self, size_bytes: int) -> bool:
         try:
-            self.workload.scaled(size_bytes, self.asked.rank)
+            self.actual_bytes(size_bytes)
         except UsageError:
             return False
         return True
@@ -241,13 +255,10 @@ def files_digest(files: Iterable[FileSpec]) -> str:
     return digest.hexdigest()
 
 
-def _largest(
-    objective: Objective, target: Target, full_bytes: int, size_bytes: int | None, max_bytes: int
-) -> int:
-    """Return the first size of a confirmation. Raises TargetError where `size_bytes` is too much.
+def _largest(objective: Objective, target: Target, full_bytes: int, size_bytes: int | None) -> int:
+    """Return the largest size of a confirmation. Raises TargetError where `size_bytes` is too much.
 
-    It is at most half of the available memory. Confirming four settings six times at this size
-    leaves the larger part of `max_bytes` to the race.
+    It is at most half of the available memory.
     """
     held = SLOTS + 1 if objective.goal == "stall" else 1
     free, memory = target.free_bytes(), available_bytes()
@@ -263,8 +274,7 @@ def _largest(
                 "memory have room for"
             )
         return min(size_bytes, full_bytes)
-    share = int(_CONFIRM_SHARE * max_bytes) // (_CONFIRMED * objective.writes(verify=False))
-    return min(_LARGEST, room, max(share, 1))
+    return min(_LARGEST, room)
 
 
 def run_tuning(

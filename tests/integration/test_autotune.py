@@ -81,9 +81,9 @@ def check(document: dict[str, Any], output: Path) -> None:
     assert config.tuned.runner_up == document["runner_up"]
     assert set(config.tuned.paths) == set(chosen["paths"])
     assert document["written_bytes"] <= _BYTES
-    if document["chosen"] != document["baseline"] and not document["refuted"]:
-        assert chosen["finding"] == "better"  # than the baseline, or it would not be chosen
-        assert chosen["ratio"] > 1
+    assert document["keep_baseline"] is not (chosen["finding"] == "better")
+    assert document["reasons"][0].startswith("keep ") is document["keep_baseline"]
+    assert config.tuned.finding == document["reasons"][0]
     assert all(one["samples"] >= 5 for one in others)
 
 
@@ -154,7 +154,8 @@ def test_objectives(tune: Tune, target: Path, output: Path, journal: Path, objec
     """Each objective measures what it is about."""
     more = ("--max-bytes", "280MiB") if objective == "stall" else ()
     document = tune(target, "--objective", objective, "--writer", "odirect", *more)
-    assert document["baseline"] == "odirect"
+    assert document["baseline"] == "hybrid"
+    assert document["confirmed"][0]["writer"] == "odirect"
     tuned = read_config(output).tuned
     assert tuned is not None
     assert ("per " if objective == "stall" else "iB/s") in tuned.median
@@ -342,8 +343,16 @@ def refused(
         (3, "no writer is available here: ", ("--writer", "s3,gds")),
         (3, "null stores nothing; choose another --writer", ("--writer", "null")),
         (2, "did you mean 'odirect'", ("--writer", "odirct")),
-        (2, "--max-bytes is too small for one round", ("--max-bytes", "8MiB", "--size", "4MiB")),
-        (2, "--max-time is too small for one round", ("--max-time", "10ms", "--size", "4MiB")),
+        (
+            2,
+            "--max-bytes is too small to compare hybrid with one other",
+            ("--max-bytes", "8MiB", "--size", "4MiB"),
+        ),
+        (
+            2,
+            "--max-time is too small to compare hybrid with one other",
+            ("--max-time", "10ms", "--size", "4MiB"),
+        ),
         (2, "--max-bytes must be above zero", ("--max-bytes", "0")),
         (2, "--max-memory must be above zero", ("--max-memory", "0")),
         (2, "--max-cpu must be above zero", ("--max-cpu", "-1")),

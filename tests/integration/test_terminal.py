@@ -237,7 +237,7 @@ def test_the_first_line_comes_before_what_takes_long_to_load(
 
 def test_an_error_fits() -> None:
     """It is one line in a pipe, and wrapped on a terminal."""
-    message = "--max-time is too small for one round of 10 known settings and their confirmation"
+    message = "--max-time is too small to compare hybrid with one other setting: give at least 10 s"
     shown = []
     for terminal in (False, True):
         stderr = Output(terminal=terminal)

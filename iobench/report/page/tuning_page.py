@@ -66,7 +66,7 @@ def _answer(found: ReplayedTuning) -> Iterator[Line]:
     chosen, *_ = outcome.standings()
     figure = outcome.objective.show(chosen.loss, confirmed_bytes(found))
     yield Line("Chosen", (f"{chosen.candidate.label} at {figure}", *outcome.reasons()))
-    spent = count_of(len(outcome.trials), "setting")
+    spent = count_of(len(outcome.tried()), "setting")
     yield Line(
         "Tried",
         (

@@ -29,12 +29,33 @@ def test_a_clear_winner() -> None:
 
 
 def test_no_winner_over_the_baseline() -> None:
-    """The leader of the race is not shown better than the baseline, so it is not chosen."""
+    """The leader of the race is not shown better than the baseline, so it is not chosen.
+
+    That does not contradict the race: they are equal.
+    """
     verdict = confirmed(winner=1.0, buffered=1.01).verdict()
     assert verdict is not None
     assert verdict.chosen == "buffered"
     assert verdict.over_baseline is None
-    assert verdict.refuted
+    assert not verdict.refuted
+
+
+def test_a_baseline_that_is_no_contender_is_compared_but_not_chosen() -> None:
+    """However good it is. Its samples are needed too, and it is not the best of those asked for."""
+    made = confirmed(winner=1.0, known=1.5, buffered=0.5)
+    made.contenders.remove("buffered")
+    verdict = made.verdict()
+    assert verdict is not None
+    assert (verdict.chosen, verdict.equals) == ("winner", ())
+    assert verdict.excess < 0
+    assert verdict.over_baseline is not None
+    assert verdict.over_baseline.ratio.ratio == pytest.approx(0.5, rel=0.02)
+    del made.losses["buffered"][0], made.losses["buffered"][1]
+    assert made.verdict() is None
+    made.fail("buffered", "OSError: no")
+    verdict = made.verdict()
+    assert verdict is not None
+    assert verdict.over_baseline is None
 
 
 def test_a_leader_that_the_confirmation_refutes() -> None:
@@ -138,6 +159,7 @@ def test_excess_counts_contenders_that_were_eliminated_but_not_those_that_failed
     """Two rounds of one that is 10% better leave an excess of 10% or more."""
     made = confirmed(winner=1.0, known=1.2, buffered=2.0)
     assert made.excess("winner") < 0
+    made.join(["early"])
     for number in range(2):
         made.record("early", number, 0.9)
     made.eliminate("early")

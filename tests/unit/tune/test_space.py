@@ -13,9 +13,10 @@ from iobench.writers.registry import make
 
 
 def test_the_space_of_a_directory(tmp_path: Path) -> None:
-    """All writers that work there and store bytes, the baseline first; the others with reasons."""
+    """All writers that work there and store bytes, the default first; the others with reasons."""
     space = space_of(str(tmp_path))
-    assert space.baseline.label == "buffered"
+    assert space.baseline.label == space.known[0].label == "hybrid"
+    assert space.reference is None
     assert {"buffered", "uncached", "hybrid"} <= set(space.dimensions)
     assert not {"null", "s3"} & set(space.dimensions)
     assert all("gds" in line or "is not available here" in line for line in space.left_out)
@@ -36,10 +37,16 @@ def test_every_value_is_one_that_the_writer_takes(tmp_path: Path) -> None:
 
 
 def test_only_those_asked_for(tmp_path: Path) -> None:
-    """Without `buffered`, the defaults of the first writer are the baseline."""
+    """Where `hybrid` is not one of them, it is the baseline, and not a part of the space."""
+    default = Candidate.of("hybrid", {}, "baseline")
     space = space_of(str(tmp_path), ["hybrid"])
     assert set(space.dimensions) == {"hybrid"}
-    assert space.baseline == Candidate.of("hybrid", {}, "baseline")
+    assert (space.baseline, space.reference) == (default, None)
+    space = space_of(str(tmp_path), ["buffered", "uncached"])
+    assert set(space.dimensions) == {"buffered", "uncached"}
+    assert default not in space.known
+    assert space.baseline == space.reference == default
+    assert space.neighbours(default) == []
 
 
 def test_nothing_works(tmp_path: Path) -> None:
