@@ -70,6 +70,7 @@ def test_large_unstored(item: Check, tmp_path: Path) -> None:
     item(lambda: registry.make("null", threads=2), tmp_path)
 
 
+@pytest.mark.exhaustive  # 50 s: parts are far smaller than what the kernel moves at once
 @pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
 def test_large_object(item: Check) -> None:
     """Each large claim holds in a bucket; the server keeps the object on disk."""

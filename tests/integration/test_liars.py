@@ -186,7 +186,7 @@ def test_nothing_is_valid_where_a_library_ignores_syncs(tiny_path: Path, tmp_pat
     assert found == {"INVALID"}
     assert "syncs are ignored here" in run.stdout
 
-    asked = ("--writer", names, "--max-time", "30s", "-o", str(config))
+    asked = ("--writer", names, "--max-time", "10s", "-o", str(config))
     tuned = iobench("autotune", str(tiny_path), *asked)
     assert tuned.returncode != 0
     assert "syncs are ignored here" in tuned.stdout + tuned.stderr
