@@ -193,12 +193,24 @@ class Plan:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that the whole run writes, at least, if no fio job is left out."""
+        """Bytes that the whole run writes, at least, if no fio job is left out.
+
+        Where saves follow each other for a time, these are the bytes that it may write.
+        """
+        often = self.repeat
+        return (often.most or often.times) * self.repetition_bytes + self.earlier_bytes
+
+    @property
+    def repetition_bytes(self) -> int:
+        """Bytes that one repetition writes, if no fio job is left out."""
         jobs = len(JOBS) * len(self.ceiling_targets)
         storing = [one.saves for one in self.variants_with_twins if one.contender.stores]
-        earlier = self.axes.earlier * self.size_bytes * len(self.targets)
-        each = sum(map(self.bytes_of, storing)) + self.size_bytes * jobs
-        return self.repeat.times * each + earlier
+        return sum(map(self.bytes_of, storing)) + self.size_bytes * jobs
+
+    @property
+    def earlier_bytes(self) -> int:
+        """Bytes that a run writes before its first repetition."""
+        return self.axes.earlier * self.size_bytes * len(self.targets)
 
     @property
     def ceiling_targets(self) -> tuple[str | None, ...]:
@@ -319,9 +331,7 @@ class Plan:
             "ranks": list(self.ranks),
             "baseline": baseline,
             "target": ",".join(locations),
-            "repeat": self.repeat.times,
-            "precision": self.repeat.precision,
-            "max_s": self.repeat.max_s,
+            **self.repeat.to_dict(),
             "aa": self.aa,
             "pool_bytes": self.pool_bytes,
             "ceiling_jobs": [job.name for job in JOBS] if self.ceiling_targets else [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +68,8 @@ def make_plan(
     axes.check_writers(axes.most_jobs if world is None else world.local)
     locations = target if isinstance(target, tuple) else (target,)
     several = len(locations) > 1
-    chosen, left_out = choose(writers, *locations)
+    often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
+    chosen, left_out = _chosen(writers, locations, often)
     asked = chosen
     if axes.replicas:  # no peers, next to which our writers would restore into new memory
         chosen = [WriterContender(one.writer) for one in asked if isinstance(one, WriterContender)]
@@ -77,14 +79,12 @@ def make_plan(
     if several:
         axes = replace(axes, targets=tuple(one.location for one in targets), absent=absent)
     by_location = dict(zip(axes.targets, targets, strict=True))
-    often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
     variants = list(axes.variants(chosen))
     if not variants:
         raise _nothing(axes, asked)
     with_twins = [*variants, *(first_of_each_target(variants) if aa else ())]
-    scaled = _scaled(
-        full, rank, full_bytes, size, with_twins, axes, by_location, often.times, ceiling
-    )
+    ceiling = ceiling and not often.is_sustained
+    scaled = _scaled(full, rank, full_bytes, size, with_twins, axes, by_location, often, ceiling)
     plan = Plan(
         workload=scaled,
         full_bytes=full_bytes,
@@ -105,7 +105,22 @@ def make_plan(
         world=world,
     )
     plan.check()
-    return plan
+    bounded = often.writing(plan.repetition_bytes, plan.earlier_bytes)
+    return plan if bounded is often else replace(plan, repeat=bounded)
+
+
+def _chosen(
+    writers: str, locations: Sequence[Location], often: Repeat
+) -> tuple[list[Contender], list[str]]:
+    """Return the contenders that take part, and why others do not."""
+    chosen, left_out = choose(writers, *locations)
+    if not often.is_sustained:
+        return chosen, left_out
+    left_out += [f"{one.label}: only restores" for one in chosen if not one.saves]
+    chosen = [one for one in chosen if one.saves]
+    if not chosen:
+        raise UsageError(f"nothing to measure: {'; '.join(left_out)}")
+    return chosen, left_out
 
 
 def _nothing(axes: Axes, asked: Sequence[Contender]) -> UsageError:
@@ -120,7 +135,7 @@ def _scaled(
     variants: Sequence[Variant],
     axes: Axes,
     targets: Mapping[str | None, Target],
-    repeat: int,
+    often: Repeat,
     ceiling: bool,
 ) -> Workload:
     if size == _FULL:
@@ -139,7 +154,10 @@ def _scaled(
         fits += [] if free is None else [free // (axes.saves + axes.earlier)]
     rates = measure_rates(variants, axes.subsets, targets)
     ceiling = ceiling and not all(one.no_ceiling for one in targets.values())
-    affordable = rates.affordable_bytes(DEFAULT_SECONDS, repeat=repeat, ceiling=ceiling)
+    seconds = (often.is_sustained and often.max_s) or DEFAULT_SECONDS
+    affordable = rates.affordable_bytes(seconds, repeat=often.times, ceiling=ceiling)
+    if often.max_bytes is not None:
+        fits.append(int(often.max_bytes / (often.times * max(sum(rates.saved), 1))))
     return full.scaled(min(affordable, full_bytes, *fits), rank)
 
 
@@ -176,7 +194,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         jobs += " (fio is not installed: apt-get install fio)"
     again = ", ".join(one.label for one in first_of_each_target(plan.variants))
     twice = f"{again} twice (A/A), " if plan.aa else ""
-    most = " at most" if plan.ceiling_targets and plan.repeat.precision is None else ""
+    unknown = plan.ceiling_targets if plan.repeat.precision is None else False
+    most = " at most" if unknown or plan.repeat.most else ""
     yield (
         f"run       {plan.repeat}, {twice}{jobs}, "
         f"{format_size(plan.written_bytes)} written in all{most}, "
@@ -226,5 +245,14 @@ def expected_line(plan: Plan) -> str:
     """Return a line with the expected duration, from short probes of the plan's writers."""
     rates = measure_rates(plan.variants_with_twins, plan.axes.subsets, plan.by_location)
     ceiling = bool(plan.ceiling_targets)
-    run_s = rates.run_s(plan.size_bytes, repeat=plan.repeat.times, ceiling=ceiling)
+    often = plan.repeat
+    if often.is_sustained and often.max_s is not None:
+        once_s = rates.run_s(plan.size_bytes, repeat=1, ceiling=ceiling)
+        times = min(often.max_s / once_s, often.most or math.inf)
+        return (
+            f"expected  at most {format_seconds(times * once_s)}, about "
+            f"{format_size(times * plan.repetition_bytes)} written, probed at "
+            f"{format_rate(max(rates.save))}"
+        )
+    run_s = rates.run_s(plan.size_bytes, repeat=often.times, ceiling=ceiling)
     return f"expected  about {format_seconds(run_s)}, probed at {format_rate(max(rates.save))}"

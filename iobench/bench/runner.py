@@ -44,8 +44,8 @@ _WARM_UP = "warm-up"  # a checkpoint that is not measured
 class RunProgress(Protocol):
     """Receives the progress of a run; `iobench.cli` shows it on stderr."""
 
-    def begin(self, steps: int) -> None:
-        """Receive the number of steps that follow; they are of about equal size."""
+    def begin(self, steps: int | None) -> None:
+        """Receive the number of steps that follow, of about equal size; None if it is unknown."""
 
     def step(self, what: str) -> None:
         """Receive the start of a step; the previous step, if any, is done."""
@@ -76,10 +76,10 @@ class Runner:
         plan.check()
         steps = len(plan.variants_with_twins) * (1 + len(plan.axes.subsets))
         steps += 2 * len(fio.JOBS) * len(plan.ceiling_targets)
-        self.progress.begin(1 + steps * plan.repeat.times)
+        self.progress.begin(None if plan.repeat.is_sustained else 1 + steps * plan.repeat.times)
         with ExitStack() as undo:
             targets = {
-                value: undo.enter_context(OpenTarget.of(target))
+                value: undo.enter_context(OpenTarget.of(target, plan.repeat.patience()))
                 for value, target in plan.by_location.items()
             }
             warm_ups = [target.scratch.locate(_WARM_UP) for target in targets.values()]
@@ -205,7 +205,7 @@ class _Trials:
             target=self.targets[variant.target],
             background=self.backgrounds[variant.target] if variant.background else None,
         )
-        subsets = list(plan.axes.subsets)
+        subsets = list(plan.axes.subsets) if plan.repeat.restores(repetition) else []
         random_.shuffle(subsets)
         operations: list[tuple[Operation, float | None, Callable[[ExitStack], Sample | None]]] = [
             ("save", None, trial.save),
@@ -246,7 +246,7 @@ class _Trials:
 
         The end of the returned context waits until earlier work has left every target alone.
         """
-        of = "" if self.plan.repeat.precision is not None else f"/{self.plan.repeat.times}"
+        of = "" if self.plan.repeat.max_s is not None else f"/{self.plan.repeat.times}"
         self.progress.step(f"{repetition + 1}{of} {what}")
         with ExitStack() as waits:
             for location, target in self.targets.items():

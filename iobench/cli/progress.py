@@ -45,7 +45,10 @@ class _Steps:
         self._bar: Progress | None = None
         self._begun = False
 
-    def begin(self, steps: int) -> None:
+    def begin(self, steps: int | None) -> None:
+        if steps is None:
+            self._spin()
+            return
         self._start(
             BarColumn(bar_width=_BAR_WIDTH),
             TextColumn("{task.percentage:3.0f}%"),

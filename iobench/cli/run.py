@@ -97,6 +97,19 @@ def run(
     max_time: Annotated[
         str, _often_option("--max-time", help="With --repeat auto: no repetition begins after it.")
     ] = "10min",
+    duration: Annotated[
+        str | None, _often_option("--duration", help="Save on and on for this time; restore once.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        _often_option("--until", help="steady: end --duration (10min) at SNIA's steady state."),
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        _often_option(
+            "--max-bytes", help="With --duration: write at most this much.", show_default="1TiB"
+        ),
+    ] = None,
     aa: Annotated[
         bool,
         _often_option(
@@ -214,7 +227,8 @@ def run(
     """
     with ExitStack() as stack:
         ranks = stack.enter_context(launched(target[0].partition(",")[0] if target else None))
-        _check_effects(ctx, repeat, format_, dry_run=dry_run, ranks=ranks)
+        sustained = duration is not None or until is not None
+        _check_effects(ctx, repeat, format_, sustained=sustained, dry_run=dry_run, ranks=ranks)
         with preparing("reading the workload and trying the writers", quiet=quiet):
             with collector_paused():  # the import of torch takes 0.15 s less
                 from iobench.bench.axes import Axes
@@ -249,7 +263,9 @@ def run(
                     writers=_default_writers(targets) if writer is None else writer,
                     target=targets,
                     size=size,
-                    repeat=Repeat.parse(repeat, precision, max_time),
+                    repeat=Repeat.sustained(duration, until, max_bytes)
+                    if sustained
+                    else Repeat.parse(repeat, precision, max_time),
                     aa=aa,
                     rank=rank,
                     ceiling=fio and ceiling,
@@ -281,6 +297,7 @@ def _check_effects(
     repeat: str,
     format_: ReportFormat,
     *,
+    sustained: bool,
     dry_run: bool,
     ranks: Launched | None,
 ) -> None:
@@ -290,6 +307,12 @@ def _check_effects(
     else:
         why = f"{ranks.members.size} ranks take part, started by {ranks.members.launcher}"
         check_effect(ctx, ("numjobs", "rank", "s3_local", "background"), why)
+    if sustained:
+        why = "--duration and --until repeat saves for a time, without fio"
+        fio = ("fio",) if ctx.params["fio"] else ()
+        check_effect(ctx, ("repeat", "precision", "max_time", *fio), why)
+    else:
+        check_effect(ctx, ("max_bytes",), "only --duration and --until have it")
     if repeat != "auto":
         check_effect(ctx, ("precision", "max_time"), "only --repeat auto has these")
     if format_ is not ReportFormat.TABLE:

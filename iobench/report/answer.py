@@ -14,6 +14,7 @@ from pathlib import Path
 from iobench import workloads
 from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.report.ceiling import ABOVE_FIO
+from iobench.report.over_time import over_time_lines
 from iobench.report.summary import NOT_STEADY, Report, Summary
 from iobench.report.winners import RANKED, Winner, can_win
 from iobench.results.setting import at_target
@@ -39,7 +40,7 @@ class Line:
 
 
 def answer(report: Report) -> list[Line]:
-    """Return the lines Stopped, Target, Save, Restore, Background, Next and Noise.
+    """Return the lines Stopped, Target, Save, Restore, Over time, Background, Next and Noise.
 
     Empty ones are left out. Next to a background process the fastest one may be another: Save and
     Restore are about the operations without it, if there are any.
@@ -54,6 +55,8 @@ def answer(report: Report) -> list[Line]:
         for target in report.targets:
             texts += _there(report, target, [one for one in rows if one.axes.target == target])
         lines.append(Line(subject, tuple(texts)))
+    lasted = [text for one in report.summaries for text in over_time_lines(one)]
+    lines.append(Line("Over time", tuple(lasted)))
     lines.append(Line("Background", tuple(map(_background, report.summaries))))
     lines.append(Line("Next", tuple(_next(report)), commands=True))
     lines.append(Line("Noise", tuple(_noise(report))))
@@ -205,9 +208,11 @@ def _noise(report: Report) -> Iterator[str]:
     moving = [one for one in series if _is_moving(one)]
     if moving:
         are = "is" if len(moving) == 1 else "are"
+        lasted = any(one.over_time for one in report.summaries)
+        what = "a longer --duration" if lasted else "--until steady, not more repetitions"
         yield (
-            f"{len(moving)} of {len(series)} series {are} not steady: let the storage rest or "
-            "warm up; more repetitions do not help"
+            f"{len(moving)} of {len(series)} series {are} not steady: let the storage rest, or "
+            f"find the rate that lasts by {what}"
         )
     floors: dict[str, list[str]] = {}
     for one in report.winners:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from iobench.bench.judging.over_time import OverTime
 from iobench.bench.judging.stats import Interval
 from iobench.report.ranks import RankRates
 from iobench.results import Fallback, MemoryUse, Operation
@@ -48,6 +49,9 @@ class Summary(HasSetting):
     `device_idle` is the median part of the time in which the device's counter did not grow; None
     where it was not counted. A writer with a high part is limited by memory or CPU.
 
+    `over_time` is about saves that follow each other for a time (`iobench run --duration`); absent
+    in other runs, and for restores.
+
     `ranks` has the rates of the ranks of a launcher; it is absent in other runs. So is
     `background_rates` without restores by another process at the same time.
 
@@ -71,6 +75,7 @@ class Summary(HasSetting):
     memory: MemoryUse | None = None
     first_done_s: float
     last_done_s: float
+    over_time: OverTime | None = field(default=None, metadata=IF_SET)
     ranks: RankRates | None = field(default=None, metadata=IF_SET)
     background_rates: BackgroundRates | None = field(default=None, metadata=IF_SET)
     phases_s: Mapping[str, float]

@@ -14,6 +14,7 @@ from iobench.bench.judging.comparison import (
     twins,
 )
 from iobench.bench.judging.floors import floors_beside
+from iobench.bench.judging.over_time import OverTime, over_time
 from iobench.bench.judging.stats import Ratio
 from iobench.bench.judging.unusual import unusual
 from iobench.bench.judging.verdict import (
@@ -122,6 +123,7 @@ def summarise(result: ResultFile) -> Report:
     groups = group(result)
     baseline = _baseline(result)
     failed = {contender_of(failure): failure for failure in result.failures}
+    saves = [one for one in result.samples if one.operation == "save"]
     pairs = [
         (
             _summary(
@@ -132,6 +134,7 @@ def summarise(result: ResultFile) -> Report:
                 alone=baseline_samples(groups, {"background": None}, samples[0]),
                 failure=failed.get(contender),
                 run=result.run,
+                saves=saves,
             ),
             samples,
         )
@@ -228,12 +231,14 @@ def _summary(
     alone: Sequence[Sample],
     failure: Failure | None,
     run: Run,
+    saves: Sequence[Sample],
 ) -> Summary:
     first = samples[0]
     rates = list(rates_by_repetition(samples).values())
     middle, interval = stats.median(rates), stats.median_interval(rates)
     limit = ceiling.of(first.operation)
     above = why_above(run, ceiling, first.operation, middle, interval)
+    lasted = _over_time(samples, saves, run)
     verdict = verdict_of(samples, context, failure)
 
     def ratio_to(others: Sequence[Sample]) -> Ratio | None:
@@ -257,6 +262,7 @@ def _summary(
         memory=_memory(samples),
         first_done_s=stats.median([sample.first_done_s for sample in samples]),
         last_done_s=stats.median([sample.last_done_s for sample in samples]),
+        over_time=lasted,
         ranks=rank_rates(samples, run.world),
         background_rates=_background(samples, ratio_to(alone)),
         phases_s=_phases(samples),
@@ -265,7 +271,7 @@ def _summary(
         decisions=_decisions(samples),
         latencies=latencies_of(samples),
         verdict=verdict.status.value,
-        reasons=(*map(str, _reasons(verdict, samples)), *filter(None, [above])),
+        reasons=(*map(str, _reasons(verdict, samples, lasted)), *filter(None, [above])),
     )
 
 
@@ -348,7 +354,16 @@ def _decisions(samples: Sequence[Sample]) -> dict[str, int]:
     return dict(totals.most_common())
 
 
-def _reasons(verdict: Verdict, samples: Sequence[Sample]) -> list[Reason]:
+def _over_time(samples: Sequence[Sample], saves: Sequence[Sample], run: Run) -> OverTime | None:
+    """Return how the rate went where saves follow each other for a time; None elsewhere."""
+    round_s = run.plan.get("round_s")
+    if samples[0].operation != "save" or not isinstance(round_s, int | float) or round_s <= 0:
+        return None
+    same = [one for one in saves if one.axes.target == samples[0].axes.target]
+    return over_time(samples, same, round_s)
+
+
+def _reasons(verdict: Verdict, samples: Sequence[Sample], lasted: OverTime | None) -> list[Reason]:
     reasons = list(verdict.reasons)
     rates = [stats.rate(sample.bytes, sample.elapsed_s) for sample in samples]
     by_repetition = list(rates_by_repetition(samples).values())
@@ -356,7 +371,7 @@ def _reasons(verdict: Verdict, samples: Sequence[Sample]) -> list[Reason]:
         reasons.append(Reason(text=stats.NO_INTERVAL))
     if 0 < len(twins(samples)) < LEAST_SAMPLES:
         reasons.append(Reason(text=f"A/A of fewer than {LEAST_SAMPLES} repetitions: no floor"))
-    steady = stats.steady_state(by_repetition)
+    steady = stats.steady_state(by_repetition) if lasted is None else lasted.state
     if steady is not None and not steady.steady:
         measured = (f"range {100 * steady.range:.0f}%", f"drift {100 * steady.slope:.0f}%")
         reasons.append(Reason(text=NOT_STEADY, measured=measured))

@@ -10,6 +10,7 @@ from iobench.bench.judging.verdict import REPEATS, VerdictStatus
 from iobench.report.alike import part_of
 from iobench.report.ceiling import ABOVE_FIO, NO_JOB, Ceiling
 from iobench.report.grid import Grid
+from iobench.report.over_time import over_time_lines
 from iobench.report.ranks import rank_lines, straggler_lines
 from iobench.report.summary import Report, Summary
 from iobench.report.winners import PROVED
@@ -165,7 +166,14 @@ def phases(summary: Summary) -> str:
 def footnotes(report: Report) -> list[str]:
     """Return all notes: failures, winners, decisions, baseline, fio, intervals, reasons."""
     lines = (
-        *(_failure_lines, _winner_lines, _straggler_lines, _rank_lines, _decision_lines),
+        *(
+            _failure_lines,
+            _winner_lines,
+            _over_time_lines,
+            _straggler_lines,
+            _rank_lines,
+            _decision_lines,
+        ),
         *(_baseline_line, _ceiling_lines, _interval_line, _memory_line, _reason_lines),
     )
     return [line for part in lines for line in part(report)]
@@ -215,6 +223,10 @@ def _storage(storage: Mapping[str, Any]) -> list[str]:
     device = part_of(storage, "device")
     known = storage.get("fs_type") or storage.get("kind"), device.get("model") or device.get("name")
     return [str(fact) for fact in known if fact]
+
+
+def _over_time_lines(report: Report) -> list[str]:
+    return [line for one in report.summaries for line in over_time_lines(one)]
 
 
 def _rank_lines(report: Report) -> list[str]:

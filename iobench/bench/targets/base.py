@@ -101,7 +101,7 @@ class OpenTarget:
 
     @classmethod
     @contextmanager
-    def of(cls, target: Target) -> Iterator[OpenTarget]:
+    def of(cls, target: Target, patience: Patience | None = None) -> Iterator[OpenTarget]:
         """Yield `target` with a sampler and a space of its own, which is removed at the end."""
         monitor = target.monitor()
         with target.scratch() as scratch, Sampler(monitor.files) as sampler:
@@ -111,6 +111,7 @@ class OpenTarget:
                 sampler=sampler,
                 notes=target.notes,
                 instruments=scratch.instruments(monitor),
+                patience=patience or Patience(),
             )
 
     def inspect(

@@ -25,20 +25,21 @@ class Patience:
     """How long to wait for an idle device: 3 s, and a quarter of it after a wait in vain.
 
     While other programs use the device, a long wait changes nothing. A wait that found the device
-    idle doubles the time again: where every second wait is in vain, one takes 0.4 to 0.8 s.
+    idle doubles the time again: where every second wait is in vain, one takes 0.4 to 0.8 s. With a
+    `longest_s` of 0 there is no wait after the sync: a cache or burst credits recover in it.
     """
 
-    def __init__(self) -> None:
-        self.seconds = _LONGEST_S
+    def __init__(self, longest_s: float = _LONGEST_S) -> None:
+        self.seconds = self._longest_s = longest_s
         self.notes: tuple[str, ...] = ()
         """For the record of the operation that begins after the last wait."""
 
     def ended(self, *, idle: bool) -> None:
         """Adapt to the result of a wait."""
-        shorter = self.seconds < _LONGEST_S
+        shorter = self.seconds < self._longest_s
         self.notes = (_EARLY,) if shorter and not idle else ()
         factor = 2.0 if idle else 0.25
-        self.seconds = min(max(self.seconds * factor, _SHORTEST_S), _LONGEST_S)
+        self.seconds = min(max(self.seconds * factor, _SHORTEST_S), self._longest_s)
 
 
 @contextmanager

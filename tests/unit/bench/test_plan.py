@@ -32,7 +32,7 @@ from iobench.errors import (
     UnknownNameError,
     UsageError,
 )
-from iobench.units import GIB, MIB
+from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
 from iobench.writers.availability import Availability
 from iobench.writers.null import NullWriter
@@ -354,3 +354,39 @@ def test_a_seed_of_its_own(tmp_path: Path) -> None:
     seeds = {make_tiny_plan(tmp_path, size="64MiB").seed for _ in range(3)}
     assert len(seeds) == 3
     assert make_tiny_plan(tmp_path, size="64MiB", seed=7).seed == 7
+
+
+def test_saves_that_follow_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their bytes are known before, fio and contenders that only restore take no part. Without a
+    size there are about 100 saves, and as many within the bytes."""
+    monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
+    often = Repeat.sustained("10min", None, "100GiB")
+    made = make_tiny_plan(tmp_path, writers="buffered,peer:torch-save", repeat=often)
+    assert not made.ceiling_targets
+    assert made.repeat.most == 100 * GIB // made.repetition_bytes
+    assert made.repeat.most == pytest.approx(100, abs=15)
+    assert 0.9 * 100 * GIB < made.written_bytes <= 100 * GIB
+    text = "\n".join(plan_lines(made))
+    assert "saves follow each other for 10 min 0 s, without fio" in text
+    assert f"{format_size(made.written_bytes)} written in all at most" in text
+    assert "written, probed at 2.00 GiB/s" in expected_line(made)
+    assert made.to_dict()["repeat"] is None
+
+
+def test_a_contender_that_only_restores_is_left_out(tmp_path: Path) -> None:
+    often = Repeat.sustained("1min", None, None)
+    reader = replace_saves(chosen("buffered,null"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "choose", lambda *_: (list(reader), []))
+        made = make_tiny_plan(tmp_path, size="8MiB", repeat=often)
+        assert [one.name for one in made.contenders] == ["null"]
+        assert made.left_out == ("buffered: only restores",)
+        patch.setattr(planning, "choose", lambda *_: (list(reader[:1]), []))
+        with pytest.raises(UsageError, match="nothing to measure: buffered: only restores"):
+            make_tiny_plan(tmp_path, size="8MiB", repeat=often)
+
+
+def replace_saves(contenders: tuple[Contender, ...]) -> tuple[Contender, ...]:
+    """Let the first one only restore."""
+    contenders[0].saves = False
+    return contenders

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.stats import median_interval
 from iobench.errors import OptionError, UsageError
 from iobench.results import Sample, read
+from iobench.units import MIB
 
 EXAMPLE = read(Path(__file__).parents[1] / "results" / "example.jsonl")
 SAVE = next(sample for sample in EXAMPLE.samples if sample.operation == "save")
@@ -87,3 +89,67 @@ def test_what_is_no_precision_or_time() -> None:
         Repeat.parse("auto", "0%", "10min")
     with pytest.raises(UsageError, match="--max-time 0s: must be above zero"):
         Repeat.parse("auto", "5%", "0s")
+
+
+def test_saves_follow_each_other_for_a_time() -> None:
+    """There is always one, and none begins after the time or above the bytes."""
+    ten = Repeat.sustained("10min", None, "1GiB")
+    assert [ten.goes_on(1, [], elapsed_s) for elapsed_s in (0, 599, 600)] == [True, True, False]
+    assert ten.goes_on(0, [], 1e9)
+    three = ten.writing(300 * MIB)
+    assert [three.goes_on(done, [], 1.0) for done in (2, 3)] == [True, False]
+    assert str(ten) == "saves follow each other for 10 min 0 s"
+
+
+def test_saves_end_at_a_steady_state() -> None:
+    """The rounds of 20 s are 2 s long: each has a save."""
+    until = Repeat.sustained("20s", "steady", None)
+    steady = taking(*[2.5] * 6)
+    started = datetime(2026, 1, 31, tzinfo=UTC)
+    at = [(started + timedelta(seconds=2.5 * n)).isoformat() for n in range(6)]
+    samples = [replace(one, started_at=text) for one, text in zip(steady, at, strict=True)]
+    assert until.goes_on(4, samples[:4], 10.0)
+    assert not until.goes_on(6, samples, 15.0)
+    assert Repeat.sustained("20s", None, None).goes_on(6, samples, 15.0)
+    assert str(until) == "saves follow each other until they are steady, at most 20 s"
+
+
+def test_only_the_first_of_saves_that_follow_each_other_is_restored() -> None:
+    sustained, fixed = Repeat.sustained("1min", None, None), Repeat(times=3)
+    assert [sustained.restores(number) for number in range(3)] == [True, False, False]
+    assert all(fixed.restores(number) for number in range(3))
+    assert (sustained.patience().seconds, fixed.patience().seconds) == (0.0, 3.0)
+
+
+def test_what_a_plan_has_of_it() -> None:
+    """Older plans have no other fields, and a plan without a number of repetitions says so."""
+    assert Repeat(times=3).to_dict() == {"repeat": 3, "precision": None, "max_s": None}
+    assert Repeat.sustained(None, "steady", "4GiB").to_dict() == {
+        "repeat": None,
+        "precision": None,
+        "max_s": 600.0,
+        "until": "steady",
+        "round_s": 60.0,
+        "max_bytes": 4 << 30,
+    }
+
+
+@pytest.mark.parametrize(
+    ("duration", "until", "max_bytes", "message"),
+    [
+        ("soon", None, None, "--duration 'soon' is not a time"),
+        ("0s", None, None, "--duration 0s: must be above zero"),
+        ("1s", "dawn", None, "--until 'dawn': choose steady"),
+        ("1s", None, "much", "--max-bytes 'much' is not a size"),
+    ],
+)
+def test_what_is_no_duration(
+    duration: str, until: str | None, max_bytes: str | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Repeat.sustained(duration, until, max_bytes)
+
+
+def test_more_bytes_than_may_be_written() -> None:
+    with pytest.raises(UsageError, match="one save by each writer is 2\\."):
+        Repeat.sustained("1s", None, "1MiB").writing(2 * MIB)

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from iobench.bench.data.pool import RandomPool
 from iobench.bench.fio import JOBS, FioJob, FioSample
 from iobench.bench.judging.comparison import noise_floor
 from iobench.bench.judging.repeat import Repeat
+from iobench.bench.judging.verdict import Context, with_verification
 from iobench.bench.plan import Plan
 from iobench.bench.processes import clock
 from iobench.bench.runner import Runner
@@ -64,11 +66,11 @@ class Log:
     """A Progress that records its calls."""
 
     def __init__(self) -> None:
-        self.announced = 0
+        self.announced: int | None = 0
         self.steps: list[str] = []
         self.records: list[Sample | CeilingSample] = []
 
-    def begin(self, steps: int) -> None:
+    def begin(self, steps: int | None) -> None:
         self.announced = steps
 
     def step(self, what: str) -> None:
@@ -220,6 +222,19 @@ def test_auto_goes_on_until_the_intervals_are_narrow(execute: Callable[..., Resu
     """Any interval is narrower than 1000 times the median: six repetitions are enough."""
     easy = Repeat(times=6, precision=1000.0, max_s=1e9)
     assert len(execute(make("null"), repeat=easy, ceiling=False).samples) == 6
+
+
+def test_saves_that_follow_each_other_are_restored_once(
+    execute: Callable[..., ResultFile],
+) -> None:
+    """The number of steps is unknown, and the restore of the first repetition proves all saves."""
+    log = Log()
+    sustained = Repeat.sustained("1h", None, None)
+    result = execute(make("buffered"), repeat=replace(sustained, most=4), ceiling=False, log=log)
+    operations = Counter(one.operation for one in result.samples)
+    assert operations == {"save": 4, "restore": 1}
+    assert log.announced is None
+    assert all(one.verified for one in with_verification(result.samples, Context.of(result.run)))
 
 
 def test_auto_does_not_wait_for_a_failed_contender(

@@ -151,3 +151,12 @@ def test_an_error_in_the_block_ends_the_wait(tmp_path: Path, clock: Clock) -> No
     with pytest.raises(ZeroDivisionError), settled(tmp_path, device(1e9, clock)):
         _ = 1 / 0
     assert clock.sleeps == 0
+
+
+def test_without_patience_only_the_sync_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+    """The next operation has no note: this is asked for, and nothing is wrong."""
+    none = Patience(0.0)
+    for _ in range(2):
+        with settled(tmp_path, device(9.0, clock), none):
+            clock.now += 0.01
+        assert (clock.sleeps, none.seconds, none.notes) == (0, 0.0, ())

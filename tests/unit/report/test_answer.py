@@ -145,8 +145,8 @@ def test_invalid_figures_are_named_and_not_counted() -> None:
 def test_noise_says_how_many_series_move_and_what_to_do() -> None:
     report = summarise(of({"odirect": [1.0, 2.0, 1.0, 2.0, 3.0], "buffered": [9.0] * 5}))
     assert said(report)["Noise"] == (
-        "1 of 2 series is not steady: let the storage rest or warm up; "
-        "more repetitions do not help",
+        "1 of 2 series is not steady: let the storage rest, or find the rate that lasts by "
+        "--until steady, not more repetitions",
     )
     assert "Noise" not in said(summarise(of({"odirect": [1.0] * 5, "buffered": [9.0] * 5})))
 
