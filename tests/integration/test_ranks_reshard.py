@@ -88,6 +88,12 @@ def test_views_of_one_process(pool: RankPool, tmp_path: Path) -> None:
     assert found == [[True] * 5] * 2
 
 
+def test_resume(pool: RankPool, tmp_path: Path) -> None:
+    """One line begins a job and goes on with it, with other numbers of ranks too."""
+    assert pool.call(rank_states.resumes, str(tmp_path), 3, world=2) == [[0, 3.0]] * 2
+    assert pool.call(rank_states.resumes, str(tmp_path), 5, world=3) == [[3, 5.0]] * 3
+
+
 @pytest.mark.parametrize("at", [20, -1])
 def test_damage_of_one_process(pool: RankPool, tmp_path: Path, at: int) -> None:
     """In the header of the file, or in a tensor: every rank refuses the checkpoint."""

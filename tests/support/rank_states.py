@@ -17,7 +17,7 @@ from tests.support.rank_pool import in_world, mesh_of
 
 __all__ = [
     *("LAYOUTS", "digest", "full", "load", "load_from_bucket", "load_previous", "load_stages"),
-    *("load_views", "save", "save_stages", "save_to_bucket", "state_of", "stock_load"),
+    *("load_views", "resumes", "save", "save_stages", "save_to_bucket", "state_of", "stock_load"),
 ]
 
 LAYOUTS = ("rows", "columns", "mixed", "replicated")
@@ -131,6 +131,28 @@ def load_views(size: int, directory: str) -> list[bool]:
         torch.equal(parts["row"], weight[2]),
         torch.equal(parts["turned"], weight.t()),
     ]
+
+
+class _Module(torch.nn.Module):
+    """A module with one DTensor, sharded over the ranks."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__()
+        whole = sharded({"w": full(seed)["w1"]}, "rows", size)["w"]
+        self.w = torch.nn.Parameter(whole)
+
+
+def resumes(size: int, directory: str, until: int) -> list[Any]:
+    """Train to step `until` as a script that is started again; return where it began."""
+    module, extra = _Module(size, 0), torch.nn.Linear(2, 2)
+    with iobench.Checkpointer(directory, world=in_world(size), deadline_s=60) as ckpt:
+        first = ckpt.resume({"module": module, "extra": extra})
+        for step in range(first, until):
+            with torch.no_grad():
+                module.w.add_(1)
+            ckpt.save_async({"module": module.state_dict(), "extra": extra.state_dict()}, step)
+    gained = module.w.detach().full_tensor() - full()["w1"]
+    return [first, round(float(gained.mean()), 3)]
 
 
 def load_previous(size: int, directory: str) -> list[Any]:
