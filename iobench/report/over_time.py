@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 from iobench.bench.judging.over_time import OverTime, RateChange
 from iobench.report.row import Summary
+from iobench.report.winners import RANKED
 from iobench.units import format_rate, format_seconds, format_size
 
 __all__ = ["over_time_lines"]
 
 
 def over_time_lines(one: Summary) -> Iterator[str]:
-    """Yield lines about the saves of a contender; none where they do not follow each other."""
+    """Yield lines about the saves of a contender; none where they do not follow each other, or
+    where its figure does not count."""
     over_time = one.over_time
-    if over_time is None:
+    if over_time is None or one.verdict not in RANKED:
         return
     whole = format_seconds(over_time.elapsed_s)
     if over_time.change is None:

@@ -114,11 +114,13 @@ def over_time(saves: Sequence[Sample], of_run: Sequence[Sample], round_s: float)
     """Return how the rate of `saves` went; `of_run` are all saves of the run and target."""
     saves = sorted(saves, key=start_of)
     began_s = min(map(start_of, of_run))
-    elapsed_s = max(start_of(one) + one.elapsed_s for one in saves) - began_s
+    over_s = start_of(saves[-1]) + saves[-1].elapsed_s
+    elapsed_s = over_s - began_s
+    during = (one.elapsed_s for one in of_run if start_of(one) < over_s)
     rounds, state = rates_by_round(saves, round_s, began_s), _state(saves, round_s, began_s)
     return OverTime(
         elapsed_s=elapsed_s,
-        saving=min(1.0, sum(one.elapsed_s for one in of_run) / elapsed_s),
+        saving=min(1.0, sum(during) / elapsed_s),
         round_s=round_s,
         rounds=len(rounds),
         range=state.range if state else None,

@@ -81,6 +81,19 @@ def test_bytes_until_a_change_are_those_of_all_contenders() -> None:
     assert change.written_bytes == 12_000
 
 
+def test_the_part_of_saving_is_that_of_all_contenders_in_this_time() -> None:
+    """The other one goes on for 8 s after the end of the last save."""
+    series, others = saves(1.0, pause_s=1.0), saves(1.0, 8.0, pause_s=1.0, writer="buffered")
+    later = [replace(s, started_at=_later(s, 1.0)) for s in others]
+    again = replace(series[0], started_at=_later(series[0], 2.0))
+    found = over_time([*series, again], later, 1.0)
+    assert found.saving == pytest.approx(0.5)
+
+
+def _later(save: Sample, seconds: float) -> str:
+    return (datetime.fromisoformat(save.started_at) + timedelta(seconds=seconds)).isoformat()
+
+
 def test_equal_saves_have_no_change() -> None:
     series = saves(*[1.0, 1.02, 0.99] * 4)
     found = over_time(series, series, 1.0)

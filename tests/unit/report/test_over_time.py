@@ -54,10 +54,16 @@ def test_the_answer_has_the_rates_before_and_after(burst: ResultFile) -> None:
 
 def test_without_a_change_the_answer_says_so(burst: ResultFile) -> None:
     """The saves after the change have none."""
-    late = tuple(one for one in burst.samples if one.repetition > 8)
+    late = tuple(s for s in burst.samples if s.repetition > 8 or s.operation == "restore")
     lines = said(replace(burst, samples=late))["Over time"]
     assert lines[0].startswith("odirect: no change seen in 9 min ")
     assert lines[0].endswith(", 9.99 MiB/s (10.47 MB/s)")
+
+
+def test_a_figure_that_does_not_count_has_no_such_lines(burst: ResultFile) -> None:
+    """Its saves have lost a byte."""
+    short = tuple(replace(one, bytes=one.bytes - 1) for one in burst.samples)
+    assert "Over time" not in said(replace(burst, samples=short))
 
 
 def test_too_few_rounds_are_not_called_steady(burst: ResultFile) -> None:
