@@ -12,6 +12,7 @@ from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.contenders.peer import PeerContender
 from iobench.bench.fio import JOBS, fio_version
 from iobench.bench.judging.repeat import Repeat
+from iobench.bench.judging.rules import Rules
 from iobench.bench.processes.job import JobSetup
 from iobench.bench.targets.base import Target
 from iobench.environment.memory import available_bytes
@@ -82,6 +83,8 @@ class Plan:
     """
     given: str = ""
     """The name or file by which another process loads the workload."""
+    rules: Rules | None = None
+    """The rules of a published benchmark that the run keeps."""
     world: WorldSize | None = None
     """The ranks that take part; None for a run of this process and its children."""
 
@@ -94,6 +97,11 @@ class Plan:
     def variants_with_twins(self) -> tuple[Variant, ...]:
         """The variants of each repetition; with A/A the first one of each target is there twice."""
         return (*self.variants, *(first_of_each_target(self.variants) if self.aa else ()))
+
+    @property
+    def checkpoints(self) -> int:
+        """How many checkpoints are saved before the first one is restored, and exist at once."""
+        return 1 if self.rules is None else self.rules.times
 
     @property
     def by_location(self) -> dict[str | None, Target]:
@@ -253,7 +261,12 @@ class Plan:
         )
 
     def check(self) -> None:
-        """Raise TargetError or UnavailableError for a plan that cannot work. Writes nothing."""
+        """Raise UsageError or UnavailableError for a plan that cannot work. Writes nothing."""
+        if self.rules is not None and len(self.variants) > 1:
+            raise UsageError(
+                f"--rules {self.rules.name} measures one writer in one target, not "
+                f"{', '.join(one.label for one in self.variants)}; choose one"
+            )
         for target in self.targets:
             target.check()
         self._check_memory()
@@ -268,11 +281,12 @@ class Plan:
         """Raise TargetError unless one checkpoint fits: a run removes each before the next."""
         free, most = target.free_bytes(), self.axes.most_jobs
         earlier = self.axes.earlier * self.size_bytes
-        if free is not None and self.all_bytes + earlier > free:
+        if free is not None and self.checkpoints * self.all_bytes + earlier > free:
             each = "" if most == 1 else f" of {most} processes"
             each += f", and {format_size(earlier)} to restore in the background," if earlier else ""
+            many = f"{self.checkpoints} times" if self.checkpoints > 1 else "a checkpoint of"
             raise TargetError(
-                f"--target {target.location}: a checkpoint of "
+                f"--target {target.location}: {many} "
                 f"{format_size(self.all_bytes)}{each} does not fit, "
                 f"{format_size(free)} may be used ({RESERVE}); choose a smaller --size"
             )
@@ -339,6 +353,7 @@ class Plan:
             "crc32": True,
             "seed": self.seed,
             "written_bytes": self.written_bytes,
+            **({} if self.rules is None else {"rules": self.rules.name}),
         }
 
 

@@ -15,6 +15,7 @@ from iobench.bench.axes import Axes, Variant
 from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.contenders.choose import choose, find_baseline
 from iobench.bench.judging.repeat import Repeat
+from iobench.bench.judging.rules import NO_CLAIM, Rules
 from iobench.bench.plan import (
     DEFAULT_SECONDS,
     RESERVE,
@@ -48,6 +49,7 @@ def make_plan(
     seed: int | None = None,
     baseline: str | None = None,
     axes: Axes | None = None,
+    rules: Rules | None = None,
     world: WorldSize | None = None,
 ) -> Plan:
     """Return a checked plan: names known, writers available, targets writable and large enough.
@@ -56,8 +58,11 @@ def make_plan(
     Without `size` the workload is scaled to fit in the target and in about 90 seconds. Short
     probes of each writer give the rates for that. With a `world`, the ranks of a launcher take
     part, each with the files of its rank. `pool_bytes` is the memory for data, if it shall not be
-    the default. Raises UsageError, its subclasses, and UnavailableError.
+    the default. `rules` set the number of repetitions, and the size to all of the workload unless
+    one is given; fio does not run between. Raises UsageError, its subclasses, and UnavailableError.
     """
+    if rules is not None:
+        size, repeat, ceiling = size or _FULL, rules.times, False
     full = workloads.load(workload)
     full_bytes = full.size_bytes(rank)
     if not full_bytes:
@@ -92,9 +97,7 @@ def make_plan(
         contenders=tuple(chosen),
         left_out=(*left_out, *axes.skipped(asked)),
         axes=axes,
-        baseline=None
-        if baseline is None and (several or axes.with_and_without)
-        else find_baseline(baseline, variants),
+        baseline=find_baseline(baseline, variants, alike=several or axes.with_and_without),
         targets=targets,
         repeat=often,
         aa=aa,
@@ -102,6 +105,7 @@ def make_plan(
         ceiling=ceiling,
         seed=secrets.randbits(32) if seed is None else seed,
         given=str(Path(workload).absolute()) if os.path.isfile(workload) else workload,
+        rules=rules,
         world=world,
     )
     plan.check()
@@ -208,6 +212,11 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
     axes = plan.axes
     if len(plan.variants) > len(plan.contenders):
         yield f"variants  {', '.join(one.label for one in plan.variants)}"
+    if plan.rules is not None:
+        yield (
+            f"rules     {plan.rules.title}: {plan.rules.times} saves, then {plan.rules.times} "
+            f"restores of these checkpoints; {NO_CLAIM}"
+        )
     if axes.earlier:
         yield (
             "background  another process restores an earlier checkpoint, cold, over and over: "

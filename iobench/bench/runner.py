@@ -179,7 +179,7 @@ class _Trials:
                     elif isinstance(record, Failure):  # more repetitions cannot narrow its interval
                         left = contender_of(record)
                         measured = [one for one in measured if contender_of(one) != left]
-            repetition += 1
+            repetition += self.plan.checkpoints
 
     def _variant(
         self,
@@ -191,35 +191,27 @@ class _Trials:
     ) -> Iterator[_Record]:
         if variant not in remaining:  # its A/A duplicate failed just before
             return
-        plan = self.plan
-        shape = plan.axes.shapes.index(variant.shape)
-        trial = Trial(
-            run_id=self.run_id,
-            repetition=repetition,
-            order=order,
-            variant=variant,
-            contender=plan.contenders.index(variant.contender),
-            shape=shape,
-            files=[files[shape] for files in plan.files_of_jobs[: variant.numjobs]],
-            executor=self.executor,
-            target=self.targets[variant.target],
-            background=self.backgrounds[variant.target] if variant.background else None,
-        )
-        subsets = list(plan.axes.subsets) if plan.repeat.restores(repetition) else []
+        numbers = range(repetition, repetition + self.plan.checkpoints)
+        trials = [self._trial(variant, number, order) for number in numbers]
+        subsets = list(self.plan.axes.subsets) if self.plan.repeat.restores(repetition) else []
         random_.shuffle(subsets)
-        operations: list[tuple[Operation, float | None, Callable[[ExitStack], Sample | None]]] = [
-            ("save", None, trial.save),
-            *(("restore", subset, partial(trial.restore, subset)) for subset in subsets),
+        operations: list[tuple[Trial, Operation, float | None]] = [
+            *((trial, "save", None) for trial in trials),
+            *((trial, "restore", subset) for trial in trials for subset in subsets),
         ]
         try:
-            for operation, subset, run in operations:
+            for trial, operation, subset in operations:
                 what = f"{variant.label} {operation}{f' {text_of(subset)}' if subset else ''}"
-                settled = self._settling(what, repetition)
+                settled = self._settling(what, trial.repetition)
                 if variant.target in self.dead:
                     settled.close()
                     return
                 try:
-                    sample = run(settled)
+                    sample = (
+                        trial.save(settled)
+                        if operation == "save"
+                        else trial.restore(subset, settled)
+                    )
                 except RankError:  # without this rank, nothing can be measured
                     raise
                 except Exception as error:  # peers may raise errors of any type
@@ -232,7 +224,25 @@ class _Trials:
                     yield sample
         finally:
             with self._dying(variant.target):
-                trial.clear()
+                for trial in trials:
+                    trial.clear()
+
+    def _trial(self, variant: Variant, repetition: int, order: int) -> Trial:
+        plan = self.plan
+        shape = plan.axes.shapes.index(variant.shape)
+        return Trial(
+            run_id=self.run_id,
+            repetition=repetition,
+            order=order,
+            variant=variant,
+            contender=plan.contenders.index(variant.contender),
+            shape=shape,
+            files=[files[shape] for files in plan.files_of_jobs[: variant.numjobs]],
+            executor=self.executor,
+            target=self.targets[variant.target],
+            among=plan.checkpoints > 1,
+            background=self.backgrounds[variant.target] if variant.background else None,
+        )
 
     def _ceiling(
         self, repetition: int, order: int, jobs: CeilingJobs, job: fio.FioJob

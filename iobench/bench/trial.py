@@ -75,6 +75,8 @@ class Trial:
     """The files of each job."""
     executor: Executor
     target: OpenTarget
+    among: bool = False
+    """Whether other checkpoints are saved before this one is restored."""
     background: Background | None = None
     """The process that restores an earlier checkpoint meanwhile, if the variant asks for it."""
     _saved: list[Done] = field(default_factory=list, init=False)
@@ -92,6 +94,8 @@ class Trial:
             self._ask(
                 partial(Job.prepare, shape=self.shape, checkpoint=checkpoint, sliced=self._sliced)
             )
+            if self.among:
+                self._ask(partial(Job.keep, shape=self.shape, name=self._name))
         (sample, counted), restores = self._beside(self._timed_save)
         if sample is None or restores is None:
             return sample
@@ -151,6 +155,8 @@ class Trial:
         ref = self._ref(self._checkpoint)
         with settled or nullcontext():
             self._ask(partial(Job.scrub, shape=self.shape, subset=subset))
+            if self.among:
+                self._ask(partial(Job.recall, shape=self.shape, name=self._name))
         if self._ranks is not None:
             self._ranks.hand_over(self.shape)
         cold = self._make_cold(ref)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.given import (
+    DEFAULT_WORKLOAD,
     LARGEST_SEED,
     VERBOSE_HELP,
     GroupedCommand,
@@ -34,13 +35,18 @@ from iobench.units import parse_size
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
+    from iobench.bench.judging.rules import Rules
     from iobench.bench.plan import Plan
     from iobench.bench.ranks.group import Launched
     from iobench.results import ResultFile
 
 SETTINGS = {"cls": GroupedCommand}
 
-_FILES, _S3 = "buffered,uncached,odirect", "s3"
+_FILES, _S3, _USUAL = "buffered,uncached,odirect", "s3", "buffered"
+_RULED = (
+    *("repeat", "precision", "max_time", "aa", "restore_as", "restore_mode", "slices"),
+    *("background", "duration", "until"),
+)
 _often_option = partial(typer.Option, rich_help_panel="How often, and in which order")
 _axis_option = partial(typer.Option, rich_help_panel="What is varied, and of which rank")
 _rule_option = partial(typer.Option, rich_help_panel="Rules of the measurement")
@@ -180,11 +186,18 @@ def run(
         str,
         _axis_option(
             "--background",
-            help="What another process does during each save and restore: none, or restore an "
-            "earlier checkpoint, cold, over and over. Both are compared: none,restore",
+            help="Another process meanwhile: none, or one that restores an earlier checkpoint "
+            "(restore). Both are compared: none,restore",
         ),
     ] = "none",
     rank: Annotated[int, _axis_option("--rank", min=0, help="The rank to replay.")] = 0,
+    rules: Annotated[
+        str | None,
+        _rule_option(
+            "--rules",
+            help="Keep MLPerf Storage's rules for checkpointing, as far as possible: mlperf.",
+        ),
+    ] = None,
     fio: Annotated[
         bool,
         _rule_option("--fio/--no-fio", help="Measure the best of four fio jobs in the same run."),
@@ -228,11 +241,14 @@ def run(
     with ExitStack() as stack:
         ranks = stack.enter_context(launched(target[0].partition(",")[0] if target else None))
         sustained = duration is not None or until is not None
-        _check_effects(ctx, repeat, format_, sustained=sustained, dry_run=dry_run, ranks=ranks)
+        _check_effects(
+            ctx, repeat, format_, rules, sustained=sustained, dry_run=dry_run, ranks=ranks
+        )
         with preparing("reading the workload and trying the writers", quiet=quiet):
             with collector_paused():  # the import of torch takes 0.15 s less
                 from iobench.bench.axes import Axes
                 from iobench.bench.judging.repeat import Repeat
+                from iobench.bench.judging.rules import find_rules
                 from iobench.bench.planning import expected_line, make_plan, plan_lines
                 from iobench.bench.targets.choose import split_targets
 
@@ -256,11 +272,14 @@ def run(
                 check_target(one)
             if s3_local:
                 targets = (stack.enter_context(server(s3_local, ",".join(targets))),)
-            name = the_workload(workload, workload_option)
+            kept = None if rules is None else find_rules(rules)
+            name = the_workload(
+                workload, workload_option, kept.default if kept else DEFAULT_WORKLOAD
+            )
             with quiet_stdout():
                 plan = make_plan(
                     workload=name,
-                    writers=_default_writers(targets) if writer is None else writer,
+                    writers=_default_writers(targets, kept) if writer is None else writer,
                     target=targets,
                     size=size,
                     repeat=Repeat.sustained(duration, until, max_bytes)
@@ -272,6 +291,7 @@ def run(
                     seed=seed,
                     baseline=baseline,
                     axes=axes,
+                    rules=kept,
                     world=None if ranks is None else ranks.members.world,
                 )
             _check_plan(plan, ctx)
@@ -288,7 +308,9 @@ def run(
             _run(plan, output, format_, report, ranks, details=verbose, quiet=quiet)
 
 
-def _default_writers(targets: tuple[str, ...]) -> str:
+def _default_writers(targets: tuple[str, ...], rules: Rules | None) -> str:
+    if rules is not None:  # it measures one
+        return _S3 if is_s3(targets[0]) else _USUAL
     return ",".join(dict.fromkeys(_S3 if is_s3(one) else _FILES for one in targets))
 
 
@@ -296,6 +318,7 @@ def _check_effects(
     ctx: typer.Context,
     repeat: str,
     format_: ReportFormat,
+    rules: str | None,
     *,
     sustained: bool,
     dry_run: bool,
@@ -307,9 +330,11 @@ def _check_effects(
     else:
         why = f"{ranks.members.size} ranks take part, started by {ranks.members.launcher}"
         check_effect(ctx, ("numjobs", "rank", "s3_local", "background"), why)
+    fio = ("fio",) if ctx.params["fio"] else ()
+    if rules is not None:
+        check_effect(ctx, (*_RULED, *fio), f"--rules {rules} sets it")
     if sustained:
         why = "--duration and --until repeat saves for a time, without fio"
-        fio = ("fio",) if ctx.params["fio"] else ()
         check_effect(ctx, ("repeat", "precision", "max_time", *fio), why)
     else:
         check_effect(ctx, ("max_bytes",), "only --duration and --until have it")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from iobench import workloads
 from iobench.bench.judging.comparison import LEAST_SAMPLES
+from iobench.bench.judging.rules import NO_CLAIM
 from iobench.report.ceiling import ABOVE_FIO
 from iobench.report.over_time import over_time_lines
 from iobench.report.summary import NOT_STEADY, Report, Summary
@@ -40,12 +41,13 @@ class Line:
 
 
 def answer(report: Report) -> list[Line]:
-    """Return the lines Stopped, Target, Save, Restore, Over time, Background, Next and Noise.
+    """Return the lines Stopped, Rules, Target, Save, Restore, Over time, Background, Next, Noise.
 
     Empty ones are left out. Next to a background process the fastest one may be another: Save and
     Restore are about the operations without it, if there are any.
     """
     lines = [Line("Stopped", (report.stopped.removeprefix("stopped "),))] if report.stopped else []
+    lines.append(Line("Rules", tuple(_rules(report))))
     lines.append(Line("Target", tuple(_target(one) for one in report.target_winners)))
     alone = [one for one in report.summaries if one.axes.background is None] or report.summaries
     for kind in dict.fromkeys((one.operation, one.axes.restore_as) for one in alone):
@@ -61,6 +63,14 @@ def answer(report: Report) -> list[Line]:
     lines.append(Line("Next", tuple(_next(report)), commands=True))
     lines.append(Line("Noise", tuple(_noise(report))))
     return [replace(line, texts=kept) for line in lines if (kept := (*filter(None, line.texts),))]
+
+
+def _rules(report: Report) -> Iterator[str]:
+    """Yield which rules of a published benchmark were kept, and what of them was not."""
+    rules = report.rules
+    if rules is not None:
+        kept = f"not kept: {'; '.join(rules.not_kept)}" if rules.not_kept else "kept"
+        yield f"{rules.title}: {kept}; {NO_CLAIM}"
 
 
 def _background(one: Summary) -> str:

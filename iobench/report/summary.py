@@ -15,6 +15,7 @@ from iobench.bench.judging.comparison import (
 )
 from iobench.bench.judging.floors import floors_beside
 from iobench.bench.judging.over_time import OverTime, over_time
+from iobench.bench.judging.rules import RulesKept, rules_kept
 from iobench.bench.judging.stats import Ratio
 from iobench.bench.judging.unusual import unusual
 from iobench.bench.judging.verdict import (
@@ -72,6 +73,7 @@ Figure = tuple[str, Operation, str | None]
 
 
 _LEAST_INTERVALS = 5
+NOT_KEPT = "{} not kept: {}"
 
 NOT_STEADY = "not at a steady state in the last 5"
 """Start of the reason for a series whose last samples still change."""
@@ -82,7 +84,8 @@ class Report:
     """Figures of a run: saves, fastest first, then restores; FAILED ones come last in each.
 
     `baseline` is the contender that ratios refer to. `failures` are the operations that raised.
-    `world` has the ranks of a launcher. INVALID or FAILED figures cannot win. `record` is the path
+    `rules` are those of a published benchmark that the run was to keep. `world` has the ranks of a
+    launcher. INVALID or FAILED figures cannot win. `record` is the path
     of the result file, `target` the measured place. `stopped` says how far a run got that did not
     finish.
 
@@ -93,6 +96,7 @@ class Report:
     schema: str = SCHEMA
     environment: Environment
     workload: WorkloadFacts
+    rules: RulesKept | None = field(default=None, metadata=IF_SET)
     world: WorldFacts | None = field(default=None, metadata=IF_SET)
     ceiling: Ceiling
     ceilings: Mapping[str, Ceiling] = field(default_factory=dict, metadata=IF_SET)
@@ -119,6 +123,7 @@ class Report:
 def summarise(result: ResultFile) -> Report:
     """Return the report of one result file, complete or not."""
     context = Context.of(result.run)
+    rules = rules_kept(result.run, result.samples)
     ceilings = find_ceilings(result)
     groups = group(result)
     baseline = _baseline(result)
@@ -135,6 +140,7 @@ def summarise(result: ResultFile) -> Report:
                 failure=failed.get(contender),
                 run=result.run,
                 saves=saves,
+                rules=rules,
             ),
             samples,
         )
@@ -151,6 +157,7 @@ def summarise(result: ResultFile) -> Report:
     return Report(
         environment=result.run.environment,
         workload=result.run.workload,
+        rules=rules,
         world=result.run.world,
         ceiling=ceilings.get(None, Ceiling(reason="each of the targets has its own")),
         ceilings={target: one for target, one in ceilings.items() if target is not None},
@@ -232,6 +239,7 @@ def _summary(
     failure: Failure | None,
     run: Run,
     saves: Sequence[Sample],
+    rules: RulesKept | None,
 ) -> Summary:
     first = samples[0]
     rates = list(rates_by_repetition(samples).values())
@@ -271,7 +279,11 @@ def _summary(
         decisions=_decisions(samples),
         latencies=latencies_of(samples),
         verdict=verdict.status.value,
-        reasons=(*map(str, _reasons(verdict, samples, lasted)), *filter(None, [above])),
+        reasons=(
+            *map(str, _reasons(verdict, samples, lasted)),
+            *filter(None, [above]),
+            *((NOT_KEPT.format(rules.title, one) for one in rules.not_kept) if rules else ()),
+        ),
     )
 
 

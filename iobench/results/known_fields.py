@@ -36,7 +36,8 @@ every_asked files format
 full_bytes granularities granularity iodepth ioengine job label largest_bytes left_out max_bytes
 max_cpu_s_per_gib max_memory_bytes max_s memcpy_bytes_per_s model_params no_ceiling numjobs
 objective options own_server persist_s pool_bytes precision probe rank ranks repeat restore_mode
-restore_modes restore_subsets scale seed serializers simulated_s simulates_whole_step size_bytes
+restore_modes restore_subsets rules scale seed serializers simulated_s simulates_whole_step
+size_bytes
 slices stall_s step_s step_scaled steps target targets verb workload writer writers written_bytes
 failure_shape failures_per_1000_node_days gpus_per_node nodes restart_s
 huge_pages refill_buffers round_s until

@@ -68,11 +68,16 @@ def refusals(one: Contender, targets: Sequence[Location]) -> dict[Location, Iobe
     return found
 
 
-def find_baseline(text: str | None, chosen: Sequence[Variant]) -> Variant | None:
+def find_baseline(
+    text: str | None, chosen: Sequence[Variant], *, alike: bool = False
+) -> Variant | None:
     """Return the first variant that matches `--baseline`: its name, and the given options and axes.
 
-    The default is `peer:torch-save` if it takes part. Raises UnknownNameError.
+    The default is `peer:torch-save` if it takes part. With `alike`, variants of one contender are
+    compared with each other, and there is no default. Raises UnknownNameError.
     """
+    if alike and text is None:
+        return None
     for one in chosen:
         if one.is_meant_by(text or _BASELINE):
             return one

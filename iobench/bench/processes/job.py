@@ -107,6 +107,7 @@ class Job:
         self._slicings: dict[tuple[int, Sliced], Slicing] = {}
         self._number, self._source = setup.number, setup.source
         self._memory = OperationMemory()
+        self._kept: dict[str, str] = {}
         every = (*setup.files, *setup.source_files)
         self._pool = pool = Replay.pool_for(every, pool_bytes=setup.pool_bytes, seed=setup.seed)
         replays = [
@@ -143,6 +144,14 @@ class Job:
         self.replays[shape].prepare(checkpoint if sliced is not None else ())
         linux.trim_heap()  # what planning freed too: 20 MiB after a plan of 100,000 files
         self._memory.begin()
+
+    def keep(self, shape: int, name: str) -> None:
+        """Keep the digests of what was prepared: other checkpoints are saved before its restore."""
+        self._kept[name] = self.replays[shape].digests()
+
+    def recall(self, shape: int, name: str) -> None:
+        """Expect from the next restore what `keep` kept under this name."""
+        self.sources[shape].expect(self._kept[name])
 
     def save(self, ref: CheckpointRef) -> Done:
         """Save every file; each is durable, except for its directory entry."""
