@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ class ProcessGroup(Executor):
             member.receive(_BACKGROUND)
             yield found
             try:
-                member.send(None, _BACKGROUND)
+                member.send(time.perf_counter(), _BACKGROUND)
                 found.append(member.receive(_BACKGROUND))
             except JobError as error:
                 self._stop()

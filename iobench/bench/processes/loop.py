@@ -1,11 +1,12 @@
 """Loop: a job restores one checkpoint, cold each time, over and over, until its parent ends that.
 
-The parent sends the loop like any command. The job answers when its first restore begins, and
-sends the result after the next message.
+The parent sends the loop like any command. The job answers when its first restore begins. The next
+message is the time at which the parent ends it, and the reply is the result.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -38,7 +39,11 @@ class Looped:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """Restores `ref` until another message comes; it never cuts a restore short."""
+    """Restores `ref` until its parent ends it, and cuts no restore short.
+
+    The last restore ends after the parent's message, also where the job itself was not running
+    when that was sent, between two restores.
+    """
 
     ref: CheckpointRef
 
@@ -46,8 +51,8 @@ class Loop:
         """Return what was restored. Raises EOFError when the parent has ended."""
         ref, spans, resident = self.ref, list[tuple[float, float]](), 0.0
         job.scrub(ref.shape, None)
-        before, size_bytes = Usage.now(), 0
-        while not spans or not connection.poll():
+        before, size_bytes, until_s = Usage.now(), 0, math.inf
+        while not spans or spans[-1][1] < until_s:
             resident = max(resident, self._leave_the_cache())
             began_s = time.perf_counter()
             if not spans:
@@ -55,8 +60,9 @@ class Loop:
             done = job.restore(ref)
             spans.append((began_s, done.at_s))
             size_bytes = done.transfer.bytes
+            if connection.poll():
+                until_s = connection.recv()
         used = Usage.now() - before
-        connection.recv()
         return Looped(
             spans=tuple(spans),
             size_bytes=size_bytes,

@@ -6,7 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +19,8 @@ from iobench.bench.contenders.choose import choose
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Failed
-from iobench.bench.processes.loop import Looped
+from iobench.bench.processes.job import CheckpointRef, Job
+from iobench.bench.processes.loop import Loop, Looped
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
 from iobench.results.records import BackgroundRestores
@@ -50,6 +54,50 @@ def test_a_clock_without_restores_at_its_ends() -> None:
     assert (found.lead_s, found.lag_s, found.bytes) == (-1.0, -2.0, 3000)
     failed = during(8.0, 12.0, Failed(error="it was ended by SIGKILL"))
     assert (failed.bytes, failed.error) == (0, "it was ended by SIGKILL")
+
+
+class Ending:
+    """The parent: it ends the loop at `until_s`, which the job reads after its second restore."""
+
+    def __init__(self, until_s: float) -> None:
+        self.until_s, self.polls, self.sent = until_s, 0, 0
+
+    def send(self, _begun: None) -> None:
+        self.sent += 1
+
+    def poll(self) -> bool:
+        self.polls += 1
+        return self.polls == 2
+
+    def recv(self) -> float:
+        return self.until_s
+
+
+class Restoring:
+    """A job whose restores end at 1 s, 2 s, and so on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def scrub(self, _shape: int, _subset: None) -> None:
+        pass
+
+    def restore(self, _ref: CheckpointRef) -> Any:
+        self.count += 1
+        return SimpleNamespace(transfer=SimpleNamespace(bytes=10), at_s=float(self.count))
+
+    def verify(self, _ref: CheckpointRef) -> Any:
+        return SimpleNamespace(mismatches=0)
+
+
+@pytest.mark.parametrize(("until_s", "restores"), [(1.5, 2), (2.5, 3)])
+def test_the_last_restore_ends_after_the_operation(until_s: float, restores: int) -> None:
+    """Also where the job was not running when its parent ended it, between two restores."""
+    parent, job = Ending(until_s), Restoring()
+    ref = CheckpointRef(contender=0, shape=0, directory="s3://bucket/prefix")
+    found = Loop(ref=ref).run(cast(Job, job), cast(Connection, parent))
+    assert [end for _, end in found.spans] == [float(number + 1) for number in range(restores)]
+    assert (parent.sent, found.size_bytes, found.read_bytes) == (1, 10, None)
 
 
 @pytest.fixture
