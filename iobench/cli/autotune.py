@@ -193,6 +193,7 @@ def autotune(
         _expect(tuning)
         return
     path = journal or _journal_path(tuning)
+    tuning = tuning.judged_by(path.parent)
     with _resumable(path), Journal.create(path, tuning.header()) as opened:
         print(f"journal   {path}", file=sys.stderr)
         _tune(tuning, opened, output, format_, began_s, report, quiet=quiet)

@@ -53,7 +53,7 @@ def write(
         f"{_heading(header)}, confirmed with {format_size(size_bytes)}",
         f"{machine_words(header)}, {storage_words(header)}",
     )
-    write_grids(form, heading, [grid(outcome, size_bytes)], notes(outcome), stream)
+    write_grids(form, heading, [grid(outcome, size_bytes)], notes(outcome, header), stream)
 
 
 def write_journal(path: Path, form: DocumentFormat, stream: TextIO) -> None:
@@ -214,9 +214,11 @@ def _tried(trials: Mapping[str, RaceEntry[Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def notes(outcome: Outcome) -> Iterator[str]:
+def notes(outcome: Outcome, header: TuningRecord) -> Iterator[str]:
     """Yield how sure the choice is, and the outcome of settings that are not in the table."""
     yield from outcome.reasons()
+    if record := header.asked.get("floor_record"):
+        yield f"differences up to {100 * header.asked['floor']:.1f}% are noise, by A/A in {record}"
     chosen, *_ = outcome.standings()
     if chosen.paths:
         yield f"its bytes went {' and '.join(chosen.paths)}"

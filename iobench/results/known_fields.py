@@ -39,7 +39,7 @@ objective options own_server persist_s pool_bytes precision probe rank ranks rep
 restore_modes restore_subsets rules scale seed serializers simulated_s simulates_whole_step
 size_bytes
 slices stall_s step_s step_scaled steps target targets verb workload writer writers written_bytes
-failure_shape failures_per_1000_node_days gpus_per_node nodes restart_s
+failure_shape floor floor_record failures_per_1000_node_days gpus_per_node nodes restart_s
 huge_pages refill_buffers round_s until
 """
 _OF_JOURNALS = """

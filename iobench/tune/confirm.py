@@ -48,6 +48,8 @@ class Confirmation:
 
     contenders: list[str]
     baseline: str
+    floor: float = LEAST_FLOOR
+    """The part up to which a difference is noise."""
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -114,7 +116,7 @@ class Confirmation:
         if not both:
             return None
         ratio: Ratio = paired_log_ratio([1 / mine[r] for r in both], [1 / others[r] for r in both])
-        return Difference(ratio=ratio, floor=LEAST_FLOOR)
+        return Difference(ratio=ratio, floor=self.floor)
 
     def verdict(self) -> ConfirmedChoice | None:
         """Return the choice that the samples support; None when there are too few of them."""
@@ -189,7 +191,7 @@ class Confirmation:
     @property
     def changed(self) -> float:
         """The least change of a logarithm that noise does not explain."""
-        return max(_CHANGED, _CHANGED_ERRORS * self.noise)
+        return max(_CHANGED, _CHANGED_ERRORS * self.noise, math.log1p(self.floor))
 
     @property
     def noise(self) -> float:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from iobench.bench.judging.comparison import LEAST_SAMPLES
+from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES
 from iobench.bench.judging.stats import median
 from iobench.tune.budget import Budget, Cost
 from iobench.tune.candidate import Candidate
@@ -46,6 +46,7 @@ class Finals:
     search: Search
     progress: TuningProgress
     rng: random.Random
+    floor: float = LEAST_FLOOR
     notes: list[str] = field(default_factory=list)
     _order: list[str] = field(default_factory=list, init=False)
 
@@ -56,7 +57,7 @@ class Finals:
             self.race.join(baseline.label, baseline)
         measured = self.space.reference or baseline.label in contenders
         confirmation = Confirmation(
-            contenders=contenders, baseline=baseline.label if measured else ""
+            contenders=contenders, baseline=baseline.label if measured else "", floor=self.floor
         )
         names = [*contenders, *confirmation.compared]
         self.progress.phase(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iobench import workloads
-from iobench.bench.judging.comparison import LEAST_SAMPLES
+from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES
 from iobench.bench.judging.verdict import Context, volatile_of
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
@@ -72,7 +72,8 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
             for name in [name for name in race.running if later and name not in following]:
                 race.trials[name].end(RaceStatus.CUT, "others did better")
     writers = header.asked.get("writers") or dict.fromkeys(one.writer for one in trials)
-    confirmation = _confirmation(race, objective, history, trials, labels, writers)
+    floor = header.asked.get("floor", LEAST_FLOOR)  # absent in older journals
+    confirmation = _confirmation(race, objective, history, trials, labels, writers, floor)
     return ReplayedTuning(
         header=header,
         trials=tuple(trials),
@@ -117,6 +118,7 @@ def _confirmation(
     trials: Sequence[TrialRecord],
     labels: Sequence[str],
     writers: Collection[str],
+    floor: float,
 ) -> Confirmation:
     own = [(one, name) for one, name in zip(trials, labels, strict=True) if one.phase == "confirm"]
     names = list(dict.fromkeys(name for _, name in own))
@@ -126,6 +128,7 @@ def _confirmation(
     confirmation = Confirmation(
         contenders=list(dict.fromkeys([*leader, *asked])),
         baseline=baseline if baseline in names else "",
+        floor=floor,
     )
     for one, name in own:
         if why := one.measured.error or objective.over(history.of(name, "confirm")):

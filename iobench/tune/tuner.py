@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from iobench.bench.judging.comparison import LEAST_FLOOR
 from iobench.bench.judging.verdict import Context
 from iobench.errors import IobenchError
 from iobench.tune.budget import Budget
@@ -50,6 +51,7 @@ class Tuner:
     written_bytes: Callable[[int, bool], int]
     progress: TuningProgress
     seed: int
+    floor: float = LEAST_FLOOR
     context: Context = field(default_factory=lambda: Context(workload_bytes=0))
     race: Race[Candidate] = field(default_factory=Race, init=False)
     notes: list[str] = field(default_factory=list, init=False)
@@ -270,6 +272,7 @@ class Tuner:
             search=self.search,
             progress=self.progress,
             rng=self._random,
+            floor=self.floor,
             notes=self.notes,
         )
         confirmation = finals.run()

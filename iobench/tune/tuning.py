@@ -9,17 +9,20 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from iobench import workloads
 from iobench._version import __version__
 from iobench.bench.contenders.base import WriterContender
+from iobench.bench.judging.comparison import LEAST_FLOOR
+from iobench.bench.judging.floors import Conditions, Floor, NearFloors
 from iobench.bench.judging.verdict import Context, volatile_of
 from iobench.bench.targets.base import Target
 from iobench.bench.targets.choose import target_of
 from iobench.environment import fingerprint
 from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError
-from iobench.results import utc_now
+from iobench.results import Operation, utc_now
 from iobench.results.codec import from_plain
 from iobench.tune.budget import Budget
 from iobench.tune.candidate import Candidate
@@ -43,6 +46,13 @@ __all__ = ["Tuning", "TuningRequest", "files_digest", "run_tuning"]
 _LARGEST = GIB  # of one trial, unless the user asks for more
 _POOL_SHARE = 0.25  # of the available memory: the pools of four sizes, the others smaller
 _LEAST_POOL = GIB
+_MEASURED: dict[str, tuple[Operation, ...]] = {
+    "save": ("save",),
+    "restore": ("restore",),
+    "balanced": ("save", "restore"),
+    "stall": (),
+}
+"""The operations of `iobench run` that each objective counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +60,8 @@ class TuningRequest:
     """What a tuning is asked for, as plain values, which the journal keeps.
 
     `size_bytes` fixes the size of a confirmation. `largest_bytes` is the size that the first run
-    chose: a resumed tuning passes it, because free disk and memory may have changed.
+    chose: a resumed tuning passes it, because free disk and memory may have changed. Differences up
+    to `floor`, a fraction, are noise, by the A/A in `floor_record` if there is one.
     """
 
     workload: str
@@ -65,6 +76,8 @@ class TuningRequest:
     max_cpu_s_per_gib: float | None = None
     seed: int | None = None
     largest_bytes: int | None = None
+    floor: float = LEAST_FLOOR
+    floor_record: str | None = None
 
     def goal(self) -> Objective:
         """Return the objective, with its limits."""
@@ -171,6 +184,19 @@ class Tuning:
             self._actual[wanted_bytes] = scaled.size_bytes(self.asked.rank)
         return self._actual[wanted_bytes]
 
+    def judged_by(self, records: Path) -> Tuning:
+        """Return the tuning with the noise floor that the A/A records in a directory give it.
+
+        A stall has none: `iobench run` does not measure it.
+        """
+        machine, storage = self.target.describe()
+        here = Conditions.of(machine, storage, self.actual_bytes(self.largest_bytes))
+        near = NearFloors(records)
+        floors = [near.of(here, (one, None, None)) for one in _MEASURED[self.objective.goal]]
+        floor = max(floors, key=lambda one: one.part, default=Floor())
+        asked = replace(self.asked, floor=floor.part, floor_record=floor.record)
+        return replace(self, asked=asked)
+
     def header(self) -> TuningRecord:
         """Return the first line of its journal."""
         machine, storage = self.target.describe()
@@ -201,6 +227,7 @@ class Tuning:
             written_bytes=self.written_bytes,
             progress=progress,
             seed=self.seed,
+            floor=self.asked.floor,
             context=Context(
                 workload_bytes=0,
                 scale=f"{format_size(self.actual_bytes(self.largest_bytes))} at most"

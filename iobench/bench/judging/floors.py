@@ -7,7 +7,7 @@ of processes and about the same size; and `LEAST_FLOOR` where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -74,11 +74,17 @@ class Conditions:
 
     @classmethod
     def of(
-        cls, machine: Mapping[str, Any], storage: Mapping[str, Any], size_bytes: int, *others: Any
+        cls,
+        machine: Mapping[str, Any],
+        storage: Mapping[str, Any],
+        size_bytes: int,
+        *,
+        hosts: Sequence[str] = (),
+        numjobs: Sequence[int] = (1,),
     ) -> Conditions | None:
         """Return the conditions of a measurement; None where its record does not name them.
 
-        `others` are facts that must be equal too, such as the number of processes.
+        `hosts` are those of the ranks of a launcher, and `numjobs` the numbers of local processes.
         """
         host, machine_kind = machine.get("hostname"), machine.get("fingerprint")
         names = ("fs_type", "source", "mount_point", "endpoint")
@@ -91,8 +97,9 @@ class Conditions:
             tuple(leaf.get(name) for name in ("name", "type", "model", "size_bytes"))
             for leaf in leaf_devices(storage.get("device"))
         )
+        processes = tuple(hosts), tuple(numjobs)
         return cls(
-            facts=(host, machine_kind, where, bucket, devices, *others), size_bytes=size_bytes
+            facts=(host, machine_kind, where, bucket, devices, processes), size_bytes=size_bytes
         )
 
     def is_like(self, other: Conditions) -> bool:
@@ -104,13 +111,13 @@ class Conditions:
 def conditions_of(run: Run) -> dict[str | None, Conditions]:
     """Return the conditions of a run by target, None for the only one, where they are known."""
     environment, numjobs = run.environment, run.plan.get("numjobs")
-    others = (
-        tuple(run.world.hosts) if run.world else None,
-        tuple(numjobs) if isinstance(numjobs, list | tuple) else (1,),  # absent in older records
-    )
     found = {
         target: Conditions.of(
-            environment.machine, environment.storage_of(target), run.workload.bytes, *others
+            environment.machine,
+            environment.storage_of(target),
+            run.workload.bytes,
+            hosts=run.world.hosts if run.world else (),
+            numjobs=numjobs if isinstance(numjobs, list | tuple) else (1,),  # older records
         )
         for target in (*environment.storages, *(() if environment.storages else (None,)))
     }

@@ -89,7 +89,7 @@ def _sections(found: ReplayedTuning) -> Iterator[Section]:
         yield tables_section([race_grid(found)], (), heading="Race")
         yield Section(heading="Parameters", charts=tuple(parameter_charts(found, chosen)))
     if outcome:
-        yield tables_section([grid(outcome, confirmed_bytes(found))], notes(outcome))
+        yield tables_section([grid(outcome, confirmed_bytes(found))], notes(outcome, found.header))
     header = found.header
     environment = Environment(machine=header.machine, storage=header.storage)
     yield facts_section(environment, header.started_at, header.asked["target"])

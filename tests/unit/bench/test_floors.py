@@ -21,6 +21,8 @@ from iobench.report.summary import summarise
 from iobench.report.wording import footnotes
 from iobench.results import ResultFile, Run, Sample, read
 from iobench.results.codec import to_record
+from iobench.tune.tuning import Tuning, TuningRequest
+from iobench.units import GIB, MIB
 
 RECORDED = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 _FORTH, _BACK = [1.0] * 5, [1.2] * 5  # a floor of 20%
@@ -253,3 +255,32 @@ def test_the_run_of_several_targets_has_one_of_each(run: ResultFile, write: Writ
 def test_a_save_beside_restores_has_a_floor_of_its_own(run: ResultFile, write: Write) -> None:
     write()
     assert floors_beside(run)(("save", None, "restore"), None) == Floor()
+
+
+@pytest.mark.parametrize("objective", ["save", "balanced", "restore", "stall"])
+def test_a_tuning_is_judged_by_it(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
+) -> None:
+    """The record beside its journal has saves only, and `iobench run` measures no stalls."""
+    monkeypatch.setattr("platform.node", lambda: "node1")
+    asked = TuningRequest(
+        workload="llama7b",
+        target=str(tmp_path),
+        objective=objective,
+        writers=["buffered"],
+        size_bytes=128 * MIB,
+        max_s=60.0,
+        max_bytes=64 * GIB,
+    )
+    tuning = Tuning.of(asked)
+    machine, storage = tuning.target.describe()
+    path = write(
+        environment=replace(RECORDED.run.environment, machine=machine, storage=storage),
+        workload=replace(RECORDED.run.workload, bytes=tuning.actual_bytes(tuning.largest_bytes)),
+    )
+    judged = tuning.judged_by(tmp_path).asked
+    if objective in ("save", "balanced"):
+        assert (judged.floor, judged.floor_record) == (pytest.approx(0.2), str(path))
+    else:
+        assert (judged.floor, judged.floor_record) == (LEAST_FLOOR, None)
+    assert tuning.judged_by(tmp_path / "none").asked == tuning.asked

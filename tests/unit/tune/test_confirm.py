@@ -166,3 +166,15 @@ def test_excess_counts_contenders_that_were_eliminated_but_not_those_that_failed
     assert made.excess("winner") > 0.1
     made.fail("early", "wrong bytes")
     assert made.excess("winner") < 0
+
+
+def test_a_difference_within_the_noise_floor_is_none() -> None:
+    """A tenth less than the baseline is a lead by the convention, and none by a floor of 20%."""
+    made = confirmed(winner=1.0, buffered=1.1)
+    verdict = made.verdict()
+    assert verdict is not None
+    assert verdict.chosen == "winner"
+    made.floor = 0.2
+    verdict = made.verdict()
+    assert verdict is not None
+    assert (verdict.chosen, verdict.equals) == ("buffered", ("winner",))

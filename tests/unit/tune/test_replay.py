@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 from support.journals import HEADER, tuned
-from support.simulated_storage import SimulatedStorage, worlds
+from support.simulated_storage import SimulatedStorage, space_of_writers, worlds
 
+from iobench.report.tuning import notes
 from iobench.tune.outcome import Outcome
 from iobench.tune.replay import ReplayedTuning, replay
 
@@ -58,3 +59,19 @@ def test_a_tuning_that_did_not_end_has_no_outcome() -> None:
     assert found.outcome is None
     assert found.race.ranked()
     assert replay(HEADER, []).race.trials == {}
+
+
+def test_the_noise_floor_is_that_of_the_journal() -> None:
+    """By the floor that the tuning had, the baseline stays; the notes name its record."""
+    storage = SimulatedStorage(seed=1)
+    real = storage.tuner(space_of_writers(), floor=9.0).run()
+    assert real.verdict.chosen == real.baseline
+    _, trials = tuned(SimulatedStorage(seed=1))
+    asked = {**HEADER.asked, "floor": 9.0, "floor_record": "results/aa.jsonl"}
+    header = dataclasses.replace(HEADER, asked=asked)
+    found = outcome_of(replay(header, trials))
+    assert found.verdict.chosen == found.baseline
+    assert "differences up to 900.0% are noise, by A/A in results/aa.jsonl" in list(
+        notes(found, header)
+    )
+    assert outcome_of(replay(HEADER, trials)).verdict.chosen != found.baseline
