@@ -97,7 +97,7 @@ def autotune(
         str | None,
         typer.Option(
             "--size",
-            help="Bytes of a checkpoint in the confirmation; the race uses a quarter and a half.",
+            help="Bytes of a checkpoint in the confirmation; the race uses 1/8 and 1/4 of it.",
             show_default="up to 1GiB, as the budget allows",
         ),
     ] = None,

@@ -17,13 +17,16 @@ from iobench.tune.confirm import Confirmation, ConfirmedChoice
 from iobench.tune.history import History
 from iobench.tune.measurement import Measurement
 from iobench.tune.objective import Objective, cpu_s_per_gib
-from iobench.tune.race import RaceEntry
+from iobench.tune.race import RaceEntry, effects_and_noise
 from iobench.tune.space import Space
 
 __all__ = ["Outcome", "Standing"]
 
 _SEARCHABLE = 0.07  # noise of a log: with more the race often leads to the wrong settings
 _CLEARLY_WORSE = math.log(1.25)  # a writer that never came nearer is no candidate
+_AT_END = ", and is the best of the last rounds; no difference shown over all rounds"
+_REACH = math.log(1.15)  # other families that are this close count at least
+_ERRORS = 1.5  # standard errors
 _WITHIN = 0.05  # of the best: docs/autotune.md has the error rates
 
 
@@ -89,9 +92,10 @@ class Outcome:
     @property
     def keeps_baseline(self) -> bool:
         """Whether the answer is to keep the default: no gain over it was shown."""
+        if self.baseline is None or self.baseline in self.confirmation.contenders:
+            return self.verdict.chosen == self.baseline
         gain = self.verdict.over_baseline
-        better = gain is not None and gain.finding is Finding.BETTER
-        return self.baseline is not None and not better
+        return gain is None or gain.finding is not Finding.BETTER
 
     @property
     def left_out(self) -> list[str]:
@@ -159,7 +163,8 @@ class Outcome:
         span = f" ({interval.low:.2f} - {interval.high:.2f})" if interval else ""
         times = f"{gain.ratio.ratio:.2f} times as good as {baseline}{span}"
         if not self.keeps_baseline:
-            yield f"{chosen} is {times}, the default"
+            shown = gain.finding is Finding.BETTER
+            yield f"{chosen} is {times}, the default{'' if shown else _AT_END}"
         elif gain.finding is Finding.NONE:
             yield f"keep {baseline}, the default: {name} is {times}, no difference shown"
         else:
@@ -186,9 +191,7 @@ class Outcome:
         if noise > _SEARCHABLE:
             limit = f"{100 * _SEARCHABLE:.0f}% is the most that decides"
             yield f"samples vary by {100 * noise:.1f}%, and {limit}"
-        if untried := self._untried():
-            count = len(untried)
-            yield f"{count} setting{'s' * (count > 1)} one step from {verdict.chosen} not tried"
+        yield from self._unsearched()
 
     def _changes(self) -> Iterator[str]:
         """Yield which writers changed, compared with the chosen one, while it was tuned.
@@ -220,11 +223,54 @@ class Outcome:
         ratios = [mine[number] / others[number] for number in mine.keys() & others.keys()]
         return median(ratios) if ratios else None
 
-    def _untried(self) -> list[str]:
-        """Return the neighbours of the chosen setting that were not raced."""
-        near = [one.label for one in self.space.neighbours(self.chosen)]
-        raced = {name for name, one in self.trials.items() if one.losses or not one.able}
-        return [name for name in near if name not in raced]
+    def _unsearched(self) -> Iterator[str]:
+        """Yield near which settings better ones may be: of the choice, and of each other family.
+
+        A family is out of reach where its best setting is further behind the choice than settings
+        change the loss of any one writer here.
+        """
+        effects, noise = effects_and_noise({n: one.losses for n, one in self.trials.items()})
+        chosen, of_family = self.verdict.chosen, dict[str, list[str]]()
+        for name in sorted(effects, key=effects.__getitem__):
+            of_family.setdefault(self.trials[name].candidate.writer, []).append(name)
+        ranges = [effects[names[-1]] - effects[names[0]] for names in of_family.values()]
+        reach = max(_REACH, *ranges, 0.0)
+        best = {writer: names[0] for writer, names in of_family.items()}
+        for name in (best | {self.chosen.writer: chosen}).values():
+            behind = effects.get(name, 0.0) - effects.get(chosen, 0.0)
+            if behind > reach or not self.trials[name].able:
+                continue
+            untried, gain = self._gain_near(name, effects, noise)
+            if untried:
+                yield f"{untried} setting{'s' * (untried > 1)} one step from {name} not tried"
+            elif gain - behind > math.log1p(_WITHIN):
+                percent = 100 * math.expm1(gain - behind)
+                yield f"settings near {name} may be {percent:.1f}% better, all steps together"
+
+    def _gain_near(
+        self, name: str, effects: Mapping[str, float], noise: float
+    ) -> tuple[int, float]:
+        """Return how many settings one step from `name` were not raced, and what steps may gain.
+
+        The gain is a logarithm: the sum over all options of the better step's upper limit, by
+        effects or by common rounds. Writers that change in the race mislead one of the two.
+        """
+        own = self.trials[name].candidate
+        values, untried, gains = own.options.to_dict(), 0, dict[str, float]()
+        for one in self.space.neighbours(own):
+            entry = self.trials.get(one.label)
+            if entry and not entry.able:
+                continue
+            if entry is None or not entry.losses or name not in effects:
+                untried += 1
+                continue
+            rounds = 1 / len(entry.losses) + 1 / len(self.trials[name].losses)
+            gain = effects[name] - effects[one.label] + _ERRORS * noise * math.sqrt(rounds)
+            if ratio := self.race_ratio(name, one.label):
+                gain = max(gain, math.log(ratio))
+            (option,) = (o for o, value in one.options.to_dict().items() if value != values[o])
+            gains[option] = max(gain, gains.get(option, 0.0))
+        return untried, sum(gains.values())
 
     def _standing(self, name: str) -> Standing:
         losses = list(self.confirmation.losses[name].values())

@@ -36,7 +36,7 @@ SMALLER = "a smaller search for "
 
 _STAYING = 4
 _BESIDE = 2  # contenders besides one of each family: runner-up and the best known setting
-_PARTS = (4, 8, 16)  # the race's checkpoints are this part of those of the confirmation
+_PARTS = (8, 16)  # the race's checkpoints are this part of those of the confirmation
 _RACE_ROUNDS = 10  # of the known settings: with less the settings near the best are not all raced
 _Costs = Callable[[Sequence[str], int, bool], Cost]
 

@@ -26,7 +26,7 @@ class TuningSizes:
     confirm: int
     fixed: bool
     fits: Callable[[int], bool]
-    part: int = 4
+    part: int = 8
 
     def candidates(self) -> Iterator[int]:
         """Yield the present `confirm`, then smaller sizes, each half of the one before."""

@@ -28,7 +28,7 @@ __all__ = ["Tuner"]
 
 _FINALISTS = 4
 _MOST_DRAWN = 8
-_NEAR = 1.15  # times the leader's loss: families whose best setting is refined
+_NEAR = 1.4  # times the leader's loss: families whose best setting is refined
 _BATCH = 6  # settings proposed at once
 
 # The fraction of the race's share of the budget that must be left after each part of the race.

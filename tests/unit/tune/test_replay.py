@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from support.journals import HEADER, tuned
-from support.simulated_storage import SimulatedStorage, space_of_writers, worlds
+from support.simulated_storage import SimulatedStorage, normal, space_of_writers, worlds
 
 from iobench.report.tuning import notes
 from iobench.tune.outcome import Outcome
@@ -63,10 +63,10 @@ def test_a_tuning_that_did_not_end_has_no_outcome() -> None:
 
 def test_the_noise_floor_is_that_of_the_journal() -> None:
     """By the floor that the tuning had, the baseline stays; the notes name its record."""
-    storage = SimulatedStorage(seed=1)
+    storage = SimulatedStorage(seed=5, noise=normal(0.02))
     real = storage.tuner(space_of_writers(), floor=9.0).run()
     assert real.verdict.chosen == real.baseline
-    _, trials = tuned(SimulatedStorage(seed=1))
+    _, trials = tuned(SimulatedStorage(seed=5, noise=normal(0.02)))
     asked = {**HEADER.asked, "floor": 9.0, "floor_record": "results/aa.jsonl"}
     header = dataclasses.replace(HEADER, asked=asked)
     found = outcome_of(replay(header, trials))
