@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -386,5 +387,8 @@ def _ended(store: CheckpointStore, events: SaveEvents | None, failure: Exception
     try:
         release_unclosed(store, failure)
     finally:
-        if events is not None:
+        # The garbage collector may call this in any thread, which must not wait.
+        if events is not None and threading.current_thread() is threading.main_thread():
             events.end()
+        elif events is not None:
+            events.leave()

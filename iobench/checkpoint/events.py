@@ -71,15 +71,18 @@ class SaveEvents:
         if os.getpid() == self._pid:
             self._events.put((save, event))
 
+    def leave(self) -> None:
+        """End the thread after the calls of all events so far; wait for nothing."""
+        if os.getpid() == self._pid:
+            self._events.put(None)
+
     def end(self) -> None:
         """Wait for the calls of all events so far, 10 s at most, and end the thread.
 
-        Only the main thread waits: the garbage collector may call this in any other one.
+        A callback that calls this does not wait for itself.
         """
-        if os.getpid() != self._pid:
-            return
-        self._events.put(None)
-        if threading.current_thread() is not threading.main_thread():
+        self.leave()
+        if os.getpid() != self._pid or threading.current_thread() is self._thread:
             return
         self._thread.join(_END_S)
         if self._thread.is_alive():
@@ -96,7 +99,7 @@ def _tell(events: queue.SimpleQueue[tuple[Save, SaveEvent] | None], on_event: On
         del told
         try:
             on_event(save, event)
-        except Exception as error:  # noqa: BLE001 -- the user's; no save may fail by it
+        except BaseException as error:  # noqa: BLE001 -- the user's, also sys.exit()
             with contextlib.suppress(RuntimeWarning):  # a filter may raise it; no caller is here
                 warnings.warn(
                     f"on_event({event!r} of step {save.step}) failed: {error!r}",

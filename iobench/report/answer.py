@@ -23,7 +23,7 @@ from iobench.units import GIB, count_of, format_seconds, format_size
 
 __all__ = ["Line", "answer"]
 
-_MOST_NAMES = 3
+_MOST_NAMES = 4
 _IDLE = 0.3  # of the time: the device is not what limits
 _GPUS_PER_NODE = 8
 
@@ -84,7 +84,7 @@ def _background(one: Summary) -> str:
     if one.background_rates.kept is None:
         return text
     text += f", and keeps {100 * one.background_rates.kept:.0f}% of its rate alone"
-    if one.background_rates.kept_ci95 is not None:
+    if one.background_rates.kept_ci95 is not None and one.samples >= LEAST_SAMPLES:
         low, high = one.background_rates.kept_ci95
         text += f" ({100 * low:.0f}% to {100 * high:.0f}%)"
     return text

@@ -11,7 +11,7 @@ from iobench.errors import UsageError
 from iobench.tune.budget import NOTHING, SLACK, Cost
 from iobench.tune.sizes import TuningSizes
 from iobench.tune.space import Space
-from iobench.units import format_size, format_size_exact
+from iobench.units import MIB, format_size, format_size_exact
 
 __all__ = [
     "LAST_ROUNDS",
@@ -223,7 +223,8 @@ def plan(
     planner = Planner.of_bytes(space, sizes, written_bytes)
     found = planner.largest(Cost(time_s=math.inf, written_bytes=max_bytes))
     if found is None:
-        least = format_size_exact(planner.least().written_bytes)
+        whole_mib = -(-planner.least().written_bytes // MIB) * MIB
+        least = format_size_exact(whole_mib)
         raise too_small("--max-bytes", least, space, sizes)
     return planner.full(), found
 

@@ -117,6 +117,11 @@ def test_what_a_background_gets_and_what_it_leaves() -> None:
     assert said(alone)["Save"][0].startswith("odirect background=restore or ")
     assert all("keeps" not in text for text in said(alone)["Background"])
     assert "Background" not in said(summarise(result))
+    few = tuple(one for one in both.samples if one.repetition < 3)
+    assert all(
+        text.endswith("% of its rate alone")  # no interval by so few
+        for text in said(summarise(replace(both, samples=few)))["Background"]
+    )
 
 
 def test_few_samples_name_no_winner() -> None:
