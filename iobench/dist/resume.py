@@ -29,6 +29,11 @@ def expected_of(objects: Mapping[str, Stateful]) -> dict[str, Any]:
     A new optimizer has no state yet, so its entry cannot be compared. Raises UsageError for what
     cannot be restored from full tensors.
     """
+    if not isinstance(objects, Mapping):
+        raise UsageError(
+            f"resume: takes objects by the names that save() gave them, such as "
+            f'{{"model": model}}, not a {type(objects).__name__}'
+        )
     for name, one in objects.items():
         if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
             raise UsageError(

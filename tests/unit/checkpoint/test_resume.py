@@ -80,6 +80,15 @@ def test_what_has_no_state(tmp_path: Path) -> None:
         ckpt.resume({"step": 5})  # type: ignore[dict-item]  # an int
 
 
+def test_an_object_without_a_name(tmp_path: Path) -> None:
+    """The error shows the form of the argument."""
+    with (
+        Checkpointer(tmp_path, writer="buffered") as ckpt,
+        pytest.raises(UsageError, match=r'such as \{"model": model\}, not a Linear'),
+    ):
+        ckpt.resume(torch.nn.Linear(2, 2))  # type: ignore[arg-type]  # no mapping
+
+
 def test_the_error_of_a_save_that_exists_names_it(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, writer="buffered") as ckpt:
         ckpt.save({"a": 1}, 499)
