@@ -32,8 +32,9 @@ class KilledSaves:
     """Saves of numbered checkpoints by one writer, each in its own process.
 
     The moments to kill at come from a complete save, which is measured first. The phases take
-    turns, so that a short phase is killed as often as a long one. The entry of the phase and the
-    delay after it are random.
+    turns, so that a short phase is killed as often as a long one. The entry of the phase is random.
+    In every other round the save stands at this entry until it is killed, so that each phase is met
+    however fast it is; in the rounds between, it goes on for a random part of the phase.
     """
 
     def __init__(self, server: subprocess.Popen[str], seed: int) -> None:
@@ -57,10 +58,11 @@ class KilledSaves:
         Returns the phase that was killed, or `done` after the last one. `phase` and `entry`, its
         number counted from 0, are chosen if they are not given. Requires a `save` before.
         """
+        around, turn = divmod(self._turn, len(self._moments))
         self._turn += 1
-        entries = self._moments[phase or sorted(self._moments)[self._turn % len(self._moments)]]
+        entries = self._moments[phase or sorted(self._moments)[turn]]
         moment = self._random.choice(entries) if entry is None else entries[entry]
-        after_s = self._random.uniform(0, moment.lasts_s)
+        after_s = self._random.uniform(0, moment.lasts_s) if around % 2 else None
         entered = self._ask(
             {"number": number, "phase": moment.phase, "entry": moment.entry, "after_s": after_s}
         )

@@ -9,8 +9,9 @@ It is run by path, with one argument, a JSON object:
 
 Each line of standard input is a JSON object. `number` is the checkpoint to save; every 8 bytes of
 it are that number. The child is killed `after_s` seconds after it enters `phase` for the `entry`-th
-time, counted from 0. Without a `phase` the save runs to its end. The answer is one line: the phases
-that were entered with their times, and the exit status of the child as returned by waitpid.
+time, counted from 0; with `after_s` null it stands there until it is killed. Without a `phase` the
+save runs to its end. The answer is one line: the phases that were entered with their times, and the
+exit status of the child as returned by waitpid.
 
 Everything is imported once, and each save is a fork, so that a kill costs only a few milliseconds.
 The process has one thread when it forks; threads, rings and connections belong to the child.
@@ -24,6 +25,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
@@ -94,16 +96,22 @@ def _report_phases(note: Note) -> None:
         setattr(Meter, name, noted(getattr(Meter, name)))
 
 
-def _child(writer: Writer, order: dict[str, Any], number: int, pipe: int) -> None:
+def _child(writer: Writer, order: dict[str, Any], request: dict[str, Any], pipe: int) -> None:
     """Save, and wait to be killed. Never returns."""
+    stands = Counter[str]()
+    if "phase" in request and request["after_s"] is None:
+        stands[request["phase"]] = request["entry"] + 1
 
     def note(name: str) -> None:
         os.write(pipe, f"{name} {time.monotonic()}\n".encode())
+        stands[name] -= 1
+        while stands[name] == 0:
+            signal.pause()
 
     try:
         note(STARTED)
         _report_phases(note)
-        _save(writer, order, number, note)
+        _save(writer, order, request["number"], note)
         note(DONE)
         os.close(pipe)
         while True:
@@ -138,7 +146,7 @@ def _serve(writer: Writer, order: dict[str, Any], request: dict[str, Any]) -> di
     child = os.fork()
     if not child:
         os.close(reading)
-        _child(writer, order, request["number"], writing)
+        _child(writer, order, request, writing)
     os.close(writing)
     left = request.get("entry", 0)
     entered: list[tuple[str, float]] = []
@@ -148,7 +156,7 @@ def _serve(writer: Writer, order: dict[str, Any], request: dict[str, Any]) -> di
             entered.append((name, float(at) - begun))
             if name == request.get("phase"):
                 if not left:
-                    time.sleep(request["after_s"])
+                    time.sleep(request["after_s"] or 0)
                     os.kill(child, signal.SIGKILL)
                 left -= 1
         os.kill(child, signal.SIGKILL)  # a child that has finished its save waits for this

@@ -59,7 +59,8 @@ Gated.gate.set()
 ckpt.wait()
 for save in saves:
     found = ckpt.load(save.step)["w"]
-    assert save.status == "committed" and bool((found == save.step).all()), save
+    assert save.status == "committed" and found.min() == found.max() == save.step, save
+    del found  # two states at once are more than the group leaves
 print(ckpt.steps() == [save.step for save in saves])
 """
 
