@@ -25,8 +25,8 @@ import torch
 
 from iobench import Checkpointer, Remote
 from iobench.bench.targets.scratch import scratch_directory
+from iobench.remote.journal import DrainJournal
 from iobench.testing import LocalS3, local_s3
-from iobench.tiers.journal import DrainJournal
 from iobench.units import MIB, parse_size
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make

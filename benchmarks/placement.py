@@ -47,8 +47,8 @@ from support.slow_writer import SlowWriter
 
 from iobench import Checkpointer, KeepLast, Memory, Placement, Remote
 from iobench.bench.targets.scratch import scratch_directory
-from iobench.tiers.journal import DrainJournal
-from iobench.tiers.observed import LOCAL, REMOTE
+from iobench.remote.journal import DrainJournal
+from iobench.remote.observed import LOCAL, REMOTE
 from iobench.units import MIB, parse_size
 from iobench.writers.s3 import S3Writer
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from iobench.tiers.observed import LOCAL, REMOTE
+from iobench.remote.observed import LOCAL, REMOTE
 
 __all__ = ["Run", "Timed", "fixed_s", "oracle_s", "shown"]
 

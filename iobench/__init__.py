@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 from iobench._version import __version__
 
 if TYPE_CHECKING:
+    from iobench.checkpoint.load.any_format import load_checkpoint
     from iobench.checkpoint.per_rank import PerRank, SavedPerRank
     from iobench.checkpoint.retention import KeepAll, KeepEvery, KeepLast
     from iobench.checkpoint.save import Save
     from iobench.checkpoint.schedule import Auto, Every
-    from iobench.dist.checkpointer import Checkpointer
-    from iobench.dist.load.any_format import load_checkpoint
-    from iobench.dist.replicas.partner import Partner
-    from iobench.dist.world import World
+    from iobench.checkpointer.checkpointer import Checkpointer
     from iobench.integrations.default_writer import set_default_writer
-    from iobench.tiers.local import Local
-    from iobench.tiers.memory import Memory
-    from iobench.tiers.placement import Placement
-    from iobench.tiers.remote import Remote
+    from iobench.ranks.world import World
+    from iobench.remote.local import Local
+    from iobench.remote.memory import Memory
+    from iobench.remote.placement import Placement
+    from iobench.remote.remote import Remote
+    from iobench.replicas.partner import Partner
     from iobench.writers.base import Writer
     from iobench.writers.config import dump_writer, load_writer
     from iobench.writers.image import FileImage
@@ -61,25 +61,25 @@ __all__ = [
 
 _HOMES = {
     "Auto": "iobench.checkpoint.schedule",
-    "Checkpointer": "iobench.dist.checkpointer",
+    "Checkpointer": "iobench.checkpointer.checkpointer",
     "Every": "iobench.checkpoint.schedule",
     "FileImage": "iobench.writers.image",
     "KeepAll": "iobench.checkpoint.retention",
     "KeepEvery": "iobench.checkpoint.retention",
     "KeepLast": "iobench.checkpoint.retention",
     "PerRank": "iobench.checkpoint.per_rank",
-    "Local": "iobench.tiers.local",
-    "Memory": "iobench.tiers.memory",
-    "Placement": "iobench.tiers.placement",
-    "Remote": "iobench.tiers.remote",
+    "Local": "iobench.remote.local",
+    "Memory": "iobench.remote.memory",
+    "Placement": "iobench.remote.placement",
+    "Remote": "iobench.remote.remote",
     "Save": "iobench.checkpoint.save",
     "SavedPerRank": "iobench.checkpoint.per_rank",
-    "Partner": "iobench.dist.replicas.partner",
+    "Partner": "iobench.replicas.partner",
     "Transfer": "iobench.writers.transfer",
-    "World": "iobench.dist.world",
+    "World": "iobench.ranks.world",
     "Writer": "iobench.writers.base",
     "dump_writer": "iobench.writers.config",
-    "load_checkpoint": "iobench.dist.load.any_format",
+    "load_checkpoint": "iobench.checkpoint.load.any_format",
     "load_writer": "iobench.writers.config",
     "set_default_writer": "iobench.integrations.default_writer",
 }

@@ -41,7 +41,7 @@ _REMEMBERED = 1000  # length of `saves`
 class LocalCheckpointer:
     """What a Checkpointer does in one process, without tiers and replicas.
 
-    See `iobench.dist.checkpointer.Checkpointer`, which is `iobench.Checkpointer`, for the options.
+    See `iobench.Checkpointer` for the options.
     """
 
     _read: staticmethod[..., Any] = staticmethod(read_plain)

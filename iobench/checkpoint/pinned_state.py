@@ -59,7 +59,7 @@ class PinnedState(Protocol):
         """
 
     def open_file(self, pinned: PinnedGeneration, record: FileRecord) -> Any:
-        """Open one of `pinned.files`: an iobench.tiers.source_file.SourceFile. For any thread."""
+        """Open one of `pinned.files`: an iobench.remote.source_file.SourceFile. For any thread."""
 
     def restore_files(self, manifest: Manifest, location: Any, writer: Writer) -> None:
         """Go on from the files of a checkpoint at `location`, as a new generation of this state.

@@ -52,8 +52,8 @@ def stop(
     ] = "",
 ) -> None:
     """Stop agents and free their memory. What they hold is lost; storage is not touched."""
-    from iobench.dist.replicas.runtime import agent_directories
-    from iobench.dist.replicas.start import stop_agent
+    from iobench.replicas.runtime import agent_directories
+    from iobench.replicas.start import stop_agent
 
     chosen = [one for one in agent_directories() if not key or one.path.name == key]
     if key and not chosen:
@@ -68,8 +68,8 @@ def stop(
 
 
 def _statuses() -> list[dict[str, Any]]:
-    from iobench.dist.replicas.endpoint import Endpoint
-    from iobench.dist.replicas.runtime import agent_directories
+    from iobench.replicas.endpoint import Endpoint
+    from iobench.replicas.runtime import agent_directories
 
     found: list[dict[str, Any]] = []
     for directory in agent_directories():

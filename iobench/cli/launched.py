@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from iobench.cli.servers import quiet_stdout
-from iobench.dist.world import World
 from iobench.errors import IobenchError, RankError, UsageError
+from iobench.ranks.world import World
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def launched(target: str | Path | None = None) -> Iterator[Launched | None]:
         return
     from iobench.bench.ranks.group import Launched
     from iobench.bench.ranks.members import introduce
-    from iobench.dist.control import Control
+    from iobench.ranks.control import Control
 
     if world.rank:
         _serve(world, directory)
@@ -62,7 +62,7 @@ def launched(target: str | Path | None = None) -> Iterator[Launched | None]:
 def _serve(world: World, directory: Path | None) -> None:
     """Serve rank 0 and exit like it. An interrupt reaches all ranks, and rank 0 tells of it."""
     from iobench.bench.ranks.serve import serve
-    from iobench.dist.control import Control
+    from iobench.ranks.control import Control
 
     try:
         with quiet_stdout(), Control.connect(world, directory=directory) as control:

@@ -16,9 +16,9 @@ from iobench.text import printable
 from iobench.units import count_of, format_rate, format_seconds, format_size
 
 if TYPE_CHECKING:
-    from iobench.tiers.memory_status import MemoryStatus
-    from iobench.tiers.rates import Estimate
-    from iobench.tiers.status import TiersStatus
+    from iobench.remote.memory_status import MemoryStatus
+    from iobench.remote.rates import Estimate
+    from iobench.remote.status import TiersStatus
 
 
 def tiers(
@@ -32,9 +32,9 @@ def tiers(
     It reads the directory, its journal, and the memory status of a process that runs. The
     remote tier is not asked.
     """
-    from iobench.tiers.journal import JOURNAL, DrainJournal
-    from iobench.tiers.memory_status import memory_status
-    from iobench.tiers.status import tiers_status
+    from iobench.remote.journal import JOURNAL, DrainJournal
+    from iobench.remote.memory_status import memory_status
+    from iobench.remote.status import tiers_status
 
     memory = memory_status(directory)
     found = None
@@ -44,7 +44,7 @@ def tiers(
         lines = count_of(found.damaged_lines, "damaged line")
         print(f"{printable(str(directory / JOURNAL))}: {lines} left out", file=sys.stderr)
     if format_ is ListingFormat.JSON:
-        document = {"schema": "iobench.tiers/2"} if found is None else _document(found)
+        document = {"schema": "iobench.remote/2"} if found is None else _document(found)
         write_json({**document, "memory": _memory_document(memory)}, sys.stdout)
         return
     if memory is not None:
@@ -146,7 +146,7 @@ def _document(found: TiersStatus) -> dict[str, Any]:
         )
 
     return {
-        "schema": "iobench.tiers/2",
+        "schema": "iobench.remote/2",
         "local": {
             "location": found.directory,
             "size_bytes": found.size_bytes,

@@ -10,7 +10,8 @@ Stock `FileSystemReader` reads what StorageWriter wrote, and StorageReader reads
 `FileSystemWriter` wrote. With the writer `s3` a path is `s3://bucket/prefix`.
 """
 
+from iobench.checkpoint.ranked.slice_planner import SlicePlanner
 from iobench.integrations.dcp_reader import StorageReader
 from iobench.integrations.dcp_writer import StorageWriter
 
-__all__ = ["StorageReader", "StorageWriter"]
+__all__ = ["SlicePlanner", "StorageReader", "StorageWriter"]

@@ -23,7 +23,7 @@ from iobench.offload.files import StateFile, file_sizes
 from iobench.offload.layout import BLOCK, ParameterPiece, StateLayout
 from iobench.offload.model import place
 from iobench.offload.record import GenerationRecord
-from iobench.tiers.source_file import LocalDamageError, SourceFile
+from iobench.remote.source_file import LocalDamageError, SourceFile
 from iobench.writers.base import Writer
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes, FileImage, Segment

@@ -27,7 +27,7 @@ from iobench.offload.record import GenerationRecord, HeldBy
 from iobench.offload.record_areas import RECORDS, read_records, record_of_pin
 from iobench.offload.restore import HeldPin
 from iobench.offload.state import OptimizerState
-from iobench.tiers.source_file import LocalDamageError
+from iobench.remote.source_file import LocalDamageError
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 

@@ -14,11 +14,11 @@ from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.retention import KeepLast
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
-from iobench.dist.checkpointer import Checkpointer
+from iobench.checkpointer.checkpointer import Checkpointer
 from iobench.errors import transfer_errors
 from iobench.peers.torch_save import TorchSave
+from iobench.remote.memory import Memory
 from iobench.results import TrainSave
-from iobench.tiers.memory import Memory
 from iobench.train.arm import SLOWER_MEMORY, Arm
 from iobench.writers.base import Writer
 from iobench.writers.blocks.channel import Channel, Lease

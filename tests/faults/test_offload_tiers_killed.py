@@ -58,7 +58,7 @@ _SIZE = 18_001_920  # three tensors, the last chunk rounded up
 _POINTS = {
     "iobench.offload.exported.SlotsFile.read:after:2": 0,
     "iobench.writers.s3_store.resumed_upload.ResumedUpload.send:after:3": 15 * MIB,
-    "iobench.tiers.file_copier.read_back:before": _SIZE,
+    "iobench.remote.file_copier.read_back:before": _SIZE,
 }
 """Points in the copy of the second checkpoint, and the least bytes that are not sent again."""
 
@@ -159,7 +159,7 @@ with Checkpointer(base + "/runs", keep=keep, offload=optimizer, tiers=[Remote(re
 def test_killed_while_the_state_is_restored(when: str, tmp_path: Path, expected: list) -> None:
     """The new directory has no generation, or all of it."""
     remote = str(tmp_path / "remote")
-    _kill(tmp_path, remote, "iobench.tiers.drain.Drain.saved:before")
+    _kill(tmp_path, remote, "iobench.remote.drain.Drain.saved:before")
     shutil.rmtree(tmp_path / "runs")
     point = f"iobench.offload.store.GenerationStore.commit:{when}"
     _kill(tmp_path, remote, point, _RESTORER)

@@ -19,22 +19,22 @@ from support.train_scripts import newest_checked
 
 _LIMIT_S = 60
 _TRAINS = "support.train_scripts:trains"
-_SAVES = "iobench.dist.saves"
+_SAVES, _PARTS = "iobench.checkpointer.saves", "iobench.checkpoint.ranked"
 
 _POINTS = {
-    "opening": ("iobench.dist.ranked.RankedCheckpointer._lead:after:1", 1),
-    "load": ("iobench.dist.load.pieces.read_pieces:before:1", 1),
-    "plan": ("iobench.dist.saves.planning.scattered:before:1", 1),
+    "opening": ("iobench.checkpointer.ranked.RankedCheckpointer._lead:after:1", 1),
+    "load": ("iobench.checkpoint.load.pieces.read_pieces:before:1", 1),
+    "plan": ("iobench.checkpoint.ranked.planning.scattered:before:1", 1),
     "snapshot": ("iobench.checkpoint.checkpointer.copy_into:before:2", 2),
     "write": (f"{_SAVES}.part_writer.PartWriter.write:before:2", 2),
-    "part manifest": (f"{_SAVES}.part.Part.to_json:before:2", 2),
+    "part manifest": (f"{_PARTS}.part.Part.to_json:before:2", 2),
     "vote": (f"{_SAVES}.part_writer.PartWriter.write:after:2", 2),
     "voted": (f"{_SAVES}.committer.RankCommitter._cast:after:2", 2),
 }
 """Points of every rank, and the number of the save that the job makes there."""
 
 _LEADS = {
-    "looks at parts": f"{_SAVES}.assembly.Assembly._part:before:4",
+    "looks at parts": f"{_PARTS}.assembly.Assembly._part:before:4",
     "manifest": "iobench.checkpoint.staged.StagedCheckpoint._write_manifest:before:2",
     "before rename": "iobench.checkpoint.staged.StagedCheckpoint._write_manifest:after:2",
     "after rename": "iobench.checkpoint.staged.StagedCheckpoint.publish:after:2",
@@ -43,9 +43,9 @@ _LEADS = {
 """Points of rank 0 alone."""
 
 _READING = {
-    "reads": "iobench.dist.exchange.Exchange._read:before:1",
-    "sends": "iobench.dist.link.Link.send:before:1",
-    "has received": "iobench.dist.link.Link.receive:after:1",
+    "reads": "iobench.ranks.exchange.Exchange._read:before:1",
+    "sends": "iobench.ranks.link.Link.send:before:1",
+    "has received": "iobench.ranks.link.Link.receive:after:1",
 }
 """Points of a load in which the ranks pass on what one of them has read."""
 
@@ -53,7 +53,7 @@ _READING = {
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     directory = tmp_path_factory.mktemp("nodes")
-    with open_nodes(3, directory=directory, preload=[*PRELOAD, "iobench.dist.exchange"]) as made:
+    with open_nodes(3, directory=directory, preload=[*PRELOAD, "iobench.ranks.exchange"]) as made:
         yield made
 
 
@@ -200,7 +200,7 @@ def test_directory_of_one_node(nodes: Nodes, tmp_path: Path) -> None:
 def test_part_damaged_before_the_commit(run: SavedRun, file: str, damage: str) -> None:
     """Rank 0 looks at every part before it publishes. A flipped bit in data is found by loads."""
     before = run.newest
-    points = {0: [f"{_SAVES}.assembly.Assembly.publish:before:1:stop"]}
+    points = {0: [f"{_PARTS}.assembly.Assembly.publish:before:1:stop"]}
     ranks = run.start(f"part {damage}", points=points)
     ranks[0].wait_stopped(_LIMIT_S)
     (part,) = run.directory.glob(f".step-{before + 1}.*/{file}")

@@ -23,7 +23,7 @@ _LOST = 3
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    preload = ["torch", "torch.distributed", "iobench.dist.control", "asyncio"]
+    preload = ["torch", "torch.distributed", "iobench.ranks.control", "asyncio"]
     with open_nodes(4, directory=tmp_path_factory.mktemp("nodes"), preload=preload) as made:
         yield made
 
@@ -103,7 +103,7 @@ def test_a_rank_is_lost_at_any_time(nodes: Nodes, victim: int, how: str) -> None
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_is_lost_at_a_point(nodes: Nodes, victim: int, point: str) -> None:
     """Before, in and after a gather."""
-    ranks = _start(nodes, 2, points={victim: [f"iobench.dist.{point}"]})
+    ranks = _start(nodes, 2, points={victim: [f"iobench.ranks.{point}"]})
     lost = ranks[victim]
     lost.wait_stopped(30) if point.endswith("stop") else lost.wait(30)
     _expect_lost(nodes, [rank for rank in ranks if rank is not lost], lost, "round")
@@ -114,8 +114,8 @@ def test_a_rank_is_lost_at_a_point(nodes: Nodes, victim: int, point: str) -> Non
 def test_a_late_rank_is_told(nodes: Nodes) -> None:
     """It connects after another one was lost: rank 0 waits for it, and tells why the job ends."""
     points = {
-        1: ["iobench.dist.control.Control.barrier:before:1:kill"],
-        2: ["iobench.dist.control._connected:before:1:stop"],
+        1: ["iobench.ranks.control.Control.barrier:before:1:kill"],
+        2: ["iobench.ranks.control._connected:before:1:stop"],
     }
     ranks = _start(nodes, 3, deadline_s=20, points=points)
     _, lost, late = ranks
@@ -214,7 +214,7 @@ def test_address_of_an_earlier_start(nodes: Nodes, tmp_path: Path) -> None:
             environ={"IOBENCH_STORE": str(tmp_path), "IOBENCH_TOKEN": ""},
             job="same",
             port=29400,
-            points={0: [f"iobench.dist.{point}"]},
+            points={0: [f"iobench.ranks.{point}"]},
         )
 
     assert nodes.wait(start("control.Control.barrier:before:1:kill", 2), 30) == [_KILLED, _LOST]
@@ -228,7 +228,7 @@ def test_ranks_meet_in_the_directory_of_their_data(nodes: Nodes, tmp_path: Path)
     """Without a store: rank 0 publishes its address and a secret there, for this user only."""
     unset = ["IOBENCH_TOKEN"]
     script = "support.rank_scripts:meets"
-    points = {1: ["iobench.dist.control.meet:before:1:stop"]}
+    points = {1: ["iobench.ranks.control.meet:before:1:stop"]}
     ranks = nodes.ranks(script, str(tmp_path), 30, *unset, order=[0, 1], points=points)
     ranks[1].wait_stopped(30)
     while not (files := list(tmp_path.iterdir())):

@@ -55,9 +55,9 @@ def test_rank_0_ends_before_the_others_read(call: str) -> None:
     answers are larger than the buffers of a socket, so the hub of rank 0 still sends them."""
     code = f"""
 import os, time
-from iobench.dist import member
-from iobench.dist.control import Control
-from iobench.dist.world import World
+from iobench.ranks import member
+from iobench.ranks.control import Control
+from iobench.ranks.world import World
 exactly = member._exactly
 def slowly(connection, size):
     if size > 1_000_000:

@@ -55,15 +55,15 @@ except RankError as error:
     raise SystemExit(3)
 """
 
-_PERSISTER = "iobench.dist.memory.persister.RankMemoryPersister"
+_PERSISTER = "iobench.checkpointer.memory.persister.RankMemoryPersister"
 _POINTS = [
     (1, f"{_PERSISTER}._following:before:3"),
     (0, f"{_PERSISTER}._agree:after:9"),
-    (0, "iobench.dist.saves.assembly.Assembly.publish:before:4"),
+    (0, "iobench.checkpoint.ranked.assembly.Assembly.publish:before:4"),
 ]
 _MORE = [
-    (1, "iobench.dist.saves.part_writer.PartWriter.write:before:4"),
-    (1, "iobench.dist.saves.part_writer.PartWriter.write:after:4"),
+    (1, "iobench.checkpointer.saves.part_writer.PartWriter.write:before:4"),
+    (1, "iobench.checkpointer.saves.part_writer.PartWriter.write:after:4"),
     (1, f"{_PERSISTER}._agree:before:9"),
     (0, f"{_PERSISTER}._newly_gone:after:5"),
 ]

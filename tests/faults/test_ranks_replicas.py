@@ -20,12 +20,12 @@ from support.saved_run import expect_lost
 from support.tiers import until
 
 _LIMIT_S = 60
-_NODE = "iobench.dist.replicas.node.NodeAgents"
+_NODE = "iobench.replicas.node.NodeAgents"
 _COPY, _PUSH = f"{_NODE}.copy", f"{_NODE}.push"
-_SETTLE = "iobench.dist.replicas.replicator.Replicator._settle"
-_FETCH = "iobench.dist.replicas.fetch.Fetcher.fetch"
-_ARRIVED = "iobench.dist.replicas.fetch.PeerRun._read:after"
-_PUBLISH = "iobench.dist.saves.assembly.Assembly.publish"
+_SETTLE = "iobench.replicas.replicator.Replicator._settle"
+_FETCH = "iobench.replicas.fetch.Fetcher.fetch"
+_ARRIVED = "iobench.replicas.fetch.PeerRun._read:after"
+_PUBLISH = "iobench.checkpoint.ranked.assembly.Assembly.publish"
 _DIFFER = "the bytes differ from their checksum"
 
 

@@ -13,9 +13,9 @@ from support.s3_servers import s3_server
 from support.tiers import events, settled, until
 
 from iobench import Checkpointer, Remote, load_checkpoint
+from iobench.remote.journal import JOURNAL
+from iobench.remote.source_file import BLOCK_BYTES
 from iobench.testing import LocalS3
-from iobench.tiers.journal import JOURNAL
-from iobench.tiers.source_file import BLOCK_BYTES
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
@@ -53,16 +53,16 @@ except RankError as error:
 
 _FILE = 10**7
 """Bytes that each of the two ranks copies."""
-_FOLLOWER = "iobench.dist.drain.follower.DrainFollower"
-_COPIER = "iobench.dist.drain.rank_copier.RankCopier"
+_FOLLOWER = "iobench.remote.ranked.follower.DrainFollower"
+_COPIER = "iobench.remote.ranked.rank_copier.RankCopier"
 _POINTS = [
     (1, f"{_FOLLOWER}._next:after", 0),
-    (1, "iobench.tiers.source_file.SourceFile.read:after:2", BLOCK_BYTES),
+    (1, "iobench.remote.source_file.SourceFile.read:after:2", BLOCK_BYTES),
     (1, f"{_FOLLOWER}._done:after:1:stop", _FILE),
-    (1, "iobench.tiers.file_copier.read_back:before", 2 * _FILE),
-    (0, "iobench.tiers.source_file.SourceFile.read:before:2", BLOCK_BYTES),
+    (1, "iobench.remote.file_copier.read_back:before", 2 * _FILE),
+    (0, "iobench.remote.source_file.SourceFile.read:before:2", BLOCK_BYTES),
     (0, f"{_COPIER}._together:after", 2 * _FILE),
-    (0, "iobench.tiers.remote.RemoteTier.published:after", 2 * _FILE),
+    (0, "iobench.remote.remote.RemoteTier.published:after", 2 * _FILE),
 ]
 """The rank that is lost, where, and the least bytes that need not be sent again."""
 _BUCKET = [
@@ -108,7 +108,7 @@ def test_a_directory(victim: int, point: str, least: int, tmp_path: Path) -> Non
 def test_a_restart_of_all_ranks(tmp_path: Path) -> None:
     """At the same world size, too, only what is missing is sent."""
     local, remote = tmp_path / "local", tmp_path / "remote"
-    _lose(local, remote, 0, "iobench.tiers.source_file.SourceFile.read:before:2")
+    _lose(local, remote, 0, "iobench.remote.source_file.SourceFile.read:before:2")
     code = _TRAINER.format(arguments=(str(local), str(remote), None, ""))
     with start_ranks(code, 2) as ranks:
         for rank in (0, 1):

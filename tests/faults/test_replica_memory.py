@@ -16,7 +16,7 @@ _TAKER = """
 import os, sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
-from iobench.dist.replicas.segment import NodeMemory
+from iobench.replicas.segment import NodeMemory
 from iobench.errors import ReplicaError
 fd, memory, taken = os.memfd_create("replica"), NodeMemory(), 0
 step = int(sys.argv[2])

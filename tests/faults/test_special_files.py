@@ -15,7 +15,7 @@ import torch
 import iobench
 from iobench.errors import DataMismatchError, IobenchError
 from iobench.formats import safetensors, torch_file
-from iobench.tiers.journal import JOURNAL, DrainJournal
+from iobench.remote.journal import JOURNAL, DrainJournal
 from iobench.writers.registry import make
 
 WRITERS = ("buffered", "uncached", "odirect", "uring", "hybrid")

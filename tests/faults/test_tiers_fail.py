@@ -16,7 +16,7 @@ from support.tiers import events, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
 from iobench.errors import TargetError, TransferError, UnavailableError
-from iobench.tiers import nearest
+from iobench.remote import nearest
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 
@@ -173,7 +173,7 @@ def test_a_bucket_that_is_gone_for_an_hour(
         clock = SimpleNamespace(
             time=time.time, monotonic=lambda: time.monotonic() + simulated.passed_s
         )
-        monkeypatch.setattr("iobench.tiers.drain.time", clock)
+        monkeypatch.setattr("iobench.remote.drain.time", clock)
         server.fail("put", reset, times=10**6, after=1)  # the first of its files is sent
         for operation in ("list", "head", "get", "delete", "remove", "pending"):
             server.fail(operation, reset, times=10**6)

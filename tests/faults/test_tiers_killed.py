@@ -15,9 +15,9 @@ from support.s3_servers import s3_server
 from support.tiers import events, settled, until
 
 from iobench import Checkpointer, Remote, load_checkpoint
+from iobench.remote.journal import JOURNAL
+from iobench.remote.source_file import BLOCK_BYTES
 from iobench.testing import Bucket, LocalS3
-from iobench.tiers.journal import JOURNAL
-from iobench.tiers.source_file import BLOCK_BYTES
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
@@ -39,23 +39,23 @@ tiers.until(lambda: tiers.settled(ckpt))
 
 _SIZE = 20 * 10**6
 _BOTH = (
-    "iobench.tiers.local_tier.stored_bytes:before",
-    "iobench.tiers.drain.Drain.saved:after",
-    "iobench.tiers.drain_step.DrainStep.send:before",
-    "iobench.tiers.source_file.SourceFile.read:after:2",
-    "iobench.tiers.remote.RemoteTier.published:before",
-    "iobench.tiers.remote.RemoteTier.published:after",
-    "iobench.tiers.file_copier.read_back:before",
-    "iobench.tiers.file_copier.read_back:after",
-    "iobench.tiers.drain.Drain._note:after:2",
-    "iobench.tiers.drain.Drain._note:after:3",
+    "iobench.remote.local_tier.stored_bytes:before",
+    "iobench.remote.drain.Drain.saved:after",
+    "iobench.remote.drain_step.DrainStep.send:before",
+    "iobench.remote.source_file.SourceFile.read:after:2",
+    "iobench.remote.remote.RemoteTier.published:before",
+    "iobench.remote.remote.RemoteTier.published:after",
+    "iobench.remote.file_copier.read_back:before",
+    "iobench.remote.file_copier.read_back:after",
+    "iobench.remote.drain.Drain._note:after:2",
+    "iobench.remote.drain.Drain._note:after:3",
 )
 _DIRECTORY = {
-    "iobench.tiers.directory_copy._write:before:2": BLOCK_BYTES,
-    "iobench.tiers.directory_copy._write:after:3": 2 * BLOCK_BYTES,
-    "iobench.tiers.directory_copy.DirectoryCopy.publish:before": _SIZE,
+    "iobench.remote.directory_copy._write:before:2": BLOCK_BYTES,
+    "iobench.remote.directory_copy._write:after:3": 2 * BLOCK_BYTES,
+    "iobench.remote.directory_copy.DirectoryCopy.publish:before": _SIZE,
     "iobench.checkpoint.staged.StagedCheckpoint._write_manifest:after:2": _SIZE,
-    "iobench.tiers.directory_copy.DirectoryCopy.publish:after": _SIZE,
+    "iobench.remote.directory_copy.DirectoryCopy.publish:after": _SIZE,
 }
 """Points, and the least bytes that need not be sent again."""
 _BUCKET = {

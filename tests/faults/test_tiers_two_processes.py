@@ -16,7 +16,7 @@ from support.tiers import events, settled, state, until
 
 from iobench import Checkpointer, Remote, load_checkpoint
 from iobench.errors import TargetError
-from iobench.tiers.source_file import BLOCK_BYTES
+from iobench.remote.source_file import BLOCK_BYTES
 
 _FIRST = """
 import sys
@@ -25,8 +25,8 @@ from iobench import Checkpointer, Remote
 
 local, remote = sys.argv[1:]
 ckpt = Checkpointer(local, tiers=[Remote(remote)])
-kill_points.arm("iobench.tiers.source_file.SourceFile.read:before:3:hang")
-kill_points.arm("iobench.tiers.source_file.SourceFile.read:before:3:note")
+kill_points.arm("iobench.remote.source_file.SourceFile.read:before:3:hang")
+kill_points.arm("iobench.remote.source_file.SourceFile.read:before:3:note")
 ckpt.save(tiers.state(1), 1)
 tiers.until(lambda: False)
 """

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from iobench.dist.control import Control
-from iobench.dist.world import World
 from iobench.errors import UsageError
+from iobench.ranks.control import Control
+from iobench.ranks.world import World
 from tests.support.ranks import free_port, start_ranks
 
 _BEGIN = """
 import sys, time
-from iobench.dist.control import Control
-from iobench.dist.world import World
+from iobench.ranks.control import Control
+from iobench.ranks.world import World
 from iobench.errors import RankError
 world = World.detect()
 control = Control.connect(world, deadline_s=20, lost_after_s=2)
@@ -39,7 +39,7 @@ except RankError as error:
 )
 
 
-_IMPATIENT = "import iobench.dist.control as module; module._PATIENCE_S = 0.5\n"
+_IMPATIENT = "import iobench.ranks.control as module; module._PATIENCE_S = 0.5\n"
 
 
 def _waiting(deadline_s: float = 20) -> str:
@@ -168,7 +168,7 @@ def test_only_rank_0_makes_a_checkpointer(tmp_path: Path) -> None:
     code = f"""
 import os, time, warnings
 import torch.distributed as dist
-import iobench, iobench.dist.control as module
+import iobench, iobench.ranks.control as module
 module._PATIENCE_S, module._ALONE_S = 0.5, 2.0
 dist.init_process_group("gloo")
 if dist.get_rank() == 0:

@@ -14,8 +14,8 @@ from support.slurm import open_slurm, slurm_lacks
 
 _PLACES = """
 import json
-from iobench.dist.control import Control
-from iobench.dist.world import World
+from iobench.ranks.control import Control
+from iobench.ranks.world import World
 
 world = World.detect()
 own = [world.launcher, world.rank, world.size, world.local_rank, world.local_size, world.node]

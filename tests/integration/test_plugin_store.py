@@ -22,8 +22,8 @@ from iobench.bench.contenders.base import WriterContender
 from iobench.bench.targets.bucket import BucketTarget
 from iobench.errors import UsageError
 from iobench.integrations.dcp import StorageReader, StorageWriter
+from iobench.remote.remote import Remote
 from iobench.testing import Bucket, LocalS3, writer_checks
-from iobench.tiers.remote import Remote
 from iobench.writers import StoredObjects, Writer
 from iobench.writers.options import WriterOptions
 from iobench.writers.removal import remove_file

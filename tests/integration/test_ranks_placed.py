@@ -12,8 +12,8 @@ from support.s3_servers import s3_server
 from support.tiers import events
 
 import iobench
+from iobench.remote.journal import JOURNAL
 from iobench.testing import LocalS3
-from iobench.tiers.journal import JOURNAL
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target

@@ -10,8 +10,8 @@ _CODE = """
 import glob, os, sys, warnings
 import torch
 import iobench
-from iobench.dist.control import shared_control
-from iobench.dist.world import World
+from iobench.ranks.control import shared_control
+from iobench.ranks.world import World
 from iobench.errors import DataMismatchError, OptionError
 
 warnings.simplefilter("ignore")

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 from support.agents import Node, flip, nodes, random_bytes, runtime_directories, through_proxy
 
-from iobench.dist.replicas.endpoint import Endpoint, described
-from iobench.dist.replicas.fetch import Fetcher
-from iobench.dist.replicas.frames import Wire
-from iobench.dist.replicas.handshake import accept, introduce
-from iobench.dist.replicas.recovery import MemoryCopy, RecoveryPlan, Version
-from iobench.dist.replicas.start import stop_agent, stop_earlier_agents
 from iobench.errors import ReplicaError
+from iobench.replicas.endpoint import Endpoint, described
+from iobench.replicas.fetch import Fetcher
+from iobench.replicas.frames import Wire
+from iobench.replicas.handshake import accept, introduce
+from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, Version
+from iobench.replicas.start import stop_agent, stop_earlier_agents
 from iobench.units import MIB
 from iobench.writers.image import Bytes
 
@@ -353,7 +353,7 @@ def test_stop_frees_everything(base: Path, alone: Node) -> None:
 
 def test_a_stopped_process_is_killed(alone: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that does not answer (SIGSTOP) still gives its memory back."""
-    monkeypatch.setattr("iobench.dist.replicas.start._STOP_S", 0.3)
+    monkeypatch.setattr("iobench.replicas.start._STOP_S", 0.3)
     os.kill(alone.record.pid, signal.SIGSTOP)
     assert stop_agent(alone.directory)
     assert not alone.record.alive

@@ -17,7 +17,7 @@ import pytest
 from support.agents import runtime_directories
 from support.ranks import start_ranks
 
-from iobench.dist.replicas.runtime import AgentDirectory, AgentRecord
+from iobench.replicas.runtime import AgentDirectory, AgentRecord
 
 _TESTS = Path(__file__).parents[1]
 Told = list[list[dict[str, Any]]]

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.compared import compared
-from iobench.dist.control import Control
-from iobench.dist.link import Link
-from iobench.dist import restore_mode
-from iobench.dist.restore_mode import Reader
-from iobench.dist.restore_plan import MODES, RESTORE_MODES, Range
-from iobench.dist.transport import Transport
-from iobench.dist.world import World
+from iobench.ranks.control import Control
+from iobench.ranks.link import Link
+from iobench.ranks import restore_mode
+from iobench.ranks.restore_mode import Reader
+from iobench.ranks.restore_plan import MODES, RESTORE_MODES, Range
+from iobench.ranks.transport import Transport
+from iobench.ranks.world import World
 from iobench.errors import DataMismatchError, RankError, TransferError
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make

@@ -24,12 +24,12 @@ from iobench.checkpoint import ledger
 from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.object_store import ObjectStore
 from iobench.errors import OptionError, TargetError, TransferError, UsageError
+from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
+from iobench.remote.drain_step import DrainStep
+from iobench.remote.journal import JOURNAL, DrainEvent, DrainJournal
+from iobench.remote.lag import exceeded
+from iobench.remote.remote import RemoteTier
 from iobench.testing import Bucket, LocalS3
-from iobench.tiers.directory_copy import DRAINING_SUFFIX, DirectoryCopy
-from iobench.tiers.drain_step import DrainStep
-from iobench.tiers.journal import JOURNAL, DrainEvent, DrainJournal
-from iobench.tiers.lag import exceeded
-from iobench.tiers.remote import RemoteTier
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
@@ -318,7 +318,7 @@ def test_the_directory_stays_locked_while_a_copy_is_on_its_way(
         original(self, manifest)
 
     monkeypatch.setattr(DirectoryCopy, "publish", publish)
-    monkeypatch.setattr("iobench.tiers.drain._JOIN_S", 0.05)
+    monkeypatch.setattr("iobench.remote.drain._JOIN_S", 0.05)
     ckpt = Checkpointer(local, tiers=[Remote(remote)])
     ckpt.save(state(1, _SMALL), 1)
     ckpt.wait()
@@ -448,7 +448,7 @@ def test_how_long_a_save_has_waited(
             waiting.start()
         return found
 
-    monkeypatch.setattr("iobench.tiers.drain.exceeded", exceeds)
+    monkeypatch.setattr("iobench.remote.drain.exceeded", exceeds)
     tier = Remote(remote, max_lag=1e-6, on_lag="wait")
     with Checkpointer(local, tiers=[tier]) as ckpt:
         assert ckpt.save(state(1, _SMALL), 1).lag_wait_s == 0.0

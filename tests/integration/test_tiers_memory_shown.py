@@ -18,7 +18,7 @@ import torch
 
 from iobench import Checkpointer, Memory
 from iobench.checkpoint.lock import LOCK
-from iobench.tiers.memory_status import MemoryStatusFile, memory_status
+from iobench.remote.memory_status import MemoryStatusFile, memory_status
 from iobench.units import MIB
 
 _SAVER = """

@@ -22,11 +22,11 @@ from iobench import Checkpointer, KeepLast, Placement, Remote, load_checkpoint
 from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.errors import OptionError, TransferError
+from iobench.remote.directory_copy import DirectoryCopy
+from iobench.remote.file_copier import FileCopier
+from iobench.remote.journal import JOURNAL
+from iobench.remote.observed import LOCAL, REMOTE
 from iobench.testing import LocalS3
-from iobench.tiers.directory_copy import DirectoryCopy
-from iobench.tiers.file_copier import FileCopier
-from iobench.tiers.journal import JOURNAL
-from iobench.tiers.observed import LOCAL, REMOTE
 from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer

@@ -13,9 +13,9 @@ from support.tiers import SIZE, damage, settled, state, until
 
 from iobench import Checkpointer, Remote
 from iobench.errors import DataMismatchError
-from iobench.tiers import nearest
-from iobench.tiers.drain_step import DrainStep
-from iobench.tiers.remote_list import RemoteList
+from iobench.remote import nearest
+from iobench.remote.drain_step import DrainStep
+from iobench.remote.remote_list import RemoteList
 from iobench.units import MIB
 
 _SMALL = 1000

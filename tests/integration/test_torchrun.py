@@ -12,7 +12,7 @@ _TRAINER = """
 import os, signal, sys
 import torch
 from iobench import Checkpointer, KeepLast, PerRank
-from iobench.dist.world import World
+from iobench.ranks.world import World
 
 world, restarts = World.detect(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 with Checkpointer(sys.argv[1], keep=KeepLast(2), writer="buffered") as ckpt:

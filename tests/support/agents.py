@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from iobench.dist.replicas.endpoint import Address, Endpoint, described
-from iobench.dist.replicas.pieces import PIECE, digest_of
-from iobench.dist.replicas.recovery import Version
-from iobench.dist.replicas.runtime import AgentDirectory, AgentRecord
-from iobench.dist.replicas.start import start_agent, stop_agent
+from iobench.replicas.endpoint import Address, Endpoint, described
+from iobench.replicas.pieces import PIECE, digest_of
+from iobench.replicas.recovery import Version
+from iobench.replicas.runtime import AgentDirectory, AgentRecord
+from iobench.replicas.start import start_agent, stop_agent
 from iobench.writers.image import Bytes
 
 __all__ = ["Node", "flip", "nodes", "random_bytes", "runtime_directories", "through_proxy"]

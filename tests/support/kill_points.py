@@ -8,7 +8,7 @@ processes), "stop" (SIGSTOP), "full" (OSError ENOSPC), "error" (RuntimeError), "
 the function's last argument is flipped), "note" (nothing: the line on stdout says that the function
 is called).
 
-    "iobench.dist.control.Control.gather:before:3:stop"
+    "iobench.ranks.control.Control.gather:before:3:stop"
 
 Production code has no hooks: the function is replaced in its module, and in every iobench module
 that has imported it.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["agents_of", "flip_memory", "kill_agent", "kill_agents", "memory_files"]
 
-_PROGRAM = "iobench.dist.replicas.agent"
+_PROGRAM = "iobench.replicas.agent"
 
 
 def agents_of(running: Mapping[int, str]) -> list[int]:

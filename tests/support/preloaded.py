@@ -31,10 +31,14 @@ _MODULES = (
     "torch._dynamo",  # each torch optimizer imports it: 0.5 s of CPU time
     *("iobench.bench.planning", "iobench.bench.runner", "iobench.report.table"),
     *("iobench.tune.tuner", "iobench.train.session"),
-    *("torch.distributed.checkpoint", "torch.distributed.tensor", "iobench.dist.ranked"),
-    *("iobench.dist.load.pieces", "iobench.dist.replicas.replicator", "iobench.integrations.dcp"),
-    *("iobench.offload.algorithms", "iobench.dist.offloaded"),
-    *("iobench.dist.drain.ranked_drain", "iobench.dist.load.both_stores", "iobench.tiers.nearest"),
+    *("torch.distributed.checkpoint", "torch.distributed.tensor", "iobench.checkpointer.ranked"),
+    *("iobench.checkpoint.load.pieces", "iobench.replicas.replicator", "iobench.integrations.dcp"),
+    *("iobench.offload.algorithms", "iobench.checkpointer.offloaded"),
+    *(
+        "iobench.remote.ranked.ranked_drain",
+        "iobench.checkpointer.load.both_stores",
+        "iobench.remote.nearest",
+    ),
 )
 _BEGIN = "from support.preloaded import serve; serve()"
 _LONGEST = 200_000  # bytes of a request: less than a socket's buffer

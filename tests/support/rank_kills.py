@@ -22,8 +22,8 @@ __all__ = ["PRELOAD", "Attempt", "RankKills"]
 
 PRELOAD = (
     "support.train_scripts",
-    "iobench.dist.ranked",
-    "iobench.dist.load.pieces",
+    "iobench.checkpointer.ranked",
+    "iobench.checkpoint.load.pieces",
     "iobench.writers.odirect",
     "torch.distributed",
     "torch.utils.serialization",

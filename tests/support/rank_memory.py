@@ -14,8 +14,8 @@ from unittest import mock
 import torch
 
 import iobench
-from iobench.dist.saves.part_writer import PartWriter
-from iobench.tiers import memory_pool, memory_tier
+from iobench.checkpointer.saves.part_writer import PartWriter
+from iobench.remote import memory_pool, memory_tier
 from iobench.units import MIB
 from tests.support.rank_pool import in_world
 from tests.support.rank_saves import _SECONDS, _gate, _raised

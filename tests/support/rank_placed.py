@@ -12,9 +12,9 @@ from typing import Any
 from unittest import mock
 
 import iobench
-from iobench.dist.saves.part_writer import PartWriter
+from iobench.checkpointer.saves.part_writer import PartWriter
 from iobench.errors import TransferError
-from iobench.tiers.observed import LOCAL, REMOTE
+from iobench.remote.observed import LOCAL, REMOTE
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 from tests.support.rank_pool import in_world

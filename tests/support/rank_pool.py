@@ -133,8 +133,8 @@ def mesh_of(size: int) -> Any:
 
 def in_world(size: int) -> Any:
     """Return the World of the first `size` ranks, in one of them, and connect to the others."""
-    from iobench.dist import control
-    from iobench.dist.world import World
+    from iobench.ranks import control
+    from iobench.ranks.world import World
 
     found = World.detect()
     job = f"{found.job}-{size}-{_starts[size]}"

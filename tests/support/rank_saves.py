@@ -16,13 +16,13 @@ from unittest import mock
 import torch
 
 import iobench
+from iobench.checkpoint.ranked.assembly import Assembly
+from iobench.checkpoint.ranked.content import RankContent
 from iobench.checkpoint.slots import SlotPool
-from iobench.dist.control import shared_control
-from iobench.dist.load import shared_reader
-from iobench.dist.saves.assembly import Assembly
-from iobench.dist.saves.content import RankContent
-from iobench.dist.saves.part_writer import PartWriter
+from iobench.checkpointer.load import shared_reader
+from iobench.checkpointer.saves.part_writer import PartWriter
 from iobench.errors import StateError
+from iobench.ranks.control import shared_control
 from tests.support.rank_pool import in_world, leave_world
 from tests.support.rank_states import digest, state_of
 

@@ -8,10 +8,10 @@ import threading
 import time
 from pathlib import Path
 
-from iobench.dist import control as shared
-from iobench.dist.control import Control
-from iobench.dist.world import World
 from iobench.errors import RankError, UsageError
+from iobench.ranks import control as shared
+from iobench.ranks.control import Control
+from iobench.ranks.world import World
 
 __all__ = ["gathers", "joined", "meets", "meets_by_groups"]
 

@@ -15,8 +15,7 @@ from torch.distributed.tensor import (
     init_device_mesh,
 )
 
-from iobench.dist.slice_planner import SlicePlanner
-from iobench.integrations.dcp import StorageWriter
+from iobench.integrations.dcp import SlicePlanner, StorageWriter
 
 __all__ = ["save_in_slices"]
 

@@ -13,8 +13,8 @@ from unittest import mock
 import torch
 
 import iobench
-from iobench.tiers.drain import Drain
-from iobench.tiers.file_copier import FileCopier
+from iobench.remote.drain import Drain
+from iobench.remote.file_copier import FileCopier
 from tests.support.rank_pool import in_world
 from tests.support.rank_saves import _other_node, _raised
 from tests.support.rank_states import digest, full, state_of

@@ -18,10 +18,10 @@ __all__ = ["REPLICA_PRELOAD", "ReplicaJob", "loads", "outcomes", "told"]
 REPLICA_PRELOAD = (
     *PRELOAD,
     "support.replica_trains",
-    "iobench.dist.exchange",
-    "iobench.dist.replicas.replicator",
-    "iobench.dist.replicas.start",
-    "iobench.dist.transport",
+    "iobench.ranks.exchange",
+    "iobench.replicas.replicator",
+    "iobench.replicas.start",
+    "iobench.ranks.transport",
 )
 """Modules that ranks with replicas import."""
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from iobench.dist.control import Control
-from iobench.dist.replicas.partner import Partner
-from iobench.dist.replicas.recovery import Version, recovery_plan
-from iobench.dist.replicas.replicator import Replicator
-from iobench.dist.world import World
+from iobench.ranks.control import Control
+from iobench.ranks.world import World
+from iobench.replicas.partner import Partner
+from iobench.replicas.recovery import Version, recovery_plan
+from iobench.replicas.replicator import Replicator
 from iobench.writers.image import Bytes, FileImage
 
 

@@ -9,10 +9,10 @@ import warnings
 from typing import Any
 
 from iobench import Checkpointer, KeepLast, Partner
-from iobench.dist import control
-from iobench.dist.replicas.endpoint import Endpoint
-from iobench.dist.world import World
 from iobench.errors import RankError, ReplicaError
+from iobench.ranks import control
+from iobench.ranks.world import World
+from iobench.replicas.endpoint import Endpoint
 from support.train_scripts import check, made, say
 
 __all__ = ["knocks", "replicates"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from iobench.tiers.journal import DrainEvent, DrainJournal
+from iobench.remote.journal import DrainEvent, DrainJournal
 
 __all__ = ["damage", "events", "settled", "state", "until"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from iobench import Checkpointer, KeepLast, PerRank, load_checkpoint
-from iobench.dist import control
-from iobench.dist.restore_plan import RestoreMode
-from iobench.dist.world import World
 from iobench.errors import RankError
+from iobench.ranks import control
+from iobench.ranks.restore_plan import RestoreMode
+from iobench.ranks.world import World
 
 __all__ = ["check", "made", "newest_checked", "say", "trains", "trains_reusing"]
 

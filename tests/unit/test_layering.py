@@ -13,7 +13,18 @@ import iobench
 _PACKAGE = Path(iobench.__file__).parent
 _FLOORS = (
     *("cli", "report", "tune", "claims", "train", "goodput", "integrations", "bench", "peers"),
-    *("results", "offload", "dist", "tiers", "checkpoint", "workloads", "formats", "writers"),
+    *(
+        "results",
+        "offload",
+        "checkpointer",
+        "replicas",
+        "remote",
+        "checkpoint",
+        "ranks",
+        "workloads",
+        "formats",
+        "writers",
+    ),
 )
 """From the top down; a floor may import those after it, and itself."""
 _LEAVES = ("environment", "linux", "regular_file", "text", "units", "errors", "_version")

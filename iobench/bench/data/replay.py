@@ -20,10 +20,10 @@ from iobench.bench.data.restored import RestoredFile
 from iobench.bench.data.sliced_files import SliceImage
 from iobench.bench.data.states import States, TensorDict, WindowPlacement
 from iobench.bench.data.subset import choose, ranges_of, read_some
-from iobench.dist.restore_mode import Reader
-from iobench.dist.slices import Range
 from iobench.errors import UsageError
 from iobench.formats import raw, safetensors, torch_file, torch_image
+from iobench.ranks.restore_mode import Reader
+from iobench.ranks.slices import Range
 from iobench.results.records import Verified
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec
 from iobench.writers.base import Writer

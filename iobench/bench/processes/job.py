@@ -21,7 +21,7 @@ from iobench.bench.data.replay import Replay
 from iobench.bench.data.sliced_files import SlicedFiles
 from iobench.bench.data.slicing import Sliced, Slicing
 from iobench.bench.targets.base import Location
-from iobench.dist.restore_plan import RestoreMode
+from iobench.ranks.restore_plan import RestoreMode
 from iobench.results.records import Verified
 from iobench.workloads import FileSpec
 from iobench.writers.transfer import Meter, Transfer

@@ -21,8 +21,8 @@ from iobench.bench.ranks.setup import make_job, setups, show_token
 from iobench.bench.ranks.steps import END, NEXT, OPERATION_S, Steps
 from iobench.bench.ranks.wire import message_of, reply_of
 from iobench.bench.targets.base import Location
-from iobench.dist.control import Control
 from iobench.errors import FioError, JobError, RankError
+from iobench.ranks.control import Control
 from iobench.results.codec import to_plain
 from iobench.results.records import DeviceCounts, Operation
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from iobench._version import __version__
 from iobench.bench.plan import WorldSize
 from iobench.bench.ranks.sources import same_node, sources_of
-from iobench.dist.control import ClockOffset, Control
 from iobench.errors import UsageError
+from iobench.ranks.control import ClockOffset, Control
 from iobench.results.codec import from_plain, to_plain
 from iobench.results.records import WorldFacts
 from iobench.units import count_of, format_seconds

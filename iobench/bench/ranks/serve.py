@@ -5,7 +5,7 @@ from __future__ import annotations
 from iobench.bench.ranks.members import SETUP_S, introduce
 from iobench.bench.ranks.setup import Setup, make_job
 from iobench.bench.ranks.steps import END, NEXT, OPERATION_S, Steps
-from iobench.dist.control import Control
+from iobench.ranks.control import Control
 from iobench.results.codec import from_plain
 
 __all__ = ["serve"]

@@ -22,8 +22,8 @@ from iobench.bench.processes.job import CheckpointRef, Done
 from iobench.bench.ranks.rank_job import RankJob
 from iobench.bench.ranks.release import Lead, wait_until
 from iobench.bench.ranks.wire import command_of
-from iobench.dist.control import ClockOffset, Control
 from iobench.errors import RankError
+from iobench.ranks.control import ClockOffset, Control
 from iobench.results.codec import from_plain, to_plain
 from iobench.writers.transfer import TICK_S
 

@@ -23,8 +23,8 @@ from msgspec.structs import replace
 
 import iobench
 from iobench.checkpoint.checksums import record_of
+from iobench.checkpoint.load.pieces import disjoint
 from iobench.checkpoint.manifest import FileRecord, Manifest, Piece, PinnedGeneration
-from iobench.dist.load.pieces import disjoint
 from iobench.errors import DataMismatchError, IobenchError
 from iobench.writers.image import FileImage
 

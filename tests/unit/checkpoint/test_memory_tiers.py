@@ -25,9 +25,9 @@ from iobench import (
 from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.save import Save
 from iobench.errors import OptionError, StateError
-from iobench.tiers import memory_pool
-from iobench.tiers.memory_pool import MemoryPool
-from iobench.tiers.memory_tier import MemoryTier
+from iobench.remote import memory_pool
+from iobench.remote.memory_pool import MemoryPool
+from iobench.remote.memory_tier import MemoryTier
 from iobench.units import MIB
 
 _SHARED = Path("/dev/shm")

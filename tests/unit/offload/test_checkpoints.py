@@ -23,10 +23,10 @@ from support.offload_training import (
 
 import iobench
 from iobench.checkpoint.store import DirectoryStore
-from iobench.dist.world import World
 from iobench.errors import DataMismatchError, OptionError, TransferError, UsageError
 from iobench.offload import AdamW
 from iobench.offload.store import GenerationStore
+from iobench.ranks.world import World
 from iobench.writers.buffered import BufferedWriter
 
 _STEPS = 6

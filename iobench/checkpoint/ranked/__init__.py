@@ -1,0 +1,1 @@
+"""One checkpoint of several ranks: structure, plan, parts and index."""

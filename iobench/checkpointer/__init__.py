@@ -1,0 +1,1 @@
+"""What a trainer holds: saves and loads of one process, or of all ranks of a job."""

@@ -1,0 +1,1 @@
+"""Loads by all ranks of a job, from the nearest copies."""

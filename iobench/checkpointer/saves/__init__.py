@@ -1,0 +1,1 @@
+"""The commit of a checkpoint by all ranks of a job."""

@@ -1,1 +1,0 @@
-"""Ranks of one job: who they are, how they agree, and what they do together."""

@@ -1,1 +1,0 @@
-"""Saves and loads of one checkpoint by all ranks of a job."""

@@ -1,0 +1,417 @@
+"""Control: how the ranks of a job agree. It never uses the trainer's process groups.
+
+    control = Control.connect(World.detect())
+    steps = control.all_gather("steps", ckpt.steps(), deadline_s=60)
+
+Values are JSON. Each call has a deadline. When a rank ends, fails, is silent or comes too late,
+every waiting rank gets a RankError at once that names this rank, its host and its phase; afterwards
+all calls raise it. Only an `error` that a rank passes to a call leaves the others usable.
+
+When a call returns, the other ranks need this process no more to return from it. So any rank may
+end at once after the last call; only after `begin_all_gather` rank 0 must make another call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from iobench.errors import RankError, UsageError
+from iobench.ranks.hub import Hub
+from iobench.ranks.interface import Interface
+from iobench.ranks.member import Member
+from iobench.ranks.messages import EVERY_RANK, Message, json_bytes
+from iobench.ranks.rendezvous import Meeting, meet
+from iobench.ranks.world import World
+from iobench.units import parse_seconds
+
+__all__ = ["ClockOffset", "Control", "shared_control"]
+
+LOST_AFTER_S = 300.0
+"""Silence after which a rank is lost. The variable IOBENCH_LOST_AFTER gives another time.
+
+A rank that ends is known at once. So this is for hosts that vanish, and must be longer than a
+debugger, a frozen control group or the move of a virtual machine stops a rank.
+"""
+
+CONNECT_S = 300.0
+"""How long the ranks may take to start. The variable IOBENCH_CONNECT gives another time."""
+
+_CONNECT, _LOST_AFTER = "IOBENCH_CONNECT", "IOBENCH_LOST_AFTER"
+_PATIENCE_S = 5.0
+"""After which rank 0 warns that it waits for ranks to connect."""
+
+_ALONE_S = 30.0
+"""After which rank 0 fails if no other rank has connected, although all had started long before."""
+
+_TRY_S = 10.0
+
+_LATE_S = 10.0
+"""How long rank 0, after a loss, waits for ranks that have not connected, to tell them of it."""
+
+_RETRY_S = 0.05
+_INTERRUPTED = 130  # the exit code after Ctrl-C
+_PINGS = 20
+_MOST_SHOWN = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockOffset:
+    """`offset_s` to add to this rank's time.monotonic() to get that of rank 0.
+
+    `error_s` is half of the shortest round trip: the offset is at most so wrong.
+    """
+
+    offset_s: float
+    error_s: float
+
+
+class Control:
+    """The calls that all ranks make together, in the same order.
+
+    Two threads that make calls at the same time need a `sub` each. `world.size` of 1 needs no
+    connection: every call returns at once.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        member: Member | None = None,
+        hub: Hub | None = None,
+        interface: Interface | None = None,
+        *,
+        name: str = "",
+        aside: bool = False,
+    ) -> None:
+        self.world, self.interface = world, interface
+        self._member, self._hub, self._name, self._aside = member, hub, name, aside
+        self._numbers = itertools.count()
+        self._subs: dict[str, Control] = {}
+
+    @classmethod
+    def connect(
+        cls,
+        world: World,
+        *,
+        directory: Path | None = None,
+        deadline_s: float | None = None,
+        lost_after_s: float | None = None,
+    ) -> Control:
+        """Connect all ranks of `world`. On return all of them are connected.
+
+        `directory` is one that all ranks have for their data: rank 0 may publish its address there
+        until all are connected. `deadline_s` is that of IOBENCH_CONNECT, or 300 s, unless it is
+        given; `lost_after_s` that of IOBENCH_LOST_AFTER, or 300 s. After 5 s rank 0 warns of the
+        ranks that are missing (RuntimeWarning).
+
+        Raises RankError when one is missing after `deadline_s`, and in rank 0 after 30 s if no
+        other rank has connected, torch.distributed is initialized and no deadline is given.
+        UsageError when nothing says where rank 0 is. A failure leaves nothing behind: the ranks may
+        connect again.
+        """
+        if world.size == 1:
+            return cls(world)
+        patient = deadline_s is not None or bool(os.environ.get(_CONNECT))
+        deadline_s = deadline_s or _seconds(_CONNECT, CONNECT_S)
+        lost_after_s = lost_after_s or _seconds(_LOST_AFTER, LOST_AFTER_S)
+        until_s = time.monotonic() + deadline_s
+        meeting = meet(world, deadline_s=deadline_s, directory=directory)
+        hub = member = None
+        try:
+            if meeting.server is not None:
+                hub = Hub(
+                    meeting.server,
+                    size=world.size,
+                    token=meeting.token,
+                    host=world.host,
+                    lost_after_s=lost_after_s,
+                )
+            member = _connected(world, meeting, until_s, lost_after_s)
+            control = cls(world, member, hub, meeting.interface)
+            if hub is not None and deadline_s > _PATIENCE_S:
+                _await_ranks(hub, world.size, deadline_s, patient=patient)
+            control.barrier("connect", deadline_s=max(1.0, until_s - time.monotonic()))
+            if not world.placed:
+                hosts = control.all_gather("hosts", world.host, deadline_s=deadline_s)
+                control.world = world.on(hosts)
+        except BaseException as error:
+            if hub is not None:
+                if isinstance(error, RankError):
+                    hub.missing(min(_LATE_S, until_s - time.monotonic()), broken=True)
+                hub.abandon(f"rank 0 (host {world.host}) failed: {type(error).__name__}: {error}")
+            if member is not None:
+                member.close()
+            raise
+        finally:
+            meeting.withdraw()
+        return control
+
+    def sub(self, name: str, *, aside: bool = False) -> Control:
+        """Return the control plane for another use, with calls of its own.
+
+        With `aside` its phases are not those that errors name: it waits in the background.
+        """
+        if name not in self._subs:
+            path = f"{self._name}/{name}"
+            self._subs[name] = Control(
+                self.world, self._member, interface=self.interface, name=path, aside=aside
+            )
+        return self._subs[name]
+
+    def all_gather(
+        self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
+    ) -> list[Any]:
+        """Return the values of all ranks, in rank order, in every rank.
+
+        Equal ones may be one object.
+
+        A rank that passes an `error` makes the call raise RankError in all ranks; further calls
+        work.
+        """
+        return self._begin("all-gather", phase, value, deadline_s, error)()
+
+    def begin_all_gather(
+        self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
+    ) -> Callable[[], list[Any]]:
+        """Send the value of this rank. Return a function that waits for those of all ranks.
+
+        It returns and raises what `all_gather` does. Call it once. Rank 0 does not wait until the
+        others have the values: a trainer waits for this.
+        """
+        return self._begin("all-gather", phase, value, deadline_s, error, acknowledged=False)
+
+    def gather(
+        self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
+    ) -> list[Any]:
+        """Return the values of all ranks in rank 0, and an empty list in the others."""
+        return self._begin("gather", phase, value, deadline_s, error)()
+
+    def broadcast(
+        self,
+        phase: str,
+        value: Any = None,
+        *,
+        deadline_s: float,
+        source: int = 0,
+        error: object = None,
+    ) -> Any:
+        """Return the value of the rank `source` in every rank."""
+        return self._begin("broadcast", phase, value, deadline_s, error, source=source)()[0]
+
+    def scatter(
+        self,
+        phase: str,
+        values: list[Any] | None = None,
+        *,
+        deadline_s: float,
+        error: object = None,
+    ) -> Any:
+        """Return in each rank its own one of the `values` that rank 0 gives, in rank order."""
+        return self._begin("scatter", phase, values, deadline_s, error)()[0]
+
+    def barrier(self, phase: str, *, deadline_s: float, error: object = None) -> None:
+        """Return when all ranks have made this call."""
+        self._begin("barrier", phase, None, deadline_s, error)()
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks that this one cannot go on. Their calls raise RankError."""
+        if self._member is not None:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            code = _INTERRUPTED if interrupted else getattr(error, "exit_code", 1)
+            self._member.fail(f"{type(error).__name__}: {error}".removesuffix(": "), int(code))
+
+    def check(self) -> None:
+        """Raise RankError if a rank was lost: for a wait on something else than these calls."""
+        if self._member is not None:
+            self._member.check()
+
+    @property
+    def broken(self) -> bool:
+        """Whether a rank was lost, so that every further call raises RankError."""
+        return self._member is not None and self._member.broken
+
+    def clock_offset(self) -> ClockOffset:
+        """Measure the offset of CLOCK_MONOTONIC to that of rank 0. No other rank has to call it."""
+        if self._member is None or self.world.rank == 0:
+            return ClockOffset(offset_s=0.0, error_s=0.0)
+        trips = [self._member.ping(number) for number in range(_PINGS)]
+        before_s, there_s, after_s = min(trips, key=lambda trip: trip[2] - trip[0])
+        half_s = (after_s - before_s) / 2
+        return ClockOffset(offset_s=there_s - (before_s + half_s), error_s=half_s)
+
+    def still_here(self, timeout_s: float) -> list[int]:
+        """In rank 0, wait until the other ranks have left; return those that have not then.
+
+        A rank that left uses nothing of the job any more. Works after a failure too.
+        """
+        if self._hub is None:
+            return []
+        until_s = time.monotonic() + timeout_s
+        while (ranks := self._hub.still_here()) and time.monotonic() < until_s:
+            time.sleep(_RETRY_S)
+        return ranks
+
+    def close(self) -> None:
+        """Leave the job. A second call does nothing. Rank 0 waits for the others to leave."""
+        if self._member is not None:
+            self._member.close()
+        if self._hub is not None:
+            self._hub.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, RankError):
+            self.fail(error)
+        self.close()
+
+    def _begin(
+        self,
+        kind: str,
+        phase: str,
+        value: Any,
+        deadline_s: float,
+        error: object,
+        source: int = 0,
+        *,
+        acknowledged: bool = True,
+    ) -> Callable[[], list[Any]]:
+        if self._member is None:
+            if error is not None:
+                raise RankError(f"{self.world}, {phase!r}: {error}", ranks=[0])
+            return lambda: list(value) if kind == "scatter" else [value]
+        message = {
+            "type": "put",
+            "sub": self._name,
+            "number": next(self._numbers),
+            "kind": kind,
+            "phase": phase,
+            "aside": self._aside,
+            "error": None if error is None else str(error),
+            "deadline_s": deadline_s,
+            "source": source,
+            "acknowledged": acknowledged,
+        }
+        lines = value if kind == "scatter" and value is not None else [value]
+        values = b"\n".join(map(json_bytes, lines))
+        return partial(_values, phase, self._member.begin(message, deadline_s, values))
+
+
+def _values(phase: str, wait: Callable[[], Message]) -> list[Any]:
+    """Return the values of an answer. Raises RankError if it has errors."""
+    answer = wait()
+    if errors := answer.get("errors"):
+        raise RankError(
+            "; ".join(f"rank {rank} (host {host}), {phase!r}: {why}" for rank, host, why in errors),
+            ranks=[rank for rank, _, _ in errors],
+        )
+    values: list[Any] = json.loads(b"[%b]" % answer["values"])
+    return values * int(answer.get("times", 1))
+
+
+def _seconds(variable: str, default_s: float) -> float:
+    """Return the time that the environment variable gives. Raises UsageError, OptionError."""
+    found = os.environ.get(variable)
+    if not found:
+        return default_s
+    seconds = parse_seconds(found, variable)
+    if seconds <= 0:
+        raise UsageError(f"{variable}={found}: must be more than 0")
+    return seconds
+
+
+def _await_ranks(hub: Hub, size: int, deadline_s: float, *, patient: bool) -> None:
+    """Warn of the ranks that have not connected. Raises RankError if rank 0 stays alone.
+
+    Ranks whose process groups are initialized have imported everything and met already. If only
+    rank 0 connects then, it is a script in which only rank 0 saves. If others have connected, they
+    are waited for: a rank may read a model meanwhile.
+    """
+    missing = hub.missing(_PATIENCE_S)
+    if not missing or hub.broken:
+        return
+    shown = ", ".join(map(str, missing[:_MOST_SHOWN]))
+    more = "" if len(missing) <= _MOST_SHOWN else f" and {len(missing) - _MOST_SHOWN} more"
+    together = not patient and _groups_are_initialized()
+    end_s = _ALONE_S if together and len(missing) == size - 1 else deadline_s
+    warnings.warn(
+        f"rank 0 waits for ranks {shown}{more}: they have not connected within {_PATIENCE_S:g} s, "
+        f"and rank 0 fails after {end_s:g} s ({_CONNECT} gives another time); {EVERY_RANK}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    if together and len(missing) == size - 1:
+        missing = hub.missing(_ALONE_S - _PATIENCE_S, count=1)
+        if len(missing) == size - 1 and not hub.broken:
+            raise RankError(
+                f"no other rank has connected to rank 0 within {_ALONE_S:g} s, although "
+                f"torch.distributed is initialized in all ranks; {EVERY_RANK}",
+                ranks=missing,
+            )
+
+
+def _groups_are_initialized() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _connected(world: World, meeting: Meeting, until_s: float, lost_after_s: float) -> Member:
+    """Connect to the hub, again until it listens. Raises RankError after `until_s`."""
+    for _ in _until(until_s):
+        host, port = meeting.address
+        connection = None
+        try:
+            timeout_s = min(_TRY_S, max(1.0, until_s - time.monotonic()))
+            connection = socket.create_connection((host, port), timeout=timeout_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return Member(
+                connection,
+                rank=world.rank,
+                token=meeting.token,
+                host=world.host,
+                lost_after_s=lost_after_s,
+            )
+        except (OSError, EOFError) as error:
+            failure = error
+            if connection is not None:
+                connection.close()
+            if meeting.again is not None:  # the address was that of an earlier start
+                meeting = meeting.again()
+    raise RankError(f"rank 0 cannot be reached at {host}:{port} from {world}: {failure}", ranks=[0])
+
+
+def _until(until_s: float) -> Iterator[None]:
+    yield
+    while time.monotonic() < until_s:
+        time.sleep(_RETRY_S)
+        yield
+
+
+_shared: Control | None = None
+_sharing = threading.Lock()
+
+
+def shared_control(world: World, directory: Path | None = None) -> Control:
+    """Return the connection of this process to the ranks of `world`; connect at the first call.
+
+    Every user takes a `sub` of it. It lives as long as the process. `directory`: see `connect`.
+    """
+    global _shared
+    with _sharing:
+        if _shared is None or not _shared.world.same_rank(world):
+            if _shared is not None and _shared.world.size > 1:
+                raise UsageError(f"this process is {_shared.world} of another job already")
+            _shared = Control.connect(world, directory=directory)
+        return _shared

@@ -1,0 +1,358 @@
+"""How the ranks of a job find the hub, and the secret that proves that they belong to the job.
+
+The first of these that applies is used:
+
+- `IOBENCH_STORE=tcp://HOST:PORT`: rank 0 listens there; IOBENCH_TOKEN is the secret
+- `IOBENCH_STORE=DIRECTORY`: rank 0 writes its address and a random secret to a file in this
+  directory, which all nodes share
+- torchrun's own store, at MASTER_ADDR:MASTER_PORT, which gets both
+- a file in the user's own directory of this node, if all ranks are on it
+- the store of the trainer's process groups, if they are initialized
+- IOBENCH_TOKEN: a port computed from the job's name, on MASTER_ADDR or the first host of Slurm's
+  list
+- a file in the directory of the checkpoints, which all ranks share
+
+A secret is never computed from what others may know, such as the number of the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iobench.errors import RankError, UsageError, transfer_errors
+from iobench.ranks.interface import Interface, chosen_interface
+from iobench.ranks.world import World, is_loopback
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["Meeting", "meet", "runtime_directory", "runtime_path"]
+
+_VARIABLE, _TOKEN = "IOBENCH_STORE", "IOBENCH_TOKEN"
+_FIRST_PORT, _PORTS = 20000, 12000  # below Linux's ephemeral ports, which begin at 32768
+_LOOK_S = 0.05
+_GREETING_S = 5.0
+_MOST_BYTES = 4096  # of a file with an address
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the hub of a job is, and what proves that a process belongs to it.
+
+    `server` is the listening socket in rank 0; None in the others. `again` returns the meeting that
+    is published now; None where the address cannot change. `withdraw` is called when all ranks are
+    there.
+    """
+
+    address: tuple[str, int]
+    token: str
+    interface: Interface
+    server: socket.socket | None = None
+    again: Callable[[], Meeting] | None = None
+    withdraw: Callable[[], None] = lambda: None
+
+
+def meet(
+    world: World,
+    *,
+    deadline_s: float,
+    directory: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Meeting:
+    """Return where the ranks of `world` meet. Rank 0 listens on return.
+
+    `directory`: one that all ranks have for their data. Raises RankError when rank 0 does not
+    publish its address within `deadline_s`, UsageError when the ranks have nothing in common that
+    has a secret, and TransferError.
+    """
+    found = os.environ if environ is None else environ
+    wanted, token = found.get(_VARIABLE, ""), found.get(_TOKEN)
+    if wanted.startswith("tcp://"):
+        return _fixed(world, wanted, token, found)
+    store: _Directory | _Store | None = None
+    if wanted:
+        store = _Directory(world, Path(wanted))
+    elif world.launcher == "torchrun" and found.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = _Store(world, _store_of_agent(world, found, deadline_s))
+    elif world.on_one_node:
+        store = _Directory(world, runtime_directory())
+    elif trainers := _store_of_trainer():
+        store = _Store(world, trainers)
+    elif token:
+        return _computed(world, token, found)
+    elif directory is not None:
+        store = _Directory(world, directory)
+    if store is None:
+        raise UsageError(
+            f"{world}: the ranks have no secret in common; set {_VARIABLE} to a directory that all "
+            f"nodes share, or {_TOKEN} to a random text, the same in all ranks; or call "
+            "torch.distributed.init_process_group before"
+        )
+    return _told(world, store, token, deadline_s, found)
+
+
+def _fixed(world: World, wanted: str, token: str | None, found: Mapping[str, str]) -> Meeting:
+    host, _, port = wanted.removeprefix("tcp://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(f"{_VARIABLE}={wanted!r}: must be tcp://HOST:PORT or a directory")
+    if not token:
+        raise UsageError(
+            f"{_VARIABLE}={wanted}: needs {_TOKEN}, a random text that is the same in all ranks"
+        )
+    interface = chosen_interface(replace(world, master=host), found)
+    server = _listen(host, int(port)) if world.rank == 0 else None
+    return Meeting(address=(host, int(port)), token=token, interface=interface, server=server)
+
+
+def _computed(world: World, token: str, found: Mapping[str, str]) -> Meeting:
+    """Return a meeting at a port that every rank computes."""
+    if world.master is None:
+        raise UsageError(
+            f"{world}: nothing says where rank 0 is; set MASTER_ADDR to its host, or {_VARIABLE} "
+            "to a directory that all nodes share"
+        )
+    interface = chosen_interface(world, found)
+    port = _FIRST_PORT + int(_name_of(world)[:8], 16) % _PORTS
+    host, server = world.master, None
+    if world.rank == 0:  # which may know its own name as one of the loopback
+        own = socket.gethostbyname(host)
+        host = interface.address if is_loopback(own) else own
+        server = _listen(host, port)
+    return Meeting(address=(host, port), token=token, interface=interface, server=server)
+
+
+def _told(
+    world: World,
+    store: _Directory | _Store,
+    token: str | None,
+    deadline_s: float,
+    found: Mapping[str, str],
+) -> Meeting:
+    """Return a meeting whose address rank 0 publishes. The token is random unless it is given."""
+    interface = chosen_interface(world, found)
+    if world.rank == 0:
+        server = _listen(interface.address, 0)
+        port: int = server.getsockname()[1]
+        token = token or secrets.token_hex(16)
+        address = {"host": interface.address, "port": port, "token": token}
+        try:
+            store.publish(address)
+        except BaseException:
+            server.close()
+            raise
+        return Meeting(
+            address=(interface.address, port),
+            token=token,
+            interface=interface,
+            server=server,
+            withdraw=lambda: store.withdraw(address),
+        )
+
+    until_s = time.monotonic() + deadline_s
+
+    def read() -> Meeting:
+        address = store.read(until_s, secret=token is None)
+        if address is None:
+            raise RankError(
+                f"rank 0 did not publish its address in {store} within {deadline_s:g} s, {world} "
+                f"waited for it; {store.remedy}",
+                ranks=[0],
+            )
+        return Meeting(
+            address=(str(address["host"]), int(address["port"])),
+            token=token or str(address["token"]),
+            interface=interface,
+            again=read,
+        )
+
+    return read()
+
+
+class _Directory:
+    """The address in a file. A start that was killed may have left one: it is replaced, and ranks
+    that have read it read again."""
+
+    remedy = (
+        f"all nodes must see the same directory there, or {_VARIABLE} names one that they share; "
+        "rank 0 must construct the Checkpointer too"
+    )
+
+    def __init__(self, world: World, directory: Path) -> None:
+        self._file = directory / f".iobench-{_name_of(world)[:16]}.address"
+
+    def __str__(self) -> str:
+        return str(self._file)
+
+    def publish(self, address: dict[str, Any]) -> None:
+        self._check_free()
+        new = self._file.with_name(f"{self._file.name}.{secrets.token_hex(4)}")
+        with transfer_errors("writing", self._file):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(new, flags, 0o600), "w", encoding="ascii") as file:
+                json.dump(address, file)
+            new.rename(self._file)
+
+    def _check_free(self) -> None:
+        """Raise UsageError if the rank 0 of another job of the same name waits for its ranks.
+
+        MPICH, for one, gives a job no name.
+        """
+        address = self._read(secret=False)
+        if address is None:
+            return
+        with contextlib.suppress(OSError):  # that of a start that was killed
+            where = str(address["host"]), int(address["port"])
+            with socket.create_connection(where, timeout=_GREETING_S) as connection:
+                if connection.recv(1):  # a hub speaks first
+                    raise UsageError(
+                        f"{self._file}: another job of this name begins now; set {_VARIABLE} to "
+                        "another directory"
+                    )
+
+    def withdraw(self, address: dict[str, Any]) -> None:
+        """Remove the file, unless another job with the same name has replaced it."""
+        with transfer_errors("removing", self._file), contextlib.suppress(FileNotFoundError):
+            if self._read(secret=False) == address:
+                self._file.unlink()
+
+    def read(self, until_s: float, *, secret: bool) -> dict[str, Any] | None:
+        while True:
+            if (address := self._read(secret=secret)) is not None:
+                return address
+            if time.monotonic() > until_s:
+                return None
+            time.sleep(_LOOK_S)
+
+    def _read(self, *, secret: bool) -> dict[str, Any] | None:
+        """Return the address; None without one.
+
+        The file of another user is refused: with a `secret` of his own he would be the hub.
+        """
+        with transfer_errors("reading", self._file):
+            try:
+                fd = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            with open(fd, "rb") as file:
+                status, text = os.fstat(fd), file.read(_MOST_BYTES)
+        if secret and (status.st_uid != os.geteuid() or status.st_mode & 0o077):
+            raise UsageError(
+                f"{self._file}: has mode {stat.S_IMODE(status.st_mode):03o} and belongs to user "
+                f"{status.st_uid}; it must be 600 and of user {os.geteuid()}, who runs the ranks. "
+                f"Remove it, or set {_VARIABLE} to a directory of this user, or {_TOKEN}"
+            )
+        try:
+            address: dict[str, Any] = json.loads(text)
+        except ValueError:
+            raise UsageError(f"{self._file}: is not the address of a rank 0; remove it") from None
+        return address
+
+
+class _Store:
+    """The address in a store of torch: that of torchrun's agent, or that of the trainer's groups.
+
+    Whoever reaches the store on the network may read it.
+    """
+
+    remedy = "rank 0 must construct the Checkpointer too"
+
+    def __init__(self, world: World, store: Store) -> None:
+        self._store, self._key = store, f"iobench/{world.job}/hub"
+
+    def __str__(self) -> str:
+        return "the store of torch.distributed"
+
+    def publish(self, address: dict[str, Any]) -> None:
+        self._store.set(self._key, json.dumps(address))
+
+    def withdraw(self, address: dict[str, Any]) -> None:
+        """Keep the key: the store ends with the job."""
+
+    def read(self, until_s: float, *, secret: bool) -> dict[str, Any] | None:  # noqa: ARG002 -- every store has it
+        while True:  # not `wait`: it prints a C++ trace when it times out
+            if self._store.check([self._key]):
+                address: dict[str, Any] = json.loads(self._store.get(self._key))
+                return address
+            if time.monotonic() > until_s:
+                return None
+            time.sleep(_LOOK_S)
+
+
+def _store_of_agent(world: World, found: Mapping[str, str], deadline_s: float) -> Store:
+    """Return the store of torchrun's agent, which lives as long as the job."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
+
+    host, port = found["MASTER_ADDR"], int(found["MASTER_PORT"])
+    try:
+        return TCPStore(
+            host, port, None, False, timedelta(seconds=deadline_s), wait_for_workers=False
+        )
+    except RuntimeError as error:
+        raise RankError(f"{world}: torchrun's store at {host}:{port}: {error}") from error
+
+
+def _store_of_trainer() -> Store | None:
+    """Return the store at which the trainer's process groups have met; None without groups."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    store: Store | None = distributed.distributed_c10d._get_default_store()
+    return store
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, port))
+    except OSError as error:
+        server.close()
+        raise UsageError(
+            f"rank 0 cannot listen on {host}:{port} ({error.strerror or error}); set {_VARIABLE} "
+            "to tcp://HOST:PORT of rank 0, or to a directory that all nodes share"
+        ) from error
+    return server
+
+
+def _name_of(world: World) -> str:
+    """Return a text that is the same in all ranks of the job. It is not a secret."""
+    return hashlib.sha256(f"{world.job}:{os.getuid()}".encode()).hexdigest()
+
+
+def runtime_directory() -> Path:
+    """Return the runtime directory of this user; create it, for this user only.
+
+    It has the addresses of jobs without a shared directory, and what the agents leave there. It is
+    in /dev/shm, like the agents' memory: a reboot removes both. IOBENCH_AGENTS names another one.
+
+    Raises UsageError when it belongs to another user or others may use it.
+    """
+    path = runtime_path()
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UsageError(
+            f"{path}: must be a directory of user {os.getuid()} with mode 0700; remove it, or name "
+            "another one in IOBENCH_AGENTS"
+        )
+    return path
+
+
+def runtime_path() -> Path:
+    """Return its path; it may not exist."""
+    return Path(os.environ.get("IOBENCH_AGENTS") or f"/dev/shm/iobench-{os.getuid()}")

@@ -1,0 +1,190 @@
+"""DirectoryCopy: a checkpoint that is being copied to another directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from iobench.checkpoint.lock import DirectoryLock
+from iobench.checkpoint.manifest import MANIFEST
+from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
+from iobench.errors import TargetError, transfer_errors
+from iobench.remote.pace import DrainPace
+from iobench.remote.source_file import BLOCK_BYTES, SourceFile
+from iobench.writers.image import Bytes
+from iobench.writers.local.new_file import make_directories
+
+__all__ = ["DRAINING_SUFFIX", "DirectoryCopy"]
+
+DRAINING_SUFFIX = ".iobench-draining"
+
+_SYNCED = 8  # blocks that one fdatasync makes durable: dirty memory stays small
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+_Sync = Callable[[Callable[[int], None]], None]
+
+
+class DirectoryCopy(StagedCheckpoint):
+    """A RemoteCopy in a hidden directory next to `final`, which `publish` renames.
+
+    Its name has the step and the serial number, so the next attempt finds it.
+    """
+
+    def __init__(
+        self, final: Path, *, serial: int, pace: DrainPace, lock: DirectoryLock | None
+    ) -> None:
+        super().__init__(final, replace=True, lock=lock)
+        self.directory = final.with_name(f".{final.name}.{serial}{DRAINING_SUFFIX}")
+        self._pace = pace
+
+    def send(self, source: SourceFile) -> int:
+        path = self.directory / source.name
+        with transfer_errors("copying to", path), ExitStack() as stack:
+            directory = self._open_parent(source.name)
+            stack.callback(os.close, directory)
+            fd = _open_file(path, directory)
+            stack.callback(os.close, fd)
+
+            def sync(call: Callable[[int], None]) -> None:
+                try:
+                    call(fd)
+                except OSError:
+                    # The kernel reports lost writes once, and keeps the bytes in the page cache:
+                    # the next attempt would find them there, and its fsync would succeed.
+                    os.unlink(path.name, dir_fd=directory)
+                    raise
+
+            sent = self._fill(fd, source, sync)
+            os.ftruncate(fd, source.size_bytes)
+            sync(os.fsync)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.fsync(directory)  # not by `publish` alone: another node may publish it
+        return sent
+
+    def _open_parent(self, name: str) -> int:
+        """Return a descriptor of the directory of the file `name`; make it if it is missing.
+
+        Every step is relative to the one before and follows no link: in a directory that others may
+        write to, the hidden name is known before, and a link there could lead anywhere.
+        """
+        make_directories(self.directory.parent)
+        above, path = os.open(self.directory.parent, _DIRECTORY), self.directory.parent
+        for part in (self.directory.name, *Path(name).parent.parts):
+            path /= part
+            try:
+                below = _open_directory(path, above)
+            finally:
+                os.close(above)
+            above = below
+        return above
+
+    def check(self, name: str, size_bytes: int) -> None:
+        path = self.directory / name
+        found = path.lstat().st_size if path.exists() else None
+        if found != size_bytes:
+            raise TargetError(
+                f"{path}: another rank has copied its {size_bytes} bytes, but this rank sees "
+                f"{'no such file' if found is None else f'{found} bytes'}; the remote tier must be "
+                "one directory that all nodes share"
+            )
+
+    def _fill(self, fd: int, source: SourceFile, sync: _Sync) -> int:
+        """Write the blocks that the file does not have; return their bytes."""
+        have, sent, unsynced = os.fstat(fd).st_size, 0, 0
+        for number, block in enumerate(source.blocks()):
+            start = number * BLOCK_BYTES
+            if start + len(block) <= have and _same(fd, start, block):
+                continue
+            with self._pace.moving(len(block)):
+                _write(fd, start, block)
+                sent, unsynced = sent + len(block), unsynced + 1
+                if unsynced == _SYNCED:
+                    sync(os.fdatasync)
+                    unsynced = 0
+        return sent
+
+    def publish(self, manifest: bytes) -> None:  # type: ignore[override]  # of one part
+        with transfer_errors("copying to", self.directory):
+            directory = self._open_parent(MANIFEST)
+            try:
+                with contextlib.suppress(FileNotFoundError):  # of an attempt that was killed
+                    os.unlink(MANIFEST, dir_fd=directory)
+            finally:
+                os.close(directory)
+        super().publish([manifest])
+        self._remove()  # the replaced checkpoint, which has this name now
+
+
+def _open_directory(path: Path, above: int) -> int:
+    """Return a descriptor of the directory `path`, in `above`; make it if it is missing."""
+    made = False
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path.name, dir_fd=above)
+        made = True
+    if made:
+        os.fsync(above)
+    try:
+        fd = os.open(path.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise _foreign(path) from error
+        raise
+    owner = os.fstat(fd).st_uid
+    if not made and owner != os.geteuid() and owner != _uid_of_new(above):
+        os.close(fd)
+        raise _foreign(path)
+    return fd
+
+
+def _uid_of_new(above: int) -> int:
+    """Return the owner of what this process makes: a server may map root to another user."""
+    name = f".step-0.{secrets.token_hex(4)}{STAGING_SUFFIX}"  # `clean` removes it after a kill
+    os.mkdir(name, dir_fd=above)
+    try:
+        return os.stat(name, dir_fd=above, follow_symlinks=False).st_uid
+    finally:
+        os.rmdir(name, dir_fd=above)
+
+
+def _open_file(path: Path, directory: int) -> int:
+    """Return a descriptor of the file `path`, in `directory`; make it if it is missing."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path.name, flags, 0o666, dir_fd=directory)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _foreign(path) from error
+        raise
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(fd)
+        raise _foreign(path)
+    return fd
+
+
+def _foreign(path: Path) -> TargetError:
+    return TargetError(
+        f"{path}: is a link, a special file or another user's: no Checkpointer made it; remove it"
+    )
+
+
+def _same(fd: int, start: int, block: Bytes) -> bool:
+    """Return whether the file has the bytes of `block` at `start`."""
+    found = os.pread(fd, len(block), start)
+    return len(found) == len(block) and bool(
+        np.array_equal(np.frombuffer(found, dtype=np.uint8), block)
+    )
+
+
+def _write(fd: int, start: int, block: Bytes) -> None:
+    done = 0
+    while done < len(block):
+        done += os.pwrite(fd, block.data[done:], start + done)

@@ -1,0 +1,379 @@
+"""Drain: copies the checkpoints of a directory to the remote tier, in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from iobench import linux
+from iobench.checkpoint.copies import CopyState
+from iobench.checkpoint.pinned_state import PinnedState
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.store import DirectoryStore
+from iobench.errors import IobenchError, RankError, TargetError, TransferError
+from iobench.remote.drain_step import DrainStep
+from iobench.remote.drain_waits import LOOK_AGAIN_S, DrainWaits
+from iobench.remote.file_copier import FileCopier
+from iobench.remote.journal import DrainEvent, DrainJournal, Event
+from iobench.remote.lag import exceeded, late
+from iobench.remote.observed import LOCAL, REMOTE, ObservedRates
+from iobench.remote.pace import DrainPace, DrainStoppedError, pause_after
+from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
+from iobench.remote.remote import RemoteTier
+from iobench.remote.source_file import LocalDamageError, offloaded_bytes, stored_bytes
+from iobench.writers.blocks import interpreter_end
+
+__all__ = ["Drain", "NewCopier"]
+
+NewCopier = Callable[..., FileCopier]
+"""Makes a FileCopier from `local`, `remote`, `pace` and `offload`."""
+
+_NICE = 10
+_JOIN_S = 10.0
+
+
+class Drain(DrainWaits):
+    """A thread that copies each checkpoint of `local`, the last saved one first.
+
+    Every copy is then read back. What is done is in the two tiers themselves, so a process that
+    is killed at any moment goes on when it is started again. Errors never reach the trainer except
+    by `wait`: the drain tries again after 0.5 s, 0.75 s and so on, up to 5 minutes.
+    """
+
+    offload: PinnedState | None = None  # the generations of the checkpoints, copied too
+
+    def __init__(
+        self,
+        local: DirectoryStore,
+        remote: RemoteTier,
+        rates: ObservedRates,
+        new_copier: NewCopier = FileCopier,
+    ) -> None:
+        self._local, self.remote = local, remote
+        self.queue = DrainQueue(in_order=remote.options.every_save)
+        self._max_lag_s = remote.options.max_lag_s
+        self.journal = DrainJournal(local.directory)
+        self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
+        self._copier = new_copier(
+            local=local, remote=remote, pace=self._pace, offload=lambda: self.offload
+        )
+        self._step = DrainStep(local=local, remote=remote, queue=self.queue, copier=self._copier)
+        self._saving = self._failed_in_a_row = 0
+        self._rates = rates
+        self._untidy = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="iobench-drain", daemon=True)
+
+    def start(self, ages: Mapping[int, tuple[int, float]]) -> None:
+        """Start the thread. `ages` has serial numbers and times of the local checkpoints, by step.
+
+        They wait from now on: the time before does not count. Raises TransferError when the journal
+        cannot be read, TargetError when it is a link or not a regular file.
+        """
+        for step, (serial, created_s) in ages.items():
+            entry = Queued(
+                step=step,
+                serial=serial,
+                since_s=time.monotonic(),
+                created_s=created_s,
+                size_bytes=stored_bytes(self._local.locate(step))
+                + offloaded_bytes(self._local, step),
+            )
+            self.queue.put(entry)
+        self.journal.shorten()
+        self._rates.recall(self._events())
+        self._note("remote", where=str(self.remote), why=self.remote.options.described_lag)
+        self._thread.start()
+        interpreter_end.at_end(self, Drain._at_end)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Let the copies wait while a save is being written in the body."""
+        self._saving += 1
+        try:
+            yield
+        finally:
+            self._saving -= 1
+
+    def saved(self, entry: Queued, elapsed_s: float) -> None:
+        """Queue a checkpoint that is durable in the local tier since now."""
+        self.queue.put(entry)
+        more = offloaded_bytes(self._local, entry.step)
+        written = replace(entry, size_bytes=entry.size_bytes - more)
+        self._note("saved", written, elapsed_s=elapsed_s)
+        self._rates.add(LOCAL, written.size_bytes, elapsed_s)
+
+    def sent_directly(self, save: Save, serial: int, size_bytes: int, elapsed_s: float) -> None:
+        """Record a save that is durable in the remote tier, and not in the local one."""
+        entry = Queued(
+            step=save.step,
+            serial=serial,
+            since_s=time.monotonic(),
+            created_s=save.created_s,
+            size_bytes=size_bytes,
+            state="durable",
+            durable_at_s=time.time(),
+            local=False,
+        )
+        self.queue.put(entry)
+        self._note("durable", entry, sent_bytes=size_bytes, elapsed_s=elapsed_s)
+        self._rates.add(REMOTE, size_bytes, elapsed_s)
+
+    def tidy_later(self) -> None:
+        """Look for something unfinished in the remote tier, when it answers."""
+        self._untidy = True
+
+    def placed(self, step: int, tier: str, why: str) -> None:
+        """Record why a checkpoint was saved to `tier`."""
+        self._note("placed", step=step, where=tier, why=why)
+
+    def wait_for_lag(self, step: int, within_s: float = math.inf) -> float:
+        """Let the save of `step` wait while the lag exceeds its limit; return the seconds.
+
+        It does not wait for a remote tier that fails, or if saves never wait, and `within_s` at
+        most.
+        """
+        if self.remote.options.past_lag != "wait":
+            return 0.0
+        began_s, first = time.monotonic(), ""
+        with self.queue.changed:
+            while self.failure is None and self._thread.is_alive():
+                if time.monotonic() > began_s + within_s:
+                    break
+                why = exceeded(self.queue.not_durable(), self._max_lag_s, time.monotonic())
+                if not why:
+                    break
+                first = first or why
+                self.queue.changed.wait(LOOK_AGAIN_S)
+        if not first:
+            return 0.0
+        waited_s = time.monotonic() - began_s
+        self._note("waited", step=step, elapsed_s=waited_s, why=first)
+        return waited_s
+
+    def eta_s(self, step: int) -> float | None:
+        """Return the seconds until `step` is expected in the remote tier; None if unknown."""
+        found = self._rates.estimate(REMOTE)
+        ahead = self.queue.to_copy()
+        if found is None or not any(one.step == step for one in ahead):
+            return None
+        size = 0
+        for one in ahead:
+            size += one.size_bytes
+            if one.step == step:
+                break
+        return found.seconds(size)
+
+    def stop(self) -> bool:
+        """End the thread; a copy goes on later from where it was. A second call does nothing.
+
+        Return whether it has ended, after 10 s at most: an answer of the remote tier takes longer.
+        """
+        if os.getpid() != self._pid:
+            return True
+        self._pace.stop.set()
+        with self.queue.changed:
+            self.queue.changed.notify_all()
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_S)
+        return not self._thread.is_alive()
+
+    def _at_end(self) -> None:
+        self.stop()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def _must_yield(self) -> bool:
+        if not self._saving:
+            return False
+        return not exceeded(self.queue.not_durable(), self._max_lag_s / 2, time.monotonic())
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # at the trainer's priority then
+            linux.yield_to_others(_NICE)
+        while not self._pace.stop.is_set():
+            try:
+                self._give_up_late()
+                if not self.remote.is_open:
+                    self._look_at_remote()
+                self._give_up_unkept()
+                self._tidy()
+                self.queue.forget_settled(self.remote.holds if self.remote.is_open else None)
+                self._copier.tell(self.queue.entries())
+                self._work()
+            except DrainStoppedError:
+                break
+            except RankError as error:  # another rank is lost: the next start of the job goes on
+                self.failures += 1
+                self._set_failure(error)
+                break
+            except Exception as error:  # noqa: BLE001 -- tried again; `wait` raises it
+                self._fail(error)
+        with contextlib.suppress(IobenchError):  # its process ends; the next one tidies up
+            self._copier.end()
+        with contextlib.suppress(IobenchError):
+            self.remote.close()
+
+    def _work(self) -> None:
+        """Work on the next checkpoint, or wait until there is one."""
+        with self.queue.changed:
+            entry = self.queue.next()
+            if entry is None:
+                self._succeeded()
+                self.queue.changed.wait(LOOK_AGAIN_S)
+                return
+        try:
+            self._work_on(entry)
+        except LocalDamageError as error:
+            self._local_failed(entry, error)
+        except Exception:
+            if self.queue.has(entry):
+                raise
+            self._untidy = True  # removed, saved anew or given up meanwhile
+        self._succeeded()
+
+    def _succeeded(self) -> None:
+        self._failed_in_a_row = 0
+        if self.failure is not None:
+            self._set_failure(None)
+
+    def _work_on(self, entry: Queued) -> None:
+        began_s, yielded_s = time.monotonic(), self._pace.yielded_s
+        if entry.state == "durable":
+            verified = self._step.verify(entry)
+            self._note("verified" if verified else "superseded", entry)
+        elif (sent := self._step.send(entry, again=self._failed_in_a_row > 0)) is not None:
+            paused_s = self._pace.yielded_s - yielded_s
+            self._copied(entry, sent, time.monotonic() - began_s - paused_s)
+        else:
+            self._untidy = True  # removed, saved anew or given up meanwhile
+
+    def _local_failed(self, entry: Queued, error: LocalDamageError) -> None:
+        """Settle a checkpoint whose local files are removed or damaged."""
+        self._untidy = True
+        if not self._local.locate(entry.step).exists():
+            self.queue.lost(entry)
+        elif self.queue.move(entry, "failed", of=PENDING):
+            self._note("failed", entry, why=str(error))
+            self._tell(f"step {entry.step} is not copied to {self.remote}: {error}")
+
+    def _copied(self, entry: Queued, sent_bytes: int, elapsed_s: float) -> None:
+        """Record a copy; `elapsed_s` is without the pauses for saves."""
+        self._note("durable", entry, sent_bytes=sent_bytes, elapsed_s=elapsed_s)
+        if sent_bytes:
+            self._rates.add(REMOTE, sent_bytes, elapsed_s)
+
+    def _look_at_remote(self) -> None:
+        """Settle what the remote tier has. Given up copies stay given up."""
+        last = {(one.step, one.serial): one.event for one in self._events() if one.step >= 0}
+        waiting = [one.step for one in self.queue.not_durable()]
+        serials = self.remote.open(waiting)
+        newest = next(iter(self.queue.entries()), None)
+        for entry in self.queue.not_durable():
+            before = last.get((entry.step, entry.serial))
+            if serials.get(entry.step) == entry.serial:
+                there: CopyState = "verified" if before == "verified" else "durable"
+                self.queue.move(entry, there, of=NOT_DURABLE)
+            elif serials.get(entry.step, 0) > entry.serial:
+                self._supersede(entry, "another node has saved this step later")
+            elif before == "superseded" and entry != newest:
+                self.queue.move(entry, "superseded", of=NOT_DURABLE)
+
+    def _events(self) -> list[DrainEvent]:
+        """Return the events of saves, and of copies to this remote tier: another has others."""
+        name = str(self.remote)
+        return [one for one in self.journal.events() if one.event == "saved" or one.remote == name]
+
+    def _give_up_late(self) -> None:
+        """Supersede copies past the limit of the lag, except that of the newest save."""
+        if self.remote.options.past_lag != "supersede":
+            return
+        for entry, why in late(self.queue.not_durable(), self._max_lag_s, time.monotonic()):
+            self._supersede(entry, why)
+            self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
+
+    def _give_up_unkept(self) -> None:
+        """Supersede copies that the retention of the remote tier would not keep."""
+        waiting = self.queue.not_durable()
+        if len(waiting) > 1 and not self.remote.options.every_save:
+            ages = {one.step: (one.serial, one.created_s) for one in waiting}
+            kept = self.remote.would_keep(ages)
+            for entry in waiting[1:]:
+                if entry.step not in kept:
+                    self._supersede(entry, "the retention there would not keep it")
+
+    def _tidy(self) -> None:
+        """Remove unfinished copies that nothing waits for any more."""
+        if self._untidy:
+            self.remote.tidy([one.step for one in self.queue.not_durable()])
+            self._untidy = False
+
+    def settle_one(self, within_s: float = math.inf) -> bool | None:
+        """Wait until one checkpoint more is read back; False if that will not happen.
+
+        None if it has not happened after `within_s`. A remote tier that fails: the oldest copy is
+        given up, unless every save must be copied.
+        """
+        until_s = time.monotonic() + within_s
+        with self.queue.changed:
+            before = {one.serial for one in self.queue.pending()}
+            while self.failure is None and self._thread.is_alive():
+                if not before or before - {one.serial for one in self.queue.pending()}:
+                    return bool(before)
+                if time.monotonic() > until_s:
+                    return None
+                self.queue.changed.wait(LOOK_AGAIN_S)
+            left = self.queue.pending()[1:]
+            if self.failure is None or not left or self.remote.options.every_save:
+                return False
+            why = "the optimizer has no pin left, and the remote tier fails"
+            self._supersede(left[-1], why)
+        self._tell(f"step {left[-1].step} is not copied to {self.remote}: {why}")
+        return True
+
+    def _supersede(self, entry: Queued, why: str) -> None:
+        self._untidy = self._untidy or entry.state == "draining"
+        if self.queue.move(entry, "superseded", of=PENDING):
+            self._note("superseded", entry, why=why)
+
+    def _fail(self, error: Exception) -> None:
+        """Record a failed attempt and wait before the next one."""
+        self._failed_in_a_row += 1
+        self.failures += 1
+        self._note("failed", why=str(error))
+        self._rates.add(REMOTE, 0, 0.0, ok=False)
+        if self._failed_in_a_row == 1:
+            self._tell(f"copies to {self.remote} wait, and are tried again: {error}")
+        self._set_failure(error)
+        self._pace.stop.wait(pause_after(self._failed_in_a_row) * random.uniform(0.5, 1.0))
+        with contextlib.suppress(IobenchError):
+            self.remote.renew()
+
+    def _set_failure(self, error: Exception | None) -> None:
+        with self.queue.changed:
+            self.failure = error
+            self.queue.changed.notify_all()
+
+    def _note(self, event: Event, entry: Queued | None = None, **more: object) -> None:
+        """Write to the journal. It is not the truth: without it, more is read back, that is all."""
+        own = {} if entry is None else {
+            "step": entry.step, "serial": entry.serial, "size_bytes": entry.size_bytes,
+        }  # fmt: skip
+        with contextlib.suppress(TransferError, TargetError):
+            self.journal.add(
+                DrainEvent(event=event, at_s=time.time(), remote=str(self.remote), **own, **more)  # type: ignore[arg-type]  # fields of DrainEvent
+            )
+
+    def _tell(self, message: str) -> None:
+        with contextlib.suppress(RuntimeWarning):  # a filter may raise it; no caller is here
+            warnings.warn(message, RuntimeWarning, stacklevel=2)

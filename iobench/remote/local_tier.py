@@ -1,0 +1,129 @@
+"""LocalTier: the directory of the checkpoints, which are copied from it to the remote tier."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from iobench.checkpoint.copies import Copy
+from iobench.checkpoint.retention import Retention
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.staged import Staged
+from iobench.checkpoint.store import DirectoryStore
+from iobench.errors import IobenchError
+from iobench.remote.drain import Drain, NewCopier
+from iobench.remote.file_copier import FileCopier
+from iobench.remote.observed import ObservedRates
+from iobench.remote.queue import Queued
+from iobench.remote.remote import Remote, RemoteTier
+from iobench.remote.source_file import offloaded_bytes, stored_bytes
+from iobench.writers.blocks import interpreter_end
+
+__all__ = ["KeepUntilCopied", "LocalTier"]
+
+
+class KeepUntilCopied(Retention):
+    """What `keep` keeps, and every checkpoint whose copy was not read back yet."""
+
+    def __init__(
+        self, keep: Retention, unsettled: Callable[[Mapping[int, float]], set[int]]
+    ) -> None:
+        self._keep, self._unsettled = keep, unsettled
+
+    def kept(self, created_s: Mapping[int, float]) -> set[int]:
+        return self._keep.kept(created_s) | self._unsettled(created_s)
+
+
+class LocalTier(DirectoryStore):
+    """A DirectoryStore that hands each new checkpoint to a Drain.
+
+    The drain starts with `start` and ends with `release`.
+    """
+
+    def __init__(
+        self, directory: Path, options: Remote, new_copier: NewCopier = FileCopier
+    ) -> None:
+        super().__init__(directory)
+        self.remote = RemoteTier(options)
+        self.remote.check(self.directory)
+        self.rates = ObservedRates()
+        self.drain = Drain(self, self.remote, self.rates, new_copier)
+
+    def start(self, ages: Mapping[int, tuple[int, float]]) -> None:
+        """Start the drain of the checkpoints `ages`. The lock of the directory is held."""
+        self.drain.start(ages)
+
+    def keeping(self, keep: Retention) -> Retention:
+        """Return `keep`, which also keeps what is not in the remote tier yet."""
+        return KeepUntilCopied(keep, self.drain.queue.unsettled)
+
+    def release(self) -> None:
+        """End the drain and release the lock of the directory.
+
+        A drain that still waits for an answer of the remote tier may publish a copy. So the lock
+        stays until it has ended, and a RuntimeWarning says so.
+        """
+        if self.drain.stop():
+            super().release()
+            return
+        if not interpreter_end.begun():  # else the lock ends with the process
+            name = "iobench-release"
+            threading.Thread(target=self._release_later, name=name, daemon=True).start()
+        warnings.warn(
+            f"{self} stays locked until {self.remote} answers: a copy is on its way",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _release_later(self) -> None:
+        self.drain.join()
+        super().release()
+
+    @contextmanager
+    def staged(
+        self, step: int, *, serial: int, replace: bool = False, shared: bool = False
+    ) -> Iterator[Staged]:
+        began_s = time.monotonic()
+        with self.drain.saving():
+            with super().staged(step, serial=serial, replace=replace, shared=shared) as staged:
+                yield staged
+            entry = Queued(
+                step=step,
+                serial=serial,
+                since_s=time.monotonic(),
+                created_s=time.time(),
+                size_bytes=stored_bytes(self.locate(step)) + offloaded_bytes(self, step),
+            )
+            self.drain.saved(entry, time.monotonic() - began_s)
+
+    def retire(self, steps: Sequence[int]) -> dict[int, IobenchError]:
+        failures = super().retire(steps)
+        self.drain.queue.retired([step for step in steps if step not in failures])
+        return failures
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint in both tiers. Raises TransferError; then it is still here."""
+        entry = self.drain.queue.get(step)
+        self.drain.queue.forget(step)
+        try:
+            self.remote.remove(step)
+        except BaseException:
+            if entry is not None:
+                self.drain.queue.put(entry, new=False)
+            raise
+        super().remove(step)
+
+    def copies(self, save: Save) -> list[Copy]:
+        """Return where the copies of `save` are, nearest first."""
+        if save.status in ("copying", "waiting", "writing"):
+            return [Copy(tier="memory", state="volatile")]
+        entry = self.drain.queue.get(save.step)
+        if save.status != "committed" or entry is None:
+            return []
+        eta_s = self.drain.eta_s(save.step)
+        local = [Copy(tier=str(self), state="durable")] if entry.local else []
+        return [*local, entry.copy_in(str(self.remote), eta_s)]

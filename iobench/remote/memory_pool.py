@@ -1,0 +1,204 @@
+"""MemoryPool: the slots of a Checkpointer with memory tiers. Each is made when a save needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Sequence
+
+from iobench.checkpoint.slots import Slot, SlotPool
+from iobench.environment.memory import available_bytes
+from iobench.errors import StateError
+from iobench.remote.address_range import AddressRange
+from iobench.remote.memory_slot import MemorySlot
+from iobench.remote.memory_tier import MemoryTier, alignment
+from iobench.units import GIB, format_size
+from iobench.writers.blocks.pages import HUGE_PAGE
+
+__all__ = ["MemoryPool"]
+
+_MOST_SLOTS = 512
+"""Each is one or more mappings, of which a process has a limited number."""
+_SPARE_PART, _MOST_SPARE = 8, GIB
+"""An eighth of the memory that is available at the start, 1 GiB at most, is left to others."""
+
+
+class MemoryPool(SlotPool):
+    """As many slots as the memory tiers hold. A slot is in the first tier with room.
+
+    The last slot of a tier may be spread over it and the next one. Before a slot is made, the free
+    bytes of control groups, the system, tmpfs, huge pages and the node are counted. A tier without
+    room is left out, so a limit that is lowered means fewer new slots. `count` is how many there
+    are and could be now, 512 at most. No lock, for the reasons of SlotPool: what is taken is
+    counted in the slots that exist. Of `sharers` processes of this node each takes an equal share
+    of the available memory at most.
+    """
+
+    counts_alone = True
+    """Whether `grow` counts the slots; otherwise `count` stays until `recount`."""
+
+    def __init__(self, tiers: Sequence[MemoryTier], *, sharers: int = 1) -> None:
+        super().__init__(1)
+        self._free.clear()
+        self.tiers, self._sharers = list(tiers), sharers
+        self._unit = alignment(self.tiers)
+        self._spare = min((available_bytes() or 0) // _SPARE_PART, _MOST_SPARE)
+        self._numbers = itertools.count()
+        self._counted = 0
+        # Not a WeakSet, which cannot be read while another thread adds to it.
+        self._made = list[weakref.ref[MemorySlot]]()
+
+    def slots(self) -> list[MemorySlot]:
+        """Return the slots that have memory, those in the fastest memory first. In any thread."""
+        found = [made() for made in tuple(self._made)]
+        return sorted(slot for slot in found if slot is not None and slot.parts)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(slot.memory) for slot in self.slots())
+
+    def grow(self, size_bytes: int) -> None:
+        """Set the size of every slot to at least `size_bytes`, and count the slots.
+
+        Raises StateError when there is no room for a single one.
+        """
+        if size_bytes <= self._size and (self._free or not self.counts_alone):
+            return  # one is free: how many there could be does not matter
+        self.recount(size_bytes)
+
+    def counted(self, size_bytes: int) -> int:
+        """Return how many slots there are or could be, as counted last if a slot is free."""
+        if size_bytes > self._size or not self._free:
+            self._counted = self.recount(size_bytes)
+        return self._counted
+
+    def recount(self, size_bytes: int) -> int:
+        """Like `grow`, also if a slot is free. Return how many slots there are or could be."""
+        if max(size_bytes, 1) > self._size:
+            self._size = -(-max(size_bytes, 1) // self._unit) * self._unit
+            self.free()  # they are too small
+        self.count = min(_MOST_SLOTS, len(self.slots()) + sum(self._rooms()) // self._size)
+        if not self.count:
+            raise StateError(self.too_large())
+        return self.count
+
+    @property
+    def slot_bytes(self) -> int:
+        """The size of a slot; 0 before the first `grow`."""
+        return self._size
+
+    def too_large(self) -> str:
+        """Return the sizes of a snapshot and of the tiers, for an error."""
+        tiers = ", ".join(
+            f"{format_size(tier.size_bytes)} of {tier.name} ({format_size(room)} available)"
+            for tier, room in zip(self.tiers, self._rooms(), strict=True)
+        )
+        return (
+            f"a snapshot of {format_size(self._size)} does not fit the memory tiers: {tiers}; use "
+            "larger tiers, or save() in place of save_async()"
+        )
+
+    def _rooms(self) -> list[int]:
+        """Return the bytes that each tier has left for new slots."""
+        taken, missing = dict[str, int](), dict[str, int]()
+        for slot in self.slots():
+            for part in slot.parts:
+                taken[part.tier] = taken.get(part.tier, 0) + part.size_bytes
+                missing[part.tier] = missing.get(part.tier, 0) + part.missing_bytes
+        left = available_bytes()
+        if left is not None:
+            left = (left - self._spare) // self._sharers
+            left -= sum(missing.get(one.name, 0) for one in self.tiers if one.backing.shared)
+        rooms = []
+        for tier in self.tiers:
+            room = tier.room_bytes(taken.get(tier.name, 0), missing.get(tier.name, 0))
+            if tier.backing.shared and left is not None:
+                room = min(room, max(0, left))
+            room -= room % self._unit
+            if tier.backing.shared and left is not None:
+                left -= room
+            rooms.append(room)
+        return rooms
+
+    def _new(self, rooms: list[int]) -> MemorySlot | None:
+        """Return a new slot, and take its bytes off `rooms`; None without room for one more."""
+        if sum(rooms) < self._size:
+            return None
+        room = AddressRange(self._size, max(self._unit, HUGE_PAGE))
+        parts, begin = [], 0
+        for number, tier in enumerate(self.tiers):
+            length = min(rooms[number], self._size - begin)
+            if length and (part := tier.map_part(room, begin, length)) is not None:
+                parts.append(part)
+                begin += length
+                rooms[number] -= length
+        if begin < self._size:
+            return None
+        slot = MemorySlot(next(self._numbers), room, tuple(parts))
+        self._made = [*(made for made in self._made if made() is not None), weakref.ref(slot)]
+        return slot
+
+    def allocated(self) -> list[Slot]:
+        """Make all slots that there is room for, and return the free ones."""
+        rooms = self._rooms()
+        for _ in range(self.count - len(self.slots())):
+            if (slot := self._new(rooms)) is None:
+                break
+            self._free.append(slot)
+        return list(self._free)
+
+    def take(self, *, pinned: bool) -> Slot:
+        """Return a free slot in the fastest memory; its content is undefined.
+
+        Raises StateError when there is no memory left for one more slot.
+        """
+        slot = self._fastest() or self._new(self._rooms())
+        if slot is None:
+            raise StateError(self.too_large())
+        slot.busy, slot.save, slot.kept = True, None, None
+        try:
+            slot.hold(self._size, pinned=pinned)
+        except BaseException:
+            self.give(slot)
+            raise
+        return slot
+
+    def _fastest(self) -> MemorySlot | None:
+        for slot in self.slots():
+            with contextlib.suppress(ValueError):  # taken: deque.remove is atomic
+                self._free.remove(slot)
+                if len(slot.memory) >= self._size:
+                    return slot
+                slot.free()  # given back while the size grew
+        return None
+
+    def give(self, slot: Slot) -> None:
+        assert isinstance(slot, MemorySlot)
+        slot.busy = False
+        if len(slot.memory) < self._size:
+            slot.free()
+        else:
+            self._free.append(slot)
+
+    def free(self) -> None:
+        """Free the memory of the free slots."""
+        while self._free:
+            with contextlib.suppress(IndexError):
+                self._free.pop().free()
+
+    def fill(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes of snapshots that are not written yet, and the free bytes, by tier."""
+        used = dict.fromkeys((tier.name for tier in self.tiers), 0)
+        idle = dict(used)
+        for slot in self.slots():
+            for part in slot.parts:
+                (used if slot.busy else idle)[part.tier] += part.size_bytes
+        rooms = zip(self.tiers, self._rooms(), strict=True)
+        return {tier.name: (used[tier.name], idle[tier.name] + room) for tier, room in rooms}
+
+    def close(self) -> None:
+        """Free the memory of the free slots, and release the tiers."""
+        self.free()
+        for tier in self.tiers:
+            tier.close()

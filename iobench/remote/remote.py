@@ -1,0 +1,314 @@
+"""Remote: the tier that outlives the node, a bucket or another directory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+from iobench.checkpoint.commit import CommitLedger
+from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.object_store import ObjectStore
+from iobench.checkpoint.order import readable_manifest
+from iobench.checkpoint.removal import remove_all, remove_entry, warn_of
+from iobench.checkpoint.retention import KeepAll, Retention
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
+from iobench.errors import OptionError, TransferError, UsageError
+from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
+from iobench.remote.object_copy import ObjectCopy
+from iobench.remote.pace import DrainPace
+from iobench.remote.remote_copy import RemoteCopy
+from iobench.units import format_seconds, parse_seconds, parse_size
+from iobench.writers.base import Writer
+from iobench.writers.config import load_writer
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.target import is_s3
+from iobench.writers.s3_store.upload import leaving_failed
+
+__all__ = ["OnLag", "Remote", "RemoteTier"]
+
+OnLag = Literal["wait", "supersede"]
+
+
+@dataclass(frozen=True)
+class Remote:
+    """The remote tier of a Checkpointer: checkpoints are copied to `location` in the background.
+
+    - `location`: `s3://bucket/prefix`, or a directory of another file system
+    - `keep`: which checkpoints stay there
+    - `writer`: a Writer, or a text for `load_writer`, for reads and for a bucket's options; "s3" or
+      "hybrid"
+    - `bandwidth_limit`: bytes per second of all copies (`"500MiB"`)
+    - `max_lag`: how long a checkpoint may wait for its copy (`"10min"`)
+    - `on_lag`: past it, "supersede" gives up the copies of the oldest checkpoints that wait, except
+      that of the newest; "wait" makes the next save wait, as long as the remote tier answers. None:
+      "supersede", and "wait" with `every_save`
+    - `every_save`: every checkpoint is copied, the oldest first, also one that `keep` would remove
+      at once. Needs `on_lag="wait"`
+
+    Raises OptionError for values out of range.
+    """
+
+    location: str | Path
+    keep: Retention = field(default_factory=KeepAll)
+    writer: Writer | str = ""
+    bandwidth_limit: int | str | None = None
+    max_lag: float | str = "1h"
+    on_lag: OnLag | None = None
+    every_save: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.keep, Retention):
+            raise OptionError(f"keep={self.keep!r}: takes a value such as KeepLast(3)")
+        if self.on_lag not in (None, *get_args(OnLag)):
+            raise OptionError(f"on_lag={self.on_lag!r}: 'wait' or 'supersede'")
+        if self.every_save and self.past_lag != "wait":
+            raise OptionError(f"every_save: needs on_lag='wait', not {self.on_lag!r}")
+        if self.rate_bytes_per_s == 0:
+            raise OptionError("bandwidth_limit=0: must be at least 1 byte per second")
+        if not self.max_lag_s > 0:
+            raise OptionError(f"max_lag={self.max_lag!r}: above 0 seconds")
+
+    @property
+    def rate_bytes_per_s(self) -> int | None:
+        """Limit of all copies together; None: no limit."""
+        limit = self.bandwidth_limit
+        return None if limit is None else parse_size(limit, "bandwidth_limit")
+
+    @property
+    def past_lag(self) -> OnLag:
+        """What happens past the limit: `on_lag`, or its default."""
+        return self.on_lag or ("wait" if self.every_save else "supersede")
+
+    @property
+    def described_lag(self) -> str:
+        """The limit and what happens past it, in words."""
+        each = ", every save is copied" if self.every_save else ""
+        return f"past {format_seconds(self.max_lag_s)}: {self.past_lag}{each}"
+
+    @property
+    def max_lag_s(self) -> float:
+        """How long a checkpoint may wait, in seconds."""
+        return parse_seconds(self.max_lag, "max_lag")
+
+    def new_writer(self) -> Writer:
+        """Return the writer. Raises UsageError when it cannot write to the location."""
+        name = self.writer or ("s3" if is_s3(self.location) else "hybrid")
+        writer = load_writer(name) if isinstance(name, str) else name
+        writer.check_scheme(self.location)
+        if not writer.stores:
+            raise UsageError(f"writer {writer.name!r} stores nothing; choose another writer")
+        if is_s3(self.location) and not isinstance(writer, S3Writer):
+            raise UsageError(
+                f"{self.location}: copies to a bucket continue uploads part by part, which writer "
+                f"{writer.name!r} does not do; choose the writer s3"
+            )
+        return writer
+
+
+class _DirectLedger:
+    """The CommitLedger of one checkpoint that is saved to the remote tier directly."""
+
+    def __init__(self, remote: RemoteTier, serial: int) -> None:
+        self._remote, self.serial = remote, serial
+
+    def serial_of(self, save: Save) -> int:
+        del save
+        return self.serial
+
+    def holds(self, step: int) -> bool:
+        return self._remote.holds(step)
+
+    def committed(self, save: Save) -> None:
+        self._remote.recorded(save.step, self.serial, save.created_s, save.size_bytes)
+
+
+class RemoteTier:
+    """The checkpoints of a run in its remote tier. `open` comes first.
+
+    The thread of the drain writes; a restore may read at the same time.
+    """
+
+    def __init__(self, options: Remote) -> None:
+        self.options = options
+        self.writer = options.new_writer()
+        self.store: CheckpointStore = store_at(options.location, self.writer)
+        self.direct_writer = _another(self.writer)
+        """For saves that go here directly: in a bucket with connections of its own."""
+        self._ledger: Ledger | None = None
+        self._lock = threading.RLock()
+
+    def __str__(self) -> str:
+        return str(self.store)
+
+    def check(self, local: Path) -> None:
+        """Raise OptionError when it is the directory of the local checkpoints."""
+        store = self.store
+        if isinstance(store, DirectoryStore) and store.directory.resolve() == local.resolve():
+            raise OptionError(f"{local}: the remote tier must be another directory")
+
+    def open(self, waiting: Collection[int]) -> dict[int, int]:
+        """Take the lock of a directory, and return the serial numbers by step.
+
+        Removes unfinished copies of other steps than `waiting`. Raises TransferError, TargetError.
+        """
+        with self._lock:
+            return self._open(waiting)
+
+    def _open(self, waiting: Collection[int]) -> dict[int, int]:
+        self.store.acquire()
+        try:
+            if isinstance(self.store, DirectoryStore):
+                self.store.clean()
+            ledger = Ledger(self.store, self.options.keep)
+            serials = ledger.serials()
+            self.tidy(waiting)
+        except BaseException:
+            self.store.release()
+            raise
+        self._ledger = ledger
+        return serials
+
+    def renew(self) -> None:
+        """Begin anew after a failure: credentials may have expired, a mount may be another one.
+
+        A writer that the user made stays.
+        """
+        with self._lock:
+            self.close()
+            if isinstance(self.options.writer, str):
+                self.writer = self.options.new_writer()
+                self.store = store_at(self.options.location, self.writer)
+                self.direct_writer = _another(self.writer)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `open` has succeeded since the last `renew`."""
+        return self._ledger is not None
+
+    def tidy(self, waiting: Collection[int]) -> None:
+        """Remove unfinished copies of other steps than `waiting`. Raises TransferError."""
+        with self._lock:
+            self._tidy(waiting)
+
+    def _tidy(self, waiting: Collection[int]) -> None:
+        if isinstance(self.store, ObjectStore):
+            self.store.clean(waiting)
+            return
+        assert isinstance(self.store, DirectoryStore)
+        found = self.store.directory.glob(f".step-*{DRAINING_SUFFIX}")
+        left = [path for path in found if not path.name.startswith(_begins(waiting))]
+        warn_of(remove_all({path: partial(remove_entry, path) for path in left}).values())
+
+    def place(self, step: int) -> str | Path:
+        """Return where the copy of a step is, which has begun or begins now; see `copy`."""
+        store = self.store
+        return store.unfinished(step) if isinstance(store, ObjectStore) else store.locate(step)
+
+    def copy(self, place: str | Path, serial: int, pace: DrainPace) -> RemoteCopy:
+        """Return the copy at `place`. It need not be open, except to publish a copy."""
+        if isinstance(self.store, ObjectStore):
+            assert isinstance(self.writer, S3Writer)  # see Remote.new_writer
+            return ObjectCopy(str(place), self.writer, serial=serial, pace=pace)
+        assert isinstance(self.store, DirectoryStore)
+        return DirectoryCopy(Path(place), serial=serial, pace=pace, lock=self.store.lock)
+
+    def would_keep(self, waiting: dict[int, tuple[int, float]]) -> set[int]:
+        """Return the steps of `waiting` that the retention of this tier would keep."""
+        assert self._ledger is not None
+        return self._ledger.would_keep(waiting)
+
+    def may_keep(self, waiting: Mapping[int, tuple[int, float]]) -> set[int]:
+        """Like `would_keep`, but never asks the tier: all of them when its contents are unknown."""
+        ledger = self._ledger
+        known = ledger is not None and ledger.is_read
+        return ledger.would_keep(waiting) if ledger is not None and known else set(waiting)
+
+    def holds(self, step: int) -> bool:
+        """Return whether there is a checkpoint of `step`, as far as this process knows."""
+        ledger = self._ledger  # once: another thread may close the tier
+        return ledger is not None and ledger.holds(step)
+
+    def has(self, manifest: Manifest) -> bool:
+        """Ask whether this very checkpoint is there. Raises TransferError."""
+        there = manifest.step in self.store.steps()
+        return there and readable_manifest(self.store, manifest.step) == manifest
+
+    @contextmanager
+    def writing(self, serial: int) -> Iterator[CommitLedger]:
+        """Yield the ledger for a save that is written here directly, inside the `with`.
+
+        Copies of other checkpoints go on; one that is complete is published afterwards. Raises
+        TransferError when the tier is not open. What fails leaves its objects to `tidy`, so that
+        the save is written elsewhere without another wait.
+        """
+        with self._lock, leaving_failed():
+            if not self.is_open:
+                raise TransferError(f"{self}: it does not answer")
+            yield _DirectLedger(self, serial)
+
+    @contextmanager
+    def using(self) -> Iterator[Writer]:
+        """Yield the writer for a part of a checkpoint that is written here directly; see `writing`.
+
+        It stays the writer inside the `with`. For every rank of a job.
+        """
+        with self._lock, leaving_failed():
+            yield self.direct_writer
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let direct saves wait in the body, which publishes a copy; one that is written ends."""
+        with self._lock:
+            yield
+
+    def published(self, manifest: Manifest, waiting: Collection[int]) -> None:
+        """Record a new checkpoint, then remove what retention drops and what it replaced."""
+        with self._lock:
+            if isinstance(self.store, ObjectStore) and self.holds(manifest.step):
+                self.store.clean(waiting)
+            self.recorded(manifest.step, manifest.serial, manifest.created_s, manifest.size_bytes)
+
+    def recorded(self, step: int, serial: int, created_s: float, size_bytes: int) -> None:
+        """Record a new checkpoint, then remove what retention drops."""
+        assert self._ledger is not None
+        self.store.steps()  # a bucket learns the prefix of the step
+        self._ledger.seen(serial)
+        save = Save(step=step, status="committed", created_s=created_s, size_bytes=size_bytes)
+        self._ledger.committed(save, serial)
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint of `step` and unfinished copies of it, if there are any."""
+        with self._lock:  # the drain's thread may begin anew meanwhile
+            if self._ledger is not None and self._ledger.holds(step):
+                self._ledger.remove(step)
+            elif step in self.store.steps():
+                self.store.remove(step)
+
+    def close(self) -> None:
+        """Release the lock of a directory, close the connections to a bucket."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        self._ledger = None
+        self.store.release()
+        if self.direct_writer is not self.writer:
+            self.direct_writer.close()
+        if isinstance(self.options.writer, str):
+            self.writer.close()
+
+
+def _another(writer: Writer) -> Writer:
+    """Return a writer to a bucket with the same options, or `writer` itself for a directory."""
+    return S3Writer(writer.options) if isinstance(writer, S3Writer) else writer
+
+
+def _begins(steps: Collection[int]) -> tuple[str, ...]:
+    return tuple(f".step-{step}." for step in steps)

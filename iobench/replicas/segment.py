@@ -1,0 +1,203 @@
+"""MemorySegment: memory for one rank's bytes. NodeMemory: its limits."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from iobench import linux
+from iobench.environment.memory import available_bytes
+from iobench.errors import ReplicaError
+from iobench.replicas.pieces import DIGEST, PIECE, count_of, digest_at, digest_of
+from iobench.replicas.recovery import Version
+from iobench.units import GIB, format_size
+from iobench.writers.image import Bytes
+
+__all__ = ["MemorySegment", "NodeMemory", "RankBytes"]
+
+_SPARE = GIB
+"""Memory that is left to everything else on the node."""
+
+
+class RankBytes(NamedTuple):
+    """A rank's bytes: their number, a digest per piece, and what the saver needs to read them."""
+
+    size_bytes: int
+    digests: bytes
+    header: bytes
+
+    def check(self) -> None:
+        """Raise ReplicaError unless there is a digest for every piece."""
+        if self.size_bytes < 0 or len(self.digests) != count_of(self.size_bytes) * DIGEST:
+            raise ReplicaError(
+                f"{len(self.digests)} bytes of digests do not fit {self.size_bytes} bytes of data"
+            )
+
+
+class NodeMemory:
+    """Counts the memory of all segments. `budget_bytes` limits it; None: what the node has left."""
+
+    def __init__(
+        self,
+        budget_bytes: int | None = None,
+        available: Callable[[], int | None] = available_bytes,
+    ) -> None:
+        self.budget_bytes, self.taken_bytes = budget_bytes, 0
+        self._available = available
+        self._lock = threading.Lock()
+
+    def grow(self, fd: int, old: int, new: int) -> None:
+        """Extend the memory file `fd` from `old` to `new` bytes, with pages.
+
+        Raises ReplicaError when the budget, the node's memory or a limit of a control group does
+        not allow it; then nothing was taken. Pages of a memory file are shared memory: they count
+        in the control group, but not in the size of /dev/shm.
+        """
+        needed = new - old
+        with self._lock:
+            asked = f"{format_size(needed)} more for a replica"
+            budget, available = self.budget_bytes, self._available()
+            if budget is not None and self.taken_bytes + needed > budget:
+                raise ReplicaError(
+                    f"{asked} do not fit the agent's budget: {format_size(self.taken_bytes)} of "
+                    f"{format_size(budget)} are taken"
+                )
+            if available is not None and needed + _SPARE > available:
+                raise ReplicaError(
+                    f"{asked} do not fit the memory of the node: {format_size(available)} are "
+                    f"available, {format_size(_SPARE)} of it are left to other processes"
+                )
+            try:
+                # Now, and not at the first access, which cannot fail but by the OOM killer.
+                # The file grows with it; tmpfs undoes what it could not do whole.
+                linux.fallocate(fd, old, needed)
+            except OSError as error:
+                raise ReplicaError(f"{asked}: {error.strerror}") from error
+            self.taken_bytes += needed
+
+    def give(self, size_bytes: int) -> None:
+        """Count `size_bytes` as free again."""
+        with self._lock:
+            self.taken_bytes -= size_bytes
+
+
+class MemorySegment:
+    """A memory file that holds one version of the bytes of `rank`; valid only while `complete`.
+
+    Several threads may add pieces. A thread that adds to a version that another one replaced gets a
+    ReplicaError. The file is sealed against shrinking, so that a process that maps it can always
+    read it.
+    """
+
+    def __init__(self, rank: int, memory: NodeMemory) -> None:
+        self.rank = rank
+        self.version: Version | None = None
+        self.ranks = 0
+        self.complete = self.confirmed = False
+        self.part: RankBytes | None = None
+        self.capacity_bytes = 0
+        self._memory = memory
+        self._done: set[int] = set()
+        self._lock = threading.RLock()
+        self.fd = os.memfd_create("iobench-replica", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the version; 0 while they are not known."""
+        return 0 if self.part is None else self.part.size_bytes
+
+    def begin(self, version: Version, ranks: int) -> None:
+        """Make the segment empty, for another version."""
+        with self._lock:
+            self.drop()
+            self.version, self.ranks = version, ranks
+
+    def drop(self) -> None:
+        """Make the content invalid; the memory stays, for the next version."""
+        with self._lock:
+            self.version, self.complete, self.confirmed = None, False, False
+            self.part, self._done = None, set()
+
+    def declare(self, version: Version, part: RankBytes) -> None:
+        """Provide memory for the bytes of `part`, which come in pieces. A repeat is allowed.
+
+        Raises ReplicaError when there is no memory, or when another part was declared.
+        """
+        part.check()
+        with self._lock:
+            self._check(version)
+            if self.part is not None:
+                if self.part != part:
+                    raise ReplicaError(
+                        f"rank {self.rank} declares two different parts of one version"
+                    )
+                return
+            self.reserve(version, part.size_bytes)
+            self.part = part
+
+    def add(self, version: Version, number: int, piece: Bytes) -> None:
+        """Add the piece `number`. A damaged one stays missing."""
+        with self._lock:
+            part = self._declared(version)
+            if number not in self._done and digest_of(piece) == digest_at(part.digests, number):
+                _write(self.fd, piece, number * PIECE)
+                self._done.add(number)
+
+    def missing(self, version: Version) -> list[int]:
+        """Return the pieces that are missing. Without any, the version is complete."""
+        with self._lock:
+            part = self._declared(version)
+            missing = (
+                [] if self.complete else sorted({*range(count_of(part.size_bytes))} - self._done)
+            )
+            self.complete = not missing
+            return missing
+
+    def _declared(self, version: Version) -> RankBytes:
+        self._check(version)
+        if self.part is None:  # another sender has begun the version again
+            raise ReplicaError(f"step {version.step} of rank {self.rank} was not declared")
+        return self.part
+
+    def fill(self, version: Version, part: RankBytes) -> None:
+        """Make the version complete: another process has written the bytes into the file."""
+        with self._lock:
+            self._check(version)
+            part.check()
+            if part.size_bytes > self.capacity_bytes:
+                raise ReplicaError(f"{part.size_bytes} bytes of {self.capacity_bytes} were begun")
+            self.part, self.complete = part, True
+
+    def reserve(self, version: Version, length: int) -> None:
+        """Provide memory for `length` bytes that another process writes into the file."""
+        with self._lock:
+            self._check(version)
+            capacity = count_of(length) * PIECE
+            if capacity > self.capacity_bytes:
+                self._memory.grow(self.fd, self.capacity_bytes, capacity)
+                self.capacity_bytes = capacity
+
+    def free(self) -> None:
+        """Free the memory. A process that has mapped the file keeps its pages until it unmaps."""
+        with self._lock:
+            self.drop()
+            if self.fd >= 0:
+                os.close(self.fd)
+                self.fd = -1
+                self._memory.give(self.capacity_bytes)
+                self.capacity_bytes = 0
+
+    def _check(self, version: Version) -> None:
+        if self.fd < 0 or self.version != version:
+            raise ReplicaError(f"step {version.step} was replaced or dropped by another save")
+
+
+def _write(fd: int, piece: Bytes, offset: int) -> None:
+    view = memoryview(piece.data)
+    while len(view):
+        count = os.pwrite(fd, view, offset)
+        view, offset = view[count:], offset + count

@@ -1,0 +1,160 @@
+"""The states of copies that rank 0 sends to the others, and the answers of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.store import DirectoryStore
+from iobench.checkpointer.saves.placing import RemotePlace
+from iobench.errors import RankError
+from iobench.ranks.control import Control
+from iobench.remote.queue import DrainQueue, Queued
+from iobench.remote.ranked.follower import DrainFollower
+from iobench.remote.ranked.messages import states_of
+from iobench.remote.ranked.rank_copier import RankCopier
+from iobench.remote.remote import Remote, RemoteTier
+
+
+class _Hub:
+    """A Control that keeps the orders, and gives those of `orders` to a follower."""
+
+    def __init__(self, *orders: dict[str, Any]) -> None:
+        self.world = SimpleNamespace(size=2, host="node1")
+        self.sent: list[dict[str, Any]] = []
+        self.answers: list[Any] = []
+        self._orders = [*orders]
+
+    def scatter(self, phase: str, orders: Any = None, *, deadline_s: float) -> Any:
+        del phase, deadline_s
+        if orders is not None:
+            self.sent.append(orders[1])
+            return None
+        if not self._orders:
+            raise RankError("no more orders")
+        return self._orders.pop(0)
+
+    def gather(self, phase: str, value: Any, *, deadline_s: float) -> None:
+        del phase, deadline_s
+        self.answers.append(value)
+
+
+def _queued(step: int, **more: Any) -> Queued:
+    return Queued(step=step, serial=step, since_s=0.0, created_s=0.0, **more)
+
+
+def _copier(hub: _Hub) -> RankCopier:
+    anything = cast(Any, None)
+    return RankCopier(
+        local=anything, remote=anything, pace=anything, offload=anything, control=cast(Control, hub)
+    )
+
+
+def _follower(hub: _Hub, tmp_path: Path) -> DrainFollower:
+    remote = RemoteTier(Remote(tmp_path / "remote"))
+    return DrainFollower(cast(Control, hub), DirectoryStore(tmp_path / "local"), remote)
+
+
+def _saved(step: int) -> Save:
+    return Save(step=step, status="committed", created_s=0.0)
+
+
+def test_only_differences_are_sent() -> None:
+    """Of 10,000 checkpoints one has changed, and one is gone."""
+    hub = _Hub()
+    copier = _copier(hub)
+    entries = [_queued(step, state="verified") for step in range(10_000)]
+    copier.tell(entries)
+    copier.tell(entries)
+    copier.tell([*entries[1:-1], replace(entries[-1], state="superseded")])
+    assert len(hub.sent) == 2
+    assert len(hub.sent[0]["states"]) == 10_000
+    (changed,) = states_of(hub.sent[1]["states"]).values()
+    assert (changed.step, changed.state) == (9_999, "superseded")
+    assert hub.sent[1]["gone"] == [[0, 0]]
+
+
+def test_a_rank_follows_the_differences(tmp_path: Path) -> None:
+    """Its copies are those that rank 0 has reported, until no tier has the checkpoint."""
+    hub = _Hub()
+    copier, follower = _copier(hub), _follower(hub, tmp_path)
+    for step in (1, 2):
+        with follower.saving(step, step):
+            pass
+    assert [one.state for one in follower.copies(_saved(1))] == ["durable", "waiting"]
+    one, two = _queued(1, state="verified"), _queued(2, state="draining")
+    copier.tell([two, one])
+    copier.tell([two, replace(one, local=False)])
+    for order in hub.sent:
+        follower._note(order)
+    assert [copy.state for copy in follower.copies(_saved(1))] == ["verified"]
+    assert [copy.state for copy in follower.copies(_saved(2))] == ["durable", "draining"]
+    copier.tell([two])
+    follower._note(hub.sent[-1])
+    assert follower.copies(_saved(1)) == []
+    assert [copy.state for copy in follower.copies(_saved(2))] == ["durable", "draining"]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"do": "send", "files": "no list", "hurry_after_s": 1.0},
+        {"do": "send", "files": []},
+        {"do": "send", "files": [], "hurry_after_s": 1.0},
+    ],
+)
+def test_every_order_gets_an_answer(order: dict[str, Any], tmp_path: Path) -> None:
+    """Rank 0 waits for it without a deadline."""
+    hub = _Hub(order)
+    _follower(hub, tmp_path)._run()
+    ((answer),) = hub.answers
+    assert answer["host"] == "node1"
+    assert answer["error"][0] == "failed"
+
+
+def test_an_answer_when_the_remote_tier_cannot_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a client that is not of iobench ends no thread."""
+
+    def renew(self: RemoteTier) -> None:
+        raise ValueError("no such profile")
+
+    monkeypatch.setattr(RemoteTier, "renew", renew)
+    hub = _Hub({"do": "send"})
+    _follower(hub, tmp_path)._run()
+    assert len(hub.answers) == 1
+
+
+def test_a_direct_save_is_recorded_before_the_drain_knows_it() -> None:
+    """The drain's thread may look for what no tier has at any moment, also in between."""
+    queue, ledger = DrainQueue(), set[int]()
+
+    def recorded(step: int, *_: Any) -> None:
+        queue.forget_settled(ledger.__contains__)
+        ledger.add(step)
+        queue.forget_settled(ledger.__contains__)
+
+    def sent_directly(save: Save, serial: int, *_: Any) -> None:
+        queue.put(replace(_queued(save.step, state="durable"), serial=serial, local=False))
+        queue.forget_settled(ledger.__contains__)
+
+    drain = SimpleNamespace(sent_directly=sent_directly, placed=lambda *_: None)
+    anything = cast(Any, None)
+    place = RemotePlace(
+        tier=cast(Any, SimpleNamespace(drain=drain, remote=SimpleNamespace(recorded=recorded))),
+        ledger=anything,
+        assembly=anything,
+        choice=cast(Any, SimpleNamespace(reason="it is faster")),
+        local=anything,
+        size_bytes=1,
+        limit_s=None,
+    )
+    place._manifest, place._elapsed_s = cast(Any, SimpleNamespace(size_bytes=1)), 1.0
+    place.committed(_saved(4), 4)
+    assert [one.step for one in queue.entries()] == [4]

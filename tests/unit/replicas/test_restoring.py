@@ -1,0 +1,96 @@
+"""What a load chooses: from the copies that nodes hold and storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from iobench.checkpoint.store import CheckpointStore
+from iobench.errors import DataMismatchError
+from iobench.ranks.world import World
+from iobench.replicas.recovery import MemoryCopy, Version
+from iobench.replicas.replicator import Replicator
+from iobench.replicas.restoring import Restoring
+from iobench.writers.base import Writer
+from iobench.writers.registry import make
+
+
+class _Attempt:
+    """A manifest, as far as a choice needs it."""
+
+    def __init__(self, attempt: str) -> None:
+        self.attempt = attempt
+
+
+class _Storage:
+    """Storage with steps 10 and 20, whose serial numbers are 1 and 2."""
+
+    def __init__(self, attempts: dict[int, str]) -> None:
+        self.attempts = attempts
+
+    def serials(self) -> dict[int, int]:
+        return {10: 1, 20: 2}
+
+    def locate(self, step: int) -> Path:
+        return Path(f"/runs/step-{step}")
+
+    def manifest(self, step: int, *, files: bool = True) -> _Attempt:
+        assert not files
+        if step not in self.attempts:
+            raise DataMismatchError("damaged")
+        return _Attempt(self.attempts[step])
+
+
+class _Memory:
+    """Agents that hold some versions of two ranks."""
+
+    def __init__(self, *versions: Version) -> None:
+        self.versions = versions
+
+    def copies(self) -> list[MemoryCopy]:
+        return [MemoryCopy(one, rank, 2, rank) for one in self.versions for rank in (0, 1)]
+
+    def fetcher(self, plan: Any) -> Any:
+        return None
+
+
+def _restoring(memory: _Memory | None = None) -> Restoring:
+    storage = _Storage({10: "a", 20: "b"})
+    made = Restoring(
+        world=World.single(),
+        agreed=lambda _, work: [work()],
+        store=cast(CheckpointStore, storage),
+        writer=cast(Writer, make("buffered")),
+        serials=storage.serials,
+        replicator=cast(Replicator, memory),
+    )
+    made.look("latest")
+    return made
+
+
+def test_without_replicas_the_newest_checkpoint_is_read_as_before() -> None:
+    """The store and the writer are the Checkpointer's own."""
+    restoring = _restoring()
+    chosen = restoring.choose()
+    assert chosen is not None
+    assert chosen.plan.version.step == 20
+    assert (chosen.store, chosen.writer) == (restoring.store, restoring.writer)
+    assert chosen.close() == []
+
+
+def test_the_same_save_in_memory_and_on_storage() -> None:
+    """The attempt tells: bytes of another save of that step are never mixed in."""
+    same = _restoring(memory=_Memory(Version(2, 20, "b"))).choose()
+    assert same is not None
+    assert (same.plan.stored, sorted(same.plan.holders)) == (True, [0, 1])
+    for attempt in ("another", "zzz"):
+        other = _restoring(memory=_Memory(Version(2, 20, attempt))).choose()
+        assert other is not None
+        assert (other.plan.version.step, other.plan.stored, other.plan.holders) == (20, True, {})
+
+
+def test_versions_that_were_loaded_from_storage() -> None:
+    """What comes after the loaded version is dropped from memory."""
+    restoring = _restoring()
+    assert restoring.version_of(10, restoring.choose()) == Version(1, 10, "")
+    assert restoring.version_of(5, None) == Version(0, 5, "")
