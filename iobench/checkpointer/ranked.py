@@ -28,8 +28,8 @@ from iobench.checkpointer.ranked_reads import RankedReads
 from iobench.checkpointer.saves.committer import RankCommitter
 from iobench.checkpointer.saves.part_writer import PartWriter
 from iobench.errors import OptionError, RankError, UsageError
-from iobench.ranks.agreed import begin_agreed
 from iobench.ranks.control import Control, shared_control
+from iobench.ranks.together import begin_together
 from iobench.ranks.world import World
 from iobench.replicas.replicator import Replicator
 from iobench.writers.blocks.channel import Lease
@@ -183,15 +183,9 @@ class RankedCheckpointer(RankedReads):
         return found
 
     def _content_of(self, state: Any) -> RankContent:
-        found: list[LocalState] = []
-
-        def look() -> dict[str, Any]:
-            found.append(self._planning.local(state))
-            return {**found[0].told(), "failed": list(self._persister.failed)}
-
-        every = self._agreed("plan", look)
+        local, every = self._together("plan", lambda: self._planning.local(state), self._told)
         self._raise_failure([rank for rank, one in enumerate(every) if one["failed"]])
-        return self._planning.content(-1, found[0], every)
+        return self._planning.content(-1, local, every)
 
     def _begin(
         self,
@@ -228,33 +222,33 @@ class RankedCheckpointer(RankedReads):
             save.lag_wait_s = self._drain.wait_for_lag(self._agreed, step)
         if self._memory_tiers is not None:
             save.tiers = self._memory_tiers.copies
-        found: list[LocalState] = []
 
-        def look() -> dict[str, Any]:
+        def look() -> LocalState:
             self._finish_copy()
             self._warn_of_replicas()
             if type(step) is not int or step < 0:
                 raise UsageError(f"step {step!r}: a whole number, 0 or more")
-            found.append(self._planning.local(state))
-            told = self._told()
+            local = self._planning.local(state)
             if self._world.rank == 0:
                 self._settle_opening()
                 self._ledger.claim(save)
                 if self._memory_tiers is not None:  # it may be written after later ones
                     save.serial = self._ledger.claim_serial()
-            return {**found[0].told(), **told}
+            return local
 
         phase = f"save of step {step}"
         try:
-            answer = begin_agreed(self._control, phase, look, deadline_s=self._deadline_s)
+            local, answer = begin_together(
+                self._control, phase, look, self._told, deadline_s=self._deadline_s
+            )
         except BaseException as error:
             save.fail(error)
             raise
-        return Asked(save, found[0], answer)
+        return Asked(save, local, answer)
 
-    def _told(self) -> dict[str, Any]:
+    def _told(self, local: LocalState) -> dict[str, Any]:
         """Return what this rank tells the others in each save."""
-        return {"failed": list(self._persister.failed)}
+        return {**local.told(), "failed": list(self._persister.failed)}
 
     def _settled(self, asked: Asked) -> RankContent:
         """Wait for the other ranks. Return what this rank writes; raise in all ranks alike."""

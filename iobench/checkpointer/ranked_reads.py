@@ -11,8 +11,8 @@ from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.store import CheckpointStore
 from iobench.checkpointer.checkpointer import Checkpointer
 from iobench.checkpointer.load.restored import FromMemory, restore_together
-from iobench.ranks.agreed import agreed
 from iobench.ranks.control import Control
+from iobench.ranks.together import T, together
 from iobench.ranks.world import World
 from iobench.replicas.replicator import Replicated, Replicator
 from iobench.replicas.restoring import Restoring
@@ -39,8 +39,13 @@ class RankedReads(Checkpointer):
     _drain: RankedDrain | None = None
     _memory_tiers: RankMemory | None = None
 
+    def _together(
+        self, phase: str, work: Callable[[], T], tell: Callable[[T], Any] | None = None
+    ) -> tuple[T, list[Any]]:
+        return together(self._control, phase, work, tell, deadline_s=self._deadline_s)
+
     def _agreed(self, phase: str, work: Callable[[], Any]) -> list[Any]:
-        return agreed(self._control, phase, work, deadline_s=self._deadline_s)
+        return self._together(phase, work)[1]
 
     def _open_tier(self, directory: Path, remote: Remote) -> CheckpointStore:
         from iobench.remote.ranked.ranked_drain import RankedDrain  # here: it takes time to import
@@ -65,7 +70,7 @@ class RankedReads(Checkpointer):
         leads, both = self._world.rank == 0, self._both_stores()
         restoring = Restoring(
             world=self._world,
-            agreed=self._agreed,
+            together=self._together,
             store=cast(CheckpointStore, both or self._store),
             writer=both.writer if both else self._writer,
             serials=(both or self._ledger).serials if leads else None,

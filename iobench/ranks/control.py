@@ -8,7 +8,8 @@ every waiting rank gets a RankError at once that names this rank, its host and i
 all calls raise it. Only an `error` that a rank passes to a call leaves the others usable.
 
 When a call returns, the other ranks need this process no more to return from it. So any rank may
-end at once after the last call; only after `begin_all_gather` rank 0 must make another call.
+end at once after the last call; only after `begin` that is not acknowledged rank 0 must make
+another call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from iobench.errors import RankError, UsageError
 from iobench.ranks.hub import Hub
@@ -36,7 +37,9 @@ from iobench.ranks.rendezvous import Meeting, meet
 from iobench.ranks.world import World
 from iobench.units import parse_seconds
 
-__all__ = ["ClockOffset", "Control", "shared_control"]
+__all__ = ["CallKind", "ClockOffset", "Control", "shared_control"]
+
+CallKind = Literal["all-gather", "gather", "broadcast", "scatter", "barrier"]
 
 LOST_AFTER_S = 300.0
 """Silence after which a rank is lost. The variable IOBENCH_LOST_AFTER gives another time.
@@ -179,23 +182,13 @@ class Control:
         A rank that passes an `error` makes the call raise RankError in all ranks; further calls
         work.
         """
-        return self._begin("all-gather", phase, value, deadline_s, error)()
-
-    def begin_all_gather(
-        self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
-    ) -> Callable[[], list[Any]]:
-        """Send the value of this rank. Return a function that waits for those of all ranks.
-
-        It returns and raises what `all_gather` does. Call it once. Rank 0 does not wait until the
-        others have the values: a trainer waits for this.
-        """
-        return self._begin("all-gather", phase, value, deadline_s, error, acknowledged=False)
+        return self.begin("all-gather", phase, value, deadline_s=deadline_s, error=error)()
 
     def gather(
         self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
     ) -> list[Any]:
         """Return the values of all ranks in rank 0, and an empty list in the others."""
-        return self._begin("gather", phase, value, deadline_s, error)()
+        return self.begin("gather", phase, value, deadline_s=deadline_s, error=error)()
 
     def broadcast(
         self,
@@ -207,7 +200,10 @@ class Control:
         error: object = None,
     ) -> Any:
         """Return the value of the rank `source` in every rank."""
-        return self._begin("broadcast", phase, value, deadline_s, error, source=source)()[0]
+        answer = self.begin(
+            "broadcast", phase, value, deadline_s=deadline_s, error=error, source=source
+        )
+        return answer()[0]
 
     def scatter(
         self,
@@ -218,11 +214,11 @@ class Control:
         error: object = None,
     ) -> Any:
         """Return in each rank its own one of the `values` that rank 0 gives, in rank order."""
-        return self._begin("scatter", phase, values, deadline_s, error)()[0]
+        return self.begin("scatter", phase, values, deadline_s=deadline_s, error=error)()[0]
 
     def barrier(self, phase: str, *, deadline_s: float, error: object = None) -> None:
         """Return when all ranks have made this call."""
-        self._begin("barrier", phase, None, deadline_s, error)()
+        self.begin("barrier", phase, None, deadline_s=deadline_s, error=error)()
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one cannot go on. Their calls raise RankError."""
@@ -277,17 +273,21 @@ class Control:
             self.fail(error)
         self.close()
 
-    def _begin(
+    def begin(
         self,
-        kind: str,
+        kind: CallKind,
         phase: str,
         value: Any,
-        deadline_s: float,
-        error: object,
-        source: int = 0,
         *,
+        deadline_s: float,
+        error: object = None,
+        source: int = 0,
         acknowledged: bool = True,
     ) -> Callable[[], list[Any]]:
+        """Send the value of this rank. Return a function that waits for the answer.
+
+        Call it once. Unless `acknowledged`, it returns in rank 0 before the others have theirs.
+        """
         if self._member is None:
             if error is not None:
                 raise RankError(f"{self.world}, {phase!r}: {error}", ranks=[0])

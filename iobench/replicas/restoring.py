@@ -13,6 +13,7 @@ from iobench.checkpoint.ranked.content import data_file
 from iobench.checkpoint.ranked.index import INDEX
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import IobenchError, ReplicaError
+from iobench.ranks.together import Together
 from iobench.ranks.world import World
 from iobench.replicas.fetch import Fetcher
 from iobench.replicas.nearest import NearestStore, NearestWriter, headers_of, manifest_of
@@ -61,7 +62,7 @@ class Restoring:
     """
 
     world: World
-    agreed: Callable[[str, Callable[[], Any]], list[Any]]
+    together: Together
     store: CheckpointStore
     writer: Writer
     serials: Callable[[], Mapping[int, int]] | None
@@ -82,7 +83,7 @@ class Restoring:
                 found.append([serial, at, manifest.attempt if manifest else ""])
             return found
 
-        versions = self.agreed(f"sources of step {step}", stored)[0]
+        _, (versions, *_) = self.together(f"sources of step {step}", stored)
         committed = {(serial, at): attempt for serial, at, attempt in versions if attempt}
         memory = [  # without another save of a step that was then committed
             one
@@ -120,9 +121,9 @@ class Restoring:
         ranks = plan.ranks or 0
         try:
             if not plan.stored:
-                manifest, index, lost = self.agreed(
+                _, ((manifest, index, lost), *_) = self.together(
                     f"replicas of step {step}", lambda: self._described(plan, fetcher)
-                )[0]
+                )
                 if lost:
                     self.without(plan, lost)
                     fetcher.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -17,31 +17,32 @@ import torch
 from iobench.checkpoint.load.like import tensors_of
 from iobench.checkpoint.ranked.stock_values import StatePath, name_of
 from iobench.errors import StateMismatchError
+from iobench.ranks.together import Together
 
 __all__ = ["paths_elsewhere", "without"]
 
 
-def paths_elsewhere(
-    agreed: Callable[[str, Callable[[], Any]], list[Any]], rank: int, like: Any
-) -> frozenset[StatePath]:
+def paths_elsewhere(together: Together, rank: int, like: Any) -> frozenset[StatePath]:
     """Return the paths of the tensors in the `like` of other ranks, as far as they differ.
 
     All ranks call it. Ranks with equal paths send them once.
     """
-    paths: list[StatePath] = []
 
-    def digest() -> str | None:
-        if like is None:
-            return None
-        paths.extend(path for path, _ in tensors_of(like))
-        return hashlib.sha256(json.dumps(sorted(map(list, paths), key=str)).encode()).hexdigest()
+    def own() -> list[StatePath] | None:
+        return None if like is None else [path for path, _ in tensors_of(like)]
 
-    digests = agreed("keys of like", digest)
+    paths, digests = together("keys of like", own, _digest)
     if len(set(digests)) == 1:
         return frozenset()
     first = digests.index(digests[rank]) == rank
-    every = agreed("tensors of like", lambda: paths if first else [])
-    return frozenset(tuple(path) for one in every for path in one).difference(paths)
+    _, every = together("tensors of like", lambda: (paths if first else None) or [])
+    return frozenset(tuple(path) for one in every for path in one).difference(paths or ())
+
+
+def _digest(paths: list[StatePath] | None) -> str | None:
+    if paths is None:
+        return None
+    return hashlib.sha256(json.dumps(sorted(map(list, paths), key=str)).encode()).hexdigest()
 
 
 def without(state: Any, like: Any, gone: Collection[StatePath], where: str) -> Any:

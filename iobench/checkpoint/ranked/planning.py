@@ -11,8 +11,8 @@ from iobench.checkpoint.ranked.content import RankContent
 from iobench.checkpoint.ranked.plan import RankPlan, WholePlan, local_plan, made_plan, whole_plan
 from iobench.checkpoint.ranked.structure import LocalState, RankStructure, local_state
 from iobench.errors import StateError
-from iobench.ranks.agreed import gathered, scattered
 from iobench.ranks.control import Control
+from iobench.ranks.together import gathered, scattered
 
 __all__ = ["Planning"]
 
@@ -91,19 +91,21 @@ class Planning:
             lambda: local_plan(planner, local) if first[rank] == rank else None,
             deadline_s=self._deadline_s,
         )
-        whole: WholePlan | None = None
 
-        def parts() -> list[dict[str, str]] | None:
-            nonlocal whole
-            if rank > 0:
-                return None
+        def made() -> WholePlan | StateError | None:
             try:
-                whole = whole_plan(planner, sent, first)
-            except StateError as error:
-                return [{"error": str(error)}] * len(keys)
-            return [{"boxes": text} for text in whole.texts()]
+                return None if rank else whole_plan(planner, sent, first)
+            except StateError as error:  # every rank raises it as its own
+                return error
 
-        part = scattered(self._control, "parts of the plan", parts, deadline_s=self._deadline_s)
-        if "error" in part:
+        def parts(whole: WholePlan | StateError | None) -> list[dict[str, str]] | None:
+            if isinstance(whole, StateError):
+                return [{"error": str(whole)}] * len(keys)
+            return None if whole is None else [{"boxes": text} for text in whole.texts()]
+
+        whole, part = scattered(
+            self._control, "parts of the plan", made, parts, deadline_s=self._deadline_s
+        )
+        if "error" in part or isinstance(whole, StateError):
             raise StateError(part["error"])
         return made_plan(local.structure, part["boxes"], whole, uniform)

@@ -14,14 +14,12 @@ from iobench.checkpoint.restore import Loaded, OnCorrupt, candidates, check_not_
 from iobench.checkpoint.store import CheckpointStore
 from iobench.checkpointer.load.shared_reader import SharedReader
 from iobench.errors import DataMismatchError, OptionError, TransferError
+from iobench.ranks.together import Together
 from iobench.ranks.world import World
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Agreed", "NextTier", "load_together"]
-
-Agreed = Callable[[str, Callable[[], Any]], list[Any]]
-"""Calls a function in all ranks and returns all results; it fails in all ranks or in none."""
+__all__ = ["NextTier", "load_together"]
 
 NextTier = Callable[[int, str], bool]
 """Gets a step and its damage. Makes another place that of the step; False: there is no other.
@@ -30,7 +28,7 @@ It is asked again when the step is damaged there too."""
 
 
 def load_together(
-    agreed: Agreed,
+    together: Together,
     world: World,
     store: CheckpointStore,
     writer: Writer,
@@ -52,16 +50,16 @@ def load_together(
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
     leads = world.rank == 0
-    steps = agreed(
+    _, (steps, *_) = together(
         f"load of step {step}", lambda: candidates(store, step, known) if leads else None
-    )[0]
-    elsewhere = paths_elsewhere(agreed, world.rank, like)
+    )
+    elsewhere = paths_elsewhere(together, world.rank, like)
     read = partial(read_any, like=like, rank=world.rank, ranks=world.size, elsewhere=elsewhere)
     passed_over: dict[int, str] = {}
     for at, candidate in enumerate(steps):
-        restored, damage = _one(agreed, world, store, writer, candidate, read, reader())
+        restored, damage = _one(together, world, store, writer, candidate, read, reader())
         while damage and next_tier is not None and next_tier(candidate, damage):
-            restored, damage = _one(agreed, world, store, writer, candidate, read, reader())
+            restored, damage = _one(together, world, store, writer, candidate, read, reader())
         if not damage:
             assert restored is not None  # no rank found damage
             state, transfer = restored
@@ -80,7 +78,7 @@ def load_together(
 
 
 def _one(
-    agreed: Agreed,
+    together: Together,
     world: World,
     store: CheckpointStore,
     writer: Writer,
@@ -89,29 +87,28 @@ def _one(
     reader: SharedReader | None,
 ) -> tuple[tuple[Any, Transfer] | None, str]:
     """Restore one checkpoint. Return the result, and the damage that any rank found, or ""."""
-    restored: list[tuple[Any, Transfer]] = []
 
-    def read() -> list[Any]:
+    def read() -> tuple[list[Any], tuple[Any, Transfer] | None]:
         try:
             if world.rank:
                 store.steps()  # a bucket must be listed to know where a checkpoint is
             manifest = store.manifest(step)
             check_not_offloaded(manifest, str(store))
-            restored.append(read_one(store, writer, step, manifest, reader=reader))
+            restored = read_one(store, writer, step, manifest, reader=reader)
         except (DataMismatchError, TransferError) as error:
             damage = damage_of(error, store.locate(step))
             if damage is None:
                 raise
-            return [str(damage), None]
+            return [str(damage), None], None
         finally:
             if reader is not None:
                 reader.finish()
-        return ["", [manifest.serial, manifest.created_s]]
+        return ["", [manifest.serial, manifest.created_s]], restored
 
-    found = agreed(f"restore of step {step}", read)
+    (_, restored), found = together(f"restore of step {step}", read, lambda both: both[0])
     for rank, (damage, _) in enumerate(found):
         if damage:
             return None, f"{damage} (found by rank {rank})"
     if any(one != found[0] for one in found):
         return None, f"{store}: the ranks see different checkpoints of step {step}"
-    return restored[0], ""
+    return restored, ""

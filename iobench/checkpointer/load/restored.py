@@ -92,7 +92,7 @@ def _load(
             control, writer, restore_mode, deadline_s=deadline_s, owners=owners
         ) as reader:
             return load_together(
-                restoring.agreed,
+                restoring.together,
                 restoring.world,
                 store,
                 writer,

@@ -11,8 +11,8 @@ from iobench.checkpoint.persister import Snapshot
 from iobench.checkpoint.ranked.content import RankContent
 from iobench.checkpoint.ranked.persister import RankPersister
 from iobench.checkpointer.saves.committer import RankCommitter
-from iobench.ranks.agreed import agreed
 from iobench.ranks.control import Control
+from iobench.ranks.together import together
 from iobench.remote.memory_persister import MemoryPersister
 from iobench.remote.memory_pool import MemoryPool
 from iobench.remote.memory_slot import Kept
@@ -95,7 +95,7 @@ class RankMemoryPersister(RankPersister, MemoryPersister[RankContent]):
         self._memory.count = min(one[1] for one in every)
 
     def _agreed(self, phase: str, work: Callable[[], list[Any]]) -> list[list[Any]]:
-        return agreed(self._control, phase, work, deadline_s=self._deadline_s)
+        return together(self._control, phase, work, deadline_s=self._deadline_s)[1]
 
     def take(self, lease: _Lease, *, pinned: bool, on_full: OnFull = "wait") -> bool:
         try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError
+from iobench.ranks.control import Control
+from iobench.ranks.together import together
 from iobench.ranks.world import World
 from iobench.replicas.recovery import MemoryCopy, Version
 from iobench.replicas.replicator import Replicator
@@ -58,7 +61,7 @@ def _restoring(memory: _Memory | None = None) -> Restoring:
     storage = _Storage({10: "a", 20: "b"})
     made = Restoring(
         world=World.single(),
-        agreed=lambda _, work: [work()],
+        together=partial(together, Control(World.single()), deadline_s=1),
         store=cast(CheckpointStore, storage),
         writer=cast(Writer, make("buffered")),
         serials=storage.serials,
