@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from iobench.checkpointer.checkpointer import Checkpointer
+from iobench.errors import OptionError
 from iobench.ranks.world import AnyWorld, World
 
 __all__ = ["kind_of_checkpointer"]
@@ -35,7 +36,9 @@ def _kind(world: AnyWorld, offload: Any) -> type[Any]:
 
         return RankedCheckpointer
     if offload is not None:
-        from iobench.checkpointer.offloaded import OffloadCheckpointer
-
-        return OffloadCheckpointer
+        found = getattr(offload, "checkpointer_kind", None)
+        if found is None:
+            raise OptionError(f"offload={offload!r:.80}: takes an optimizer of iobench.offload")
+        kind: type[Any] = found()
+        return kind
     return Checkpointer

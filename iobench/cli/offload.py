@@ -104,7 +104,7 @@ def export(
     ] = "latest",
 ) -> None:
     """Write one generation to a file of a stock format, verified. Needs memory for all of it."""
-    from iobench.offload.stock_files import export as write
+    from iobench.offload.stock import export as write
 
     updates = write(directory, _wanted(step), output)
     print(f"{printable(str(output))}: the state after {count_of(updates, 'step')}", file=sys.stderr)

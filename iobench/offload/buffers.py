@@ -1,13 +1,17 @@
-"""ChunkBuffer: the memory of one chunk while it is read, updated and written."""
+"""ChunkBuffer: one chunk while it is read, updated and written, with its header and checksums."""
 
 from __future__ import annotations
 
+import struct
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import xxhash
 
+from iobench.errors import DataMismatchError
 from iobench.formats.tensors import torch_dtype
-from iobench.offload.layout import BLOCK, ParameterPiece, StateLayout
+from iobench.offload.layout import BLOCK, DataFile, ParameterPiece, StateLayout
 from iobench.offload.record import NOWHERE, empty_rows
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
@@ -15,7 +19,11 @@ from iobench.writers.image import Bytes
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["ChunkBuffer", "parameter_view"]
+__all__ = ["ChunkBuffer", "check_slot_of", "digest_of", "slot_header"]
+
+_SLOT = struct.Struct("<8sIIQQQ")
+"""Magic, version, chunk, generation, updates, XXH3 of what follows the header."""
+_SLOT_MAGIC, _SLOT_VERSION = b"iobslot\0", 1
 
 
 class ChunkBuffer:
@@ -62,13 +70,35 @@ class ChunkBuffer:
         flat = torch.from_numpy(self.payload).view(torch.float32)
         return list(flat.split(self._layout.elements(self.chunk)))
 
+    def slot(self, name: DataFile) -> Bytes:
+        """The slot in this file."""
+        return self.state if name == "state" else self.parameters
+
     def parameter(self, piece: ParameterPiece) -> torch.Tensor:
-        """The values of `piece` in the slot of the file `parameters`."""
-        return parameter_view(self._layout, piece, self.parameters)
+        """The values of `piece` in the slot of the file `parameters`, in their own dtype."""
+        dtype = torch_dtype(self._layout.parameters[piece.parameter].dtype)
+        size = (piece.end - piece.begin) * dtype.itemsize
+        return torch.from_numpy(self.parameters[piece.bytes_at : piece.bytes_at + size]).view(dtype)
 
 
-def parameter_view(layout: StateLayout, piece: ParameterPiece, memory: Bytes) -> torch.Tensor:
-    """Return the values of `piece` in the parameter bytes of its chunk, in their own dtype."""
-    dtype = torch_dtype(layout.parameters[piece.parameter].dtype)
-    size = (piece.end - piece.begin) * dtype.itemsize
-    return torch.from_numpy(memory[piece.bytes_at : piece.bytes_at + size]).view(dtype)
+def slot_header(chunk: int, generation: int, updates: int, digest: int) -> bytes:
+    """Return the beginning of a slot's header; the rest of its block is zeros."""
+    return _SLOT.pack(_SLOT_MAGIC, _SLOT_VERSION, chunk, generation, updates, digest)
+
+
+def check_slot_of(path: Path, header: bytes, row: np.void, chunk: int) -> None:
+    """Raise DataMismatchError unless `header` is that of the chunk in `row`."""
+    found = _SLOT.unpack_from(header)
+    wanted = (_SLOT_MAGIC, _SLOT_VERSION, chunk, int(row["written"]))
+    if found[:4] != wanted or found[5] != int(row["state"]):
+        raise DataMismatchError(
+            f"{path}: the slot of chunk {chunk} is not what generation "
+            f"{int(row['written'])} wrote there"
+        )
+
+
+def digest_of(data: Bytes) -> int:
+    """Return the XXH3 of `data`. Other threads run meanwhile."""
+    state = xxhash.xxh3_64()  # the functions of one call hold the GIL before xxhash 4
+    state.update(data.data)
+    return state.intdigest()

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from iobench.offload.device import PinnedTransfer
+from iobench.offload.buffers import digest_of
 from iobench.offload.engine import Engine
 from iobench.offload.groups import kept_values
 from iobench.offload.layout import ParameterPiece, StateLayout
 from iobench.offload.model import (
     ParameterMark,
+    PinnedTransfer,
     TrainerModel,
     flat_view,
     gradient_of,
@@ -27,7 +28,6 @@ from iobench.offload.model import (
     marks_of,
     value_of,
 )
-from iobench.offload.slots import digest_of
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
 __all__ = ["EarlyUpdates"]

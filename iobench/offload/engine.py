@@ -14,10 +14,9 @@ import torch
 from iobench.errors import OptionError, UsageError
 from iobench.offload.model import ChunkPace, StepModel
 from iobench.offload.record import GenerationRecord, HeldBy, check_groups
-from iobench.offload.store import GenerationStore
+from iobench.offload.store import Commit, GenerationStore
 from iobench.offload.stream import ChunkStream, Update
 from iobench.offload.update import ChunkUpdate
-from iobench.offload.writing import Commit
 from iobench.units import parse_size
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import xxhash
 
 from iobench import linux
-from iobench.checkpoint.manifest import FileRecord, Manifest
-from iobench.checkpoint.pinned_state import FoundPin, PinnedGeneration
+from iobench.checkpoint.manifest import FileRecord, Manifest, PinnedGeneration
 from iobench.errors import (
     DataMismatchError,
     StateMismatchError,
@@ -31,11 +31,21 @@ from iobench.remote.source_file import LocalDamageError
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 
-__all__ = ["HeldPins"]
+__all__ = ["FoundPin", "HeldPins"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundPin:
+    """A pin that is durable."""
+
+    name: str
+    step: int
+    own: bool
+    """Whether the Checkpointer that asks holds it."""
 
 
 class HeldPins:
-    """Pins that stay until they are released. A PinnedState.
+    """Pins that stay until they are released. A PinnedFiles.
 
     `durable`, `export` and `open_file` may be called by any thread, the rest by the trainer's.
     """

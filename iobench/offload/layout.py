@@ -173,6 +173,11 @@ class StateLayout:
         """Where the slot begins in the file `parameters`."""
         return slot * self._parameter_offsets[-1] + self._parameter_offsets[chunk]
 
+    def offset(self, name: DataFile, chunk: int, slot: int) -> int:
+        """Where the slot begins in this file."""
+        at = self.state_offset if name == "state" else self.parameter_offset
+        return at(chunk, slot)
+
     def generation_bytes(self, name: DataFile) -> int:
         """Bytes of one slot of all chunks in this file."""
         return self._state_total if name == "state" else self._parameter_offsets[-1]

@@ -1,4 +1,4 @@
-"""OffloadedOptimizer: what all optimizers have whose state is on storage."""
+"""AdamW and Adam whose state is on storage, where every step is a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,41 +6,28 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypedDict
+from typing import Any, ClassVar, Self
 
 import torch
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from iobench.errors import OptionError, UsageError
 from iobench.offload.engine import EngineOptions
-from iobench.offload.groups import check_values, kept_values, put_values
+from iobench.offload.groups import adam_defaults, check_values, kept_values, kind_of, put_values
 from iobench.offload.held_pins import HeldPins
+from iobench.offload.mover import warn_without_io_uring
 from iobench.offload.restore import Restored, Wanted, saved_extra
-from iobench.offload.rings import warn_without_io_uring
 from iobench.offload.state import OptimizerState
 from iobench.offload.stock import StockSource, packed_groups, state_by_index, stock_state
 
-__all__ = ["OffloadedOptimizer", "Storage"]
-
-
-class Storage(TypedDict, total=False):
-    """How an optimizer keeps its state; see OffloadedOptimizer."""
-
-    memory: str | int
-    pins: int
-    max_lag: int
-    overlap: bool
-    chunk_elements: int | None
-    iodepth: int
-    block_size: str | int
-
+__all__ = ["Adam", "AdamW"]
 
 _MEMORY = "2GiB"
 _IODEPTH, _BLOCK_SIZE = 8, "4MiB"
 
 
-class OffloadedOptimizer(Optimizer):
-    """A torch optimizer with fp32 master weights and state in files of `directory`.
+class AdamW(Optimizer):
+    """torch.optim.AdamW with fp32 master weights and moments in files of `directory`.
 
     Its results have the same bits as those of the stock optimizer with `fused=True` on fp32 master
     weights, whose gradients are those of the parameters. Parameters are bfloat16, float16 or
@@ -58,15 +45,20 @@ class OffloadedOptimizer(Optimizer):
     failure of storage every call raises TransferError, and `resume` continues from what is durable.
     """
 
-    _kind: ClassVar[str]
+    _decoupled: ClassVar[bool] = True
+    _weight_decay: ClassVar[float] = 1e-2
     _state: OptimizerState | None = None
 
     def __init__(
         self,
         params: ParamsT,
         directory: str | os.PathLike[str],
-        defaults: dict[str, Any],
         *,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float | None = None,
+        maximize: bool = False,
         memory: str | int = _MEMORY,
         pins: int = 1,
         max_lag: int = 1,
@@ -75,15 +67,24 @@ class OffloadedOptimizer(Optimizer):
         iodepth: int = _IODEPTH,
         block_size: str | int = _BLOCK_SIZE,
     ) -> None:
-        """`pins`: how many pinned generations are kept. `max_lag`: how many steps the newest
-        durable generation may be behind when `step` returns; with 0 each step is durable on return.
-        `overlap`: update chunks while backward still makes the gradients of others; takes memory
-        for a second copy of the parameters. `chunk_elements`: elements that are read, updated and
-        written together; by default as many as fit `memory` five times, at most 4 Mi. `iodepth`:
-        blocks of `block_size` in flight in each direction."""
+        """Values up to `maximize` are those of the stock class. `pins`: how many pinned generations
+        are kept. `max_lag`: how many steps the newest durable generation may be behind when `step`
+        returns; with 0 each step is durable on return. `overlap`: update chunks while backward
+        still makes the gradients of others; takes memory for a second copy of the parameters.
+        `chunk_elements`: elements that are read, updated and written together; by default as many
+        as fit `memory` five times, at most 4 Mi. `iodepth`: blocks of `block_size` in flight in
+        each direction."""
         options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
         if pins < 0:
             raise OptionError(f"pins={pins}: 0 or more")
+        defaults = adam_defaults(
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=self._weight_decay if weight_decay is None else weight_decay,
+            maximize=maximize,
+            decoupled=self._decoupled,
+        )
         state = self._prepare(params, defaults, directory, options, overlap=overlap)
         warn_without_io_uring(iodepth)
         state.create(pins=pins, chunk_elements=chunk_elements)
@@ -116,17 +117,19 @@ class OffloadedOptimizer(Optimizer):
         """
         optimizer = cls.__new__(cls)
         options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
-        defaults = cls._any_defaults()
+        defaults = adam_defaults(  # replaced by those of the state
+            lr=0.0,
+            betas=(0.9, 0.999),
+            eps=1e-8,
+            weight_decay=0.0,
+            maximize=False,
+            decoupled=cls._decoupled,
+        )
         state = optimizer._prepare(params, defaults, directory, options, overlap=overlap)
         warn_without_io_uring(iodepth)
         state.resume(step, verify=verify)
         optimizer._state = state
         return optimizer
-
-    @classmethod
-    def _any_defaults(cls) -> dict[str, Any]:
-        """Valid values of a group, which `resume` replaces."""
-        raise NotImplementedError
 
     def _prepare(
         self,
@@ -141,7 +144,7 @@ class OffloadedOptimizer(Optimizer):
         for group in self.param_groups:
             check_values(group)
         return OptimizerState(
-            self.param_groups, self._kind, Path(directory), options, overlap=overlap
+            self.param_groups, kind_of(defaults), Path(directory), options, overlap=overlap
         )
 
     @property
@@ -207,6 +210,14 @@ class OffloadedOptimizer(Optimizer):
             raise UsageError("pins=0: no generation can be pinned; construct with pins=1 or more")
         state.pin(step, None if extra is None else saved_extra(extra))
 
+    @staticmethod
+    def checkpointer_kind() -> type[Any]:
+        """Return the class of a `Checkpointer(..., offload=optimizer)`; `iobench.Checkpointer` asks
+        for it."""
+        from iobench.offload.checkpointer import OffloadCheckpointer
+
+        return OffloadCheckpointer
+
     def checkpoint_pins(self) -> HeldPins:
         """Return the pins that a `Checkpointer(..., offload=optimizer)` holds."""
         return HeldPins(self._open_state())
@@ -252,12 +263,9 @@ class OffloadedOptimizer(Optimizer):
         source = StockSource(engine.layout, here.parameters(), state)
         put_values(self.param_groups, kept_values(state_dict["param_groups"]))
         for group in self.param_groups:
-            self._after_load(group)
+            group["decoupled_weight_decay"] = self._decoupled  # like torch
             check_values(group)
         here.replace(source, self.updates)
-
-    def _after_load(self, group: dict[str, Any]) -> None:
-        """Correct the values of a group that were loaded."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is constructed. Raises UsageError later: the files have
@@ -288,3 +296,10 @@ class OffloadedOptimizer(Optimizer):
     def _open_state(self) -> OptimizerState:
         assert self._state is not None  # `create` or `resume` has not failed
         return self._state
+
+
+class Adam(AdamW):
+    """torch.optim.Adam with its state on storage: weight decay is added to the gradient."""
+
+    _decoupled = False
+    _weight_decay = 0.0

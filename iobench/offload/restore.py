@@ -12,14 +12,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from iobench.errors import DataMismatchError, StateError, UsageError
-from iobench.offload.buffers import parameter_view
+from iobench.offload.buffers import ChunkBuffer
+from iobench.offload.chunks import read_chunks
 from iobench.offload.groups import kind_of, put_values, specs_of
-from iobench.offload.layout import StateLayout
 from iobench.offload.model import flat_view
-from iobench.offload.reading import read_parameters, read_state
 from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.store import GenerationStore
-from iobench.writers.image import Bytes
 
 __all__ = [
     *("HeldPin", "Restored", "Wanted"),
@@ -154,8 +152,8 @@ def restore(
         try:
             store.check_headers(record)
             if verify or not kept:
-                read_state(store, record, lambda *_: None, **speed)
-            read_parameters(store, record, _filler(store.layout, parameters), **speed)
+                read_chunks(store, record, "state", lambda _: None, **speed)
+            fill_parameters(store, record, parameters, **speed)
         except DataMismatchError as error:
             if not kept:  # no damage: its slots were used again
                 passed.append(f"generation {record.generation} was overwritten")
@@ -210,18 +208,20 @@ def _extra_of(store: GenerationStore, pin: Pin | None) -> Any:
     return None if extra is None else torch.load(io.BytesIO(extra), weights_only=True)
 
 
-def _filler(layout: StateLayout, parameters: Sequence[torch.Tensor]) -> Any:
-    def deliver(chunk: int, data: Bytes) -> None:
-        fill_parameters(layout, chunk, data, parameters)
-
-    return deliver
-
-
 def fill_parameters(
-    layout: StateLayout, chunk: int, data: Bytes, parameters: Sequence[torch.Tensor]
+    store: GenerationStore,
+    record: GenerationRecord,
+    parameters: Sequence[torch.Tensor],
+    *,
+    iodepth: int,
+    block_size: int,
 ) -> None:
-    """Copy the parameter bytes of `chunk` to the contiguous tensors `parameters`."""
-    with torch.no_grad():
-        for piece in layout.pieces(chunk):
-            value = flat_view(parameters[piece.parameter])[piece.begin : piece.end]
-            value.copy_(parameter_view(layout, piece, data))
+    """Give the values of a generation to the contiguous tensors `parameters`."""
+
+    def deliver(buffer: ChunkBuffer) -> None:
+        with torch.no_grad():
+            for piece in store.layout.pieces(buffer.chunk):
+                value = flat_view(parameters[piece.parameter])[piece.begin : piece.end]
+                value.copy_(buffer.parameter(piece))
+
+    read_chunks(store, record, "parameters", deliver, iodepth=iodepth, block_size=block_size)

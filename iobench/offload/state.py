@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from iobench.errors import UsageError
-from iobench.offload.device import PinnedTransfer
+from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.early import EarlyUpdates
 from iobench.offload.engine import Engine, EngineOptions
-from iobench.offload.filling import StateFill, StateSource
 from iobench.offload.groups import kept_values, specs_of
 from iobench.offload.layout import StateLayout
-from iobench.offload.model import TrainerModel, check_gradients, marks_of
+from iobench.offload.model import (
+    PinnedTransfer,
+    TrainerModel,
+    check_gradients,
+    flat_view,
+    marks_of,
+    place,
+)
 from iobench.offload.record import HeldBy
 from iobench.offload.restore import Restored, Wanted, open_state
 from iobench.offload.store import GenerationStore
 from iobench.writers.blocks import interpreter_end
 
-__all__ = ["OptimizerState"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["OptimizerState", "StateSource"]
+
+
+class StateSource(Protocol):
+    """The fp32 tensors of all parameters, somewhere."""
+
+    @property
+    def counts(self) -> npt.NDArray[np.uint64]:
+        """How often each parameter was updated."""
+
+    def read(self, parameter: int, begin: int, into: Sequence[torch.Tensor]) -> None:
+        """Fill `into`, one tensor of each kind, with the elements of `parameter` from `begin` on.
+
+        Calls come in the order of the flat state, without gaps. Raises DataMismatchError.
+        """
 
 
 class OptimizerState:
@@ -158,7 +183,7 @@ class OptimizerState:
         """Make the next generation of `source`, and fill the parameters; durable on return."""
         self.restored = None  # another state is here
         engine = self.settled(forget=True)
-        fill = StateFill(engine.layout, self.parameters(), source)
+        fill = _StateFill(engine.layout, self.parameters(), source)
         engine.write_generation(
             fill, kept_values(self.groups), source.counts, updates, self._note_marks
         )
@@ -184,7 +209,7 @@ class OptimizerState:
     # The end.
 
     def close(self) -> None:
-        """See OffloadedOptimizer.close."""
+        """See AdamW.close."""
         engine, self._engine = self._engine, None
         if engine is not None:
             self._abandoned.detach()
@@ -204,3 +229,26 @@ def _abandon(engine: Engine, early: EarlyUpdates | None) -> None:
     if early is not None:
         early.close()
     engine.abandon()
+
+
+class _StateFill:
+    """Puts the state of `source` into each chunk, and its weights into the parameters. An Update.
+
+    Call it with each chunk once, in order.
+    """
+
+    def __init__(
+        self, layout: StateLayout, parameters: Sequence[torch.Tensor], source: StateSource
+    ) -> None:
+        self._layout, self._parameters, self._source = layout, parameters, source
+
+    def __call__(self, buffer: ChunkBuffer) -> bool:
+        tensors = buffer.tensors()
+        with torch.no_grad():
+            for piece in self._layout.pieces(buffer.chunk):
+                into = [place(piece, tensor) for tensor in tensors]
+                self._source.read(piece.parameter, piece.begin, into)
+                model = flat_view(self._parameters[piece.parameter])[piece.begin : piece.end]
+                model.copy_(into[0])  # the master weights
+                buffer.parameter(piece).copy_(model)
+        return True

@@ -1,26 +1,35 @@
-"""The state as torch.optim.AdamW has it: read from a generation, or put into the next one."""
+"""The state as torch.optim.AdamW has it: read from a generation, also into a file, or put into the
+next one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from iobench.errors import StateError, UsageError
-from iobench.offload.kernels import step_counter
+from iobench.formats import safetensors, torch_file
+from iobench.formats.tensors import torch_dtype
+from iobench.offload.buffers import ChunkBuffer
+from iobench.offload.chunks import read_chunks
 from iobench.offload.layout import ADAM, StateLayout
 from iobench.offload.model import flat_view, place
-from iobench.offload.reading import read_state
 from iobench.offload.record import GenerationRecord
+from iobench.offload.restore import Wanted, candidates, fill_parameters
 from iobench.offload.store import GenerationStore
-from iobench.writers.image import Bytes
+from iobench.offload.update import step_counter
+from iobench.writers.buffered import BufferedWriter
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["StockSource", "packed_groups", "state_by_index", "stock_state"]
+__all__ = ["StockSource", "export", "packed_groups", "state_by_index", "stock_state"]
+
+_SPEED = {"iodepth": 8, "block_size": 4 << 20}
+_SUFFIXES = (".safetensors", ".pt", ".pth")
 
 
 def stock_state(
@@ -42,15 +51,14 @@ def stock_state(
             }
             state[index] = {"step": step_counter(int(record.counts[index])), **made}
 
-    def deliver(chunk: int, data: Bytes) -> None:
-        parts = torch.from_numpy(data).view(torch.float32).split(layout.elements(chunk))
-        for piece in layout.pieces(chunk):
+    def deliver(buffer: ChunkBuffer) -> None:
+        for piece in layout.pieces(buffer.chunk):
             made = state.get(piece.parameter, {})
-            for name, part in zip(ADAM, parts, strict=True):
+            for name, part in zip(ADAM, buffer.tensors(), strict=True):
                 if name in made:
                     flat_view(made[name])[piece.begin : piece.end].copy_(place(piece, part))
 
-    read_state(store, record, deliver, iodepth=iodepth, block_size=block_size)
+    read_chunks(store, record, "state", deliver, iodepth=iodepth, block_size=block_size)
     return state
 
 
@@ -131,3 +139,48 @@ def state_by_index(
     order = [index for group in state_dict["param_groups"] for index in group["params"]]
     state = state_dict["state"]
     return {ours: state[theirs] for ours, theirs in enumerate(order) if theirs in state}
+
+
+def export(directory: Path, wanted: Wanted, output: Path) -> int:
+    """Write one generation to `output` and return its updates; durable and verified.
+
+    `*.safetensors` gets the parameters in their own dtypes, `*.pt` the state_dict of the stock
+    optimizer. Needs the lock: no trainer may be at work. Takes memory for the whole file.
+    Raises UsageError for another suffix or an unknown step, TargetError, DataMismatchError and
+    TransferError.
+    """
+    if output.suffix not in _SUFFIXES:
+        raise UsageError(f"{output}: its name must end with {' or '.join(_SUFFIXES)}")
+    store = GenerationStore.open(directory)
+    try:
+        found = next(iter(candidates(store, wanted)), None)
+        if found is None:
+            raise UsageError(f"{directory}: has no generation")
+        record = found.record
+        store.check_headers(record)
+        writer, parent = BufferedWriter(), output.parent
+        if output.suffix == ".safetensors":
+            safetensors.save(_parameters(store, record), output.name, parent, writer)
+        else:
+            torch_file.save(_state_dict(store, record), output.name, parent, writer)
+        return record.updates
+    finally:
+        store.close()
+
+
+def _parameters(store: GenerationStore, record: GenerationRecord) -> dict[str, torch.Tensor]:
+    specs = store.layout.parameters
+    made = [torch.empty(one.shape, dtype=torch_dtype(one.dtype)) for one in specs]
+    fill_parameters(store, record, made, **_SPEED)
+    return {spec.name: tensor for spec, tensor in zip(specs, made, strict=True)}
+
+
+def _state_dict(store: GenerationStore, record: GenerationRecord) -> dict[str, Any]:
+    specs = store.layout.parameters
+    groups = []
+    for number, values in enumerate(record.groups):
+        own = [index for index, spec in enumerate(specs) if spec.group == number]
+        names = [specs[index].name for index in own]
+        betas = {"betas": tuple(values["betas"])} if "betas" in values else {}
+        groups.append({**values, **betas, "params": own, "param_names": names})
+    return {"state": stock_state(store, record, **_SPEED), "param_groups": groups}

@@ -13,17 +13,20 @@ The argument for every crash point (docs/decisions/0055):
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from iobench.checkpoint.lock import DirectoryLock, lock_directory
-from iobench.errors import DataMismatchError, TargetError, UsageError
+from iobench.errors import DataMismatchError, TargetError, UsageError, transfer_errors
+from iobench.offload.buffers import check_slot_of
 from iobench.offload.files import (
     LAYOUT,
     StateFile,
@@ -32,17 +35,31 @@ from iobench.offload.files import (
     read_layout,
 )
 from iobench.offload.layout import BLOCK, DataFile, StateLayout
-from iobench.offload.pin_extras import PinExtras
 from iobench.offload.record import NOWHERE, GenerationRecord, HeldBy, Pin, empty_rows, with_pin
 from iobench.offload.record_areas import RECORDS, RecordAreas, read_records, record_of_pin
-from iobench.offload.slots import check_slot_of
 from iobench.regular_file import read_regular
-from iobench.writers.local.new_file import sync_directory
+from iobench.writers.local.new_file import sync_directory, write_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["GenerationStore", "check_no_state"]
+__all__ = ["Commit", "GenerationStore", "check_no_state"]
+
+_EXTRA = re.compile(r"extra-([0-9a-f]{16})")
+"""A file with what the trainer added to a pin. Named after its XXH3, so that a new file never
+replaces one that a record refers to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """What a generation has besides its chunks."""
+
+    generation: int
+    updates: int
+    counts: npt.NDArray[np.uint64]
+    groups: Sequence[Mapping[str, Any]]
+    began_s: float
+    """When its first chunk was asked for, by time.monotonic."""
 
 
 class GenerationStore:
@@ -54,7 +71,8 @@ class GenerationStore:
     def __init__(self, directory: Path, lock: DirectoryLock, layout: StateLayout) -> None:
         self.directory, self.layout, self._directory_lock = directory, layout, lock
         self._lock = threading.Lock()
-        self._extras = PinExtras(directory)
+        self._free: npt.NDArray[np.intp] | None = None
+        """A slot of each chunk that no kept generation uses, until those change."""
         self._files: list[StateFile] = []
         try:
             for name, size in file_sizes(layout).items():
@@ -151,6 +169,7 @@ class GenerationStore:
         """Let the next generation follow `record`, whose slots are kept until it is durable."""
         with self._lock:
             self._base = record
+        self._free = None
 
     def file(self, name: DataFile) -> StateFile:
         """Return one of the two files with slots."""
@@ -173,8 +192,14 @@ class GenerationStore:
 
     def free_slot(self, chunk: int) -> int:
         """Return a slot of `chunk` that no kept generation uses."""
-        used = {int(one.rows[chunk]["slot"]) for one in self._kept()}
-        return next(slot for slot in range(self.layout.slots) if slot not in used)
+        if self._free is None:
+            used = np.zeros((self.layout.chunks, self.layout.slots), dtype=bool)
+            for record in self._kept():
+                chunks = np.flatnonzero(record.rows["slot"] != NOWHERE)
+                used[chunks, record.rows["slot"][chunks]] = True
+            assert not used.all(axis=1).any()
+            self._free = used.argmin(axis=1)
+        return int(self._free[chunk])
 
     def _kept(self) -> list[GenerationRecord]:
         kept = [self.record_of(pin) for pin in self.pins]
@@ -184,21 +209,15 @@ class GenerationStore:
 
     def _remove_unpinned(self) -> None:
         """Remove what belongs to pins that were given up."""
-        self._extras.remove_others(self.pins)
+        kept = {pin.extra for pin in self.pins}
+        for path in self.directory.iterdir():
+            found = _EXTRA.fullmatch(path.name)
+            if found and found[1] not in kept:
+                path.unlink(missing_ok=True)
 
-    def commit(
-        self,
-        rows: npt.NDArray[np.void],
-        *,
-        generation: int,
-        updates: int,
-        counts: npt.NDArray[np.uint64],
-        groups: Sequence[Mapping[str, Any]],
-        began_s: float,
-    ) -> GenerationRecord:
+    def commit(self, rows: npt.NDArray[np.void], commit: Commit) -> None:
         """Make a generation durable: all chunks in `rows` are written, and no write is in flight.
 
-        It was begun at `began_s` of time.monotonic.
         Raises TransferError: the generation may exist or not, and the one before is intact.
         """
         self._directory_lock.check()
@@ -206,18 +225,17 @@ class GenerationStore:
         self.parameters.sync()
         record = GenerationRecord(
             sequence=self._sequence + 1,
-            generation=generation,
-            updates=updates,
+            generation=commit.generation,
+            updates=commit.updates,
             rows=rows.copy(),
-            counts=counts.copy(),
-            groups=groups,
+            counts=commit.counts,
+            groups=commit.groups,
             pins=self.pins,
             time_s=time.time(),
-            elapsed_s=time.monotonic() - began_s,
+            elapsed_s=time.monotonic() - commit.began_s,
         )
         self._write(record)
-        self.last_generation = max(self.last_generation, generation)
-        return record
+        self.last_generation = max(self.last_generation, commit.generation)
 
     def pin(
         self,
@@ -235,14 +253,21 @@ class GenerationStore:
         newest = self.base
         if newest is None or not self.layout.pins:
             raise UsageError(f"{self.directory}: nothing can be pinned")
-        digest = None if extra is None else self._extras.write(extra)
+        digest = None if extra is None else self._write_extra(extra)
         sequence = self._sequence + 1
         pin = Pin(newest.generation, step, digest, held, sequence)
         pins = with_pin(self.pins, pin, self.layout.pins)
         self._write(replace(newest, sequence=sequence, pins=pins, groups=groups))
-        self.pins = pins
+        self.pins, self._free = pins, None
         self._remove_unpinned()
         return pin
+
+    def _write_extra(self, extra: bytes) -> str:
+        digest = xxhash.xxh3_64_hexdigest(extra)
+        path = self.directory / f"extra-{digest}"
+        with transfer_errors("writing", path):
+            write_bytes(path, extra)
+        return digest
 
     def unpin(self, names: Collection[str]) -> None:
         """Give up the held pins with these names; durable on return."""
@@ -254,7 +279,7 @@ class GenerationStore:
         self._write(replace(newest, sequence=self._sequence + 1, pins=left))
         if base is not None:
             self.continue_from(base)
-        self.pins = left
+        self.pins, self._free = left, None
         self._remove_unpinned()
 
     def _write(self, record: GenerationRecord) -> None:
@@ -263,6 +288,7 @@ class GenerationStore:
             self._newest = record
             self._base = None
             self._sequence = record.sequence
+        self._free = None
 
     def mark_damaged(self, record: GenerationRecord) -> None:
         """Note durably that bytes of this generation differ from their checksums.
@@ -276,10 +302,20 @@ class GenerationStore:
         left = [one for one in self.records() if not one.damaged]
         with self._lock:
             self._newest = left[0] if left else None
+        self._free = None
 
     def extra(self, pin: Pin) -> bytes | None:
         """Return what was added to `pin`. Raises DataMismatchError if it is damaged or missing."""
-        return self._extras.read(pin)
+        if pin.extra is None:
+            return None
+        path = self.directory / f"extra-{pin.extra}"
+        try:
+            data = read_regular(path)
+        except FileNotFoundError:
+            raise DataMismatchError(f"{path}: missing, it belongs to step {pin.step}") from None
+        if xxhash.xxh3_64_hexdigest(data) != pin.extra:
+            raise DataMismatchError(f"{path}: its bytes differ from the saved ones")
+        return data
 
     @property
     def base(self) -> GenerationRecord | None:

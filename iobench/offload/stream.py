@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 from iobench.errors import TransferError
 from iobench.offload.buffers import ChunkBuffer
-from iobench.offload.loading import ChunkLoader, DamagedChunkError
+from iobench.offload.chunks import ChunkReader, ChunkWriter, DamagedChunkError
 from iobench.offload.model import AtOnce, ChunkPace
 from iobench.offload.mover import Mover
 from iobench.offload.record import GenerationRecord, HeldBy
-from iobench.offload.store import GenerationStore
-from iobench.offload.writing import ChunkWriter, Commit
+from iobench.offload.store import Commit, GenerationStore
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
 if TYPE_CHECKING:
@@ -323,20 +322,20 @@ class ChunkStream:
 
     def _read_all(self) -> None:
         open_mover = functools.partial(self._open_mover, writes=False)
-        with ChunkLoader(self._store, open_mover, self._loaded.put) as loader:
+        with ChunkReader(self._store, "state", open_mover, self._loaded.put) as reader:
             while (chunks := self._to_read.get()) is not None:
                 for chunk, row in chunks:
-                    if not self._read(chunk, row, loader):
+                    if not self._read(chunk, row, reader):
                         return
-                while len(loader) and not self._stopping:
-                    loader.wait_one()
+                while len(reader) and not self._stopping:
+                    reader.wait_one()
 
-    def _read(self, chunk: int, row: np.void | None, loader: ChunkLoader) -> bool:
+    def _read(self, chunk: int, row: np.void | None, reader: ChunkReader) -> bool:
         """Begin to read `chunk` once a buffer is free; return False when the stream stops."""
-        while (buffer := self._take_free(block=not len(loader))) is None:
+        while (buffer := self._take_free(block=not len(reader))) is None:
             if self._stopping:
                 return False
-            loader.wait_one()
+            reader.wait_one()
         with self._changed:
             while chunk in self._unwritten and not self._stopping:
                 self._changed.wait(_LOOK_AGAIN_S)
@@ -345,7 +344,7 @@ class ChunkStream:
             else:  # an update that counts may leave the chunk as it was
                 self._rows[chunk] = row
         if not self._stopping:
-            loader.start(buffer, chunk, row)
+            reader.start(buffer, chunk, row)
         return not self._stopping
 
     def _take_free(self, *, block: bool) -> ChunkBuffer | None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.adam import adam
 
 from iobench.offload.buffers import ChunkBuffer
-from iobench.offload.kernels import adam_update
 from iobench.offload.layout import ParameterPiece, StateLayout
 from iobench.offload.model import StepModel, place
 
-__all__ = ["ChunkUpdate"]
+__all__ = ["ChunkUpdate", "step_counter"]
 
 
 class ChunkUpdate:
@@ -74,9 +74,49 @@ class ChunkUpdate:
     def _update(
         self, pieces: Sequence[ParameterPiece], group: int, tensors: list[torch.Tensor]
     ) -> None:
-        adam_update(
+        _adam_update(
             self._groups[group],
             [[place(one, tensor) for one in pieces] for tensor in tensors],
             [self._model.gradient(one, place(one, self._scratch)) for one in pieces],
             [self._counts[piece.parameter] for piece in pieces],
         )
+
+
+def _adam_update(
+    values: Mapping[str, Any],
+    tensors: Sequence[list[torch.Tensor]],
+    gradients: list[torch.Tensor],
+    counts: Sequence[int],
+) -> None:
+    """Update `tensors`: a list of pieces for each of ADAM.
+
+    `values` are those of the group, `gradients` have the pieces in fp32, and `counts` say how often
+    each piece was updated before.
+    """
+    masters, averages, squares = tensors
+    beta1, beta2 = values["betas"]
+    adam(
+        masters,
+        gradients,
+        averages,
+        squares,
+        [],
+        [step_counter(count) for count in counts],  # torch adds 1 before it uses them
+        fused=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=values["lr"],
+        weight_decay=values["weight_decay"],
+        eps=values["eps"],
+        maximize=values["maximize"],
+        decoupled_weight_decay=values["decoupled_weight_decay"],
+    )
+
+
+def step_counter(count: int) -> torch.Tensor:
+    """Return `step` like torch keeps it for a fused kernel on the host.
+
+    Its dtype is given: under torch.set_default_dtype(torch.bfloat16), 300 + 1 would be 300.
+    """
+    return torch.tensor(float(count), dtype=torch.float32, device="cpu")

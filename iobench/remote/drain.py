@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from iobench import linux
 from iobench.checkpoint.copies import CopyState
-from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, RankError, TargetError, TransferError
@@ -28,7 +27,12 @@ from iobench.remote.observed import LOCAL, REMOTE, ObservedRates
 from iobench.remote.pace import DrainPace, DrainStoppedError, pause_after
 from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
 from iobench.remote.remote import RemoteTier
-from iobench.remote.source_file import LocalDamageError, offloaded_bytes, stored_bytes
+from iobench.remote.source_file import (
+    LocalDamageError,
+    PinnedFiles,
+    offloaded_bytes,
+    stored_bytes,
+)
 from iobench.writers.blocks import interpreter_end
 
 __all__ = ["Drain", "NewCopier"]
@@ -48,7 +52,7 @@ class Drain(DrainWaits):
     by `wait`: the drain tries again after 0.5 s, 0.75 s and so on, up to 5 minutes.
     """
 
-    offload: PinnedState | None = None  # the generations of the checkpoints, copied too
+    offload: PinnedFiles | None = None  # the generations of the checkpoints, copied too
 
     def __init__(
         self,

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
-from iobench.checkpoint.pinned_state import PinnedState
 from iobench.checkpoint.store import DirectoryStore
 from iobench.remote.pace import DrainPace
 from iobench.remote.queue import Queued
 from iobench.remote.read_back import compare_file, read_back
 from iobench.remote.remote import RemoteTier
-from iobench.remote.source_file import LocalDamageError, SourceFile
+from iobench.remote.source_file import LocalDamageError, PinnedFiles, SourceFile
 from iobench.writers.image import Bytes
 from iobench.writers.source import LocalSource
 
@@ -32,7 +31,7 @@ class FileCopier:
     local: DirectoryStore
     remote: RemoteTier
     pace: DrainPace
-    offload: Callable[[], PinnedState | None]
+    offload: Callable[[], PinnedFiles | None]
     """Returns the state that has the pinned generations of checkpoints."""
 
     def send(

@@ -6,9 +6,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
+from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
 from iobench.checkpoint.order import readable_manifest
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, TransferError
@@ -16,7 +18,10 @@ from iobench.regular_file import open_regular
 from iobench.units import MIB
 from iobench.writers.image import Bytes
 
-__all__ = ["BLOCK_BYTES", "LocalDamageError", "SourceFile", "offloaded_bytes", "stored_bytes"]
+__all__ = [
+    *("BLOCK_BYTES", "LocalDamageError", "PinnedFiles", "SourceFile"),
+    *("offloaded_bytes", "stored_bytes"),
+]
 
 BLOCK_BYTES = 8 * MIB
 
@@ -87,6 +92,13 @@ def stored_bytes(checkpoint: Path) -> int:
     with contextlib.suppress(OSError):
         return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
     return 0
+
+
+class PinnedFiles(Protocol):
+    """Optimizer state on storage, whose pinned generations are copied with their checkpoints."""
+
+    def open_file(self, pinned: PinnedGeneration, record: FileRecord) -> SourceFile:
+        """Open one of `pinned.files`. For any thread. Raises LocalDamageError."""
 
 
 def offloaded_bytes(store: CheckpointStore, step: int) -> int:

@@ -16,7 +16,7 @@ from support.offload_training import OPTIONS, VALUES, give_gradients, make_param
 from iobench.offload import AdamW
 
 _STORE = "iobench.offload.store.GenerationStore"
-_LEDGER = "iobench.checkpoint.pin_ledger.PinLedger"
+_LEDGER = "iobench.offload.pin_ledger.PinLedger"
 _PUBLISH = "iobench.checkpoint.staged.StagedCheckpoint.publish"
 _COMMITTED = "iobench.checkpoint.ledger.Ledger.committed"
 _CALLS = {

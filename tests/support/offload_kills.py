@@ -44,7 +44,7 @@ CALLS = {
 _TRAINERS = """
 import io, os, sys
 import torch
-import iobench.offload.algorithms
+import iobench.offload.optimizer
 from pathlib import Path
 from support.kill_points import arm
 from {module} import {trainer}

@@ -33,7 +33,7 @@ _MODULES = (
     *("iobench.tune.tuner", "iobench.train.session"),
     *("torch.distributed.checkpoint", "torch.distributed.tensor", "iobench.checkpointer.ranked"),
     *("iobench.checkpoint.load.pieces", "iobench.replicas.replicator", "iobench.integrations.dcp"),
-    *("iobench.offload.algorithms", "iobench.checkpointer.offloaded"),
+    *("iobench.offload.optimizer", "iobench.offload.checkpointer"),
     *(
         "iobench.remote.ranked.ranked_drain",
         "iobench.checkpointer.load.both_stores",

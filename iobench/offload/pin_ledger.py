@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from iobench.checkpoint.manifest import MANIFEST, PinnedGeneration
 from iobench.checkpoint.order import outlines, readable_manifest
-from iobench.checkpoint.pinned_state import PinnedState, described_pin
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import UsageError, transfer_errors
+from iobench.offload.held_pins import HeldPins
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import sync_directory
 
@@ -26,7 +26,7 @@ class PinLedger:
     `start`. Only `durable` and `ended` are called by another thread than the trainer's.
     """
 
-    def __init__(self, state: PinnedState, store: DirectoryStore, *, exports: bool = False) -> None:
+    def __init__(self, state: HeldPins, store: DirectoryStore, *, exports: bool = False) -> None:
         """With `exports` a remote tier gets the state too."""
         self._state, self._store, self.exports = state, store, exports
         self._lock = threading.Lock()
@@ -95,7 +95,11 @@ class PinLedger:
 
         Raises TransferError when it never will be.
         """
-        return described_pin(self._state, self._name(save), exports=self.exports)
+        pinned = self._state.durable(self._name(save))
+        if not self.exports:
+            return pinned, []
+        pinned, described = self._state.export(pinned)
+        return pinned, [described]
 
     def ended(self, save: Save) -> None:
         """The commit of `save` has ended. If its checkpoint exists, the pin belongs to it."""
