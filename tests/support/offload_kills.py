@@ -36,7 +36,7 @@ CALLS = {
     "iobench.writers.direct.in_flight.InFlight.start": 210,
     f"{_OFFLOAD}.files.StateFile.sync": 21,
     f"{_OFFLOAD}.files.StateFile.write": 9,
-    f"{_OFFLOAD}.writing.ChunkWriter.write": 42,
+    f"{_OFFLOAD}.chunks.ChunkWriter.write": 42,
     f"{_OFFLOAD}.update.ChunkUpdate.__call__": 42,
 }
 """Functions that make one system call, or work on one chunk, and how often a run calls them."""
