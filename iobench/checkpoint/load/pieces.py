@@ -12,7 +12,7 @@ import torch
 
 from iobench.checkpoint.load.elsewhere import without
 from iobench.checkpoint.load.like import compared_with, empty_local, local_box, sharded_like
-from iobench.checkpoint.load.reader import DirectReader, PieceReader
+from iobench.checkpoint.load.reader import PieceReader
 from iobench.checkpoint.load.stored import StoredChunk, StoredPiece, StoredState, StoredTensor
 from iobench.checkpoint.ranked.stock_values import StatePath, stock_paths
 from iobench.checkpoint.rebuild import readable, unflatten
@@ -97,16 +97,16 @@ def read_pieces(
             if name in needed:
                 _add_copies(name, saved, wanted[name], copies)
 
-    def deliver(piece: StoredPiece, data: Bytes, *, lasting: bool) -> bool:
-        if lasting and len(copies[piece]) == 1 and copies[piece][0].is_whole:
-            copy = copies[piece][0]
+    def deliver(piece: StoredPiece, data: Bytes) -> bool:
+        copy = copies[piece][0]
+        if len(copies[piece]) == 1 and copy.is_whole:
             copy.wanted.memory = _data_of(copy, data)
             return True
         for copy in copies[piece]:
             _copy(copy, data)
         return False
 
-    chosen = reader or DirectReader(writer)
+    chosen = reader or PieceReader(writer)
     transfer = chosen.read(store.locate(step), stored.files, list(copies), deliver)
     with collector_paused():
         tensors = {name: one.tensor() for name, one in wanted.items()}

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.load.any_format import read_any
 from iobench.checkpoint.load.elsewhere import paths_elsewhere
+from iobench.checkpoint.load.reader import PieceReader
 from iobench.checkpoint.restore import Loaded, OnCorrupt, candidates, check_not_offloaded
 from iobench.checkpoint.store import CheckpointStore
-from iobench.checkpointer.load.shared_reader import SharedReader
 from iobench.errors import DataMismatchError, OptionError, TransferError
 from iobench.ranks.together import Together
 from iobench.ranks.world import World
@@ -37,12 +37,12 @@ def load_together(
     on_corrupt: OnCorrupt,
     like: Any,
     known: Mapping[int, int] | None,
-    reader: Callable[[], SharedReader | None],
+    reader: Callable[[], PieceReader],
     next_tier: NextTier | None = None,
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint that rank 0 chooses; see `Checkpointer.load`.
 
-    `reader` makes what reads one checkpoint for all ranks; None: each reads what it needs.
+    `reader` makes what reads one checkpoint for all ranks.
     `next_tier` lets `store` and `writer` read a damaged checkpoint in another place, if it has one.
 
     Raises DataMismatchError in all ranks for damage that one rank found.
@@ -84,7 +84,7 @@ def _one(
     writer: Writer,
     step: int,
     read_one: Callable[..., tuple[Any, Transfer]],
-    reader: SharedReader | None,
+    reader: PieceReader,
 ) -> tuple[tuple[Any, Transfer] | None, str]:
     """Restore one checkpoint. Return the result, and the damage that any rank found, or ""."""
 
@@ -101,8 +101,7 @@ def _one(
                 raise
             return [str(damage), None], None
         finally:
-            if reader is not None:
-                reader.finish()
+            reader.finish()
         return ["", [manifest.serial, manifest.created_s]], restored
 
     (_, restored), found = together(f"restore of step {step}", read, lambda both: both[0])

@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
+from iobench.checkpoint.load.reader import piece_reader
 from iobench.checkpoint.ranked.content import data_file
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.store import CheckpointStore
 from iobench.checkpointer.load.ranks import NextTier, load_together
-from iobench.checkpointer.load.shared_reader import shared_reader
 from iobench.checkpointer.memory.reader import MemoryFirst
 from iobench.errors import DataMismatchError
 from iobench.ranks.control import Control
@@ -88,7 +88,7 @@ def _load(
         owners = {data_file(rank): rank for rank in range(restoring.world.size)}
         next_tier = _memory_first(memory, chosen.plan.version.step, next_tier)
     try:
-        with shared_reader(
+        with piece_reader(
             control, writer, restore_mode, deadline_s=deadline_s, owners=owners
         ) as reader:
             return load_together(
