@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from iobench._version import __version__
 
 if TYPE_CHECKING:
-    from iobench.checkpoint.load.any_format import load_checkpoint
     from iobench.checkpoint.per_rank import PerRank, SavedPerRank
+    from iobench.checkpoint.restore import load_checkpoint
     from iobench.checkpoint.retention import KeepAll, KeepEvery, KeepLast
     from iobench.checkpoint.save import Save
     from iobench.checkpoint.schedule import Auto, Every
@@ -79,7 +79,7 @@ _HOMES = {
     "World": "iobench.ranks.world",
     "Writer": "iobench.writers.base",
     "dump_writer": "iobench.writers.config",
-    "load_checkpoint": "iobench.checkpoint.load.any_format",
+    "load_checkpoint": "iobench.checkpoint.restore",
     "load_writer": "iobench.writers.config",
     "set_default_writer": "iobench.integrations.default_writer",
 }

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self
@@ -15,10 +16,12 @@ from typing import Any, Literal, Self
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.events import OnEvent, SaveEvents
 from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.load.candidates import StoredCandidates
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.option_check import check_flags, check_option, check_slots, rate_limit
 from iobench.checkpoint.order import by_age
 from iobench.checkpoint.persister import Persister, Snapshot, end_unclosed
-from iobench.checkpoint.restore import Loaded, OnCorrupt, read_plain, restore
+from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
 from iobench.checkpoint.retention import KeepAll, Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.schedule import Schedule
@@ -44,7 +47,6 @@ class LocalCheckpointer:
     See `iobench.Checkpointer` for the options.
     """
 
-    _read: staticmethod[..., Any] = staticmethod(read_plain)
     _in_order = False  # whether every snapshot is written, the oldest first
 
     def __init__(
@@ -250,16 +252,20 @@ class LocalCheckpointer:
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
     ) -> tuple[Any, Loaded]:
         state, loaded = restore(
-            self._store,
-            self._writer,
+            StoredCandidates(self._store, self._writer),
             step,
             on_corrupt=on_corrupt,
             like=like,
             known=self._ledger.serials() if step == "latest" else None,
-            read=self._read,
+            offload=self._restore_offload(None),
         )
         self._ledger.resumed_from(loaded.step)
         return state, loaded
+
+    def _restore_offload(self, nearest: Any) -> Callable[[Manifest], None] | None:
+        """Return what lets an optimizer go on from a checkpoint; `nearest` has remote copies."""
+        del nearest
+        return None
 
     def latest(self) -> int | None:
         """Return the step of the checkpoint that was saved last; None when there is none.

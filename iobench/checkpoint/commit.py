@@ -12,7 +12,7 @@ from iobench.checkpoint.pacing import PacedImage
 from iobench.checkpoint.persister import Snapshot
 from iobench.checkpoint.recorded import recorded
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.serialized import Serialized
+from iobench.checkpoint.serialized import FORMAT, Serialized
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import TransferError
@@ -146,7 +146,7 @@ class Committer:
             world_size=1,
             iobench=__version__,
             writer=self._described(),
-            format="safetensors",
+            format=FORMAT,
             files=files,
             serial=serial,
         )

@@ -9,17 +9,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import xxhash
 
 from iobench.checkpoint.manifest import FileRecord
 from iobench.errors import DataMismatchError
-from iobench.writers.base import Writer
+from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import FileImage
+from iobench.writers.transfer import Transfer
 
-__all__ = ["ComparedImage", "compared", "read_compared"]
+__all__ = ["ComparedImage", "compared", "read_compared", "read_file"]
 
 
 @contextmanager
@@ -37,18 +37,28 @@ def compared(image: FileImage, record: FileRecord, where: object) -> Iterator[Co
     comparison.finish()
     wrong = comparison.wrong
     if wrong:
-        shown = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
+        shown = ", ".join(name for _, _, name in wrong[:5]) + (", ..." if len(wrong) > 5 else "")
         raise DataMismatchError(
             f"{where}: damaged, {len(wrong)} of {len(record.pieces)} checksums differ: {shown}"
         )
 
 
-def read_compared(writer: Writer, location: str | Path, record: FileRecord) -> bytes:
-    """Return the bytes of a small file of the checkpoint at `location`, compared with `record`.
+def read_compared(copy: CopyReader, image: FileImage, record: FileRecord) -> Transfer:
+    """Fill `image` with the file of `record`; a damaged piece comes from the next copy.
 
-    Raises DataMismatchError for damage, and TransferError.
+    Raises DataMismatchError for damage in all copies, and TransferError.
     """
-    where = os.path.join(location, record.path)
+    with compared(image, record, os.path.join(copy.location, record.path)) as incoming:
+        transfer = copy.read(incoming)
+        for piece in incoming.damaged():
+            while piece in incoming.damaged() and copy.read_again(image, *piece):
+                incoming.compare_again(*piece[:2])
+    return transfer
+
+
+def read_file(copy: CopyReader, record: FileRecord) -> bytes:
+    """Return the bytes of a small file; see `read_compared`."""
+    where = os.path.join(copy.location, record.path)
     try:
         memory = np.empty(record.size_bytes, dtype=np.uint8)
     except (MemoryError, ValueError) as error:  # of a manifest that no writer has made
@@ -56,8 +66,7 @@ def read_compared(writer: Writer, location: str | Path, record: FileRecord) -> b
             f"{where}: its manifest says {record.size_bytes} bytes, which do not fit the memory"
         ) from error
     image = FileImage.of(record.path, [memory])
-    with compared(image, record, where) as incoming:
-        writer.read(incoming, location)
+    read_compared(copy, image, record)
     return memory.tobytes()
 
 
@@ -70,13 +79,13 @@ class ComparedImage(FileImage):
     def filled(self, start: int, stop: int) -> None:
         self.comparison.arrived(start, stop)
 
-    def damaged(self) -> list[tuple[int, int]]:
-        """Compare what was not compared yet; return the ranges of the pieces that differ.
+    def damaged(self) -> list[tuple[int, int, str]]:
+        """Compare what was not compared yet; return range and name of the pieces that differ.
 
         No read may be in progress.
         """
         self.comparison.finish()
-        return self.comparison.ranges_of_wrong()
+        return self.comparison.wrong
 
     def compare_again(self, start: int, stop: int) -> None:
         """Compare the pieces that have bytes of [start, stop) again, after `damaged`."""
@@ -108,13 +117,15 @@ class _Comparison:
         return self._ends[-1] if self._ends else 0
 
     @property
-    def wrong(self) -> list[str]:
-        """Names of the pieces that differ."""
-        return [self._pieces[number].name or "the header" for number in sorted(self._wrong)]
-
-    def ranges_of_wrong(self) -> list[tuple[int, int]]:
-        """Return the bytes of the pieces that differ."""
-        return [own for number, own in self._ranges() if number in self._wrong]
+    def wrong(self) -> list[tuple[int, int, str]]:
+        """Range and name of the pieces that differ."""
+        if not self._wrong:  # there may be 100,000 pieces
+            return []
+        return [
+            (*own, self._pieces[number].name or "the header")
+            for number, own in self._ranges()
+            if number in self._wrong
+        ]
 
     def again(self, start: int, stop: int) -> None:
         """Compare the pieces with bytes of [start, stop) again."""

@@ -7,14 +7,14 @@ from functools import partial
 
 from iobench.checkpoint.damage import damage_of
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.store import CheckpointStore
+from iobench.checkpoint.store import Checkpoints
 from iobench.errors import DataMismatchError, TransferError
 from iobench.writers.blocks.workers import map_in_workers
 
 __all__ = ["abandoned_first", "by_age", "in_save_order", "outlines", "readable_manifest"]
 
 
-def by_age(store: CheckpointStore, known: Mapping[int, int] | None = None) -> list[int]:
+def by_age(store: Checkpoints, known: Mapping[int, int] | None = None) -> list[int]:
     """Return the steps of all complete checkpoints, oldest first, last saved at the end.
 
     `known` has serial numbers by step; manifests of these steps are not read again.
@@ -54,13 +54,13 @@ def abandoned_first(saved: Sequence[int]) -> list[int]:
     return [*reversed(abandoned), *reversed(rest)]
 
 
-def outlines(store: CheckpointStore, steps: Sequence[int]) -> dict[int, Manifest | None]:
+def outlines(store: Checkpoints, steps: Sequence[int]) -> dict[int, Manifest | None]:
     """Return the manifests of `steps` without their files; None for a damaged or removed one."""
     read = partial(readable_manifest, store, files=False)
     return dict(zip(steps, map_in_workers(store.readers, read, steps), strict=True))
 
 
-def readable_manifest(store: CheckpointStore, step: int, *, files: bool = True) -> Manifest | None:
+def readable_manifest(store: Checkpoints, step: int, *, files: bool = True) -> Manifest | None:
     """Return the manifest of a checkpoint; None when it is damaged or was removed."""
     try:
         return store.manifest(step, files=files)

@@ -1,55 +1,43 @@
-"""Restore of a checkpoint: read it, compare it with its manifest, rebuild the state."""
+"""restore: the newest checkpoint that can be read, by one process or by all ranks of a job."""
 
 from __future__ import annotations
 
-import json
-import os
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import msgspec
-import numpy as np
-import torch
-
-from iobench.checkpoint.compared import compared, read_compared
 from iobench.checkpoint.damage import damage_of
+from iobench.checkpoint.load.any_format import read_any
+from iobench.checkpoint.load.candidates import Candidates, StoredCandidates
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import by_age, readable_manifest
-from iobench.checkpoint.per_rank import PerRank
-from iobench.checkpoint.rebuild import readable, unflatten
-from iobench.checkpoint.serialized import SKELETON, TENSORS
-from iobench.checkpoint.store import CheckpointStore
+from iobench.checkpoint.store import store_at
 from iobench.errors import (
     DataMismatchError,
     OptionError,
-    StateMismatchError,
+    RankError,
     TargetError,
     TransferError,
     UsageError,
 )
-from iobench.formats import safetensors
-from iobench.formats.collector import collector_paused
-from iobench.formats.tensors import dtype_name
 from iobench.writers.base import Writer
+from iobench.writers.config import load_writer
 from iobench.writers.transfer import Transfer
 
+if TYPE_CHECKING:
+    from iobench.checkpoint.load.reader import PieceReader
+    from iobench.ranks.together import T, Together  # here: its imports take time
+
 __all__ = [
-    *("FORMAT", "Loaded", "OnCorrupt", "Read"),
-    *("candidates", "check_not_offloaded", "read_plain", "restore"),
+    *("Loaded", "OnCorrupt", "RestoringRanks"),
+    *("check_not_offloaded", "load_checkpoint", "restore"),
 ]
 
 OnCorrupt = Literal["raise", "previous"]
-
-FORMAT = "safetensors"
-"""Of the files of a checkpoint that one process saved."""
-
-Read = Callable[[CheckpointStore, Writer, int, Manifest, Any], tuple[Any, Transfer]]
-"""Reads the checkpoint of a step with this manifest; the last argument is `like`."""
-
-_OWN = "PerRank"
 
 _MOST_CHANGES = 10  # checkpoints that a trainer may remove under a reader before it gives up
 
@@ -69,87 +57,162 @@ class Loaded:
     sources: dict[str, str] = field(default_factory=dict)
 
 
+def _alone(
+    phase: str,  # noqa: ARG001 -- see Together
+    work: Callable[[], T],
+    tell: Callable[[T], Any] | None = None,
+) -> tuple[T, list[Any]]:
+    own = work()
+    return own, [own if tell is None else tell(own)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoringRanks:
+    """The ranks that restore together; by default this process is the only one.
+
+    `reader` makes what reads the pieces of one checkpoint in all ranks.
+    """
+
+    rank: int = 0
+    size: int = 1
+    together: Together = _alone
+    reader: Callable[[], PieceReader] | None = None
+
+
+def load_checkpoint(
+    location: str | Path,
+    step: int | Literal["latest"] = "latest",
+    *,
+    writer: Writer | str = "hybrid",
+    on_corrupt: OnCorrupt = "raise",
+    like: Any = None,
+) -> Any:
+    """Return the state of a checkpoint in `location`, also while a Checkpointer writes there.
+
+    For evaluation and export: it takes no lock, asks no other rank and changes nothing. It reads
+    checkpoints of one process and of several ranks. See `Checkpointer.load`.
+    """
+    chosen = load_writer(writer) if isinstance(writer, str) else writer
+    stored = StoredCandidates(store_at(location, chosen), chosen)
+    return restore(stored, step, on_corrupt=on_corrupt, like=like)[0]
+
+
 def restore(
-    store: CheckpointStore,
-    writer: Writer,
+    candidates: Candidates,
     step: int | Literal["latest"],
     *,
     on_corrupt: OnCorrupt = "raise",
     like: Any = None,
     known: Mapping[int, int] | None = None,
-    read: Read | None = None,
     offload: Callable[[Manifest], None] | None = None,
+    ranks: RestoringRanks | None = None,
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint `step`, or of the newest one, and how it was restored.
 
-    Before the return every byte is read and compared with the manifest's checksums. A damaged
-    checkpoint raises DataMismatchError; with `on_corrupt="previous"` the one before it is restored,
-    with a RuntimeWarning. `like` is a state of the expected structure: a checkpoint of another
-    model raises StateMismatchError before any tensor is read. Raises TargetError when there is no
-    such checkpoint. A checkpoint that a trainer removes or replaces during the read is not damaged:
-    for "latest", the newest one is looked up again. `known` has serial numbers by step: of these
-    steps only the manifest of a candidate is read. `read` reads one checkpoint, and `offload` lets
-    an optimizer go on from the generation that a manifest names.
+    Before the return every byte is compared with the manifest's checksums. What the nearest copy
+    has damaged comes from the next one. A checkpoint that is damaged in all copies raises
+    DataMismatchError; with `on_corrupt="previous"` the one before it is restored, with a
+    RuntimeWarning. `like` is a state of the expected structure: a checkpoint of another model
+    raises StateMismatchError before any tensor is read. Raises TargetError when there is no such
+    checkpoint. A checkpoint that a trainer removes or replaces during the read is not damaged: for
+    "latest", the newest one is looked up again. `known` has serial numbers by step: of these steps
+    only the manifest of a candidate is read. `offload` lets an optimizer go on from the generation
+    that a manifest names.
+
+    All `ranks` get the same checkpoint, which rank 0 chooses, or all fail.
     """
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
+    ranks = ranks or RestoringRanks()
+    read = partial(read_any, like=like, rank=ranks.rank, ranks=ranks.size)
+
+    def leading(phase: str, work: Callable[[], list[int] | None]) -> list[int] | None:
+        _, every = ranks.together(phase, lambda: None if ranks.rank else work())
+        found: list[int] | None = every[0]
+        return found
+
+    left = leading(f"load of step {step}", lambda: _newest_first(candidates, step, known)) or []
+    if ranks.size > 1:
+        from iobench.checkpoint.load.elsewhere import paths_elsewhere
+
+        elsewhere = paths_elsewhere(ranks.together, ranks.rank, like)
+        read = partial(read, elsewhere=elsewhere)
     passed_over: dict[int, str] = {}
-    left = candidates(store, step, known)
     changes = 0
     while left:
         candidate, *others = left
-        manifest = None
-        try:
-            manifest = store.manifest(candidate)
-            if offload is None:
-                check_not_offloaded(manifest, str(store))
-            state, transfer = (read or read_plain)(store, writer, candidate, manifest, like)
-            if offload is not None:
-                offload(manifest)
-        except (DataMismatchError, TransferError) as error:
-            damage = damage_of(error, store.locate(candidate))
-            if damage is None:
-                raise
-            if _is_another_now(store, candidate, manifest):
-                changes += 1
-                if changes == _MOST_CHANGES:
-                    raise TargetError(
-                        f"{store}: checkpoints are removed faster than they are read; the trainer "
-                        "must keep more of them"
-                    ) from error
-                found = _candidates_left(store, step, left, known)
-                left = [other for other in found if other not in passed_over]
-                continue
-            if on_corrupt == "raise":
-                if others:
-                    damage.add_note(
-                        f'the checkpoint before it is step {others[0]}; on_corrupt="previous" '
-                        "restores the newest one that is not damaged"
-                    )
-                raise damage from error
-            passed_over[candidate] = str(error)
-            warnings.warn(f"step {candidate} is skipped: {error}", RuntimeWarning, stacklevel=3)
-            left = others
+        found = _from_copies(candidates, candidate, read, offload, ranks)
+        if found.restored is not None:
+            state, transfer = found.restored
+            sources = candidates.sources(candidate)
+            return state, Loaded(
+                step=candidate, transfer=transfer, passed_over=passed_over, sources=sources
+            )
+        damage = found.problem
+        assert damage is not None
+        now = None
+        if found.is_only_copy:
+            look = partial(_left_now, candidates, step, left, known, found.manifest)
+            now = leading("checkpoints now", look)
+        if now is not None:
+            changes += 1
+            if changes == _MOST_CHANGES:
+                raise TargetError(
+                    f"{candidates}: checkpoints are removed faster than they are read; the trainer "
+                    "must keep more of them"
+                ) from damage
+            left = [other for other in now if other not in passed_over]
             continue
-        return state, Loaded(step=candidate, transfer=transfer, passed_over=passed_over)
-    raise DataMismatchError(f"{store}: every checkpoint is damaged: {passed_over}")
+        if on_corrupt == "raise":
+            if others:
+                damage.add_note(
+                    f'the checkpoint before it is step {others[0]}; on_corrupt="previous" '
+                    "restores the newest one that is not damaged"
+                )
+            raise damage
+        passed_over[candidate] = str(damage)
+        warnings.warn(f"step {candidate} is skipped: {damage}", RuntimeWarning, stacklevel=3)
+        left = others
+    raise DataMismatchError(f"{candidates}: every checkpoint is damaged: {passed_over}")
 
 
-def candidates(
-    store: CheckpointStore, step: int | Literal["latest"], known: Mapping[int, int] | None
+def _newest_first(
+    candidates: Candidates, step: int | Literal["latest"], known: Mapping[int, int] | None
 ) -> list[int]:
     """Return `step` and the steps before it, newest first."""
     if step == "latest":
-        found = by_age(store, known)
+        found = by_age(candidates, known)
         if not found:
-            raise TargetError(f"{store}: holds no complete checkpoint")
+            raise TargetError(f"{candidates}: holds no complete checkpoint")
         return found[::-1]
-    steps = store.steps()
+    steps = candidates.steps()
     if step not in steps:
         raise TargetError(
-            f"{store}: holds no checkpoint of step {step}; it holds {steps or 'none'}"
+            f"{candidates}: holds no checkpoint of step {step}; it holds {steps or 'none'}"
         )
     return [other for other in reversed(steps) if other <= step]
+
+
+def _left_now(
+    candidates: Candidates,
+    step: int | Literal["latest"],
+    left: list[int],
+    known: Mapping[int, int] | None,
+    manifest: Manifest | None,
+) -> list[int] | None:
+    """Return what is left if the first of `left` was removed or replaced, else None.
+
+    That is so if its manifest is not `manifest` any more, which is None when its read failed. For
+    "latest" the checkpoints are listed again.
+    """
+    present = candidates.steps()
+    if left[0] in present and readable_manifest(candidates, left[0]) == manifest:
+        return None
+    if step == "latest":
+        return _newest_first(candidates, step, known)
+    if left[0] == step and step not in present:
+        raise TargetError(f"{candidates}: step {step} was removed during the read")
+    return [other for other in left if other in present]
 
 
 def check_not_offloaded(manifest: Manifest, where: str) -> None:
@@ -161,110 +224,95 @@ def check_not_offloaded(manifest: Manifest, where: str) -> None:
         )
 
 
-def _is_another_now(store: CheckpointStore, step: int, manifest: Manifest | None) -> bool:
-    """Return whether a checkpoint was removed or replaced since `manifest` was read.
+class _Outcome(NamedTuple):
+    """What all ranks got of one copy: the state of this rank, or what is wrong in one of them."""
 
-    `manifest` is None when its read failed.
-    """
-    return step not in store.steps() or readable_manifest(store, step) != manifest
+    restored: tuple[Any, Transfer] | None
+    problem: Exception | None
+    manifest: Manifest | None
+    is_only_copy: bool = True
 
-
-def _candidates_left(
-    store: CheckpointStore,
-    step: int | Literal["latest"],
-    left: list[int],
-    known: Mapping[int, int] | None,
-) -> list[int]:
-    """Return the remaining candidates after the first one was removed or replaced.
-
-    For "latest" the checkpoints are listed again.
-    """
-    if step == "latest":
-        return candidates(store, step, known)
-    present = store.steps()
-    if left[0] == step and step not in present:
-        raise TargetError(f"{store}: step {step} was removed during the read")
-    return [other for other in left if other in present]
+    def told(self) -> list[Any]:
+        """Return what the other ranks must know, as JSON."""
+        saved = None if self.manifest is None else [self.manifest.serial, self.manifest.created_s]
+        if self.problem is None:
+            return [None, False, saved]
+        return [str(self.problem), isinstance(self.problem, DataMismatchError), saved]
 
 
-def read_plain(
-    store: CheckpointStore,
-    writer: Writer,
+def _from_copies(
+    candidates: Candidates,
     step: int,
-    manifest: Manifest,
-    like: Any,
-    *,
-    rank: int = 0,
-    ranks: int = 1,
-    select: Callable[[Any], Any] = lambda state: state,
-) -> tuple[Any, Transfer]:
-    """Return the state of the checkpoint that one process saved, and the transfer of its tensors.
+    read: Callable[..., tuple[Any, Transfer]],
+    offload: Callable[[Manifest], None] | None,
+    ranks: RestoringRanks,
+) -> _Outcome:
+    """Restore a checkpoint from the nearest copy that can be read.
 
-    It is for `rank` of `ranks`, see `PerRank`. `select` returns the part of the state that is
-    compared with `like` and returned. Raises what `restore` raises.
+    Otherwise the outcome has the problem of the nearest copy, with those of the others as notes.
+    Raises it if it is not damage.
     """
-    if manifest.format != FORMAT:
-        raise DataMismatchError(f"{store}: step {step} has the unknown format {manifest.format!r}")
-    location = store.locate(step)
-    text = read_compared(writer, location, manifest.file(SKELETON))
-    tensors, image = safetensors.prepare(TENSORS, location, writer)
-    with collector_paused():
-        with readable(os.path.join(location, SKELETON)):
-            state = unflatten(_parsed(text), tensors, rank=rank, ranks=ranks)
-        state = select(state)
-    if like is not None:
-        _compare(f"{store}: step {step}", like, state)
-    record = manifest.file(TENSORS)
-    with compared(image, record, os.path.join(location, TENSORS)) as incoming:
-        transfer = writer.read(incoming, location)
-    return state, transfer
+    first: Exception | None = None
+    while True:
+        where = candidates.locate(step)
+        outcome = _from_copy(candidates, step, read, offload, ranks)
+        if outcome.problem is None:
+            return outcome
+        if first is None:
+            first = outcome.problem
+        else:
+            first.add_note(f"the copy in {where}: {outcome.problem}")
+        if not candidates.next_copy(step, str(outcome.problem)):
+            break
+    if not isinstance(first, DataMismatchError):
+        raise first
+    return outcome._replace(problem=first, is_only_copy=first is outcome.problem)
 
 
-def _parsed(text: bytes) -> Any:
-    """Return the skeleton in `text`."""
-    with suppress(ValueError, RecursionError):  # such as half of a surrogate pair
-        return msgspec.json.decode(text)  # in half of the time of `json`
-    return json.loads(text)
+def _from_copy(
+    candidates: Candidates,
+    step: int,
+    read: Callable[..., tuple[Any, Transfer]],
+    offload: Callable[[Manifest], None] | None,
+    ranks: RestoringRanks,
+) -> _Outcome:
+    """Restore a checkpoint from its nearest copy, in all ranks or in none."""
 
+    def work() -> _Outcome:
+        manifest = None
+        reader = ranks.reader() if ranks.reader is not None else None
+        try:
+            if ranks.rank:
+                candidates.steps()  # a bucket must be listed to know where a checkpoint is
+            manifest = candidates.manifest(step)
+            if offload is None:
+                check_not_offloaded(manifest, str(candidates))
+            copy = candidates.reader(step, manifest)
+            restored = read(copy, f"{candidates}: step {step}", manifest, reader=reader)
+            if offload is not None:
+                offload(manifest)
+        except (DataMismatchError, TransferError) as error:
+            problem = damage_of(error, candidates.locate(step)) or error
+            if problem is not error:
+                problem.__cause__ = error
+            traceback.clear_frames(error.__traceback__)  # they hold the tensors that were read
+            return _Outcome(None, problem, manifest)
+        finally:
+            if reader is not None:
+                reader.finish()
+        return _Outcome(restored, None, manifest)
 
-def _compare(where: str, like: Any, state: Any) -> None:
-    """Raise StateMismatchError unless names, dtypes and shapes of all tensors are equal."""
-    if isinstance(like, dict) and isinstance(state, dict):
-        state = {key: state[key] for key in like if key in state}
-    expected, found = dict(_described(like)), dict(_described(state))
-    # Of another world size, a PerRank has other values, or a list of them.
-    own = [name for name, what in expected.items() if what == _OWN]
-    expected, found = _without(expected, own), _without(found, own)
-    missing = [name for name in expected if name not in found]
-    unexpected = [name for name in found if name not in expected]
-    misshaped = {
-        name: (expected[name], found[name])
-        for name in expected
-        if name in found and expected[name] != found[name]
-    }
-    if missing or unexpected or misshaped:
-        raise StateMismatchError(where, missing=missing, unexpected=unexpected, misshaped=misshaped)
-
-
-def _without(described: dict[str, str], own: list[str]) -> dict[str, str]:
-    """Leave out what is at the names `own` or below."""
-    inside = tuple(f"{name}." for name in own)
-    return {
-        name: what
-        for name, what in described.items()
-        if name not in own and not name.startswith(inside)
-    }
-
-
-def _described(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (path, dtype and shape) of every tensor and array of a state."""
-    if isinstance(state, torch.Tensor):
-        yield path, f"{dtype_name(state.dtype)} {list(state.shape)}"
-    elif isinstance(state, np.ndarray):
-        yield path, f"{state.dtype} {list(state.shape)}"
-    elif isinstance(state, PerRank):
-        yield path, _OWN
-    elif isinstance(state, dict | list | tuple):
-        items = state.items() if isinstance(state, dict) else enumerate(state)
-        for key, value in items:
-            yield from _described(value, f"{path}.{key}" if path else str(key))
+    own, found = ranks.together(f"restore of step {step}", work, _Outcome.told)
+    failed = [(damaged, rank) for rank, (text, damaged, _) in enumerate(found) if text is not None]
+    if failed:
+        damaged, rank = min(failed)  # damage is what other ranks make of a failure of one
+        text, problem = found[rank][0], own.problem
+        if damaged and ranks.size > 1:
+            problem = DataMismatchError(f"{text} (found by rank {rank})")
+        elif problem is None or isinstance(problem, DataMismatchError) is not damaged:
+            problem = RankError(f"rank {rank}, restore of step {step}: {text}", ranks=[rank])
+        return _Outcome(None, problem, own.manifest)
+    if any(saved != found[0][2] for _, _, saved in found):
+        text = f"{candidates}: the ranks see different checkpoints of step {step}"
+        return _Outcome(None, DataMismatchError(text), own.manifest)
+    return own

@@ -21,7 +21,10 @@ from iobench.formats.late_image import LateImage
 from iobench.formats.tensor_layouts import Located, TensorLayouts
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["SKELETON", "TENSORS", "Serialized", "Serializer"]
+__all__ = ["FORMAT", "SKELETON", "TENSORS", "Serialized", "Serializer"]
+
+FORMAT = "safetensors"
+"""Of the files of a checkpoint that one process saved."""
 
 TENSORS = "tensors.safetensors"
 """The file of all tensors and arrays; the safetensors library reads it too."""

@@ -34,6 +34,7 @@ from iobench.writers.s3_store.target import is_s3
 
 __all__ = [
     "CheckpointStore",
+    "Checkpoints",
     "DirectoryStore",
     "release_unclosed",
     "reusing_files",
@@ -41,17 +42,11 @@ __all__ = [
 ]
 
 
-class CheckpointStore(Protocol):
-    """The checkpoints of one run."""
+class Checkpoints(Protocol):
+    """The checkpoints of one run, to be listed and read."""
 
     readers: int
     """Threads that read manifests: more where a read is an answer of a server."""
-
-    def acquire(self) -> None:
-        """Create the location and take its lock. Raises TargetError if another process has it."""
-
-    def release(self) -> None:
-        """Finish what `sweep` has left, then release the lock. A second call does nothing."""
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints (with a manifest) in ascending order."""
@@ -70,6 +65,16 @@ class CheckpointStore(Protocol):
 
     def locate(self, step: int) -> str | Path:
         """Return the directory or prefix of the checkpoint's files."""
+
+
+class CheckpointStore(Checkpoints, Protocol):
+    """The place of the checkpoints of one run."""
+
+    def acquire(self) -> None:
+        """Create the location and take its lock. Raises TargetError if another process has it."""
+
+    def release(self) -> None:
+        """Finish what `sweep` has left, then release the lock. A second call does nothing."""
 
     def staged(
         self, step: int, *, serial: int, replace: bool = False, shared: bool = False

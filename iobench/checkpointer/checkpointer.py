@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.events import OnEvent
-from iobench.checkpoint.load.any_format import read_any
-from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.ranked.one_rank import of_one_rank
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
@@ -32,7 +30,6 @@ from iobench.writers.blocks.channel import OnFull
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
-    from iobench.checkpointer.remote_copies import RemoteCopies
     from iobench.remote.given import AnyTier, GivenTiers
     from iobench.remote.local_tier import LocalTier
     from iobench.remote.nearest import Nearest
@@ -99,7 +96,6 @@ class Checkpointer(LocalCheckpointer):
     background; a failed save never becomes `committed`.
     """
 
-    _read = staticmethod(read_any)
     _ranked = False
     _given: GivenTiers | None = None
     _memory: SnapshotMemory | None = None
@@ -278,7 +274,7 @@ class Checkpointer(LocalCheckpointer):
     def _new_nearest(self, tier: LocalTier) -> Nearest:
         from iobench.remote.nearest import Nearest
 
-        return Nearest(tier, self._writer, self._read, self._ledger.serials())
+        return Nearest(tier, self._writer, self._ledger.serials())
 
     def _nearest(self, tier: LocalTier) -> Nearest:
         """Return the checkpoints of both tiers. New saves count as newer than all of them."""
@@ -365,7 +361,9 @@ class Checkpointer(LocalCheckpointer):
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, of all tiers, in ascending order."""
-        return super().steps() if self._tier is None else self._nearest(self._tier).steps()
+        if self._tier is None:
+            return super().steps()
+        return self._nearest(self._tier).candidates().steps()
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint `step` from all tiers. Waits for saves first.
@@ -386,7 +384,7 @@ class Checkpointer(LocalCheckpointer):
         if tier is None or self._ledger.holds(step):
             self._ledger.remove(step)
             return
-        if step not in self._nearest(tier).steps():
+        if step not in self._nearest(tier).candidates().steps():
             raise UsageError(f"there is no checkpoint of step {step}")
         tier.remote.remove(step)
         tier.drain.queue.forget(step)
@@ -396,7 +394,7 @@ class Checkpointer(LocalCheckpointer):
     ) -> tuple[Any, Loaded]:
         if self._memory is None:
             return self._restore_stored(step, on_corrupt, like)
-        found = self._memory.restore(step, self._read, like)
+        found = self._memory.restore(step, like)
         if found is None:
             state, loaded = self._restore_stored(step, on_corrupt, like)
             return state, self._memory.told(loaded)
@@ -415,9 +413,6 @@ class Checkpointer(LocalCheckpointer):
         self._ledger.seen(nearest.last_serial)
         self._ledger.resumed_from(loaded.step)
         return state, loaded
-
-    def _restore_offload(self, nearest: RemoteCopies | None) -> Callable[[Manifest], None] | None:
-        """Return what lets an optimizer go on from a checkpoint; a call of all ranks."""
 
     def load(
         self,

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from iobench.checkpoint.restore import Loaded, OnCorrupt
+from iobench.checkpoint.load.candidates import StoredCandidates
+from iobench.checkpoint.load.reader import piece_reader
+from iobench.checkpoint.ranked.content import data_file
+from iobench.checkpoint.restore import Loaded, OnCorrupt, RestoringRanks, restore
 from iobench.checkpoint.store import CheckpointStore
 from iobench.checkpointer.checkpointer import Checkpointer
-from iobench.checkpointer.load.restored import FromMemory, restore_together
+from iobench.errors import DataMismatchError
 from iobench.ranks.control import Control
 from iobench.ranks.together import T, together
 from iobench.ranks.world import World
 from iobench.replicas.replicator import Replicated, Replicator
-from iobench.replicas.restoring import Restoring
-from iobench.writers.base import Writer
+from iobench.replicas.restoring import Chosen, Restoring
 
 if TYPE_CHECKING:
-    from iobench.checkpointer.load.both_stores import BothStores
-    from iobench.checkpointer.memory.reader import MemoryFirst
     from iobench.checkpointer.memory.tiers import RankMemory
+    from iobench.remote.both_tiers import TieredCandidates
     from iobench.remote.ranked.ranked_drain import RankedDrain
     from iobench.remote.remote import Remote
     from iobench.remote.snapshot_memory import TierUse
-    from iobench.replicas.recovery import Version
 
 __all__ = ["RankedReads"]
 
@@ -67,81 +68,94 @@ class RankedReads(Checkpointer):
     def _restore(
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
     ) -> tuple[Any, Loaded]:
-        leads, both = self._world.rank == 0, self._both_stores()
+        both = self._both_tiers()
         restoring = Restoring(
             world=self._world,
             together=self._together,
-            store=cast(CheckpointStore, both or self._store),
-            writer=both.writer if both else self._writer,
-            serials=(both or self._ledger).serials if leads else None,
+            candidates=both or StoredCandidates(self._store, self._writer),
+            writer=self._writer,
+            serials=(both or self._ledger).serials if self._world.rank == 0 else None,
             replicator=self._replicator,
         )
         restoring.look(step)
-        memory: list[MemoryFirst] = []
-        state, loaded, version = restore_together(
-            restoring,
-            self._control,
-            step,
-            on_corrupt=on_corrupt,
-            like=like,
-            restore_mode=self._restore_mode,
-            deadline_s=self._deadline_s,
-            from_memory=self._from_memory(memory) if self._memory_tiers else None,
-            **({"next_tier": both.next_tier} if both else {}),
-        )
+        while True:
+            chosen = restoring.choose()
+            try:
+                state, loaded = self._restore_chosen(restoring, chosen, step, on_corrupt, like)
+                break
+            except DataMismatchError as error:
+                if chosen is None or not chosen.only_in_memory or step != "latest":
+                    raise
+                restoring.without(chosen.plan, str(error))
+        version = restoring.version_of(loaded.step, chosen)
 
         def note() -> None:
-            if leads:
+            if self._world.rank == 0:
                 self._ledger.resumed_from(loaded.step)
                 self._ledger.seen(version.serial)
 
         self._agreed(f"resume from step {loaded.step}", note)
         if self._replicator is not None:
             self._replicator.resumed(version)
-        return state, replace(loaded, sources=self._sources(loaded, both, memory))
+        if self._memory_tiers is not None and not loaded.sources:
+            loaded = replace(loaded, sources={str(self._store): "read"})
+        return state, loaded
 
-    def _from_memory(self, found: list[MemoryFirst]) -> FromMemory:
-        """Return what finds a version in the memory tiers, and adds its reader to `found`."""
+    def _restore_chosen(
+        self,
+        restoring: Restoring,
+        chosen: Chosen | None,
+        step: int | Literal["latest"],
+        on_corrupt: OnCorrupt,
+        like: Any,
+    ) -> tuple[Any, Loaded]:
+        """Restore what was chosen; without a choice, let the restore say what is wrong."""
+        candidates, owners = restoring.candidates, None
+        known = restoring.serials() if restoring.serials is not None and step == "latest" else None
+        try:
+            if chosen is not None:
+                step, candidates = chosen.plan.version.step, chosen.candidates
+            if chosen is not None and self._memory_tiers is not None:
+                memory = self._memory_tiers.candidates(
+                    self._agreed, chosen.plan.version, candidates
+                )
+                if memory is not None:
+                    candidates = memory
+                    owners = {data_file(rank): rank for rank in range(self._world.size)}
+            with piece_reader(
+                self._control, self._restore_mode, deadline_s=self._deadline_s, owners=owners
+            ) as reader:
+                ranks = RestoringRanks(
+                    rank=self._world.rank,
+                    size=self._world.size,
+                    together=self._together,
+                    reader=reader,
+                )
+                return restore(
+                    candidates,
+                    step,
+                    on_corrupt=on_corrupt,
+                    like=like,
+                    known=known,
+                    ranks=ranks,
+                )
+        finally:
+            for note in chosen.close() if chosen else ():
+                warnings.warn(f"a replica was replaced: {note}", RuntimeWarning, stacklevel=5)
 
-        def from_memory(
-            version: Version, store: CheckpointStore, writer: Writer
-        ) -> MemoryFirst | None:
-            assert self._memory_tiers is not None
-            where = store.locate(version.step)
-            reader = self._memory_tiers.reader(
-                self._agreed, version.step, version.serial, where, writer
-            )
-            found[:] = [reader] if reader is not None else []
-            return reader
-
-        return from_memory
-
-    def _sources(
-        self, loaded: Loaded, both: BothStores | None, memory: list[MemoryFirst]
-    ) -> dict[str, str]:
-        """Return where this rank has read the checkpoint; empty without tiers."""
-
-        def stored() -> dict[str, str]:
-            if both is not None:
-                return both.sources(loaded.step)
-            return {str(self._store): "read"} if self._memory_tiers is not None else {}
-
-        read = memory[0] if memory and memory[0].step == loaded.step else None
-        return stored() if read is None else read.sources(stored, str(self._store))
-
-    def _both_stores(self) -> BothStores | None:
+    def _both_tiers(self) -> TieredCandidates | None:
         """Return the checkpoints of both tiers, as rank 0 sees them; None without tiers."""
         if self._drain is None:
             return None
 
-        from iobench.checkpointer.load.both_stores import BothStores, Listed
+        from iobench.remote.both_tiers import Listed, TieredCandidates
 
-        def listed() -> list[Any] | None:
-            return None if self._tier is None else self._nearest(self._tier).listed()
-
-        found = self._agreed("list of the tiers", listed)[0]
+        found = self._agreed(
+            "list of the tiers",
+            lambda: None if self._tier is None else self._nearest(self._tier).listed(),
+        )[0]
         remote = self._drain.remote
-        return BothStores(
+        return TieredCandidates(
             self._drain.store,
             self._writer,
             str(remote),
@@ -168,7 +182,7 @@ class RankedReads(Checkpointer):
 
         With `tiers` it is a call of all ranks: those of all tiers, as rank 0 sees them.
         """
-        both = self._both_stores() if self._is_open else None
+        both = self._both_tiers() if self._is_open else None
         return self._store.steps() if both is None else both.steps()
 
     def latest(self) -> int | None:

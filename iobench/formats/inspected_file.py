@@ -6,15 +6,25 @@ import errno
 import io
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from iobench.errors import DataMismatchError, transfer_errors
-from iobench.writers.base import Writer
 from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import FileImage
 from iobench.writers.source import LocalSource, Source
 
-__all__ = ["InspectedFile"]
+__all__ = ["Inspectable", "InspectedFile"]
+
+
+class Inspectable(Protocol):
+    """A Writer or a CopyReader: what opens files to inspect them."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether it reads past the page cache."""
+
+    def open_source(self, target: str) -> Source:
+        """Open the file `target`."""
 
 
 class InspectedFile(io.RawIOBase):
@@ -32,7 +42,7 @@ class InspectedFile(io.RawIOBase):
 
     @classmethod
     @contextmanager
-    def opened(cls, file: str, writer: Writer | None) -> Iterator[Self]:
+    def opened(cls, file: str, writer: Inspectable | None) -> Iterator[Self]:
         """Open `file` through `writer`, or in a mounted file system. Raises TransferError."""
         with transfer_errors("opening", file):
             source: Source = LocalSource(file) if writer is None else writer.open_source(file)

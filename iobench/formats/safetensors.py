@@ -13,7 +13,7 @@ import torch
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UsageError
 from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import FileMemory
-from iobench.formats.inspected_file import InspectedFile
+from iobench.formats.inspected_file import Inspectable, InspectedFile
 from iobench.formats.late_image import LayoutChangedError
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.safetensors_layout import image_on_cpu
@@ -86,7 +86,7 @@ def save(
         return writer.write(image, target, durable=durable, sync_directory=sync_directory)
 
 
-def read_header(path: str, target: str | Path, writer: Writer) -> tuple[bytes, int]:
+def read_header(path: str, target: str | Path, writer: Inspectable) -> tuple[bytes, int]:
     """Return the JSON of the header of `target/path`, and the size of the file.
 
     Raises what `prepare` raises for the file; the JSON is not parsed.
@@ -114,7 +114,7 @@ def _header(file: str | Path, source: InspectedFile) -> tuple[bytes, int]:
 def prepare(
     path: str,
     target: str | Path,
-    writer: Writer | None = None,
+    writer: Inspectable | None = None,
     *,
     allocate: Allocate | None = None,
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
@@ -136,7 +136,7 @@ def _prepare(
     file: str,
     header: bytes,
     size: int,
-    writer: Writer | None,
+    writer: Inspectable | None,
     allocate: Allocate | None,
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
     memory, start = FileMemory(file, size, allocate), 8 + len(header)

@@ -8,25 +8,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.manifest import FileRecord, Manifest, PinnedGeneration
-from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
 from iobench.checkpoint.retention import KeepLast
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.store import DirectoryStore
 from iobench.checkpointer.checkpointer import Checkpointer
-from iobench.checkpointer.remote_copies import RemoteCopies
 from iobench.errors import DataMismatchError, OptionError
 from iobench.offload.held_pins import HeldPins
 from iobench.offload.pin_ledger import PinLedger
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.image import Bytes, FileImage
+
+if TYPE_CHECKING:
+    from iobench.remote.nearest import Nearest
 
 __all__ = ["OffloadCheckpointer"]
 
@@ -133,7 +134,7 @@ class OffloadCheckpointer(Checkpointer):
         self._pins.settle()
         return super().load(step, **options)
 
-    def _restore_offload(self, nearest: RemoteCopies | None) -> Callable[[Manifest], None]:
+    def _restore_offload(self, nearest: Nearest | None) -> Callable[[Manifest], None]:
         def go_on(manifest: Manifest) -> None:
             pinned = manifest.offload
             if pinned is None:
@@ -157,7 +158,7 @@ class OffloadCheckpointer(Checkpointer):
         return go_on
 
     def _copy_of(
-        self, manifest: Manifest, nearest: RemoteCopies | None
+        self, manifest: Manifest, nearest: Nearest | None
     ) -> tuple[str | Path, Writer] | None:
         """Return where the remote tier has the state, and its writer; None if it has not."""
         if nearest is None or not all(one.files for one in manifest.pinned):
@@ -171,24 +172,6 @@ class OffloadCheckpointer(Checkpointer):
         with _then(super()._at_end):
             if self._unclosed.alive:
                 self._pins.settle()
-
-    def _restore_stored(
-        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
-    ) -> tuple[Any, Loaded]:
-        if self._tier is not None:
-            return super()._restore_stored(step, on_corrupt, like)
-        state, loaded = restore(
-            self._store,
-            self._writer,
-            step,
-            on_corrupt=on_corrupt,
-            like=like,
-            known=self._ledger.serials() if step == "latest" else None,
-            read=self._read,
-            offload=self._restore_offload(None),
-        )
-        self._ledger.resumed_from(loaded.step)
-        return state, loaded
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint `step`, and release its pin. Waits for saves first."""

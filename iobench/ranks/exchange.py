@@ -14,7 +14,7 @@ from iobench.ranks.restore_plan import ReadPlan, RingPiece
 from iobench.ranks.slices import Range
 from iobench.ranks.transport import Transport
 from iobench.units import MIB
-from iobench.writers.base import Writer
+from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Meter
 
@@ -35,14 +35,13 @@ class Exchange:
         self,
         made: ReadPlan,
         images: Mapping[int, FileImage],
-        location: str,
         *,
-        writer: Writer,
+        copy: CopyReader,
         transport: Transport,
         rank: int,
     ) -> None:
         """`images` maps the numbers of the files in the plan to images in host memory."""
-        self._images, self._location, self._writer = images, location, writer
+        self._images, self._copy = images, copy
         self._transport, self._rank, self._ranges = transport, rank, made.reads[rank]
         self._pieces: dict[int, RingPiece] = {}
         self._due: dict[int, set[int]] = defaultdict(set)  # pieces by the rank that sends them
@@ -75,7 +74,7 @@ class Exchange:
     def run(self) -> None:
         """Fill the memory of all that this rank wants; on return it may change.
 
-        Raises the error that stopped this rank: RankError for a connection, or what the writer
+        Raises the error that stopped this rank: RankError for a connection, or what `copy`
         raises. The links are cut then.
         """
         threads = [
@@ -126,7 +125,7 @@ class Exchange:
             noted = None if own is None else functools.partial(self._filled, *own)
             if noted is not None:
                 image = WatchedImage(image, noted)
-            done = self._writer.read(image, self._location, start=start, stop=stop)
+            done = self._copy.read(image, start, stop)
             self.meter.add(done, done.phases_s)
             if noted is not None:  # a writer need not report every range
                 noted(start, stop)

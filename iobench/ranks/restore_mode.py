@@ -26,7 +26,7 @@ from iobench.ranks.restore_plan import (
 from iobench.ranks.slices import Range
 from iobench.ranks.transport import Transport
 from iobench.units import KIB, MIB
-from iobench.writers.base import Writer
+from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter, Transfer
 
@@ -58,7 +58,6 @@ class Reader:
 
     def __init__(
         self,
-        writer: Writer,
         transport: Transport,
         mode: RestoreMode = "auto",
         *,
@@ -66,7 +65,7 @@ class Reader:
     ) -> None:
         """`deadline_s`: how long one rank may be behind another at the end of a read."""
         check_restore_mode(mode)
-        self._writer, self._transport, self._deadline_s = writer, transport, deadline_s
+        self._transport, self._deadline_s = transport, deadline_s
         self._control = transport.control
         self.mode: ReadMode | None = None if mode == "auto" else mode
         """The mode of the reads; None until "auto" has measured."""
@@ -78,11 +77,11 @@ class Reader:
     def read(
         self,
         images: Mapping[int, FileImage],
-        location: str,
+        copy: CopyReader,
         wanted: Iterable[Range],
         owners: Mapping[int, int] | None = None,
     ) -> Transfer:
-        """Fill the ranges `wanted` of the memory of `images` from the files at `location`.
+        """Fill the ranges `wanted` of the memory of `images` from the files of `copy`.
 
         `images` has an image in host memory for each file in which this rank wants a range;
         `Range.item` is the number of the file, which is the same in all ranks. `image.filled` is
@@ -91,7 +90,7 @@ class Reader:
         each file, there is no choice of a mode.
 
         The Transfer counts the bytes of this rank: `paths` has those that it read, and `network`
-        those that it received. Raises what the writer raises for an error of this rank, and
+        those that it received. Raises what `copy` raises for an error of this rank, and
         OtherRankError in the other ranks; RankError for a rank or a connection that is lost. The
         memory's content is undefined then.
         """
@@ -101,7 +100,7 @@ class Reader:
         distinct = sum(part.size_bytes for part in parts)
         reason = "asked"
         if self.mode is None and owners is None:
-            parts = self._measure(parts, images, location, meter)
+            parts = self._measure(parts, images, copy, meter)
             reason = "fastest of a measurement" if self.measured else "too few bytes to measure"
         mode: ReadMode = self.mode or "all"
         made = (
@@ -109,7 +108,7 @@ class Reader:
             if owners is None
             else owner_plan(parts, owners, self._nodes, piece_bytes=_PIECE)
         )
-        self._run(made, images, location, meter)
+        self._run(made, images, copy, meter)
         if owners is None:
             meter.decided(mode, reason)
         from_storage = sum(count.bytes for path, count in meter.paths.items() if path != "network")
@@ -117,7 +116,7 @@ class Reader:
         self.distinct_bytes += distinct
         self.storage_bytes += sum(every)
         size, files = sum(part.size_bytes for part in own), len({part.item for part in own})
-        done = meter.transfer(self._writer.name, "read", size, durable=True, files=files)
+        done = meter.transfer(copy.name, "read", size, durable=True, files=files)
         several = distinct and len(every) > 1
         return replace(done, read_amplification=sum(every) / distinct if several else None)
 
@@ -144,7 +143,7 @@ class Reader:
         self,
         parts: list[Shared],
         images: Mapping[int, FileImage],
-        location: str,
+        copy: CopyReader,
         meter: Meter,
     ) -> list[Shared]:
         """Choose the mode; return what is left to read. Too few bytes are not measured."""
@@ -161,7 +160,7 @@ class Reader:
             most -= size
             piece = min(max(size // _PIECES_OF_SAMPLE, _SMALLEST_PIECE), _PIECE)
             one = Meter()
-            self._run(plan(taken, mode, self._nodes, piece_bytes=piece), images, location, one)
+            self._run(plan(taken, mode, self._nodes, piece_bytes=piece), images, copy, one)
             every = self._control.all_gather(mode, one.elapsed_s(), deadline_s=self._deadline_s)
             slowest_s: float = max(every)
             meter.add(one, {f"measuring {mode}": slowest_s})
@@ -185,13 +184,11 @@ class Reader:
         return parts
 
     def _run(
-        self, made: ReadPlan, images: Mapping[int, FileImage], location: str, meter: Meter
+        self, made: ReadPlan, images: Mapping[int, FileImage], copy: CopyReader, meter: Meter
     ) -> None:
         """Run a plan; every rank learns whether all have succeeded."""
         rank = self._control.world.rank
-        exchange = Exchange(
-            made, images, location, writer=self._writer, transport=self._transport, rank=rank
-        )
+        exchange = Exchange(made, images, copy=copy, transport=self._transport, rank=rank)
         try:
             exchange.run()
         except Exception as error:  # noqa: BLE001 -- raised below, once the others know

@@ -1,140 +1,206 @@
-"""BothTiers: reads one checkpoint from the local tier, and damaged pieces from the remote one."""
+"""TieredCandidates: the checkpoints of local and remote tier, for a restore."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NamedTuple
 
-from iobench.checkpoint.compared import ComparedImage
-from iobench.checkpoint.store import CheckpointStore
-from iobench.errors import DataMismatchError, IobenchError, TransferError
+from iobench.checkpoint.manifest import MANIFEST, Manifest
+from iobench.checkpoint.store import DirectoryStore
+from iobench.errors import (
+    DataMismatchError,
+    IobenchError,
+    TargetError,
+    TransferError,
+    transfer_errors,
+)
 from iobench.units import format_size
-from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
+from iobench.writers.copy_reader import CopyReader, StoredReader
 from iobench.writers.image import FileImage
 from iobench.writers.source import Source
-from iobench.writers.stream import Stream
 from iobench.writers.transfer import Transfer
 
-__all__ = ["BothTiers", "RemoteCheckpoint"]
-
-_Range = tuple[int, int]
-"""Bytes [start, stop) of a file."""
+__all__ = ["Listed", "LocalFirst", "TieredCandidates"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemoteCheckpoint:
-    """The copy of a checkpoint in the remote tier. `is_same` asks whether it is of the same save.
+class Listed(NamedTuple):
+    """A checkpoint that was found: in the local tier, at `remote` ("": not there), or both.
 
-    It may wait for the remote tier for as long as the remote tier takes.
+    If both have the step and the remote one was saved later, it is not `local`.
     """
 
-    store: CheckpointStore
-    writer: Writer
     step: int
-    is_same: Callable[[], bool]
+    serial: int | None
+    local: bool
+    remote: str
 
 
-class BothTiers(Writer):
-    """The read side of `local`, a writer, for a checkpoint that the remote tier may have too.
+class LocalFirst:
+    """The local copy of a checkpoint, and for a damaged range the remote copy of the same save.
 
-    A piece that is damaged is read again from the remote tier, which is asked for it only then.
+    `remote` is called once, when a range is damaged. It may wait for the remote tier for as long as
+    that takes, and returns None if it does not have this save.
     """
 
-    schemes = ("file", "s3")
-
-    def __init__(self, local: Writer, remote: RemoteCheckpoint) -> None:
-        self.name = local.name  # type: ignore[misc]  # of this one, not of the class
-        self.options = local.options
-        self._local, self._remote = local, remote
-        self._verdict: bool | None = None
+    def __init__(self, local: CopyReader, remote: Callable[[], CopyReader | None]) -> None:
+        self._local, self._ask = local, remote
+        self._lock = threading.Lock()
+        self._asked = False
+        self._remote: CopyReader | None = None
+        self._damaged: dict[str, dict[tuple[int, int], str]] = {}  # names of pieces, by file
+        self.name, self.direct, self.location = local.name, local.direct, local.location
         self.remote_bytes = 0
         """Bytes that came from the remote tier."""
-        self.local_problem = self.remote_problem = ""
-        """What was wrong with a tier or with its pieces."""
+        self.remote_problem = ""
 
-    @property
-    def direct(self) -> bool:
-        return self._local.direct
+    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
+        return self._local.read(image, start, stop)
 
-    def read(
-        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
-    ) -> Transfer:
-        """Fill the image. Raises the error of the local tier if it cannot be read."""
-        found = self._local.read(image, target, start=start, stop=stop)
-        if isinstance(image, ComparedImage) and start == 0 and stop is None:
-            self._mend(image, target)
-        return found
-
-    def _mend(self, image: ComparedImage, target: str | Path) -> None:
-        """Read the damaged pieces again, from the remote tier, else from the local one."""
-        damaged = image.damaged()
-        if not damaged or not self.remote_is_same():
-            return  # `compared` raises
-        names = image.comparison.wrong
-        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        problem = f"{image.path} is damaged, {len(names)} checksums differ: {shown}"
-        for part in damaged:
-            try:
-                self._fetch(image, part)
-            except (DataMismatchError, TransferError) as error:
-                self.remote_problem = str(error)
-            image.compare_again(*part)
-            if part not in image.damaged():
-                self.local_problem = self.local_problem or problem
-                continue
-            self.remote_problem = self.remote_problem or problem
-            self._local.read(image, target, start=part[0], stop=part[1])
-            image.compare_again(*part)
-
-    def _fetch(self, image: FileImage, part: _Range) -> None:
-        where = self._remote.store.locate(self._remote.step)
-        plain = FileImage(path=image.path, segments=image.segments)  # it compares nothing
-        self._remote.writer.read(plain, where, start=part[0], stop=part[1])
-        self.remote_bytes += part[1] - part[0]
-
-    def read_again(self, image: FileImage, start: int, stop: int) -> bool:
-        """Fill a damaged range from the remote tier; False: it has no copy, or it fails."""
-        if not self.remote_is_same():
+    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
+        remote = self._remote_copy()
+        damaged = self._damaged.setdefault(image.path, {})
+        if remote is None or (start, stop) in damaged:
             return False
-        self.local_problem = self.local_problem or f"{image.path} is damaged"
+        damaged[start, stop] = piece
         try:
-            self._fetch(image, (start, stop))
+            remote.read(image, start, stop)
         except (DataMismatchError, TransferError) as error:
             self.remote_problem = str(error)
             return False
+        self.remote_bytes += stop - start
         return True
 
-    def remote_is_same(self) -> bool:
-        """Return whether the remote tier has this save. Waits for its answer, once."""
-        if self._verdict is None:
-            try:
-                self._verdict = self._remote.is_same()
-            except IobenchError as error:
-                self._verdict, self.remote_problem = False, str(error)
-        return self._verdict
+    def _remote_copy(self) -> CopyReader | None:
+        with self._lock:
+            if not self._asked:
+                try:
+                    self._remote = self._ask()
+                except IobenchError as error:
+                    self.remote_problem = str(error)
+                self._asked = True
+        return self._remote
+
+    def open_source(self, target: str) -> Source:
+        return self._local.open_source(target)
+
+    @property
+    def local_problem(self) -> str:
+        """What is damaged in the local copy."""
+        found = []
+        for path, pieces in self._damaged.items():
+            names = ", ".join(list(pieces.values())[:5]) + (", ..." if len(pieces) > 5 else "")
+            found.append(f"{path} is damaged, {len(pieces)} checksums differ: {names}")
+        return "; ".join(found)
 
     def sources(self, local: str, remote: str) -> dict[str, str]:
         """Return what came from which tier, after the reads."""
         if not self.remote_bytes:
             return {local: "read", **({remote: self.remote_problem} if self.remote_problem else {})}
-        own, there = ["read in part"], [f"read {format_size(self.remote_bytes)}"]
+        there = [f"read {format_size(self.remote_bytes)}", self.remote_problem]
         return {
-            local: "; ".join(filter(None, [*own, self.local_problem])),
-            remote: "; ".join(filter(None, [*there, self.remote_problem])),
+            local: f"read in part; {self.local_problem}",
+            remote: "; ".join(filter(None, there)),
         }
 
-    def open_source(self, target: str | Path) -> Source:
-        return self._local.open_source(target)
 
-    def available(self, target: str | Path = ".") -> Availability:
-        return self._local.available(target)
+class TieredCandidates:
+    """The checkpoints of both tiers, as they are `listed`; the same in all ranks of a job.
 
-    def write(self, *_: Any, **__: Any) -> NoReturn:
-        raise AssertionError("it only reads")
+    A checkpoint is read in the local tier if it is there. A piece that is damaged there comes from
+    the remote copy of the same save; see `LocalFirst`. The next copy is the remote one as a whole.
+    `late` waits for the list of the remote tier, and returns its places by step, if it came too
+    late for `listed`.
+    """
 
-    def open(self, target: str | Path, size: int | None = None) -> Stream:
-        del target, size
-        raise AssertionError("it only reads")
+    readers = 1
+
+    def __init__(
+        self,
+        local: DirectoryStore,
+        local_writer: Writer,
+        remote: str,
+        remote_writer: Writer,
+        listed: Sequence[Listed],
+        late: Callable[[], Mapping[int, str]] | None = None,
+    ) -> None:
+        self._local, self._remote_name = local, remote
+        self._local_writer, self._remote_writer = local_writer, remote_writer
+        self._listed = {one.step: one for one in listed}
+        self._late = late
+        self._problems: dict[int, str] = {}  # of local copies that are left
+        self._read: dict[int, LocalFirst] = {}
+
+    def __str__(self) -> str:
+        return str(self._local)
+
+    def steps(self) -> list[int]:
+        return sorted(self._listed)
+
+    def serials(self) -> dict[int, int]:
+        return {step: one.serial for step, one in self._listed.items() if one.serial is not None}
+
+    def locate(self, step: int) -> str | Path:
+        return self._local.locate(step) if self._is_local(step) else self._found(step).remote
+
+    def manifest(self, step: int, *, files: bool = True) -> Manifest:
+        if self._is_local(step):
+            return self._local.manifest(step, files=files)
+        return self._remote_manifest(self._found(step).remote, files=files)
+
+    def reader(self, step: int, manifest: Manifest) -> CopyReader:
+        if not self._is_local(step):
+            return StoredReader(self._remote_writer, self._found(step).remote)
+        local = StoredReader(self._local_writer, self._local.locate(step))
+        self._read[step] = LocalFirst(local, partial(self._same, step, manifest))
+        return self._read[step]
+
+    def next_copy(self, step: int, problem: str) -> bool:
+        if not self._is_local(step) or not self._found(step).remote:
+            return False
+        self._problems[step] = problem
+        return True
+
+    def sources(self, step: int) -> dict[str, str]:
+        if self._is_local(step):
+            read = self._read[step]
+            if read.remote_bytes:
+                message = f"step {step} is read from {self._remote_name} in part: "
+                warnings.warn(message + read.local_problem, RuntimeWarning, stacklevel=3)
+            return read.sources(str(self._local), self._remote_name)
+        problem = self._problems.get(step)
+        if problem is None:
+            return {self._remote_name: "read"}
+        message = f"step {step} is read from {self._remote_name}: {problem}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return {str(self._local): problem, self._remote_name: "read"}
+
+    def _is_local(self, step: int) -> bool:
+        return self._found(step).local and step not in self._problems
+
+    def _found(self, step: int) -> Listed:
+        if step not in self._listed:
+            raise TargetError(f"{self}: holds no checkpoint of step {step}")
+        return self._listed[step]
+
+    def _same(self, step: int, manifest: Manifest) -> CopyReader | None:
+        """Return the remote copy of the save with this manifest."""
+        places = self._late() if self._late is not None else {}
+        where = self._found(step).remote or places.get(step, "")
+        if not where or self._remote_manifest(where) != manifest:
+            return None
+        return StoredReader(self._remote_writer, where)
+
+    def _remote_manifest(self, place: str, *, files: bool = True) -> Manifest:
+        where = os.path.join(place, MANIFEST)
+        with (
+            transfer_errors("reading", where),
+            closing(self._remote_writer.open_source(where)) as source,
+        ):
+            return Manifest.parse(source.read(-1), where, files=files)

@@ -1,4 +1,4 @@
-"""MemoryReader: reads a checkpoint whose files are in memory, like a writer reads storage."""
+"""MemoryReader: reads a checkpoint whose files are in memory."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ _MOST_THREADS = 8
 
 
 class MemoryReader:
-    """The read side of a Writer, for the images `files`. The target of a call has no effect."""
+    """The copy of a checkpoint whose files are the images `files`. `location` is for messages."""
 
     name, direct = "memory", False
 
-    def __init__(self, files: list[FileImage]) -> None:
+    def __init__(self, files: list[FileImage], location: str | Path) -> None:
+        self.location = location
         self._files = {image.path: image for image in files}
 
-    def open_source(self, target: str | Path) -> Source:
-        """Open a file to inspect it."""
+    def open_source(self, target: str) -> Source:
         return ImageSource(self._files[os.path.basename(target)])
 
-    def read(
-        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
-    ) -> Transfer:
-        """Copy bytes [start, stop) of the file to the memory of `image`.
+    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
+        del image, start, stop, piece
+        return False
 
-        Raises DataMismatchError for another size.
-        """
+    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
+        """Copy bytes [start, stop) of the file. Raises DataMismatchError for another size."""
         source, meter = self._files[image.path], Meter()
         if source.size_bytes != image.size_bytes:
             raise DataMismatchError(
-                f"{os.path.join(target, image.path)}: has {image.size_bytes} bytes, and "
+                f"{os.path.join(self.location, image.path)}: has {image.size_bytes} bytes, and "
                 f"{source.size_bytes} in memory"
             )
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.load.any_format import read_any
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import abandoned_first, in_save_order
 from iobench.checkpoint.persister import Snapshot
-from iobench.checkpoint.restore import Loaded, Read
+from iobench.checkpoint.restore import Loaded
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
@@ -25,7 +26,6 @@ from iobench.remote.memory_reader import MemoryReader
 from iobench.remote.memory_slot import Kept, MemorySlot
 from iobench.remote.memory_status import MemoryStatusFile
 from iobench.remote.memory_tier import MemoryTier
-from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 
 __all__ = ["SnapshotMemory", "TierUse", "uses"]
@@ -135,9 +135,7 @@ class SnapshotMemory:
         """Return the use of each tier now, fastest first."""
         return uses(self.pool, self.rates)
 
-    def restore(
-        self, step: int | Literal["latest"], read: Read, like: Any
-    ) -> tuple[Any, Loaded] | None:
+    def restore(self, step: int | Literal["latest"], like: Any) -> tuple[Any, Loaded] | None:
         """Return the state of a checkpoint from memory, and how it was restored.
 
         None if memory does not have this checkpoint. Every byte is compared with its checksum: when
@@ -149,11 +147,10 @@ class SnapshotMemory:
         if slot is None or slot.kept is None or slot.kept.manifest is None:
             return None
         manifest = slot.kept.manifest
-        reader = MemoryReader(slot.kept.files(slot.memory))
+        where = f"{self._store}: step {manifest.step}"
+        copy = MemoryReader(slot.kept.files(slot.memory), self._store.locate(manifest.step))
         try:
-            state, transfer = read(
-                self._store, cast("Writer", reader), manifest.step, manifest, like
-            )
+            state, transfer = read_any(copy, where, manifest, like)
         except DataMismatchError as error:
             self._damaged, slot.kept = f"{slot.tiers}: {error}", None
             warnings.warn(

@@ -1,21 +1,16 @@
-"""Nearest: a checkpoint whose bytes are read from memory, and from storage where memory lacks them.
-
-A load sees a store and a writer as usual. `NearestStore` has the checkpoint also if it was never
-committed; `NearestWriter` fills its files from the nearest valid copy.
-"""
+"""ReplicaCandidates: a checkpoint in the memory of nodes, with storage for what they lack."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from iobench.checkpoint.checksums import record_of
+from iobench.checkpoint.load.candidates import Candidates, WrappedCandidates
 from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.ranked.content import data_file
 from iobench.checkpoint.ranked.index import INDEX
 from iobench.checkpoint.ranked.merge import merged
-from iobench.checkpoint.store import CheckpointStore
 from iobench.checkpoint.tree_spec import json_text
 from iobench.errors import DataMismatchError, ReplicaError
 from iobench.replicas.fetch import Fetched, Fetcher
@@ -23,10 +18,12 @@ from iobench.replicas.header import SaveHeader
 from iobench.replicas.recovery import RecoveryPlan
 from iobench.units import MIB
 from iobench.writers.base import Writer
+from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import FileImage
+from iobench.writers.source import Source
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["NearestStore", "NearestWriter", "headers_of", "manifest_of"]
+__all__ = ["ReplicaCandidates", "headers_of", "manifest_of"]
 
 
 def headers_of(fetcher: Fetcher, ranks: int) -> list[SaveHeader]:
@@ -64,81 +61,101 @@ _AT_ONCE = 16 * MIB
 """Bytes after which those that wait for a part of a file get it."""
 
 
-class NearestStore:
-    """`store`, in which the step of `manifest` exists. For loads only."""
+class ReplicaCandidates(WrappedCandidates):
+    """`inner`, with the step of `plan`, whose files are read from memory as far as it has them.
 
-    def __init__(self, store: CheckpointStore, manifest: Manifest) -> None:
-        self._store, self._manifest = store, manifest
-
-    def __str__(self) -> str:
-        return str(self._store)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def steps(self) -> list[int]:
-        """Return the steps of `store`, and the one in memory."""
-        return sorted({*self._store.steps(), self._manifest.step})
-
-    def manifest(self, step: int, *, files: bool = True) -> Manifest:
-        """Return the manifest of a step."""
-        if step == self._manifest.step:
-            return self._manifest
-        return self._store.manifest(step, files=files)
-
-
-class NearestWriter:
-    """`writer`, whose reads in `location` come from memory as far as it has valid bytes.
-
-    `names` maps the files in memory to the ranks that saved them, `texts` has whole files. `notes`
-    lists the sources that were replaced, and `read_bytes` counts by source.
+    `manifest` and `texts`, whole files by name, describe a checkpoint that was never committed.
+    `notes` lists the sources that were replaced.
     """
 
     def __init__(
         self,
-        writer: Writer,
-        location: str | Path,
+        inner: Candidates,
+        plan: RecoveryPlan,
+        fetcher: Fetcher,
+        manifest: Manifest | None,
+        texts: dict[str, bytes],
+    ) -> None:
+        super().__init__(inner)
+        self._step, self._manifest, self._texts = plan.version.step, manifest, texts
+        self._fetcher = fetcher
+        self._names = {data_file(rank): rank for rank in range(plan.ranks or 0)}
+        self.notes: list[str] = []
+
+    def steps(self) -> list[int]:
+        return sorted({*super().steps(), self._step})
+
+    def manifest(self, step: int, *, files: bool = True) -> Manifest:
+        if step == self._step and self._manifest is not None:
+            return self._manifest
+        return super().manifest(step, files=files)
+
+    def reader(self, step: int, manifest: Manifest) -> CopyReader:
+        stored = super().reader(step, manifest)
+        if step != self._step:
+            return stored
+        return _ReplicaReader(
+            stored,
+            self._fetcher,
+            self._names,
+            self._texts,
+            self.notes,
+            is_stored=self._manifest is None,
+        )
+
+    def close(self) -> None:
+        """End the connections to the agents."""
+        self._fetcher.close()
+
+
+class _ReplicaReader:
+    """The copies of a checkpoint in the memory of the nodes, and `stored` for what they lack.
+
+    `names` maps the files in memory to the ranks that saved them, `texts` has whole files.
+    """
+
+    def __init__(
+        self,
+        stored: CopyReader,
         fetcher: Fetcher,
         names: dict[str, int],
         texts: dict[str, bytes],
+        notes: list[str],
         *,
-        stored: bool,
+        is_stored: bool,
     ) -> None:
-        self._writer, self._location, self._fetcher = writer, str(location), fetcher
-        self._names, self._texts, self._stored = names, texts, stored
+        self._stored, self._fetcher, self._names, self._texts = stored, fetcher, names, texts
+        self.name, self.direct, self.location = stored.name, stored.direct, stored.location
+        self._is_stored, self._notes = is_stored, notes
         self._lock = threading.Lock()
-        self.notes: list[str] = []
-        self.read_bytes: dict[str, int] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._writer, name)
-
-    def read(
-        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
-    ) -> Transfer:
-        """Fill bytes [start, stop) of the image; see Writer.read."""
+    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
         stop = image.size_bytes if stop is None else stop
-        known = str(target) == self._location
-        if known and image.path in self._texts:
+        if image.path in self._texts:
             return self._text(image, start, stop)
-        if not known or image.path not in self._names:
-            return self._writer.read(image, target, start=start, stop=stop)
+        if image.path not in self._names:
+            return self._stored.read(image, start, stop)
         meter, rank = Meter(), self._names[image.path]
         missing: list[tuple[int, int]] = []
         with self._lock, meter.phase("memory"):
             for at in range(start, stop, _AT_ONCE):
                 missing += self._fetch(rank, image, at, min(at + _AT_ONCE, stop), meter)
-        if missing and not self._stored:
+        if missing and not self._is_stored:
             raise DataMismatchError(
-                f"step at {target}: no copy of rank {rank} has valid bytes {missing[:3]}: "
-                f"{'; '.join(self.notes[-3:])}"
+                f"step at {self.location}: no copy of rank {rank} has valid bytes {missing[:3]}: "
+                f"{'; '.join(self._notes[-3:])}"
             )
         for begin, end in missing:
             meter.fell_back("memory", "storage", f"bytes of rank {rank}")
-            done = self._writer.read(image, target, start=begin, stop=end)
+            done = self._stored.read(image, begin, end)
             meter.add(done, done.phases_s)
-            self._count("storage", end - begin)
-        return meter.transfer(self._writer.name, "read", stop - start, durable=True)
+        return meter.transfer(self.name, "read", stop - start, durable=True)
+
+    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
+        return self._stored.read_again(image, start, stop, piece)
+
+    def open_source(self, target: str) -> Source:
+        return self._stored.open_source(target)
 
     def _fetch(
         self, rank: int, image: FileImage, start: int, stop: int, meter: Meter
@@ -151,12 +168,11 @@ class NearestWriter:
             try:
                 found = self._fetcher.fetch(rank, at, view)
             except ReplicaError as error:
-                self.notes.append(str(error))
+                self._notes.append(str(error))
                 found = Fetched(missing=[(at, end)])
             for kind, count in found.read_bytes.items():
                 meter.count(f"memory ({kind})", count)
-                self._count(kind, count)
-            self.notes += found.notes
+            self._notes += found.notes
             for begin, after in [*found.missing, (end, end)]:
                 if begin > at:
                     image.filled(at, begin)
@@ -165,9 +181,6 @@ class NearestWriter:
             at = end
         return missing
 
-    def _count(self, kind: str, size_bytes: int) -> None:
-        self.read_bytes[kind] = self.read_bytes.get(kind, 0) + size_bytes
-
     def _text(self, image: FileImage, start: int, stop: int) -> Transfer:
         meter, at = Meter(), start
         for view in image.views(start, stop):
@@ -175,4 +188,4 @@ class NearestWriter:
             at += len(view)
         image.filled(start, stop)
         meter.count("memory (own)", stop - start)
-        return meter.transfer(self._writer.name, "read", stop - start, durable=True)
+        return meter.transfer(self.name, "read", stop - start, durable=True)

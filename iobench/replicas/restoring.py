@@ -5,18 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+from iobench.checkpoint.load.candidates import Candidates
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import readable_manifest
-from iobench.checkpoint.ranked.content import data_file
 from iobench.checkpoint.ranked.index import INDEX
-from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import IobenchError, ReplicaError
 from iobench.ranks.together import Together
 from iobench.ranks.world import World
 from iobench.replicas.fetch import Fetcher
-from iobench.replicas.nearest import NearestStore, NearestWriter, headers_of, manifest_of
+from iobench.replicas.nearest import ReplicaCandidates, headers_of, manifest_of
 from iobench.replicas.recovery import (
     MemoryCopy,
     RecoveryPlan,
@@ -34,12 +33,10 @@ _Copies = list[MemoryCopy | StoredCopy]
 
 @dataclass(kw_only=True)
 class Chosen:
-    """A version to restore, and the store and the writer by which a load reads it."""
+    """A version to restore, and the candidates that have it."""
 
     plan: RecoveryPlan
-    store: CheckpointStore
-    writer: Writer
-    fetcher: Fetcher | None = None
+    candidates: Candidates
 
     @property
     def only_in_memory(self) -> bool:
@@ -48,22 +45,23 @@ class Chosen:
 
     def close(self) -> list[str]:
         """End the connections; return notes about sources that were replaced."""
-        if self.fetcher is None:
+        if not isinstance(self.candidates, ReplicaCandidates):
             return []
-        self.fetcher.close()
-        return cast(NearestWriter, self.writer).notes
+        self.candidates.close()
+        return self.candidates.notes
 
 
 @dataclass(kw_only=True)
 class Restoring:
     """Finds the newest version that all ranks can have. Its calls are calls of all ranks.
 
-    `serials` returns the serial numbers of the checkpoints on storage, in rank 0.
+    `candidates` are those on storage. `serials` returns their serial numbers, in rank 0; `writer`
+    is that of the saves.
     """
 
     world: World
     together: Together
-    store: CheckpointStore
+    candidates: Candidates
     writer: Writer
     serials: Callable[[], Mapping[int, int]] | None
     replicator: Replicator | None
@@ -79,7 +77,9 @@ class Restoring:
                 return None
             found = []
             for at, serial in self.serials().items():
-                manifest = readable_manifest(self.store, at, files=False) if at in held else None
+                manifest = (
+                    readable_manifest(self.candidates, at, files=False) if at in held else None
+                )
                 found.append([serial, at, manifest.attempt if manifest else ""])
             return found
 
@@ -97,7 +97,7 @@ class Restoring:
         """Return the newest version; None when no version is complete."""
         while (plan := self._plan()) is not None:
             if not plan.holders:
-                return Chosen(plan=plan, store=self.store, writer=self.writer)
+                return Chosen(plan=plan, candidates=self.candidates)
             chosen = self._from_memory(plan)
             if chosen is not None:
                 return chosen
@@ -116,9 +116,8 @@ class Restoring:
         """Return how to read `plan`; None, and without these copies, if an agent is lost."""
         assert self.replicator is not None
         fetcher = self.replicator.fetcher(plan)
-        location, step = self.store.locate(plan.version.step), plan.version.step
-        store, texts = self.store, {}
-        ranks = plan.ranks or 0
+        step = plan.version.step
+        described, texts = None, {}
         try:
             if not plan.stored:
                 _, ((manifest, index, lost), *_) = self.together(
@@ -129,14 +128,12 @@ class Restoring:
                     fetcher.close()
                     return None
                 described = Manifest.parse(manifest.encode(), f"the replica of step {step}")
-                store = cast(CheckpointStore, NearestStore(self.store, described))
                 texts = {INDEX: index.encode()}
         except BaseException:
             fetcher.close()
             raise
-        names = {data_file(rank): rank for rank in range(ranks)}
-        writer = NearestWriter(self.writer, location, fetcher, names, texts, stored=plan.stored)
-        return Chosen(plan=plan, store=store, writer=cast(Writer, writer), fetcher=fetcher)
+        candidates = ReplicaCandidates(self.candidates, plan, fetcher, described, texts)
+        return Chosen(plan=plan, candidates=candidates)
 
     def _described(self, plan: RecoveryPlan, fetcher: Fetcher) -> list[str] | None:
         if self.world.rank:

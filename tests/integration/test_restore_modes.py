@@ -22,6 +22,7 @@ from iobench.ranks.restore_plan import MODES, RESTORE_MODES, Range
 from iobench.ranks.transport import Transport
 from iobench.ranks.world import World
 from iobench.errors import DataMismatchError, RankError, TransferError
+from iobench.writers.copy_reader import StoredReader
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 
@@ -42,8 +43,8 @@ def blank(name="large", bytes=size):
 restore_mode._SMALLEST_SAMPLE = 1 << 16  # the files are too small to be measured
 
 def read(mode, images, wanted, name="buffered"):
-    reader = Reader(make(name), transport, mode)
-    done = reader.read(images, str(here), wanted)
+    reader = Reader(transport, mode)
+    done = reader.read(images, StoredReader(make(name), here), wanted)
     assert bool(reader.measured) == (mode == "auto" and len(images) == 2), reader.measured
     assert reader.mode in (MODES if reader.measured else (None, mode))
     return done
@@ -168,7 +169,7 @@ class Slow(BufferedWriter):
 
 memory, image = blank()
 try:
-    Reader(Slow(), transport, "{mode}").read({{0: image}}, str(here), [Range(0, 0, size)])
+    Reader(transport, "{mode}").read({{0: image}}, StoredReader(Slow(), here), [Range(0, 0, size)])
 except RankError as error:
     print(list(error.ranks), error, flush=True)
 """

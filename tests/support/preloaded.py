@@ -36,7 +36,7 @@ _MODULES = (
     *("iobench.offload.optimizer", "iobench.offload.checkpointer"),
     *(
         "iobench.remote.ranked.ranked_drain",
-        "iobench.checkpointer.load.both_stores",
+        "iobench.remote.both_tiers",
         "iobench.remote.nearest",
     ),
 )

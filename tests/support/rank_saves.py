@@ -176,7 +176,7 @@ def without_memory(size: int, directory: str) -> list[Any]:
     state = state_of(world.rank, size, "mixed")
     with _checkpointer(size, directory) as ckpt:
         ckpt.save(state, 1)
-        full = mock.patch.object(reader, "fresh_pages", side_effect=MemoryError("no pages"))
+        full = mock.patch.object(reader._Run, "of", side_effect=MemoryError("no pages"))
         with full if world.rank == 1 else contextlib.nullcontext():
             error = _raised(lambda: ckpt.load(restore_mode="broadcast", on_corrupt="previous"))
         threads = [one.name for one in threading.enumerate() if one.name == "iobench-check"]

@@ -27,6 +27,7 @@ from iobench.ranks.slices import Range
 from iobench.results.records import Verified
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec
 from iobench.writers.base import Writer
+from iobench.writers.copy_reader import StoredReader
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 from iobench.writers.transfer import Meter, Transfer
@@ -214,7 +215,7 @@ class Replay:
                 for number, image in images.items()
                 for part in self._wanted_of(number, image)
             ]
-            transfer = reader.read(images, str(directory), wanted)
+            transfer = reader.read(images, StoredReader(writer, directory), wanted)
         phases = {"parse": parse_s, **transfer.phases_s}
         return replace(transfer, phases_s=phases, elapsed_s=time.perf_counter() - began)
 

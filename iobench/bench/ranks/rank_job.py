@@ -128,7 +128,7 @@ class RankJob(Job):
         assert self._transport is not None  # `join` was called
         one, replay = self._reading(ref), self.sources[ref.shape]
         assert isinstance(one, WriterContender)  # others take no part
-        reader = Reader(one.writer, self._transport, ref.restore_mode)
+        reader = Reader(self._transport, ref.restore_mode)
         done = replay.restore_together(reader, one.writer, self._from(ref))
         return self._done(one, replay, done)
 

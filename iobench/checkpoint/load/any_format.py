@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+import json
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
+import torch
+
+from iobench.checkpoint.compared import read_compared, read_file
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.restore import FORMAT, OnCorrupt, read_plain, restore
-from iobench.checkpoint.store import CheckpointStore, store_at
-from iobench.writers.base import Writer
-from iobench.writers.config import load_writer
+from iobench.checkpoint.per_rank import PerRank
+from iobench.checkpoint.rebuild import readable, unflatten
+from iobench.checkpoint.serialized import FORMAT, SKELETON, TENSORS
+from iobench.errors import DataMismatchError, StateMismatchError
+from iobench.formats import safetensors
+from iobench.formats.collector import collector_paused
+from iobench.formats.tensors import dtype_name
+from iobench.writers.copy_reader import CopyReader
 from iobench.writers.transfer import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from iobench.checkpoint.load.reader import PieceReader
     from iobench.checkpoint.ranked.stock_values import StatePath
 
-__all__ = ["load_checkpoint", "read_any"]
+__all__ = ["read_any"]
 
-
-def load_checkpoint(
-    location: str | Path,
-    step: int | Literal["latest"] = "latest",
-    *,
-    writer: Writer | str = "hybrid",
-    on_corrupt: OnCorrupt = "raise",
-    like: Any = None,
-) -> Any:
-    """Return the state of a checkpoint in `location`, also while a Checkpointer writes there.
-
-    For evaluation and export: it takes no lock, asks no other rank and changes nothing. It reads
-    checkpoints of one process and of several ranks. See `Checkpointer.load`.
-    """
-    chosen = load_writer(writer) if isinstance(writer, str) else writer
-    store = store_at(location, chosen)
-    return restore(store, chosen, step, on_corrupt=on_corrupt, like=like, read=read_any)[0]
+_OWN = "PerRank"
 
 
 def read_any(
-    store: CheckpointStore,
-    writer: Writer,
-    step: int,
+    copy: CopyReader,
+    where: str,
     manifest: Manifest,
     like: Any,
     *,
@@ -53,22 +46,22 @@ def read_any(
 ) -> tuple[Any, Transfer]:
     """Return the state for `rank` of `ranks`, and the transfer of its tensors.
 
-    `reader` fetches the pieces that this rank needs; by default it reads them itself. A checkpoint
-    of one process is read as one file by a rank that is alone, and where tensors share memory in
-    parts, as a slice and its base. `elsewhere` are the paths of tensors that only the `like` of
-    other ranks has: this rank does not get them. Every byte that is used is compared with its
-    checksum. Raises what `restore` raises.
+    `copy` reads the files, which `manifest` describes; messages name `where`. `reader` fetches the
+    pieces that this rank needs; by default it reads them itself. A checkpoint of one process is
+    read as one file by a rank that is alone, and where tensors share memory in parts, as a slice
+    and its base. `elsewhere` are the paths of tensors that only the `like` of other ranks has: this
+    rank does not get them. Every byte that is used is compared with its checksum. Raises what
+    `restore` raises.
     """
     if manifest.format == "dcp" or (manifest.format == FORMAT and (ranks > 1 or _shards(like))):
         from iobench.checkpoint.load.pieces import read_pieces
         from iobench.checkpoint.load.stored import stored_state
 
-        stored = stored_state(store, writer, step, manifest)
+        stored = stored_state(copy, manifest)
         if not stored.has_views:
             return read_pieces(
-                store,
-                writer,
-                step,
+                copy,
+                where,
                 stored,
                 like,
                 rank=rank,
@@ -82,11 +75,9 @@ def read_any(
             return state
         from iobench.checkpoint.load.elsewhere import without
 
-        return without(state, like, elsewhere, f"{store}: step {step}")
+        return without(state, like, elsewhere, where)
 
-    state, transfer = read_plain(
-        store, writer, step, manifest, like, rank=rank, ranks=ranks, select=own_part
-    )
+    state, transfer = _read_plain(copy, where, manifest, like, own_part, rank=rank, ranks=ranks)
     if like is not None:
         from iobench.checkpoint.load.like import resharded
 
@@ -101,3 +92,81 @@ def _shards(like: Any) -> bool:
     from iobench.checkpoint.load.like import is_sharded, tensors_of
 
     return any(is_sharded(value) for _, value in tensors_of(like))
+
+
+def _read_plain(
+    copy: CopyReader,
+    where: str,
+    manifest: Manifest,
+    like: Any,
+    select: Callable[[Any], Any],
+    *,
+    rank: int,
+    ranks: int,
+) -> tuple[Any, Transfer]:
+    """Return the state of the checkpoint that one process saved, and the transfer of its tensors.
+
+    It is for `rank` of `ranks`, see `PerRank`. `select` returns the part of the state that is
+    compared with `like` and returned.
+    """
+    if manifest.format != FORMAT:
+        raise DataMismatchError(f"{where} has the unknown format {manifest.format!r}")
+    text = read_file(copy, manifest.file(SKELETON))
+    tensors, image = safetensors.prepare(TENSORS, copy.location, copy)
+    with collector_paused():
+        with readable(os.path.join(copy.location, SKELETON)):
+            state = unflatten(_parsed(text), tensors, rank=rank, ranks=ranks)
+        state = select(state)
+    if like is not None:
+        _compare(where, like, state)
+    return state, read_compared(copy, image, manifest.file(TENSORS))
+
+
+def _parsed(text: bytes) -> Any:
+    """Return the skeleton in `text`."""
+    with suppress(ValueError, RecursionError):  # such as half of a surrogate pair
+        return msgspec.json.decode(text)  # in half of the time of `json`
+    return json.loads(text)
+
+
+def _compare(where: str, like: Any, state: Any) -> None:
+    """Raise StateMismatchError unless names, dtypes and shapes of all tensors are equal."""
+    if isinstance(like, dict) and isinstance(state, dict):
+        state = {key: state[key] for key in like if key in state}
+    expected, found = dict(_described(like)), dict(_described(state))
+    # Of another world size, a PerRank has other values, or a list of them.
+    own = [name for name, what in expected.items() if what == _OWN]
+    expected, found = _without(expected, own), _without(found, own)
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected]
+    misshaped = {
+        name: (expected[name], found[name])
+        for name in expected
+        if name in found and expected[name] != found[name]
+    }
+    if missing or unexpected or misshaped:
+        raise StateMismatchError(where, missing=missing, unexpected=unexpected, misshaped=misshaped)
+
+
+def _without(described: dict[str, str], own: list[str]) -> dict[str, str]:
+    """Leave out what is at the names `own` or below."""
+    inside = tuple(f"{name}." for name in own)
+    return {
+        name: what
+        for name, what in described.items()
+        if name not in own and not name.startswith(inside)
+    }
+
+
+def _described(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (path, dtype and shape) of every tensor and array of a state."""
+    if isinstance(state, torch.Tensor):
+        yield path, f"{dtype_name(state.dtype)} {list(state.shape)}"
+    elif isinstance(state, np.ndarray):
+        yield path, f"{state.dtype} {list(state.shape)}"
+    elif isinstance(state, PerRank):
+        yield path, _OWN
+    elif isinstance(state, dict | list | tuple):
+        items = state.items() if isinstance(state, dict) else enumerate(state)
+        for key, value in items:
+            yield from _described(value, f"{path}.{key}" if path else str(key))

@@ -16,12 +16,11 @@ from iobench.checkpoint.load.reader import PieceReader
 from iobench.checkpoint.load.stored import StoredChunk, StoredPiece, StoredState, StoredTensor
 from iobench.checkpoint.ranked.stock_values import StatePath, stock_paths
 from iobench.checkpoint.rebuild import readable, unflatten
-from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.formats.tensors import tensor_from_bytes
 from iobench.units import MIB
-from iobench.writers.base import Writer
+from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Transfer
 
@@ -63,9 +62,8 @@ class _Copy(NamedTuple):
 
 
 def read_pieces(
-    store: CheckpointStore,
-    writer: Writer,
-    step: int,
+    copy: CopyReader,
+    where: str,
     stored: StoredState,
     like: Any,
     *,
@@ -79,7 +77,6 @@ def read_pieces(
     Only the pieces are read of which this rank needs a part: that of the DTensors in `like`, and
     all of the other tensors. A large piece that is a whole tensor stays where it was read.
     """
-    where = f"{store}: step {step}"
     with readable(where):
         skeleton = _selected(stored.skeleton, rank, ranks)
         listed = stock_paths(skeleton, range(stored.world_size))
@@ -98,16 +95,15 @@ def read_pieces(
                 _add_copies(name, saved, wanted[name], copies)
 
     def deliver(piece: StoredPiece, data: Bytes) -> bool:
-        copy = copies[piece][0]
-        if len(copies[piece]) == 1 and copy.is_whole:
-            copy.wanted.memory = _data_of(copy, data)
+        first = copies[piece][0]
+        if len(copies[piece]) == 1 and first.is_whole:
+            first.wanted.memory = _data_of(first, data)
             return True
-        for copy in copies[piece]:
-            _copy(copy, data)
+        for one in copies[piece]:
+            _copy(one, data)
         return False
 
-    chosen = reader or PieceReader(writer)
-    transfer = chosen.read(store.locate(step), stored.files, list(copies), deliver)
+    transfer = (reader or PieceReader()).read(copy, stored.files, list(copies), deliver)
     with collector_paused():
         tensors = {name: one.tensor() for name, one in wanted.items()}
         state = unflatten(skeleton, tensors, rank=rank, ranks=ranks)

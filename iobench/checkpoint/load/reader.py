@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, cast
 
+import numpy as np
 import xxhash
 
 from iobench import linux
@@ -24,9 +24,9 @@ from iobench.ranks.restore_plan import RestoreMode
 from iobench.ranks.slices import Range
 from iobench.ranks.transport import Transport
 from iobench.units import MIB
-from iobench.writers.base import Writer
 from iobench.writers.blocks.pages import fresh_pages
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.copy_reader import CopyReader
+from iobench.writers.image import Bytes, FileImage, Segment
 from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["Deliver", "PieceReader", "SharedReads", "piece_reader"]
@@ -56,24 +56,24 @@ class SharedReads:
 class PieceReader:
     """Reads the pieces that this rank needs. For one load.
 
-    By itself through `writer`, or `together` with the other ranks, which all make the same calls.
+    By itself, or with `shared` together with the other ranks, which all make the same calls.
     Each rank compares every piece with its checksum, whether it came from storage or from another
     rank, in a thread of its own while the next ones arrive. Up to two windows of 512 MiB of pieces
     are in memory at once; ranks that need the same pieces need them in the same order.
     """
 
-    def __init__(self, writer: Writer, together: SharedReads | None = None) -> None:
-        self._writer, self._together = writer, together
+    def __init__(self, shared: SharedReads | None = None) -> None:
+        self._shared = shared
         self._begun = False
 
     def read(
         self,
-        location: str | Path,
+        copy: CopyReader,
         files: Mapping[str, FileRecord],
         pieces: Iterable[StoredPiece],
         deliver: Deliver,
     ) -> Transfer:
-        """Deliver each of `pieces` once, in any order, after its checksum was compared.
+        """Deliver each of `pieces` of `copy` once, in any order, after its checksum was compared.
 
         Raises DataMismatchError for a piece with another checksum and for a file of another size,
         and TransferError. A failure of another rank raises DataMismatchError too: the load fails in
@@ -85,17 +85,17 @@ class PieceReader:
         numbers = {path: number for number, path in enumerate(sorted(files))}
         last = _Window()
         transfers = []
-        with _Check(self._writer, location, deliver) as check:
+        with _Check(copy, deliver) as check:
             for at in range(max(int(one["windows"]) for one in counts)):
                 wanted = windows[at] if at < len(windows) else {}
-                window, images, ranges = self._prepared(wanted, last, files, numbers, check)
-                transfers.append(self._fetch(location, images, ranges, numbers))
+                window, images, ranges = self._prepared(wanted, files, numbers, check)
+                transfers.append(self._fetch(copy, images, ranges, numbers))
                 self._finish(last, check)
                 last = window
             self._finish(last, check)
         if not transfers:
-            transfers.append(self._fetch(location, {}, [], numbers))
-        reader = None if self._together is None else self._together.reader
+            transfers.append(self._fetch(copy, {}, [], numbers))
+        reader = None if self._shared is None else self._shared.reader
         if reader is None or not reader.distinct_bytes:
             return Transfer.total(transfers)
         whole = reader.storage_bytes / reader.distinct_bytes
@@ -109,7 +109,6 @@ class PieceReader:
     def _prepared(
         self,
         wanted: Mapping[str, list[StoredPiece]],
-        last: _Window,
         files: Mapping[str, FileRecord],
         numbers: Mapping[str, int],
         check: _Check,
@@ -118,57 +117,43 @@ class PieceReader:
         images: dict[int, FileImage] = {}
         ranges: list[Range] = []
         try:
-            window = _Window(pieces=wanted)
+            window = _Window()
             for path, pieces in wanted.items():
-                memory = last.memory.get(path)
-                if memory is None:
-                    # Address space for the whole file. Pages take memory when they are filled, and
-                    # are given up with the window.
-                    size = files[path].size_bytes
-                    memory = fresh_pages(size, huge=not host_takes_free_memory())
-                window.memory[path] = memory
-                image = FileImage.of(path, [memory])
-                images[numbers[path]] = WatchedImage(image, check.watch(window, path))
-                ranges += _ranges(numbers[path], pieces)
+                runs = [_Run.of(run) for run in _runs(pieces)]
+                window.runs += runs
+                image = _PartialImage(path, files[path].size_bytes, [run.segment for run in runs])
+                window.images[path] = image
+                images[numbers[path]] = WatchedImage(image, check.watch(window, pieces))
+                ranges += [Range(numbers[path], *run.range) for run in runs]
         except Exception as error:
-            if self._together is not None:
-                self._together.reader.refuse(error)  # the others wait for what this rank wants
+            if self._shared is not None:
+                self._shared.reader.refuse(error)  # the others wait for what this rank wants
             raise
         return window, images, ranges
 
     def _fetch(
         self,
-        location: str | Path,
+        copy: CopyReader,
         images: Mapping[int, FileImage],
         wanted: Sequence[Range],
         numbers: Mapping[str, int],
     ) -> Transfer:
-        if self._together is None:
-            return self._read_alone(location, images, wanted)
-        owners, named = None, self._together.owners
+        if self._shared is None:
+            return _read_alone(copy, images, wanted)
+        owners, named = None, self._shared.owners
         if named is not None:
             owners = {numbers[at]: rank for at, rank in named.items() if at in numbers}
         try:
-            return self._together.reader.read(images, str(location), wanted, owners)
+            return self._shared.reader.read(images, copy, wanted, owners)
         except OtherRankError as error:
             raise DataMismatchError(str(error)) from error
-
-    def _read_alone(
-        self, location: str | Path, images: Mapping[int, FileImage], wanted: Sequence[Range]
-    ) -> Transfer:
-        meter = Meter()
-        for number, start, stop in wanted:
-            done = self._writer.read(images[number], location, start=start, stop=stop)
-            images[number].filled(start, stop)  # a writer need not report every range
-            meter.add(done, done.phases_s)
-        size = sum(part.size_bytes for part in wanted)
-        return meter.transfer(self._writer.name, "read", size, durable=True, files=len(images))
 
     def _finish(self, window: _Window, check: _Check) -> None:
         """Wait until all pieces of a window are delivered, in all ranks; free what is not kept."""
         wrong = check.failure_of(window)
         self._agree("checked", {"error": None if wrong is None else str(wrong)}, wrong)
-        window.free()
+        for run in window.runs:
+            run.free(window.kept)
 
     def _agree(
         self, phase: str, value: dict[str, Any], error: BaseException | None = None
@@ -183,16 +168,27 @@ class PieceReader:
         return every
 
     def _tell(self, phase: str, value: dict[str, Any]) -> list[Any]:
-        ranks = self._together
+        ranks = self._shared
         if ranks is None:
             return [value]
         return ranks.control.all_gather(phase, value, deadline_s=ranks.deadline_s)
 
 
+def _read_alone(
+    copy: CopyReader, images: Mapping[int, FileImage], wanted: Sequence[Range]
+) -> Transfer:
+    meter = Meter()
+    for number, start, stop in wanted:
+        done = copy.read(images[number], start, stop)
+        images[number].filled(start, stop)  # a writer need not report every range
+        meter.add(done, done.phases_s)
+    size = sum(part.size_bytes for part in wanted)
+    return meter.transfer(copy.name, "read", size, durable=True, files=len(images))
+
+
 @contextmanager
 def piece_reader(
     control: Control,
-    writer: Writer,
     mode: RestoreMode,
     *,
     deadline_s: float,
@@ -204,43 +200,79 @@ def piece_reader(
     other ranks end with the block.
     """
     if mode == "all" and owners is None:
-        yield lambda: PieceReader(writer)
+        yield PieceReader
         return
     with Transport(control) as transport:
-        together = SharedReads(
-            reader=Reader(writer, transport, mode, deadline_s=deadline_s),
+        shared = SharedReads(
+            reader=Reader(transport, mode, deadline_s=deadline_s),
             control=control.sub("load"),
             deadline_s=deadline_s,
             owners=owners,
         )
-        yield lambda: PieceReader(writer, together)
+        yield lambda: PieceReader(shared)
+
+
+class _PartialImage(FileImage):
+    """A file of which only the segments are in memory; no other bytes of it can be moved."""
+
+    def __init__(self, path: str, size_bytes: int, segments: list[Segment]) -> None:
+        values = {"path": path, "size_bytes": size_bytes, "segments": tuple(segments)}
+        starts = tuple(segment.offset for segment in segments)
+        for name, value in {**values, "_starts": starts, "on_device": False}.items():
+            object.__setattr__(self, name, value)  # a FileImage is frozen
+        self._check_path()
+
+
+class _Run(NamedTuple):
+    """Pieces of a file that are read together, with the small gaps between them."""
+
+    pieces: list[StoredPiece]
+    segment: Segment
+
+    @classmethod
+    def of(cls, pieces: list[StoredPiece]) -> _Run:
+        """Return the run with new memory. Raises OSError (ENOMEM)."""
+        start, stop = pieces[0].start, pieces[-1].stop
+        begin = start % linux.PAGE  # direct reads need memory that is aligned like the file
+        size = begin + stop - start
+        if size < _GAP:  # a mapping for each of many small runs would be too many
+            memory = np.empty(size, np.uint8)
+        else:
+            memory = fresh_pages(size, huge=not host_takes_free_memory())
+        segment = Segment(offset=start, length=stop - start, memory=memory[begin:])
+        return cls(pieces, segment)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The bytes [start, stop) of the file."""
+        return self.segment.offset, self.segment.offset + self.segment.length
+
+    def free(self, kept: set[StoredPiece]) -> None:
+        """Give up the pages of all bytes but those of the pieces in `kept`."""
+        memory, done = cast(Bytes, self.segment.memory), self.segment.offset
+        base = memory.ctypes.data - done
+        for piece in self.pieces:
+            if piece in kept:
+                linux.give_up_pages(base + done, piece.start - done)
+                done = piece.stop
+        linux.give_up_pages(base + done, self.range[1] - done)
 
 
 @dataclass(kw_only=True, eq=False)
 class _Window:
-    """Pieces by file that are in memory at once, in file order; `left` did not arrive yet."""
+    """What is in memory at once. `left` are the pieces that did not arrive yet."""
 
-    pieces: Mapping[str, list[StoredPiece]] = field(default_factory=dict)
-    memory: dict[str, Bytes] = field(default_factory=dict)
+    runs: list[_Run] = field(default_factory=list)
+    images: dict[str, FileImage] = field(default_factory=dict)
     left: set[StoredPiece] = field(default_factory=set)
     kept: set[StoredPiece] = field(default_factory=set)
-
-    def free(self) -> None:
-        """Give up the pages of all pieces that are not kept, and of the gaps between them."""
-        for path, pieces in self.pieces.items():
-            base, done = self.memory[path].ctypes.data, pieces[0].start
-            for piece in pieces:
-                if piece in self.kept:
-                    linux.give_up_pages(base + done, piece.start - done)
-                    done = piece.stop
-            linux.give_up_pages(base + done, pieces[-1].stop - done)
 
 
 class _Check:
     """Compares pieces with their checksums and delivers them, in a thread, as they arrive."""
 
-    def __init__(self, writer: Writer, location: str | Path, deliver: Deliver) -> None:
-        self._writer, self._location, self._deliver = writer, location, deliver
+    def __init__(self, copy: CopyReader, deliver: Deliver) -> None:
+        self._copy, self._deliver = copy, deliver
         self._arrived: queue.SimpleQueue[tuple[_Window, StoredPiece] | threading.Event | None]
         self._arrived = queue.SimpleQueue()
         self._failure: Exception | None = None
@@ -254,9 +286,8 @@ class _Check:
         self._arrived.put(None)
         self._thread.join()
 
-    def watch(self, window: _Window, path: str) -> Callable[[int, int], None]:
+    def watch(self, window: _Window, pieces: Sequence[StoredPiece]) -> Callable[[int, int], None]:
         """Return a function to be called with the ranges of the file that are filled."""
-        pieces = window.pieces[path]
         progress = Progress([(piece.start, piece.stop) for piece in pieces])
         window.left.update(pieces)
 
@@ -286,26 +317,17 @@ class _Check:
                     self._failure = error
 
     def _take(self, window: _Window, piece: StoredPiece) -> None:
-        memory = window.memory[piece.path]
-        data = memory[piece.start : piece.stop]
-        right = xxhash.xxh3_64_hexdigest(data.data) == piece.xxh3_64
-        if not right and self._read_again(memory, piece):
-            right = xxhash.xxh3_64_hexdigest(data.data) == piece.xxh3_64
-        if not right:
-            raise DataMismatchError(
-                f"{self._location}/{piece.path}: damaged, the checksum of {piece.name} differs"
-            )
+        image = window.images[piece.path]
+        (data,) = image.views(piece.start, piece.stop)
+        while xxhash.xxh3_64_hexdigest(data.data) != piece.xxh3_64:
+            if not self._copy.read_again(image, piece.start, piece.stop, piece.name):
+                raise DataMismatchError(
+                    f"{self._copy.location}/{piece.path}: damaged, the checksum of {piece.name} "
+                    "differs"
+                )
         if self._deliver(piece, data):
             window.kept.add(piece)
         window.left.remove(piece)
-
-    def _read_again(self, memory: Bytes, piece: StoredPiece) -> bool:
-        """Read a piece from another copy; return whether there is one."""
-        read_again = getattr(self._writer, "read_again", None)  # of a load from two tiers
-        if read_again is None:
-            return False
-        image = FileImage.of(piece.path, [memory])
-        return bool(read_again(image, self._location, piece.start, piece.stop))
 
 
 def _windows(pieces: Iterable[StoredPiece]) -> Iterator[dict[str, list[StoredPiece]]]:
@@ -328,12 +350,12 @@ def _windows(pieces: Iterable[StoredPiece]) -> Iterator[dict[str, list[StoredPie
         yield window
 
 
-def _ranges(number: int, pieces: Sequence[StoredPiece]) -> Iterator[Range]:
-    """Yield the ranges to read: pieces with small gaps between them are one range."""
-    start, stop = pieces[0].start, pieces[0].stop
+def _runs(pieces: Sequence[StoredPiece]) -> Iterator[list[StoredPiece]]:
+    """Yield the pieces of a file that are read together: those with small gaps between them."""
+    run = [pieces[0]]
     for piece in pieces[1:]:
-        if piece.start - stop >= _GAP:
-            yield Range(number, start, stop)
-            start = piece.start
-        stop = max(stop, piece.stop)
-    yield Range(number, start, stop)
+        if piece.start - run[-1].stop >= _GAP:
+            yield run
+            run = []
+        run.append(piece)
+    yield run

@@ -15,19 +15,17 @@ import msgspec
 import torch
 import xxhash
 
-from iobench.checkpoint.compared import read_compared
+from iobench.checkpoint.compared import read_file
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.ranked.index import INDEX
 from iobench.checkpoint.ranked.stock_values import parsed_skeleton
 from iobench.checkpoint.rebuild import readable
-from iobench.checkpoint.restore import FORMAT
-from iobench.checkpoint.serialized import SKELETON, TENSORS
-from iobench.checkpoint.store import CheckpointStore
+from iobench.checkpoint.serialized import FORMAT, SKELETON, TENSORS
 from iobench.errors import DataMismatchError
 from iobench.formats import safetensors
 from iobench.formats.safetensors_runs import Kind, TensorRun, runs_of
 from iobench.formats.tensors import torch_dtype
-from iobench.writers.base import Writer
+from iobench.writers.copy_reader import CopyReader
 
 __all__ = ["StoredChunk", "StoredPiece", "StoredState", "StoredTensor", "stored_state"]
 
@@ -74,18 +72,15 @@ class StoredState:
     files: dict[str, FileRecord] = field(repr=False)
 
 
-def stored_state(
-    store: CheckpointStore, writer: Writer, step: int, manifest: Manifest
-) -> StoredState:
+def stored_state(copy: CopyReader, manifest: Manifest) -> StoredState:
     """Read the index of a checkpoint that several ranks saved, or the header of one process.
 
     Raises DataMismatchError for damage, and TransferError.
     """
     if manifest.format == FORMAT:
-        return _of_one_process(store, writer, step, manifest)
-    location = store.locate(step)
-    text = read_compared(writer, location, manifest.file(INDEX))
-    with readable(os.path.join(location, INDEX)):
+        return _of_one_process(copy, manifest)
+    text = read_file(copy, manifest.file(INDEX))
+    with readable(os.path.join(copy.location, INDEX)):
         found = _parsed(text)
         pieces = [_pieces(file) for file in manifest.files[: manifest.world_size]]
         tensors = {name: one.stored(pieces) for name, one in found.tensors.items()}
@@ -97,13 +92,11 @@ def stored_state(
     )
 
 
-def _of_one_process(
-    store: CheckpointStore, writer: Writer, step: int, manifest: Manifest
-) -> StoredState:
-    location, record = store.locate(step), manifest.file(TENSORS)
+def _of_one_process(copy: CopyReader, manifest: Manifest) -> StoredState:
+    location, record = copy.location, manifest.file(TENSORS)
     file = os.path.join(location, TENSORS)
-    text = read_compared(writer, location, manifest.file(SKELETON))
-    header, size = safetensors.read_header(TENSORS, location, writer)
+    text = read_file(copy, manifest.file(SKELETON))
+    header, size = safetensors.read_header(TENSORS, location, copy)
     begin = len(header).to_bytes(8, "little") + header
     if size != record.size_bytes:
         raise DataMismatchError(f"{file}: has {size} bytes, its manifest says {record.size_bytes}")

@@ -1,85 +1,97 @@
-"""MemoryFirst: reads the file of this rank from memory, and everything else from storage."""
+"""MemoryCandidates: a checkpoint of which each rank reads its own file from memory."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
+from iobench.checkpoint.load.candidates import Candidates, WrappedCandidates
+from iobench.checkpoint.manifest import Manifest
 from iobench.remote.memory_reader import MemoryReader
 from iobench.units import format_size
-from iobench.writers.base import Writer
+from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import FileImage
+from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
 
-__all__ = ["MemoryFirst"]
+__all__ = ["MemoryCandidates"]
 
 
-class MemoryFirst:
-    """The read side of `writer`, for the checkpoint of `step` at `location`.
+class MemoryCandidates(WrappedCandidates):
+    """`inner`, with the copy of `step` in memory, in which each rank has its own file.
 
-    `file`, which the memory `tier` has, is read there. A piece of it that is damaged is read from
-    storage; `damaged` is called then. After `leave` everything is.
+    `file` is that of this rank, in the memory `tier`. `damaged` is called when it is damaged. The
+    next copy of `step` is that of `inner`.
     """
 
     def __init__(
         self,
-        writer: Writer,
+        inner: Candidates,
         step: int,
-        location: str | Path,
         file: FileImage,
         tier: str,
         damaged: Callable[[], None],
     ) -> None:
-        self.step = step
-        self._writer, self._location, self._tier = writer, str(location), tier
-        self._file, self._memory, self._damaged = file.path, MemoryReader([file]), damaged
-        self._left, self._problem, self._stored_bytes = False, "", 0
+        super().__init__(inner)
+        self._step, self._file, self._tier, self._damaged = step, file, tier, damaged
+        self._problem = ""  # why the copy in memory is left
+        self._reader: _MemoryFirst | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._writer, name)
+    def reader(self, step: int, manifest: Manifest) -> CopyReader:
+        stored = super().reader(step, manifest)
+        if step != self._step or self._problem:
+            return stored
+        self._reader = _MemoryFirst(self._file, stored, self._damaged)
+        return self._reader
 
-    def read(
-        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
-    ) -> Transfer:
-        """Fill bytes [start, stop) of the image; see Writer.read."""
-        if self._left or str(target) != self._location or image.path != self._file:
-            return self._writer.read(image, target, start=start, stop=stop)
-        return self._memory.read(image, target, start=start, stop=stop)
-
-    def read_again(self, image: FileImage, target: str | Path, start: int, stop: int) -> bool:
-        """Fill a damaged range from storage; False: it was read there."""
-        if self._left or str(target) != self._location:
-            again = getattr(self._writer, "read_again", None)  # of a load from two tiers
-            return again is not None and bool(again(image, target, start, stop))
-        self._problem = self._problem or f"{image.path} is damaged"
-        self._stored_bytes += stop - start
-        self._damaged()
-        self._writer.read(image, target, start=start, stop=stop)
-        return True
-
-    def leave(self, problem: str) -> bool:
-        """Read from storage alone from now on; False: it is so already."""
-        if self._left:
-            return False
-        self._left, self._problem = True, self._problem or problem
+    def next_copy(self, step: int, problem: str) -> bool:
+        if step != self._step or self._problem:
+            return super().next_copy(step, problem)
+        self._problem = problem
         self._damaged()
         return True
 
-    def sources(self, storage: Callable[[], dict[str, str]], location: str) -> dict[str, str]:
-        """Return the tiers that were read; `storage` returns what a load from there says.
-
-        Warns (RuntimeWarning) if a part of the bytes is not from memory because of damage.
-        """
-        if not self._problem:
+    def sources(self, step: int) -> dict[str, str]:
+        read = self._reader
+        if step != self._step or read is None:
+            return super().sources(step)
+        problem = self._problem or read.problem
+        if not problem:
             return {self._tier: "read"}
         warnings.warn(
-            f"the file of this rank is not read from {self._tier} alone: {self._problem}",
+            f"the file of this rank is not read from {self._tier} alone: {problem}",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-        if self._left:
-            return {self._tier: self._problem, **storage()}
-        again = f"read {format_size(self._stored_bytes)}"
-        return {self._tier: f"read in part; {self._problem}", location: again}
+        if self._problem:
+            return {self._tier: problem, **(super().sources(step) or {str(self): "read"})}
+        again = f"read {format_size(read.stored_bytes)}"
+        return {self._tier: f"read in part; {problem}", str(self): again}
+
+
+class _MemoryFirst:
+    """The copy of one file in memory; other files and damaged ranges are those of `stored`."""
+
+    def __init__(self, file: FileImage, stored: CopyReader, damaged: Callable[[], None]) -> None:
+        self._file, self._memory = file.path, MemoryReader([file], stored.location)
+        self._stored, self._damaged = stored, damaged
+        self._again: set[tuple[int, int]] = set()
+        self.name, self.direct, self.location = stored.name, stored.direct, stored.location
+        self.problem, self.stored_bytes = "", 0
+
+    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
+        copy = self._memory if image.path == self._file else self._stored
+        return copy.read(image, start, stop)
+
+    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
+        if (start, stop) in self._again:
+            return self._stored.read_again(image, start, stop, piece)
+        self._again.add((start, stop))
+        self.problem = self.problem or f"{image.path} is damaged"
+        self.stored_bytes += stop - start
+        self._damaged()
+        self._stored.read(image, start, stop)
+        return True
+
+    def open_source(self, target: str) -> Source:
+        return self._stored.open_source(target)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.load.candidates import Candidates
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.checkpointer.memory.persister import RankMemoryPersister
-from iobench.checkpointer.memory.reader import MemoryFirst
+from iobench.checkpointer.memory.reader import MemoryCandidates
 from iobench.checkpointer.saves.committer import RankCommitter
 from iobench.ranks.control import Control
 from iobench.ranks.world import World
@@ -22,7 +22,7 @@ from iobench.remote.memory_pool import MemoryPool
 from iobench.remote.memory_status import MemoryStatusFile
 from iobench.remote.memory_tier import MemoryTier
 from iobench.remote.snapshot_memory import TierUse, uses
-from iobench.writers.base import Writer
+from iobench.replicas.recovery import Version
 
 __all__ = ["RankMemory"]
 
@@ -112,20 +112,18 @@ class RankMemory:
             if slot.kept is not None and slot.kept.step == step:
                 slot.kept = None
 
-    def reader(
+    def candidates(
         self,
         agreed: Callable[[str, Callable[[], Any]], list[Any]],
-        step: int,
-        serial: int,
-        location: str | Path,
-        writer: Writer,
-    ) -> MemoryFirst | None:
-        """Return what reads this checkpoint from memory; None if a rank does not have its file.
+        version: Version,
+        stored: Candidates,
+    ) -> MemoryCandidates | None:
+        """Return `stored` with the copy of this checkpoint in memory; None if a rank has no copy.
 
-        A call of all ranks; the arguments are the same in all of them. `writer` reads storage.
+        A call of all ranks; the arguments are the same in all of them.
         """
-        slot = self._persister.kept(step, serial)
-        has = agreed(f"step {step} in memory", lambda: slot is not None)
+        slot = self._persister.kept(version.step, version.serial)
+        has = agreed(f"step {version.step} in memory", lambda: slot is not None)
         if not all(has) or slot is None or slot.kept is None:
             return None
 
@@ -133,7 +131,7 @@ class RankMemory:
             slot.kept = None
 
         (file,) = slot.kept.files(slot.memory)
-        return MemoryFirst(writer, step, location, file, slot.tiers, damaged)
+        return MemoryCandidates(stored, version.step, file, slot.tiers, damaged)
 
 
 def _none(save: Save) -> int:

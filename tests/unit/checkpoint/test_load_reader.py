@@ -14,8 +14,10 @@ from iobench.checkpoint.load import reader
 from iobench.checkpoint.load.stored import StoredPiece
 from iobench.checkpoint.manifest import FileRecord
 from iobench.errors import DataMismatchError
+from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.copy_reader import StoredReader
 from iobench.writers.hybrid import HybridWriter
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, FileImage
 
 _SIZE = 3_000_001
 
@@ -49,8 +51,8 @@ def test_kept_pieces_stay(tmp_path: Path, at_once: int) -> None:
         return piece in kept
 
     with mock.patch.multiple(reader, _AT_ONCE=at_once, _GAP=20_000):
-        direct = reader.PieceReader(HybridWriter())
-        transfer = direct.read(tmp_path, files, pieces, deliver)
+        direct = reader.PieceReader()
+        transfer = direct.read(StoredReader(HybridWriter(), tmp_path), files, pieces, deliver)
     assert sorted(seen) == pieces
     assert kept
     for piece, found in kept.items():
@@ -64,4 +66,64 @@ def test_damage_is_found(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data[:-1] + b"\1")
     files = {"file": FileRecord(path="file", size_bytes=_SIZE, pieces=())}
     with pytest.raises(DataMismatchError, match=f"checksum of piece {pieces[-1].start}"):
-        reader.PieceReader(HybridWriter()).read(tmp_path, files, pieces, lambda *_: False)
+        reader.PieceReader().read(
+            StoredReader(HybridWriter(), tmp_path), files, pieces, lambda *_: False
+        )
+
+
+def test_no_more_memory_than_a_window(tmp_path: Path) -> None:
+    """Of a large file only what is read has memory, not even addresses for all of it."""
+    data = np.random.default_rng(1).integers(0, 256, _SIZE, dtype=np.uint8).tobytes()
+    (tmp_path / "file").write_bytes(data)
+    pieces = _pieces(data)
+    files = {"file": FileRecord(path="file", size_bytes=_SIZE, pieces=())}
+    sizes: list[int] = []
+
+    def pages(size: int, *, huge: bool) -> Bytes:
+        sizes.append(size)
+        return fresh_pages(size, huge=huge)
+
+    with mock.patch.multiple(reader, _AT_ONCE=100_000, _GAP=20_000, fresh_pages=pages):
+        copy = StoredReader(HybridWriter(), tmp_path)
+        reader.PieceReader().read(copy, files, pieces, lambda *_: False)
+    assert sizes
+    assert max(sizes) < 4096 + max(100_000, *(piece.stop - piece.start for piece in pieces))
+
+
+class _Chain(StoredReader):
+    """Further copies of the files; each call of `read_again` reads the next one."""
+
+    def __init__(self, *places: Path) -> None:
+        first, *others = places
+        super().__init__(HybridWriter(), first)
+        self._others = [StoredReader(HybridWriter(), other) for other in others]
+
+    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
+        if not self._others:
+            return False
+        self._others.pop(0).read(image, start, stop)
+        return True
+
+
+@pytest.mark.parametrize("right", [1, 2, 3])
+def test_each_copy_is_tried(tmp_path: Path, right: int) -> None:
+    """A piece that is damaged in some copies comes from the next one; in all, it is an error."""
+    data = bytes(_SIZE)
+    piece = StoredPiece("file", 5, _SIZE, xxhash.xxh3_64_hexdigest(data[5:]), "w")
+    files = {"file": FileRecord(path="file", size_bytes=_SIZE, pieces=())}
+    places = [tmp_path / name for name in "abc"]
+    for number, place in enumerate(places):
+        place.mkdir()
+        (place / "file").write_bytes(data if number == right else data[:-1] + b"\1")
+    found: list[bytes] = []
+
+    def deliver(_: StoredPiece, read: Bytes) -> bool:
+        found.append(read.tobytes())
+        return False
+
+    if right < len(places):
+        reader.PieceReader().read(_Chain(*places), files, [piece], deliver)
+        assert found == [data[5:]]
+    else:
+        with pytest.raises(DataMismatchError, match="checksum of w differs"):
+            reader.PieceReader().read(_Chain(*places), files, [piece], deliver)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from iobench.checkpoint.store import CheckpointStore
+from iobench.checkpoint.load.candidates import Candidates
 from iobench.errors import DataMismatchError
 from iobench.ranks.control import Control
 from iobench.ranks.together import together
@@ -33,6 +33,8 @@ class _Storage:
 
     def serials(self) -> dict[int, int]:
         return {10: 1, 20: 2}
+
+    readers = 1
 
     def locate(self, step: int) -> Path:
         return Path(f"/runs/step-{step}")
@@ -62,7 +64,7 @@ def _restoring(memory: _Memory | None = None) -> Restoring:
     made = Restoring(
         world=World.single(),
         together=partial(together, Control(World.single()), deadline_s=1),
-        store=cast(CheckpointStore, storage),
+        candidates=cast(Candidates, storage),
         writer=cast(Writer, make("buffered")),
         serials=storage.serials,
         replicator=cast(Replicator, memory),
@@ -72,12 +74,12 @@ def _restoring(memory: _Memory | None = None) -> Restoring:
 
 
 def test_without_replicas_the_newest_checkpoint_is_read_as_before() -> None:
-    """The store and the writer are the Checkpointer's own."""
+    """The candidates are the Checkpointer's own."""
     restoring = _restoring()
     chosen = restoring.choose()
     assert chosen is not None
     assert chosen.plan.version.step == 20
-    assert (chosen.store, chosen.writer) == (restoring.store, restoring.writer)
+    assert chosen.candidates is restoring.candidates
     assert chosen.close() == []
 
 

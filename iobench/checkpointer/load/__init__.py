@@ -1,1 +1,0 @@
-"""Loads by all ranks of a job, from the nearest copies."""
