@@ -6,38 +6,44 @@ import bisect
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import xxhash
 
 from iobench.checkpoint.manifest import FileRecord
 from iobench.errors import DataMismatchError
+from iobench.ranks.progress import WatchedImage
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer
 
-__all__ = ["ComparedImage", "compared", "read_compared", "read_file"]
+__all__ = ["compared", "read_compared", "read_file"]
 
 
 @contextmanager
-def compared(image: FileImage, record: FileRecord, where: object) -> Iterator[ComparedImage]:
+def compared(
+    image: FileImage,
+    record: FileRecord,
+    where: object,
+    read_again: Callable[[int, int, str], bool] = lambda *_: False,
+) -> Iterator[FileImage]:
     """Provide `image` to be read in the body; compare every piece of it with `record`.
 
-    Raises DataMismatchError with the names of the pieces that differ after the body.
+    After the body, `read_again` fills the range of a piece that differs from the next copy, until
+    it returns False. Raises DataMismatchError with the names of the pieces that differ then.
     """
     comparison = _Comparison(image, record)
     if not comparison.size_bytes == image.size_bytes == record.size_bytes:
         raise DataMismatchError(
             f"{where}: has {image.size_bytes} bytes, its manifest says {record.size_bytes}"
         )
-    yield ComparedImage(path=image.path, segments=image.segments, comparison=comparison)
-    comparison.finish()
-    wrong = comparison.wrong
+    yield WatchedImage(image, comparison.arrived)
+    wrong = comparison.finish(read_again)
     if wrong:
-        shown = ", ".join(name for _, _, name in wrong[:5]) + (", ..." if len(wrong) > 5 else "")
+        shown = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
         raise DataMismatchError(
             f"{where}: damaged, {len(wrong)} of {len(record.pieces)} checksums differ: {shown}"
         )
@@ -48,12 +54,9 @@ def read_compared(copy: CopyReader, image: FileImage, record: FileRecord) -> Tra
 
     Raises DataMismatchError for damage in all copies, and TransferError.
     """
-    with compared(image, record, os.path.join(copy.location, record.path)) as incoming:
-        transfer = copy.read(incoming)
-        for piece in incoming.damaged():
-            while piece in incoming.damaged() and copy.read_again(image, *piece):
-                incoming.compare_again(*piece[:2])
-    return transfer
+    where, again = os.path.join(copy.location, record.path), partial(copy.read_again, image)
+    with compared(image, record, where, again) as incoming:
+        return copy.read(incoming)
 
 
 def read_file(copy: CopyReader, record: FileRecord) -> bytes:
@@ -68,28 +71,6 @@ def read_file(copy: CopyReader, record: FileRecord) -> bytes:
     image = FileImage.of(record.path, [memory])
     read_compared(copy, image, record)
     return memory.tobytes()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedImage(FileImage):
-    """An image whose pieces are compared while a writer fills it."""
-
-    comparison: _Comparison = field(repr=False, compare=False)
-
-    def filled(self, start: int, stop: int) -> None:
-        self.comparison.arrived(start, stop)
-
-    def damaged(self) -> list[tuple[int, int, str]]:
-        """Compare what was not compared yet; return range and name of the pieces that differ.
-
-        No read may be in progress.
-        """
-        self.comparison.finish()
-        return self.comparison.wrong
-
-    def compare_again(self, start: int, stop: int) -> None:
-        """Compare the pieces that have bytes of [start, stop) again, after `damaged`."""
-        self.comparison.again(start, stop)
 
 
 class _Comparison:
@@ -116,30 +97,6 @@ class _Comparison:
         """Bytes of all pieces."""
         return self._ends[-1] if self._ends else 0
 
-    @property
-    def wrong(self) -> list[tuple[int, int, str]]:
-        """Range and name of the pieces that differ."""
-        if not self._wrong:  # there may be 100,000 pieces
-            return []
-        return [
-            (*own, self._pieces[number].name or "the header")
-            for number, own in self._ranges()
-            if number in self._wrong
-        ]
-
-    def again(self, start: int, stop: int) -> None:
-        """Compare the pieces with bytes of [start, stop) again."""
-        for number, (begin, end) in self._ranges():
-            if begin < stop and start < end:
-                digest = xxhash.xxh3_64()
-                for view in self._image.views(begin, end):
-                    digest.update(view.data)
-                right = digest.hexdigest() == self._pieces[number].xxh3_64
-                (self._wrong.discard if right else self._wrong.add)(number)
-
-    def _ranges(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        return enumerate(itertools.pairwise([0, *self._ends]))
-
     def arrived(self, start: int, stop: int) -> None:
         """Compare what is complete. Raises nothing: a writer's completion callback calls it."""
         with self._lock:
@@ -150,12 +107,31 @@ class _Comparison:
             except Exception as error:  # noqa: BLE001 -- raised by `finish`
                 self._failure = self._failure or error
 
-    def finish(self) -> None:
-        """Compare the rest: pieces that no call of `arrived` reported, and empty ones."""
+    def finish(self, read_again: Callable[[int, int, str], bool]) -> list[str]:
+        """Compare the rest: pieces that no call of `arrived` reported, and empty ones.
+
+        Return the names of the pieces that differ, also after `read_again`.
+        """
         if self._failure is not None:
             raise self._failure
         self._compare_until(self._image.size_bytes)
         self._take(memoryview(b""))
+        names = []
+        for number in sorted(self._wrong):
+            piece = self._pieces[number]
+            start, stop = self._ends[number] - piece.size_bytes, self._ends[number]
+            name = piece.name or "the header"
+            while self._differs(number, start, stop):
+                if not read_again(start, stop, name):
+                    names.append(name)
+                    break
+        return names
+
+    def _differs(self, number: int, start: int, stop: int) -> bool:
+        digest = xxhash.xxh3_64()
+        for view in self._image.views(start, stop):
+            digest.update(view.data)
+        return digest.hexdigest() != self._expected[number]
 
     def _compare_until(self, stop: int) -> None:
         for view in self._image.views(self._position, stop):
