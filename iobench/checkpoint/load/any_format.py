@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
-import torch
 
 from iobench.checkpoint.compared import read_compared, read_file
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.per_rank import PerRank
 from iobench.checkpoint.rebuild import readable, unflatten
 from iobench.checkpoint.serialized import FORMAT, SKELETON, TENSORS
-from iobench.errors import DataMismatchError, StateMismatchError
+from iobench.errors import DataMismatchError
 from iobench.formats import safetensors
 from iobench.formats.collector import collector_paused
-from iobench.formats.tensors import dtype_name
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.transfer import Transfer
 
@@ -29,8 +25,6 @@ if TYPE_CHECKING:
     from iobench.checkpoint.ranked.stock_values import StatePath
 
 __all__ = ["read_any"]
-
-_OWN = "PerRank"
 
 
 def read_any(
@@ -118,7 +112,9 @@ def _read_plain(
             state = unflatten(_parsed(text), tensors, rank=rank, ranks=ranks)
         state = select(state)
     if like is not None:
-        _compare(where, like, state)
+        from iobench.checkpoint.load.like import compare_state
+
+        compare_state(like, state, where)
     return state, read_compared(copy, image, manifest.file(TENSORS))
 
 
@@ -127,46 +123,3 @@ def _parsed(text: bytes) -> Any:
     with suppress(ValueError, RecursionError):  # such as half of a surrogate pair
         return msgspec.json.decode(text)  # in half of the time of `json`
     return json.loads(text)
-
-
-def _compare(where: str, like: Any, state: Any) -> None:
-    """Raise StateMismatchError unless names, dtypes and shapes of all tensors are equal."""
-    if isinstance(like, dict) and isinstance(state, dict):
-        state = {key: state[key] for key in like if key in state}
-    expected, found = dict(_described(like)), dict(_described(state))
-    # Of another world size, a PerRank has other values, or a list of them.
-    own = [name for name, what in expected.items() if what == _OWN]
-    expected, found = _without(expected, own), _without(found, own)
-    missing = [name for name in expected if name not in found]
-    unexpected = [name for name in found if name not in expected]
-    misshaped = {
-        name: (expected[name], found[name])
-        for name in expected
-        if name in found and expected[name] != found[name]
-    }
-    if missing or unexpected or misshaped:
-        raise StateMismatchError(where, missing=missing, unexpected=unexpected, misshaped=misshaped)
-
-
-def _without(described: dict[str, str], own: list[str]) -> dict[str, str]:
-    """Leave out what is at the names `own` or below."""
-    inside = tuple(f"{name}." for name in own)
-    return {
-        name: what
-        for name, what in described.items()
-        if name not in own and not name.startswith(inside)
-    }
-
-
-def _described(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (path, dtype and shape) of every tensor and array of a state."""
-    if isinstance(state, torch.Tensor):
-        yield path, f"{dtype_name(state.dtype)} {list(state.shape)}"
-    elif isinstance(state, np.ndarray):
-        yield path, f"{state.dtype} {list(state.shape)}"
-    elif isinstance(state, PerRank):
-        yield path, _OWN
-    elif isinstance(state, dict | list | tuple):
-        items = state.items() if isinstance(state, dict) else enumerate(state)
-        for key, value in items:
-            yield from _described(value, f"{path}.{key}" if path else str(key))

@@ -15,7 +15,7 @@ from iobench.errors import StateMismatchError
 from iobench.formats.tensors import dtype_name
 
 __all__ = [
-    *("Compared", "compared_with", "empty_local", "is_sharded", "local_box"),
+    *("Compared", "compare_state", "compared_with", "empty_local", "is_sharded", "local_box"),
     *("resharded", "sharded_like", "tensors_of"),
 ]
 
@@ -25,16 +25,58 @@ def is_sharded(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and hasattr(value, "placements")
 
 
-def tensors_of(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
+def tensors_of(
+    value: Any, path: StatePath = (), kinds: tuple[type, ...] = (torch.Tensor, np.ndarray)
+) -> Iterator[tuple[StatePath, Any]]:
     """Yield the path and the value of every tensor and array of a state, without PerRank."""
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, kinds):
         yield path, value
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from tensors_of(item, (*path, str(key)))
+            yield from tensors_of(item, (*path, str(key)), kinds)
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            yield from tensors_of(item, (*path, number))
+            yield from tensors_of(item, (*path, number), kinds)
+
+
+def compare_state(like: Any, state: Any, where: str) -> None:
+    """Compare a state, still without its bytes, with `like`; see `compared_with`."""
+    kinds = (torch.Tensor, np.ndarray, PerRank)
+    expected = {path: _shown(value) for path, value in tensors_of(like, (), kinds)}
+    # Of another world size, a PerRank has other values, or a list of them.
+    own = {path for path, what in expected.items() if not what}
+    found = {
+        path: _shown(value)
+        for path, value in tensors_of(state)
+        if not own or not any(path[:length] in own for length in range(len(path) + 1))
+    }
+    _compare(like, {path: what for path, what in expected.items() if what}, found, where)
+
+
+def _shown(value: Any) -> str:
+    """Return dtype and shape of a tensor or an array, and "" for a PerRank."""
+    if isinstance(value, PerRank):
+        return ""
+    dtype = dtype_name(value.dtype) if isinstance(value, torch.Tensor) else value.dtype
+    return f"{dtype} {list(value.shape)}"
+
+
+def _compare(
+    like: Any, expected: Mapping[StatePath, str], found: Mapping[StatePath, str], where: str
+) -> None:
+    """Raise StateMismatchError unless they are equal, for the top-level entries of `like`."""
+    if isinstance(like, dict):
+        keys = set(map(str, like))
+        found = {path: what for path, what in found.items() if not path or path[0] in keys}
+    missing = [name_of(path) for path in expected if path not in found]
+    unexpected = [name_of(path) for path in found if path not in expected]
+    misshaped = {
+        name_of(path): (what, found[path])
+        for path, what in expected.items()
+        if found.get(path, what) != what
+    }
+    if missing or unexpected or misshaped:
+        raise StateMismatchError(where, missing=missing, unexpected=unexpected, misshaped=misshaped)
 
 
 class Compared(NamedTuple):
@@ -62,21 +104,16 @@ def compared_with(
     expected = dict(tensors_of(like))
     gone = frozenset(path for path in saved if path in elsewhere and path not in expected)
     saved = {path: name for path, name in saved.items() if path not in gone}
-    if isinstance(like, dict):
-        keys = set(map(str, like))
-        saved = {path: name for path, name in saved.items() if not path or path[0] in keys}
-    misshaped = {}
-    for path in expected.keys() & saved.keys():
-        want, found = expected[path], stored.tensors[saved[path]]
-        if isinstance(want, np.ndarray):
-            continue  # its bytes are saved, perhaps with another dtype
-        have = f"{dtype_name(found.dtype)} {list(found.shape)}"
-        if f"{dtype_name(want.dtype)} {list(want.shape)}" != have:
-            misshaped[name_of(path)] = (f"{dtype_name(want.dtype)} {list(want.shape)}", have)
-    missing = [name_of(path) for path in expected if path not in saved]
-    unexpected = [name_of(path) for path in saved if path not in expected]
-    if missing or unexpected or misshaped:
-        raise StateMismatchError(where, missing=missing, unexpected=unexpected, misshaped=misshaped)
+    found = {}
+    for path, name in saved.items():
+        tensor = stored.tensors[name]
+        found[path] = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+    wanted = {
+        # The bytes of an array are saved, perhaps with another dtype.
+        path: found.get(path, "") if isinstance(value, np.ndarray) else _shown(value)
+        for path, value in expected.items()
+    }
+    _compare(like, wanted, found, where)
     sharded = {saved[path]: value for path, value in expected.items() if is_sharded(value)}
     return Compared(sharded, gone)
 
