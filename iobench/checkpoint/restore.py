@@ -157,23 +157,26 @@ def restore(
         if now is not None:
             changes += 1
             if changes == _MOST_CHANGES:
-                raise TargetError(
-                    f"{candidates}: checkpoints are removed faster than they are read; the trainer "
-                    "must keep more of them"
-                ) from damage
+                fast = "checkpoints are removed faster than they are read"
+                raise TargetError(f"{candidates}: {fast}; the trainer must keep more of them")
             left = [other for other in now if other not in passed_over]
             continue
         if on_corrupt == "raise":
-            if others:
-                damage.add_note(
-                    f'the checkpoint before it is step {others[0]}; on_corrupt="previous" '
-                    "restores the newest one that is not damaged"
-                )
-            raise damage
+            raise _noted(damage, others)
         passed_over[candidate] = str(damage)
         warnings.warn(f"step {candidate} is skipped: {damage}", RuntimeWarning, stacklevel=3)
         left = others
     raise DataMismatchError(f"{candidates}: every checkpoint is damaged: {passed_over}")
+
+
+def _noted(damage: Exception, others: list[int]) -> Exception:
+    """Return `damage` with what can be restored instead."""
+    if others:
+        damage.add_note(
+            f'the checkpoint before it is step {others[0]}; on_corrupt="previous" restores the '
+            "newest one that is not damaged"
+        )
+    return damage
 
 
 def _newest_first(
