@@ -20,7 +20,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
 
 run: $(runtime) ## set up, then measure llama7b on this machine with three writers
-	$(bin)/iobench run --workload llama7b --writer buffered,uncached,odirect $(ARGS)
+	$(bin)/iobench run --workload llama7b $(ARGS)
 
 test: $(development) ## set up, then run the tests, three at a time (ARGS="-n 0": one)
 	$(bin)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not exhaustive" $(ARGS)

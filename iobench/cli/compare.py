@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from iobench.cli.given import Verb
 from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import print_warning
 from iobench.errors import IobenchError, RegressionError, UsageError
@@ -25,7 +25,7 @@ _SEPARATOR = "--"
 _MARK = "\0"  # no path can contain it
 
 
-class CompareCommand(TyperCommand):
+class CompareCommand(Verb):
     """Command whose arguments may contain `--`, which the parser would drop."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

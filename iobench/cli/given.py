@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,9 +20,9 @@ __all__ = [
     "VERBOSE_HELP",
     "DocumentFormatOption",
     "FormatOption",
-    "GroupedCommand",
     "ListingFormat",
     "QuietOption",
+    "Verb",
     "WorkloadArgument",
     "WorkloadOption",
     "check_effect",
@@ -35,6 +36,32 @@ __all__ = [
 DEFAULT_WORKLOAD = "llama7b"
 LARGEST_SEED = 2**32 - 1
 """Largest seed that every generator and every reader of records accepts."""
+_WORDS = {
+    option: word
+    for word, options in {
+        "FILE": "--journal --output --report --results --resume",
+        "LIST": "--background --granularity --mode --restore-as --restore-mode --serializer "
+        "--slices",
+        "N": "--failures-per-1000-node-days --gpus-per-node --max-cpu --model-params --rank --seed "
+        "--slots --steps",
+        "N|auto": "--repeat",
+        "N,...": "--nodes --numjobs",
+        "NAME": "--chart --rules",
+        "PERCENT": "--precision --threshold",
+        "SIZE": "--max-bytes --max-memory --size",
+        "TARGET": "--target",
+        "TIME": "--blocking --duration --interval --max-time --older-than --persist --restart "
+        "--restore --save",
+        "URL": "--endpoint-url",
+        "WHEN": "--every --step --until",
+        "WORKLOAD": "--workload",
+        "WRITER": "--baseline --config",
+        "WRITERS": "--writer",
+    }.items()
+    for option in options.split()
+}
+"""What the help calls the value of an option."""
+_LISTS = ("LIST", "N,...", "WRITERS")
 VERBOSE_HELP = "Add machine, phases, latencies and all notes to the table."
 
 
@@ -66,12 +93,41 @@ QuietOption = Annotated[
 ]
 
 
-class GroupedCommand(TyperCommand):
-    """Command whose help shows its options as text, in sections by their `rich_help_panel`.
+class Verb(TyperCommand):
+    """Command of a verb: help in sections, words for values, and each list in one option.
 
-    typer itself groups options only in boxes that it draws with rich. rich takes longer to load
-    than everything else that `--help` needs.
+    The sections are those of `rich_help_panel`, as text: typer itself groups options only in boxes
+    that it draws with rich, which takes longer to load than everything else that `--help` needs.
     """
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__(*args, **values)
+        for parameter in self.params:
+            name = max(parameter.opts, key=len)
+            known = _WORDS.get(name) if name.startswith("-") else name.upper()
+            parameter.metavar = parameter.metavar or known
+
+    def make_parser(self, ctx: Any) -> Any:
+        """Return the parser, which refuses a list that is given in two options.
+
+        The last one would count, and the others would have no effect without a word.
+        """
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def once(args: list[str]) -> Any:
+            found = parse(args)
+            for parameter, times in Counter(found[2]).items():
+                if times > 1 and parameter.metavar in _LISTS and not parameter.multiple:
+                    raise typer.BadParameter(
+                        f"is given {times} times; give one, with commas between the values",
+                        ctx=ctx,
+                        param_hint=parameter.opts[0],
+                    )
+            return found
+
+        setattr(parser, "parse_args", once)  # noqa: B010 -- a method, which mypy lets nobody assign
+        return parser
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -81,7 +137,8 @@ class GroupedCommand(TyperCommand):
                 is_argument = parameter.param_type_name == "argument"
                 panel = getattr(parameter, "rich_help_panel", None)
                 title = "Arguments" if is_argument else panel or "Options"
-                sections.setdefault(title, []).append(record)
+                word = record[0].partition(" <")[0] if is_argument else record[0]
+                sections.setdefault(title, []).append((word, record[1]))
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)

@@ -15,7 +15,6 @@ from iobench.cli.given import (
     DEFAULT_WORKLOAD,
     LARGEST_SEED,
     VERBOSE_HELP,
-    GroupedCommand,
     QuietOption,
     WorkloadArgument,
     WorkloadOption,
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from iobench.bench.plan import Plan
     from iobench.bench.ranks.group import Launched
     from iobench.results import ResultFile
-
-SETTINGS = {"cls": GroupedCommand}
 
 _FILES, _S3, _USUAL = "buffered,uncached,odirect", "s3", "buffered"
 _RULED = (

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from iobench._version import __version__
+from iobench.cli.given import Verb
 from iobench.cli.launched import one_process
 
 __all__ = ["EXAMPLES", "app_of"]
@@ -170,9 +171,11 @@ def app_of(verb: str | None = None) -> typer.Typer:
         module = import_module(f"iobench.cli.{name}")
         found = getattr(module, _VERBS[name])
         if isinstance(found, typer.Typer):
+            for command in found.registered_commands:
+                command.cls = Verb
             app.add_typer(found, name=name, epilog=_epilog(name))
         else:
-            settings = {"epilog": _epilog(name), **getattr(module, "SETTINGS", {})}
+            settings = {"cls": Verb, "epilog": _epilog(name), **getattr(module, "SETTINGS", {})}
             app.command(name, **settings)(found)
     return app
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import typer
 from support.cli import app
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from iobench.cli.verbs import app_of
 
@@ -55,3 +57,58 @@ def test_a_verb_loads_no_other_one() -> None:
     names = done.stdout.splitlines()[-1].split()
     loaded = {name.removeprefix("iobench.cli.") for name in names}
     assert loaded & set(_ALL) == {"exec"}
+
+
+def _every_command(group: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    found = {}
+    for name, command in group.items():
+        inside = getattr(command, "commands", None)
+        if inside is None:
+            found[" ".join((*path, name))] = command
+        else:
+            found |= _every_command(inside, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("verb", sorted(_every_command(_ALL)))
+def test_help_has_words_for_values(verb: str) -> None:
+    """`--size SIZE`, and no name of a type of Python."""
+    done = CliRunner().invoke(app, [*verb.split(), "--help"])
+    assert done.exit_code == 0
+    assert not re.findall(r"<(?:str|int|float|path|list|bool)\b|\b(?:TEXT|INTEGER)\b", done.output)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run --writer odirect --writer uring",
+        "run --numjobs 1 --numjobs 2",
+        "plan --nodes 4 --nodes 8 --save 1s --restore 1s",
+        "train --mode sync --mode async",
+    ],
+)
+def test_a_list_that_is_given_twice(line: str) -> None:
+    """The first value would have no effect, without a word."""
+    done = subprocess.run(
+        [sys.executable, "-m", "iobench", *line.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "is given 2 times; give one, with commas" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "writers --target /tmp --target /",
+        "plan --nodes 4 --save 1s --save 2s --restore 1s",  # the last one counts, as anywhere
+        "exec --config odirect -- echo --config b",
+    ],
+)
+def test_what_may_be_given_twice(line: str) -> None:
+    """Several targets; one value, to change that of a script; words of the command of exec."""
+    command = [sys.executable, "-m", "iobench", *line.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
