@@ -71,14 +71,15 @@ def test_a_subclass_of_the_checkpointer(pool: FirstRanks, tmp_path: Path) -> Non
     assert iobench.load_checkpoint(tmp_path)["own"].values == (0, 1)
 
 
-def test_a_rank_without_memory_for_a_load(pool: FirstRanks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["pages", "thread"])
+def test_a_rank_without_memory_for_a_load(pool: FirstRanks, tmp_path: Path, what: str) -> None:
     """The others do not wait for it. It is not damage: no other checkpoint is tried."""
     (first, threads, epoch), (own, own_threads, _) = pool.call(
-        rank_saves.without_memory, str(tmp_path)
+        rank_saves.without_memory, str(tmp_path), what
     )
-    assert own == "MemoryError: no pages"
+    assert own == f"MemoryError: no {what}"
     assert first.startswith("RankError: rank 1 (host")
-    assert "no pages" in first
+    assert f"no {what}" in first
     assert threads == own_threads == []
     assert epoch == 5
 

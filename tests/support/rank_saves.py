@@ -170,13 +170,14 @@ def subclassed(size: int, directory: str) -> list[Any]:
         return [ckpt.load()["own"], ckpt.saved, isinstance(ckpt, _Own), ckpt.latest()]
 
 
-def without_memory(size: int, directory: str) -> list[Any]:
-    """Load together while rank 1 gets no memory for the file; then load."""
+def without_memory(size: int, directory: str, what: str) -> list[Any]:
+    """Load together while rank 1 gets no memory for the file, or no thread; then load."""
     world = in_world(size)
     state = state_of(world.rank, size, "mixed")
     with _checkpointer(size, directory) as ckpt:
         ckpt.save(state, 1)
-        full = mock.patch.object(reader._Run, "of", side_effect=MemoryError("no pages"))
+        one, name = (reader._Run, "of") if what == "pages" else (reader._Check, "__enter__")
+        full = mock.patch.object(one, name, side_effect=MemoryError(f"no {what}"))
         with full if world.rank == 1 else contextlib.nullcontext():
             error = _raised(lambda: ckpt.load(restore_mode="broadcast", on_corrupt="previous"))
         threads = [one.name for one in threading.enumerate() if one.name == "iobench-check"]

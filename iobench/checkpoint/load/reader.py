@@ -80,12 +80,12 @@ class PieceReader:
         all ranks alike.
         """
         windows = list(_windows(pieces))
-        self._begun = True
-        counts = self._agree("pieces", {"windows": len(windows)})
         numbers = {path: number for number, path in enumerate(sorted(files))}
         last = _Window()
         transfers = []
-        with _Check(copy, deliver) as check:
+        with _Check(copy, deliver) as check:  # all that may fail here is before `_begun`
+            self._begun = True
+            counts = self._agree("pieces", {"windows": len(windows)})
             for at in range(max(int(one["windows"]) for one in counts)):
                 wanted = windows[at] if at < len(windows) else {}
                 window, images, ranges = self._prepared(wanted, files, numbers, check)
