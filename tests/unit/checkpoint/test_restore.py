@@ -1,0 +1,122 @@
+"""The restore loop: the copies of a candidate are tried, nearest first, in all ranks alike."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from iobench import Checkpointer
+from iobench.checkpoint.load.candidates import StoredCandidates
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.restore import RestoringRanks, restore
+from iobench.checkpoint.store import DirectoryStore
+from iobench.errors import DataMismatchError, IobenchError, RankError, TransferError
+from iobench.writers.buffered import BufferedWriter
+from iobench.writers.copy_reader import CopyReader
+
+
+class _Copies(StoredCandidates):
+    """The checkpoints of several directories that are copies of each other."""
+
+    def __init__(self, first: Path, *others: Path, errors: tuple[Exception | None, ...]) -> None:
+        super().__init__(DirectoryStore(first), BufferedWriter())
+        self._others, self._errors = list(others), list(errors)
+
+    def reader(self, step: int, manifest: Manifest) -> CopyReader:
+        error = self._errors.pop(0)
+        if error is not None:
+            raise error
+        return super().reader(step, manifest)
+
+    def next_copy(self, step: int, problem: str) -> bool:
+        assert problem
+        if not self._others:
+            return False
+        self._checkpoints = DirectoryStore(self._others.pop(0))
+        return True
+
+    def sources(self, step: int) -> dict[str, str]:
+        return {str(self.locate(step).parent): "read"}  # type: ignore[union-attr]  # directories
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Callable[..., _Copies]:
+    """Returns the candidates of two directories; their reads of step 2 raise `errors`."""
+    near, far = tmp_path / "near", tmp_path / "far"
+    with Checkpointer(near) as ckpt:
+        for step in (1, 2):
+            ckpt.save({"w": torch.full((9,), float(step))}, step)
+    shutil.copytree(near, far)
+    return lambda *errors: _Copies(near, far, errors=(*errors, None))
+
+
+_DAMAGED, _LOST = DataMismatchError("bits"), TransferError(errno.ECONNRESET, "lost")
+
+
+@pytest.mark.parametrize("error", [_DAMAGED, _LOST])
+def test_the_next_copy_is_read(copies: Any, tmp_path: Path, error: IobenchError) -> None:
+    """Whatever is wrong with the nearest one."""
+    state, loaded = restore(copies(error), "latest")
+    assert state["w"].unique().tolist() == [2]
+    assert loaded.sources == {str(tmp_path / "far"): "read"}
+    assert loaded.passed_over == {}
+
+
+def test_no_copy_can_be_read(copies: Any) -> None:
+    """The error of the nearest one names that of the other one, and the checkpoint before it."""
+    with pytest.raises(DataMismatchError, match="bits") as caught:
+        restore(copies(DataMismatchError("bits"), _LOST), "latest")
+    copy, before = caught.value.__notes__
+    assert "far/step-2" in copy
+    assert "lost" in copy
+    assert "step 1" in before
+
+
+def test_only_damage_is_passed_over(copies: Any) -> None:
+    """A lost network is an error: the checkpoint may be whole."""
+    with pytest.warns(RuntimeWarning, match="step 2 is skipped: bits"):
+        _, loaded = restore(
+            copies(DataMismatchError("bits"), DataMismatchError("more")),
+            "latest",
+            on_corrupt="previous",
+        )
+    assert (loaded.step, loaded.passed_over) == (1, {2: "bits"})
+    with pytest.raises(TransferError, match="lost"):
+        restore(copies(_LOST, DataMismatchError("more")), "latest", on_corrupt="previous")
+
+
+def _with_rank_1(problem: str, *, damaged: bool) -> RestoringRanks:
+    """Rank 0 of 2; rank 1 has this problem with the first copy of step 2."""
+    problems = [problem]
+
+    def together(phase: str, work: Any, tell: Any = None) -> tuple[Any, list[Any]]:
+        own = work()
+        told = own if tell is None else tell(own)
+        other = told
+        if phase == "restore of step 2" and problems:
+            other = [problems.pop(), damaged, None]
+        return own, [told, other]
+
+    return RestoringRanks(rank=0, size=2, together=together)
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_problem_of_another_rank(copies: Any, tmp_path: Path, damaged: bool) -> None:
+    """All ranks leave the copy that one of them cannot read."""
+    _, loaded = restore(copies(None), "latest", ranks=_with_rank_1("no", damaged=damaged))
+    assert loaded.sources == {str(tmp_path / "far"): "read"}
+
+
+def test_a_failure_of_another_rank(copies: Any) -> None:
+    """It is raised in all ranks, with its number; damage names the rank that found it."""
+    with pytest.raises(RankError, match="rank 1, restore of step 2: no") as caught:
+        restore(copies(None, _DAMAGED), "latest", ranks=_with_rank_1("no", damaged=False))
+    assert caught.value.ranks == (1,)
+    with pytest.raises(DataMismatchError, match=r"no \(found by rank 1\)"):
+        restore(copies(None, _DAMAGED), "latest", ranks=_with_rank_1("no", damaged=True))
