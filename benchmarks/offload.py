@@ -1,7 +1,7 @@
 """Steps of offloaded AdamW beside fio's mixed job of the same traffic, in random order.
 
     python benchmarks/offload.py --target DIRECTORY [--parameters 300000000] [--rounds 5]
-        [--memory 1GiB] [--steps 2] [--mmap] [--swap] [--record FILE]
+        [--memory 1GiB] [--steps 2] [--record FILE]
 
 Arms of each round:
 
@@ -11,10 +11,6 @@ Arms of each round:
 - `fio iodepth=N numjobs=M`: reads and writes in the same proportion, as many bytes as one step, on
   a file of two generations in the same directory, direct, io_uring, blocks of 8 MiB, fsync at the
   end. The best of the jobs is the ceiling of the round.
-- `mmap` (with `--mmap`): the same update of tensors in memory-mapped files, then msync. Their pages
-  are dropped before, as if the state did not fit the memory.
-- `swap` (with `--swap`): the same update with DeepSpeed's asynchronous I/O operator, which swaps
-  the state in and out in place; then fsync. Its parameters are not written.
 
 CPU seconds of each arm are those of this process (not of fio).
 
@@ -37,7 +33,6 @@ from pathlib import Path
 
 import record
 import torch
-from offload_arms import MappedState, SwappedState
 
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.offload import AdamW
@@ -109,8 +104,6 @@ def main() -> None:
     parser.add_argument("--memory", default="1GiB")
     parser.add_argument("--iodepth", type=int, default=8)
     parser.add_argument("--block-size", default="4MiB")
-    parser.add_argument("--mmap", action="store_true")
-    parser.add_argument("--swap", action="store_true")
     record.add_option(parser)
     arguments = parser.parse_args()
     count = int(arguments.parameters)
@@ -151,12 +144,6 @@ def measure(
     for depth, jobs in _FIO:
         name = f"fio iodepth={depth} numjobs={jobs}"
         arms[name] = lambda depth=depth, jobs=jobs: fio_arm(file, elements, depth, jobs)
-    if arguments.mmap:
-        mapped = MappedState(scratch, elements)
-        arms["mmap"] = lambda: mapped.step(model)
-    if arguments.swap:
-        swapped = SwappedState(scratch, model)
-        arms["swap"] = swapped.step
     times: dict[str, list[float]] = {name: [] for name in arms}
     cpus: dict[str, list[float]] = {}
     print(f"{elements:,} elements, {format_size(moved)} a step")
@@ -183,10 +170,6 @@ def measure(
     fio = [min(one) for one in zip(*(t for n, t in times.items() if n[:3] == "fio"), strict=True)]
     ratios = [best / own for best, own in zip(fio, times["step"], strict=True)]
     print(f"step / fio: median {statistics.median(ratios):.3f}, worst {min(ratios):.3f}")
-    for name in ("mmap", "swap"):
-        if name in times:
-            shares = [other / own for other, own in zip(times[name], times["step"], strict=True)]
-            print(f"{name} / step: median {statistics.median(shares):.2f}, worst {min(shares):.2f}")
     optimizer.close()
     for verify in (False, True):
         restore_arm(scratch / "state", count, arguments, verify)

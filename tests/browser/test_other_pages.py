@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from support.browser import OpenPage
@@ -20,8 +19,7 @@ from iobench.report.page.compare_page import compare_page
 from iobench.report.page.kinds import page_of
 from iobench.report.page.plan_page import plan_page
 from iobench.report.page.reproduce_page import reproduce_page
-from iobench.report.page.run_page import run_page
-from iobench.results import MemoryUse, read
+from iobench.results import read
 from iobench.tune.journal import read_journal
 
 _RESULTS = Path(__file__).parents[2] / "results"
@@ -83,29 +81,6 @@ def test_comparison_and_claims(open_page: OpenPage) -> None:
     opened = open_page(reproduce_page(about, records, found), width=400)
     assert opened.marks("claims-wall-clock", "symbol") == len(found)
     assert opened.run("document.documentElement.scrollWidth") <= 400
-    assert opened.problems == []
-
-
-def test_processes(open_page: OpenPage) -> None:
-    """A mark per process, with several of them; and memory where a record has it."""
-    result = read(_RESULTS / "reference-numjobs-llama7b-zero3.jsonl")
-    samples = [
-        replace(
-            one,
-            jobs_done_s=tuple(one.elapsed_s for _ in range(one.axes.numjobs)),
-            memory=MemoryUse(process_bytes=2**25, page_cache_bytes=one.bytes),
-        )
-        for one in result.samples
-        if one.axes.numjobs > 1
-    ]
-    opened = open_page(run_page([replace(result, samples=tuple(samples))]))
-    saves = [one for one in samples if one.operation == "save"]
-    assert opened.marks("jobs-save", "symbol") == sum(one.axes.numjobs for one in saves)
-    assert opened.marks("memory-save", "symbol") == len({str(one.setting) for one in saves})
-    lines = opened.tooltip("memory-save")
-    assert [line.split("\t")[0] for line in lines] == [
-        *("writer", "rate", "memory", "of the processes", "page cache"),
-    ]
     assert opened.problems == []
 
 

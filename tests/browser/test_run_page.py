@@ -75,7 +75,7 @@ def test_two_records(open_page: OpenPage) -> None:
     """Side by side: a mark per sample of both."""
     saves = sum(sample.operation == "save" for sample in read(_RECORD).samples)
     opened = open_page(page_of([_RECORD, _RECORD]))
-    assert opened.marks("by-record-save", "symbol") == 2 * saves
+    assert opened.marks("rate-save", "symbol") == 2 * saves
     assert opened.count("button[data-file]") == 2
     assert opened.problems == []
 

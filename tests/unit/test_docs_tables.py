@@ -107,9 +107,9 @@ def test_a_benchmark_record_becomes_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every sample counts: the median, the slowest and fastest round, by operation."""
-    path = tmp_path / "drain.jsonl"
+    path = tmp_path / "repeats.jsonl"
     monkeypatch.setattr(
-        sys, "argv", ["benchmarks/drain.py", "--rounds", "3", "--record", str(path)]
+        sys, "argv", ["benchmarks/repeats.py", "--rounds", "3", "--record", str(path)]
     )
     with _record.Record(path, target=tmp_path) as samples:
         for turn, seconds in enumerate((1.0, 4.0, 2.0)):
@@ -126,7 +126,7 @@ def test_a_benchmark_record_becomes_a_table(
         "| save ours | 0.50 GiB/s | 0.25 - 1.00 | 2.000 s | 3 | 0.25 |",
         "| save stock | 0.25 GiB/s | 0.12 - 0.50 | 4.000 s | 3 | 0.50 |",
     ]
-    assert "python benchmarks/drain.py --rounds 3\n" in out
+    assert "python benchmarks/repeats.py --rounds 3\n" in out
 
 
 def test_a_record_of_shapes_becomes_a_table(

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from iobench.report.answer import answer
 from iobench.report.page.charts.in_order import in_order_chart
-from iobench.report.page.charts.jobs import jobs_chart
 from iobench.report.page.charts.over_time import over_time_chart
 from iobench.report.page.charts.phases import phases_chart
 from iobench.report.page.charts.rates import highest, rates_chart
-from iobench.report.page.charts.trade import memory_chart, trade_chart
 from iobench.report.page.environment import (
     environment_section,
     figures_section,
@@ -48,19 +46,10 @@ def run_page(results: Sequence[ResultFile]) -> Page:
 
 
 def _sections(one: Measured) -> Iterator[Section]:
-    can_win = [group for group in one.groups if any(row.counts for row in group.rows)]
     over_time = (over_time_chart(group) for group in one.groups)
-    jobs = (jobs_chart(group) for group in one.groups)
     charts = {
         "Rates": [_rates(one, group) for group in one.groups],
-        "First and last process": [chart for chart in jobs if chart],
         "Where the time goes": [phases_chart(group) for group in one.groups],
-        "What it costs": [
-            chart
-            for group in can_win
-            for chart in (trade_chart(group), memory_chart(group))
-            if chart
-        ],
         "Over time": [chart for chart in over_time if chart],
         "Drift": [in_order_chart(group, one.result.run.started_at) for group in one.groups],
     }

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from iobench.report.alike import unlike
 from iobench.report.answer import Line, answer
 from iobench.report.grid import Grid
-from iobench.report.page.charts.by_record import by_record_chart, letter
 from iobench.report.page.page import Attachment, Page, Section
-from iobench.report.page.rows import Group, Measured
+from iobench.report.page.rows import Measured
 from iobench.report.wording import environment_line, heading
 from iobench.text import printable
 
@@ -49,8 +48,13 @@ def side_by_side_page(
     )
 
 
+def _letter(position: int) -> str:
+    """Return the name of a record in a page of several: A to Z, then numbers."""
+    return chr(ord("A") + position) if position < 26 else str(position + 1)
+
+
 def _name(position: int, one: Measured) -> str:
-    return f"{letter(position)}: {printable(one.result.path.stem)}"
+    return f"{_letter(position)}: {printable(one.result.path.stem)}"
 
 
 def _answers(one: Measured) -> Iterator[str]:
@@ -70,33 +74,28 @@ def _overview(measured: Sequence[Measured]) -> Section:
     for position, one in enumerate(measured):
         best = [cell for operation in ("save", "restore") for cell in _best(one, operation)]
         facts = environment_line(one.report)
-        rows.append([letter(position), one.when, facts, *best])
-    kinds = dict.fromkeys(
-        (group.operation, group.restore_as) for one in measured for group in one.groups
-    )
-    charts = (
-        by_record_chart([_group(one, operation, part) for one in measured])
-        for operation, part in kinds
-    )
-    return Section(
-        heading="Overview",
-        charts=tuple(charts),
-        grids=(Grid(columns=columns, rows=rows, sentences=(2,)),),
-    )
+        rows.append([_letter(position), one.when, facts, *best])
+    about = Grid(columns=columns, rows=rows, sentences=(2,))
+    return Section(heading="Overview", grids=(about, *_medians(measured)))
 
 
-def _group(one: Measured, operation: str, restore_as: str | None) -> Group | None:
-    """Return the rows of one operation in all targets of a record; None without one."""
-    found = [
-        group
-        for group in one.groups
-        if (group.operation, group.restore_as) == (operation, restore_as)
-    ]
-    if not found:
-        return None
-    rows = tuple(row for group in found for row in group.rows)
-    first = found[0]
-    return Group(operation=first.operation, restore_as=restore_as, target=None, rows=rows)
+def _medians(measured: Sequence[Measured]) -> Iterator[Grid]:
+    """Yield the table of all medians: a row per operation and writer, a column per record."""
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for position, one in enumerate(measured):
+        for row in one.rows:
+            text = f"{row.median:.2f}" if row.counts else row.summary.verdict
+            who = row.summary.operation, row.summary.label
+            found.setdefault(who, {})[position] = text
+    if found:
+        letters = [(f"{_letter(position)}, GiB/s", True) for position in range(len(measured))]
+        yield Grid(
+            columns=(("operation", False), ("writer", False), *letters),
+            rows=[
+                [*who, *(cells.get(position, _MISSING) for position in range(len(measured)))]
+                for who, cells in sorted(found.items(), key=lambda one: one[0][0] != "save")
+            ],
+        )
 
 
 def _best(one: Measured, operation: str) -> tuple[str, str]:
@@ -111,7 +110,7 @@ def _differences(measured: Sequence[Measured]) -> Iterator[Section]:
     """Yield what differs from the first record and decides the figures."""
     first, *others = measured
     rows = [
-        [letter(position), text.replace(" before, ", " in A, ").removesuffix(" now")]
+        [_letter(position), text.replace(" before, ", " in A, ").removesuffix(" now")]
         for position, one in enumerate(others, 1)
         for text in unlike(first.result.run, one.result.run)
     ]

@@ -1,4 +1,4 @@
-"""The page of a journal of `iobench autotune`: race, parameters and confirmation."""
+"""The page of a journal of `iobench autotune`: race and confirmation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from iobench.errors import UsageError
 from iobench.report.answer import Line
 from iobench.report.grid import Grid
-from iobench.report.page.charts.parameters import parameter_charts, scale_of
 from iobench.report.page.charts.spread import Dot, Spread, spread_spec
 from iobench.report.page.environment import facts_section
 from iobench.report.page.page import Attachment, Chart, Page, Section
@@ -29,7 +28,7 @@ from iobench.tune.emit import machine_words, storage_words
 from iobench.tune.journal import read_journal
 from iobench.tune.outcome import Outcome, Standing
 from iobench.tune.replay import ReplayedTuning, replay
-from iobench.units import count_of, format_size
+from iobench.units import GIB, count_of, format_size
 
 __all__ = ["tuning_page"]
 
@@ -82,12 +81,10 @@ def _unfinished(found: ReplayedTuning, path: Path) -> Line:
 
 def _sections(found: ReplayedTuning) -> Iterator[Section]:
     outcome = found.outcome
-    chosen = outcome.verdict.chosen if outcome else None
     if outcome:
         yield Section(heading="Confirmation", charts=(_confirmation(found, outcome),))
     if any(entry.losses for entry in found.race.trials.values()):
         yield tables_section([race_grid(found)], (), heading="Race")
-        yield Section(heading="Parameters", charts=tuple(parameter_charts(found, chosen)))
     if outcome:
         yield tables_section([grid(outcome, confirmed_bytes(found))], notes(outcome, found.header))
     header = found.header
@@ -96,8 +93,17 @@ def _sections(found: ReplayedTuning) -> Iterator[Section]:
     yield Section(heading="Repeat it", commands=(shlex.join(header.command),))
 
 
+def _axis(outcome: Outcome) -> str:
+    """Return the title of the axis, with the unit in which losses are drawn."""
+    return "stall, ms" if outcome.objective.goal == "stall" else "GiB/s"
+
+
+def _drawn(outcome: Outcome, loss: float) -> float:
+    return 1e3 * loss if outcome.objective.goal == "stall" else 1 / loss / GIB
+
+
 def _confirmation(found: ReplayedTuning, outcome: Outcome) -> Chart:
-    scale = scale_of(outcome.objective)
+    axis = _axis(outcome)
     rows = [_row(one, found, outcome) for one in outcome.standings()]
     spoken = "; ".join(f"{row.label} {row.figure}" for row in rows)
     return Chart(
@@ -106,9 +112,9 @@ def _confirmation(found: ReplayedTuning, outcome: Outcome) -> Chart:
         alt=f"Confirmed settings, the chosen one first: {spoken}.",
         caption=f"One dot per sample; {spread_words(one.samples for one in outcome.standings())} "
         "The chosen setting is the first.",
-        spec=spread_spec(rows, axis=scale.title, words=("round", "figure")),
+        spec=spread_spec(rows, axis=axis, words=("round", "figure")),
         numbers=Grid(
-            columns=(("setting", False), (scale.title, True), ("samples by round", False)),
+            columns=(("setting", False), (axis, True), ("samples by round", False)),
             rows=[
                 [row.label, f"{row.middle:.3f}", " ".join(f"{dot.x:.3f}" for dot in row.dots)]
                 for row in rows
@@ -118,19 +124,19 @@ def _confirmation(found: ReplayedTuning, outcome: Outcome) -> Chart:
 
 
 def _row(one: Standing, found: ReplayedTuning, outcome: Outcome) -> Spread:
-    scale, name = scale_of(outcome.objective), one.candidate.label
+    name = one.candidate.label
     show, size = outcome.objective.show, confirmed_bytes(found)
     role = " (baseline)" if name == outcome.baseline else ""
     held = one.interval
-    bounds = sorted((scale.of(held.low), scale.of(held.high))) if held else None
+    bounds = sorted(_drawn(outcome, loss) for loss in (held.low, held.high)) if held else None
     return Spread(
         label=f"{name}{role}",
         figure=show(one.loss, size).partition(" (")[0],
         colour=colour_of(one.candidate.writer),
-        middle=scale.of(one.loss),
+        middle=_drawn(outcome, one.loss),
         bounds=(bounds[0], bounds[1]) if bounds else None,
         dots=[
-            Dot(x=scale.of(loss), words={"round": str(number), "figure": show(loss, size)})
+            Dot(x=_drawn(outcome, loss), words={"round": str(number), "figure": show(loss, size)})
             for number, loss in outcome.confirmation.losses[name].items()
         ],
     )

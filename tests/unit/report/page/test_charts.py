@@ -4,37 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
 import altair as alt
 import pytest
-from support.charts import values
 
-from iobench.report.page.charts.label_places import HEIGHT, WIDTH, meet, placed
 from iobench.report.page.charts.over_time import over_time_chart
 from iobench.report.page.charts.phases import phases_chart
 from iobench.report.page.charts.rates import rates_chart
-from iobench.report.page.charts.trade import memory_chart, trade_chart
 from iobench.report.page.html import html
 from iobench.report.page.page import Chart, Page
 from iobench.report.page.rows import Group, Measured
 from iobench.report.page.run_page import run_page
-from iobench.results import Interference, MemoryUse, ResultFile, Sample
-from iobench.units import GIB, MIB
+from iobench.results import Interference, ResultFile, Sample
+from iobench.units import GIB
 
 _OPERATIONS = ("save", "restore")
-_OF_OPERATION = (("rate",), ("phases",), ("trade", "memory"), ("over-time",), ("in-order",))
-"""The charts of each section, for one operation."""
+_KINDS = ("rate", "phases", "over-time", "in-order")
+"""The chart of each section, for one operation."""
 
 
 def _names(*absent: str) -> list[str]:
     """The names of all charts but some, in the order of the page."""
     return [
         f"{kind}-{operation}"
-        for kinds in _OF_OPERATION
+        for kind in _KINDS
         for operation in _OPERATIONS
-        for kind in kinds
         if kind not in absent
     ]
 
@@ -114,7 +110,6 @@ def test_what_does_not_count_is_hollow_and_widens_no_axis(recorded: ResultFile) 
     assert most < min(dot["x"] for dot in dots if dot["word0"] == fast)
     assert {dot["shape"] for dot in dots if dot["word0"] == fast} == {"triangle-right"}
     assert "Hollow dots do not count. Triangles are beyond the axis." in chart.caption
-    assert fast not in trade_chart(group).alt
 
 
 def test_the_tooltip_of_a_sample(recorded: ResultFile) -> None:
@@ -168,59 +163,7 @@ def test_bytes_over_time_are_all_of_them(measured: Measured) -> None:
 def test_old_records_have_no_series(old: ResultFile) -> None:
     """Then there is no such chart, and the page has all others."""
     assert over_time_chart(_group(Measured.of(old), "save")) is None
-    assert [*run_page([old]).charts] == _names("over-time", "memory")
-
-
-def test_memory_against_rate(recorded: ResultFile) -> None:
-    """A dot per writer at its sum, with both parts; a record without memory has no such chart."""
-    used = {"buffered": (0, 1536 * MIB), "uncached": (MIB, 0)}
-
-    def change(one: Sample) -> Sample:
-        process, cached = used.get(one.writer, (64 * MIB, 0))
-        return replace(one, memory=MemoryUse(process_bytes=process, page_cache_bytes=cached))
-
-    chart = memory_chart(_group(_with(recorded, change), "save"))
-    assert chart is not None
-    dots = {dot["label"]: dot for dot in values(chart, "point")}
-    assert {name: dot["x"] for name, dot in dots.items()} == {
-        **{one.writer: 64 * MIB for one in recorded.samples if not one.writer.startswith("fio")},
-        "buffered": 1536 * MIB,
-        "uncached": MIB,
-    }
-    assert (dots["uncached"]["part0"], dots["uncached"]["part1"]) == ("1.00 MiB", "0 B")
-    low, high = chart.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
-    assert low == MIB
-    assert high > 1536 * MIB
-    assert "GiB/s for 64.00 MiB" in chart.alt
-    assert not values(chart, "rule")
-    for unknown in (None, MemoryUse(process_bytes=MIB, page_cache_bytes=None)):
-        without = _with(recorded, lambda one, memory=unknown: replace(one, memory=memory))
-        assert memory_chart(_group(without, "save")) is None
-
-
-def test_labels_of_the_trade_do_not_hide_each_other() -> None:
-    """Points next to each other, as far as there is room; none leaves the chart to the right."""
-    points = [(0.5, 0.5, "buffered"), (0.51, 0.5, "uncached"), (0.5, 0.53, "odirect")]
-    boxes = [
-        label.box(x * WIDTH, y * HEIGHT, 7.0 * len(text))
-        for label, (x, y, text) in zip(placed(points), points, strict=True)
-    ]
-    assert not [(a, b) for a, b in combinations(boxes, 2) if meet(a, b)]
-    (last,) = placed([(0.95, 0.5, "buffered")])
-    assert last.align == "right"
-
-
-def test_labels_of_writers_that_cost_the_same() -> None:
-    """Ten page caches of one size: all labels are apart, and a line leads to the far ones."""
-    points = [(0.9, 0.4 + 0.01 * n, f"peer:number-{n}") for n in range(10)]
-    found = list(placed(points))
-    boxes = [
-        label.box(x * WIDTH, y * HEIGHT, 7.0 * len(text))
-        for label, (x, y, text) in zip(found, points, strict=True)
-    ]
-    assert not [(a, b) for a, b in combinations(boxes, 2) if meet(a, b)]
-    assert all(box[1] >= 0 and box[3] <= HEIGHT for box in boxes)
-    assert sum(one.apart for one in found) >= 5
+    assert [*run_page([old]).charts] == _names("over-time")
 
 
 def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
@@ -269,13 +212,18 @@ def test_several_targets_have_charts_of_their_own(recorded: ResultFile) -> None:
 
 
 def test_records_side_by_side(recorded: ResultFile, example: ResultFile) -> None:
-    """A column per record, and what differs between them."""
+    """A column of medians per record, and what differs between them."""
     page = run_page([recorded, example])
-    (dots,) = _layers(page.charts["by-record-save"], "point")
-    saves = [
-        sum(sample.operation == "save" for sample in one.samples) for one in (recorded, example)
+    _, medians = page.sections[0].grids
+    assert [name for name, _ in medians.columns[2:]] == ["A, GiB/s", "B, GiB/s"]
+    rates = [
+        {(row.summary.operation, row.summary.label): f"{row.median:.2f}" for row in one.rows}
+        for one in (Measured.of(recorded), Measured.of(example))
     ]
-    assert [sum(dot["record"] == name for dot in dots) for name in "AB"] == saves
+    shown = {(row[0], row[1]): row[2:] for row in medians.rows}
+    assert shown.keys() == rates[0].keys() | rates[1].keys()
+    for who, cells in shown.items():
+        assert cells == [one.get(who, "-") for one in rates]
     assert [line.subject[0] for line in page.answer] == ["A", "B"]
     assert [file.name for file in page.attachments] == ["reference-llama7b.jsonl", "example.jsonl"]
     headings = [section.heading for section in page.sections]

@@ -1,4 +1,4 @@
-"""Pages of train, compare, reproduce, plan and --numjobs: what is drawn is what was recorded."""
+"""Pages of train, compare, reproduce, plan and ranks: what is drawn is what was recorded."""
 
 from __future__ import annotations
 
@@ -22,17 +22,14 @@ from iobench.goodput.measured import by_hand
 from iobench.report.answer import Line
 from iobench.report.compare import compare
 from iobench.report.outlook import Outlook
-from iobench.report.page.charts.jobs import jobs_chart
 from iobench.report.page.compare_page import compare_page
 from iobench.report.page.html import html
 from iobench.report.page.kinds import page_of
 from iobench.report.page.page import Page
 from iobench.report.page.plan_page import plan_page
 from iobench.report.page.reproduce_page import reproduce_page
-from iobench.report.page.rows import Measured
 from iobench.report.page.run_page import run_page
 from iobench.report.page.train_page import train_page
-from iobench.report.ranks import stragglers
 from iobench.report.training import training_costs
 from iobench.results import ResultFile, WorldFacts, read
 
@@ -172,32 +169,8 @@ def test_plan_of_several_sizes() -> None:
     check(page)
 
 
-def test_processes() -> None:
-    """First and last, in older records; every process and the stragglers, in newer ones."""
-    result = reference("numjobs-llama7b-zero3")
-    older = [replace(one, jobs_done_s=()) for one in result.samples]
-    measured = Measured.of(replace(result, samples=tuple(older)))
-    chart = jobs_chart(measured.groups[0])
-    assert chart is not None
-    several = [row for row in measured.groups[0].rows if row.summary.axes.numjobs > 1]
-    assert len(values(chart, "point")) == 2 * sum(len(row.samples) for row in several)
-    assert chart.numbers is not None
-    assert {row[-1] for row in chart.numbers.rows} == {"not recorded"}
-
-    def done(one: int) -> tuple[float, ...]:
-        return tuple(1.0 + (job == one - 1) for job in range(one)) if one > 1 else ()
-
-    samples = [replace(one, jobs_done_s=done(one.axes.numjobs)) for one in result.samples]
-    assert stragglers(next(one for one in samples if one.axes.numjobs == 4)) == [3]
-    page = run_page([replace(result, samples=tuple(samples))])
-    drawn = values(page.charts["jobs-save"], "point")
-    assert len(drawn) == sum(len(one.jobs_done_s) for one in samples if one.operation == "save")
-    assert "triangle-up" in {row["shape"] for row in drawn}
-    check(page)
-
-
 def test_ranks() -> None:
-    """Each dot has its host and rate; the table has the slowest and the fastest rank."""
+    """First and last in the table of figures; the slowest rank and stragglers in the notes."""
     result = reference("numjobs-llama7b-zero3")
     four = [one for one in result.samples if one.axes.numjobs == 4]
     samples = [
@@ -216,21 +189,15 @@ def test_ranks() -> None:
         clock_error_s=(0.0,) * 4,
     )
     page = run_page([replace(result, run=replace(result.run, world=world), samples=tuple(samples))])
-    chart = page.charts["jobs-save"]
-    assert "the ranks of each save" in chart.title
-    drawn = values(chart, "point")
-    # repetition, rank, done after, host, rate
-    assert ("rank 3, a straggler", "b") in {(row["word1"], row["word3"]) for row in drawn}
-    assert all(row["word4"].endswith("GB/s)") for row in drawn)
-    assert chart.numbers is not None
-    saves = len([one for one in samples if one.operation == "save"]) // len(chart.numbers.rows)
-    assert {row[-1] for row in chart.numbers.rows} == {f"3 (b): {saves} of {saves}"}
-    assert {row[4] for row in chart.numbers.rows} == {"3 (b)"}
+    grids = [grid for section in page.sections for grid in section.grids]
+    figures = next(grid for grid in grids if ("last\ndone (s)", True) in grid.columns)
+    assert len(figures.rows) == len({(str(one.setting), one.operation) for one in samples})
+    saves = len({one.repetition for one in samples})
+    notes = [cell for grid in grids for row in grid.rows for cell in row]
+    late = f"rank 3 in {saves} of {saves}, up to 2.00x the median"
+    assert [one for one in notes if one.startswith("stragglers of ") and late in one]
+    assert [one for one in notes if "(rank 3, host b) to " in one]
     check(page)
-
-
-def test_one_process_has_no_chart_of_processes(example: ResultFile) -> None:
-    assert [jobs_chart(group) for group in Measured.of(example).groups] == [None, None]
 
 
 def test_the_report_option_of_the_verbs(tmp_path: Path) -> None:

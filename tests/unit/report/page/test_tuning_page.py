@@ -1,4 +1,4 @@
-"""The page of a journal: race, parameters and confirmation are those of its trials."""
+"""The page of a journal: race and confirmation are those of its trials."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from support.journals import write_journal
 from support.records import HOSTILE
 
 from iobench.errors import IobenchError, ResultFileError, UnknownNameError, UsageError
-from iobench.report.page.charts.parameters import LossScale
 from iobench.report.page.html import html
 from iobench.report.page.kinds import page_of
 from iobench.tune.journal import read_journal
 from iobench.tune.race import RaceStatus
 from iobench.tune.replay import replay
-from iobench.units import GIB
 
 _GRID = Path(__file__).parents[4] / "results" / "benchmarks" / "autotune-grid.jsonl"
 
@@ -52,30 +50,6 @@ def test_a_finished_tuning(tmp_path: Path) -> None:
     for one in page.charts.values():
         alt.LayerChart.from_dict({**one.spec, "config": {}, "datasets": {}})
     assert outcome.chosen.label in html(page)
-
-
-def test_parameters_are_those_of_the_settings(tmp_path: Path) -> None:
-    """A chart for each option that was varied; each raced setting that has it is a dot."""
-    path = write_journal(tmp_path / "journal.jsonl")
-    found = replay(*read_journal(path))
-    page = page_of([path])
-    raced = [one for one in found.race.trials.values() if one.losses]
-    for name, chart in page.charts.items():
-        if name.startswith("option-"):
-            option = name.removeprefix("option-").replace("-", "_")
-            have = [one for one in raced if option in one.candidate.options.to_dict()]
-            assert len(values(chart, "point")) == len(have)
-    assert {"option-block-size", "option-threads", "option-iodepth"} <= set(page.charts)
-
-
-@pytest.mark.parametrize(
-    ("goal", "value", "title"),
-    [("save", 2.0, "GiB/s"), ("stall", 0.5 / GIB * 1e3, "stall, ms")],
-)
-def test_a_loss_is_drawn_in_the_unit_of_its_objective(goal: str, value: float, title: str) -> None:
-    scale = LossScale(goal=goal)
-    assert scale.title == title
-    assert scale.of(0.5 / GIB) == pytest.approx(value)
 
 
 def test_an_unfinished_tuning_says_so() -> None:
