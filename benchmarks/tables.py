@@ -35,9 +35,9 @@ from iobench.bench.judging.comparison import noise_floor
 from iobench.cli.verbs import app_of
 from iobench.errors import ResultFileError
 from iobench.report.ceiling import ABOVE_FIO
-from iobench.report.page.kinds import page_of
+from iobench.report.kinds import document_of
 from iobench.report.summary import Summary, summarise
-from iobench.report.training import TrainingCost, training_costs
+from iobench.report.train import TrainingCost, training_costs
 from iobench.results import ResultFile, TrainBlock, read
 from iobench.results.labels import labels
 from iobench.units import GIB, MIB, format_seconds, format_size
@@ -352,7 +352,7 @@ def _output(lines: int, command: Sequence[str]) -> str:
 def _picture(command: Sequence[str]) -> str:
     """The picture with the chart's text for those who cannot see it."""
     (record,) = [ROOT / one for one in command if one.endswith(".jsonl")]
-    chart, *_ = page_of([record]).charts.values()
+    chart, *_ = document_of([record]).charts.values()
     return f"![{chart.alt}]({command[-1]})\n"
 
 

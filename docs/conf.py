@@ -26,7 +26,7 @@ from sphinx.util import logging
 
 from iobench.errors import IobenchError
 from iobench.report.page.html import html
-from iobench.report.page.kinds import page_of
+from iobench.report.kinds import document_of
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
@@ -161,7 +161,7 @@ def _add_reports(app: Sphinx) -> None:
     for record in sorted(Path(app.srcdir, "results").glob("reference-*.jsonl")):
         try:
             with chdir(app.srcdir):  # commands in the page name the record by its path
-                page = html(page_of([record.relative_to(app.srcdir)]))
+                page = html(document_of([record.relative_to(app.srcdir)]))
         except IobenchError as error:
             _log.warning("no report: %s", error)
         else:

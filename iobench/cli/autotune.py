@@ -25,11 +25,11 @@ from iobench.cli.given import (
     given,
     the_workload,
 )
-from iobench.cli.report import ReportOption, check_report, write_report_of
+from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import HERE, preparing, print_plan, print_warning, quiet_stdout
 from iobench.cli.stopped import report_stopped
 from iobench.errors import UsageError
-from iobench.report.render import DocumentFormat
+from iobench.report.render import render
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _tune(
     quiet: bool,
 ) -> None:
     from iobench.cli.progress import TuneProgress
-    from iobench.report import tuning as report_tuning
+    from iobench.report.tuning import tuning_document
     from iobench.tune.emit import emit, write
     from iobench.tune.tuning import run_tuning
 
@@ -231,12 +231,11 @@ def _tune(
         report_stopped(journal.path, report)
         raise
     write(output, emit(outcome, tuning, journal.header))
-    size = tuning.actual_bytes(outcome.size_bytes)
-    form = DocumentFormat(format_.value)
-    report_tuning.write(outcome, journal.header, size, form, sys.stdout)
+    document = tuning_document([journal.path], outcome)
+    render(document, format_, sys.stdout)
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
     if report is not None:
-        write_report_of([journal.path], report)
+        write_report(document, report)
 
 
 def _expect(tuning: Tuning) -> None:

@@ -13,7 +13,7 @@ from iobench.cli.given import Verb
 from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import print_warning
 from iobench.errors import IobenchError, RegressionError, UsageError
-from iobench.report.render import DocumentFormat
+from iobench.report.render import DocumentFormat, render
 from iobench.units import parse_percent
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def compare(
 ) -> None:
     """Compare runs with earlier ones; exit code 5 on a regression."""
     from iobench.report import compare as report
-    from iobench.report.compare_as import write
+    from iobench.report.comparison import compare_document
 
     if page is not None:
         check_report(page)
@@ -81,11 +81,10 @@ def compare(
     comparison = report.compare(before, after, allowed)
     if not comparison.rows and not comparison.failed:
         raise UsageError(f"{old} and {new} have no writer in common")
-    write(comparison, format_, sys.stdout)
+    document = compare_document(comparison, (*before, *after))
+    render(document, format_, sys.stdout)
     if page is not None:
-        from iobench.report.page.compare_page import compare_page
-
-        write_report(compare_page(comparison, before, after), page)
+        write_report(document, page)
     if worse := [f"{row.setting.name} {row.operation}" for row in comparison.regressions]:
         slower = f"slower by more than {threshold}: {', '.join(worse)}"
         if strict or not comparison.one_run_a_side:

@@ -14,7 +14,7 @@ from iobench.cli.node_counts import node_counts
 from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import print_warning
 from iobench.errors import OptionError, UnknownNameError, UsageError
-from iobench.report.render import DocumentFormat
+from iobench.report.render import DocumentFormat, render
 from iobench.units import count_of, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -135,8 +135,7 @@ def plan(
         check_report(report)
     from iobench.goodput.forecast import Method, forecast
     from iobench.goodput.job import TrainingJob
-    from iobench.report.forecast import write
-    from iobench.report.outlook import Outlook
+    from iobench.report.plan import Outlook, plan_document
 
     jobs = [
         TrainingJob(
@@ -175,11 +174,10 @@ def plan(
         forecasts=tuple(forecasts),
         notes=tuple(notes),
     )
-    write(outlook, format_, sys.stdout)
+    document = plan_document(outlook, measured)
+    render(document, format_, sys.stdout)
     if report is not None:
-        from iobench.report.page.plan_page import plan_page
-
-        write_report(plan_page(outlook, measured), report)
+        write_report(document, report)
 
 
 def _too_many_nodes(workload: str, jobs: Sequence[TrainingJob]) -> Iterator[str]:

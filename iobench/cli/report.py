@@ -13,7 +13,7 @@ from iobench.errors import UnavailableError, UnknownNameError, UsageError
 from iobench.text import printable
 
 if TYPE_CHECKING:
-    from iobench.report.page.page import Page
+    from iobench.report.document import Document
 
 __all__ = [
     "REPORT_HELP",
@@ -49,9 +49,9 @@ def report(
 ) -> None:
     """Make one HTML page of records: iobench show -o FILE.html."""
     check_report(output, "-o")
-    from iobench.report.page.kinds import page_of
+    from iobench.report.kinds import document_of
 
-    write_report(page_of(records), output, "-o")
+    write_report(document_of(records), output, "-o")
 
 
 def check_report(path: Path, option: str = "--report") -> None:
@@ -70,28 +70,28 @@ def check_picture(path: Path, form: str) -> None:
     check_figure(path, "-o", form)
 
 
-def write_report(page: Page, path: Path, option: str = "--report") -> None:
-    """Write `page`, and print its name on stderr. Raises UsageError."""
+def write_report(document: Document, path: Path, option: str = "--report") -> None:
+    """Write the page of `document`, and print its name on stderr. Raises UsageError."""
     from iobench.report.page.html import html
     from iobench.report.page.output import write
 
-    write(path, html(page).encode("utf-8", "backslashreplace"), option)
+    write(path, html(document).encode("utf-8", "backslashreplace"), option)
     print(f"report: {printable(str(path))}", file=sys.stderr)
 
 
 def write_report_of(records: Sequence[Path], path: Path) -> None:
     """Write the page of the records, and print its name on stderr. Raises UsageError."""
-    from iobench.report.page.kinds import page_of
+    from iobench.report.kinds import document_of
 
-    write_report(page_of(records), path)
+    write_report(document_of(records), path)
 
 
-def write_picture(page: Page, chart: str | None, path: Path) -> None:
-    """Write one chart of `page`, and print its name on stderr. Raises UsageError."""
+def write_picture(document: Document, chart: str | None, path: Path) -> None:
+    """Write one chart of `document`, and print its name on stderr. Raises UsageError."""
     from iobench.report.page.figure import draw
     from iobench.report.page.output import write
 
-    charts = page.charts
+    charts = document.charts
     if not charts:
         raise UsageError(f"-o {path}: there is no chart, because nothing was measured")
     name = chart or next(iter(charts))

@@ -12,7 +12,7 @@ import typer
 from iobench.cli.given import DocumentFormatOption, check_effect, check_output, the_directory
 from iobench.cli.report import ReportOption, check_report, write_report
 from iobench.cli.servers import HERE, preparing, print_plan, print_warning
-from iobench.report.render import DocumentFormat
+from iobench.report.render import DocumentFormat, render
 
 if TYPE_CHECKING:
     from iobench.claims.claims import Claim, Study
@@ -73,7 +73,7 @@ def reproduce(
         from iobench.claims.reproduction import judge_records
         from iobench.cli.run import raise_failures
         from iobench.cli.train import raise_differences
-        from iobench.report.findings import write
+        from iobench.report.claims import claims_document
         from iobench.results import read
 
         about = study(claim)
@@ -84,11 +84,10 @@ def reproduce(
         if record.incomplete:
             print_warning(record.incomplete)
     found = judge_records(about, records)
-    write(about, records, found, format_, sys.stdout)
+    document = claims_document(about, records, found)
+    render(document, format_, sys.stdout)
     if report is not None:
-        from iobench.report.page.reproduce_page import reproduce_page
-
-        write_report(reproduce_page(about, records, found), report)
+        write_report(document, report)
     for record in records:
         raise_failures(record)
         raise_differences(record)

@@ -31,12 +31,13 @@ def scrub(
 
     It leaves out host names, paths, users, network addresses and identifying mount options.
     """
-    from iobench.report.removed import write
+    from iobench.report.removed import removed_document
+    from iobench.report.render import ReportFormat, render
     from iobench.results.scrub import write_scrubbed
 
     check_output(output)
     removed = write_scrubbed(record, output, _reader(record), users=[getpass.getuser()])
-    write(removed, sys.stdout)
+    render(removed_document(removed), ReportFormat.TABLE, sys.stdout)
     print(f"wrote     {output}", file=sys.stderr)
 
 

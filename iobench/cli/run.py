@@ -389,9 +389,9 @@ def _run(
 
 def _show(result: ResultFile, format_: ReportFormat, *, details: bool) -> None:
     from iobench.report.render import render
-    from iobench.report.summary import summarise
+    from iobench.report.run import run_document
 
-    render(summarise(result), format_, sys.stdout, details=details)
+    render(run_document([result]), format_, sys.stdout, details=details)
     print(f"record: {result.path}", file=sys.stderr)
 
 

@@ -6,7 +6,7 @@ import enum
 import io
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from iobench.cli.report import (
 )
 from iobench.cli.servers import print_warning
 from iobench.errors import UsageError
+from iobench.report.render import render
 from iobench.text import printable
 
 
@@ -75,43 +76,33 @@ def show(
             check_report(output, "-o")
         else:
             check_picture(output, form.value)
-        from iobench.report.page.kinds import page_of
-
-        page = page_of(records)
-        if form is ShowFormat.HTML:
-            write_report(page, output, "-o")
-        else:
-            write_picture(page, chart, output)
-        return
-    if len(records) > 1:
+    elif len(records) > 1:
         raise UsageError(f"--format {form} shows one record; give one, or -o FILE.html for all")
-    if output is None:
-        _print(records[0], form.value, sys.stdout, verbose=verbose)
-        return
-    if output.exists():
+    elif output is not None and output.exists():
         raise UsageError(f"-o {output}: exists; choose another name")
-    text = io.StringIO()
-    _print(records[0], form.value, text, verbose=verbose)
-    from iobench.report.page.output import write
+    from iobench.report.kinds import document_of
 
-    write(output, text.getvalue().encode("utf-8", "backslashreplace"), "-o")
+    document = document_of(records)
+    if document.incomplete:
+        print_warning(printable(document.incomplete))
+    if form is ShowFormat.CSV and document.values is None:
+        others = ", ".join(one for one in ShowFormat if one is not form)
+        raise UsageError(f"--format csv: a record of {document.kind} is shown as {others}")
+    if verbose and not document.details:
+        raise UsageError("-v: this record is always shown whole; leave out -v")
+    if output is None:
+        render(document, form, sys.stdout, details=verbose)
+    elif form is ShowFormat.HTML:
+        write_report(document, output, "-o")
+    elif form in _PICTURES:
+        write_picture(document, chart, output)
+    else:
+        text = io.StringIO()
+        render(document, form, text, details=verbose)
+        from iobench.report.page.output import write
+
+        write(output, text.getvalue().encode("utf-8", "backslashreplace"), "-o")
 
 
 def _by_name(output: Path | None) -> ShowFormat:
     return ShowFormat.TABLE if output is None else _BY_SUFFIX.get(output.suffix, ShowFormat.TABLE)
-
-
-def _print(path: Path, form: str, stream: Any, *, verbose: bool) -> None:
-    from iobench.report.page.kinds import KINDS, kind_of
-
-    name, record = kind_of(path)
-    incomplete = getattr(record, "incomplete", None)
-    if incomplete:
-        print_warning(printable(incomplete))
-    kind = KINDS[name]
-    if form not in kind.formats:
-        known = ", ".join((*kind.formats, "html", "svg", "png"))
-        raise UsageError(f"--format {form}: a record of {name} is shown as {known}")
-    if verbose and not kind.details:
-        raise UsageError(f"-v: a record of {name} is always shown whole; leave out -v")
-    kind.write(record, form, stream, details=verbose)

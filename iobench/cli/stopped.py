@@ -33,10 +33,10 @@ def report_stopped(record: Path, page: Path | None) -> None:
     """
     if page is None or not record.exists():
         return
-    from iobench.report.page.kinds import page_of
+    from iobench.report.kinds import document_of
 
     try:
-        found = page_of([record])
+        found = document_of([record])
         if found.charts:
             write_report(found, page)
         else:

@@ -22,7 +22,7 @@ from iobench.cli.report import ReportOption, check_report, write_report_of
 from iobench.cli.servers import HERE, preparing, print_plan
 from iobench.cli.stopped import read_stopped, report_stopped
 from iobench.errors import DataMismatchError
-from iobench.report.render import DocumentFormat
+from iobench.report.render import DocumentFormat, render
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
@@ -114,7 +114,7 @@ def train(
         check_report(report)
     directory = the_directory(target)
     with preparing("loading torch and trying the writers", quiet=quiet):
-        from iobench.report import training
+        from iobench.report.train import train_document
         from iobench.train.arm import choose_arms
         from iobench.train.session import make_session
 
@@ -141,11 +141,11 @@ def train(
     except BaseException:  # interrupted, or the disk is full: what was recorded is still useful
         recorded = read_stopped(path)
         if recorded is not None and recorded.training:
-            training.write(recorded, format_, sys.stdout)
+            render(train_document([recorded]), format_, sys.stdout)
             print(f"record: {path}", file=sys.stderr)
             report_stopped(path, report)
         raise
-    training.write(result, format_, sys.stdout)
+    render(train_document([result]), format_, sys.stdout)
     print(f"record: {path}", file=sys.stderr)
     if report is not None:
         write_report_of([path], report)

@@ -8,36 +8,25 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from iobench import workloads
 from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.rules import NO_CLAIM
 from iobench.report.ceiling import ABOVE_FIO
+from iobench.report.document import Line
 from iobench.report.over_time import over_time_lines
 from iobench.report.summary import NOT_STEADY, Report, Summary
 from iobench.report.winners import RANKED, Winner, can_win
 from iobench.results.setting import at_target
 from iobench.units import GIB, count_of, format_seconds, format_size
 
-__all__ = ["Line", "answer"]
+__all__ = ["answer"]
 
 _MOST_NAMES = 4
 _IDLE = 0.3  # of the time: the device is not what limits
 _GPUS_PER_NODE = 8
-
-
-@dataclass(frozen=True)
-class Line:
-    """One subject, such as `Save`, and one or several lines about it.
-
-    `commands` marks lines that are for a shell: they must not be wrapped.
-    """
-
-    subject: str
-    texts: tuple[str, ...]
-    commands: bool = False
 
 
 def answer(report: Report) -> list[Line]:
@@ -46,7 +35,8 @@ def answer(report: Report) -> list[Line]:
     Empty ones are left out. Next to a background process the fastest one may be another: Save and
     Restore are about the operations without it, if there are any.
     """
-    lines = [Line("Stopped", (report.stopped.removeprefix("stopped "),))] if report.stopped else []
+    stopped = (report.stopped.removeprefix("stopped "),) if report.stopped else ()
+    lines = [Line("Stopped", stopped, caveat=True)]
     lines.append(Line("Rules", tuple(_rules(report))))
     lines.append(Line("Target", tuple(_target(one) for one in report.target_winners)))
     alone = [one for one in report.summaries if one.axes.background is None] or report.summaries
@@ -61,7 +51,7 @@ def answer(report: Report) -> list[Line]:
     lines.append(Line("Over time", tuple(lasted)))
     lines.append(Line("Background", tuple(map(_background, report.summaries))))
     lines.append(Line("Next", tuple(_next(report)), commands=True))
-    lines.append(Line("Noise", tuple(_noise(report))))
+    lines.append(Line("Noise", tuple(_noise(report)), caveat=True))
     return [replace(line, texts=kept) for line in lines if (kept := (*filter(None, line.texts),))]
 
 

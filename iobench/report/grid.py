@@ -1,10 +1,10 @@
-"""Tables of text with a heading and notes, printed on a terminal or as Markdown."""
+"""Tables of text, and how a terminal shows them: which columns fit, and where text is wrapped."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TextIO
@@ -23,8 +23,6 @@ __all__ = [
     "print_wrapped",
     "wrapped",
     "write_captured",
-    "write_grids_as_markdown",
-    "write_grids_as_table",
 ]
 
 _NO_TERMINAL_WIDTH = 1000  # breaks no line: programs that read the text break lines themselves
@@ -47,6 +45,7 @@ class Grid:
     has a style for the last cell of each row.
     """
 
+    title: str = ""
     columns: tuple[tuple[str, bool], ...]
     rows: list[list[str]]
     drop: tuple[int, ...] = ()
@@ -66,23 +65,6 @@ class Grid:
             max((_cell_width(word) for cells in self.rows for word in cells[at].split()), default=0)
             for at in range(len(self.columns))
         )
-
-
-def write_grids_as_table(
-    heading: Iterable[str], grids: Iterable[Grid], notes: Iterable[str], stream: TextIO
-) -> None:
-    """Write heading, tables and notes to `stream`; cut nothing if it is not a terminal."""
-    console = console_for(stream)
-    with console.capture() as captured:
-        for line in heading:
-            print_wrapped(console, line, style="bold")
-        for grid in grids:
-            console.print()
-            print_grid(console, grid)
-        console.print()
-        for note in notes:
-            print_wrapped(console, note)
-    write_captured(captured.get(), stream)
 
 
 def console_for(stream: TextIO) -> Console:
@@ -298,28 +280,3 @@ def _cell_width(text: str) -> int:
 
 def _total(widths: Collection[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
-
-
-def write_grids_as_markdown(
-    heading: Iterable[str], grids: Iterable[Grid], notes: Iterable[str], stream: TextIO
-) -> None:
-    """Write a heading, the tables and a list of notes."""
-    lines = [f"**{_escape(line)}**  " for line in heading]
-    for grid in grids:
-        names = (name.replace("\n", " ") for name, _ in grid.columns)
-        lines += ["", _row(names), _row("---:" if figure else "---" for _, figure in grid.columns)]
-        lines += [_row(cells) for cells in grid.rows]
-    lines += ["", *(f"- {_escape(note)}" for note in notes)]
-    stream.writelines(f"{line}\n" for line in lines)
-
-
-def _row(values: Iterable[str]) -> str:
-    """Return `values` as a row of a Markdown table."""
-    return f"| {' | '.join(_escape(value) for value in values)} |"
-
-
-def _escape(text: str) -> str:
-    """Return `text` on one line, with `\\`, `|`, `*`, `_`, `<` and backquotes escaped."""
-    for mark in ("\\", "|", "*", "_", "<", "`"):
-        text = text.replace(mark, f"\\{mark}")
-    return " ".join(text.split())

@@ -51,7 +51,12 @@ def latency_grid(summaries: Iterable[Summary]) -> Grid | None:
     columns = (("writer", False), ("operation", False), ("latency of", False))
     if not rows:
         return None
-    return Grid(columns=(*columns, *((name, True) for name in figures)), rows=rows, drop=(5, 3))
+    return Grid(
+        title="latencies",
+        columns=(*columns, *((name, True) for name in figures)),
+        rows=rows,
+        drop=(5, 3),
+    )
 
 
 def _ms(seconds: float | None) -> str:

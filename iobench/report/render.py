@@ -1,31 +1,26 @@
-"""The formats of reports by name. A format imports its modules on first use."""
+"""Renderers of a Document: terminal, Markdown, CSV and JSON. `page/html.py` is the fifth."""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TextIO
 
-if TYPE_CHECKING:
-    from iobench.report.grid import Grid
-    from iobench.report.summary import Report
-    from iobench.results import ResultFile
+from iobench.units import count_of
 
-__all__ = [
-    "DocumentFormat",
-    "ReportFormat",
-    "render",
-    "write_details",
-    "write_grids",
-    "write_json",
-    "write_result",
-]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from iobench.report.document import Document, Line
+    from iobench.report.grid import Grid
+
+__all__ = ["DocumentFormat", "ReportFormat", "render", "write_json"]
 
 
 class ReportFormat(StrEnum):
-    """The choices of `--format`."""
+    """The choices of `--format` for figures that fit one table of unrounded values."""
 
     TABLE = "table"
     JSON = "json"
@@ -41,47 +36,20 @@ class DocumentFormat(StrEnum):
     MD = "md"
 
 
-_MODULES = {
-    ReportFormat.TABLE: "table",
-    ReportFormat.CSV: "as_csv",
-    ReportFormat.MD: "markdown",
-}
+def render(document: Document, form: str, stream: TextIO, *, details: bool = False) -> None:
+    """Write `document` in the ReportFormat `form`. Only the table can leave its details out.
 
-
-def render(
-    report: Report,
-    format: ReportFormat | str,  # noqa: A002 -- the option's name
-    stream: TextIO,
-    *,
-    details: bool = False,
-) -> None:
-    """Write `report` to `stream`. `details` applies to the table; other formats always have them.
-
-    Raises ValueError for a name that is not a ReportFormat.
+    Raises ValueError for another form, and for CSV of a document that has no values for it.
     """
-    chosen = ReportFormat(format)
-    if chosen is ReportFormat.JSON:
-        write_json(report.document(), stream)
-        return
-    module = import_module(f"iobench.report.{_MODULES[chosen]}")
-    if chosen is ReportFormat.TABLE:
-        module.write(report, stream, details=details)
-    else:
-        module.write(report, stream)
-
-
-def write_result(result: ResultFile, form: ReportFormat | str, stream: TextIO) -> None:
-    """Write the report of a run's record; see `render`."""
-    from iobench.report.summary import summarise
-
-    render(summarise(result), form, stream)
-
-
-def write_details(result: ResultFile, form: ReportFormat | str, stream: TextIO) -> None:
-    """Write the report of a run's record with all details; see `render`."""
-    from iobench.report.summary import summarise
-
-    render(summarise(result), form, stream, details=True)
+    match ReportFormat(form):
+        case ReportFormat.JSON:
+            write_json(document.data, stream)
+        case ReportFormat.MD:
+            stream.writelines(f"{line}\n" for line in _markdown(document))
+        case ReportFormat.CSV:
+            _write_csv(document, stream)
+        case ReportFormat.TABLE:
+            _write_text(document, stream, details=details)
 
 
 def write_json(document: Mapping[str, Any], stream: TextIO) -> None:
@@ -90,15 +58,85 @@ def write_json(document: Mapping[str, Any], stream: TextIO) -> None:
     stream.write("\n")
 
 
-def write_grids(
-    form: DocumentFormat,
-    heading: Iterable[str],
-    grids: Iterable[Grid],
-    notes: Iterable[str],
-    stream: TextIO,
-) -> None:
-    """Write heading, tables and notes for a terminal, or as Markdown."""
-    from iobench.report.grid import write_grids_as_markdown, write_grids_as_table
+def _write_csv(document: Document, stream: TextIO) -> None:
+    values = document.values
+    if values is None:
+        raise ValueError(f"{document.kind} has no values for CSV")
+    writer = csv.DictWriter(stream, values.columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(values.rows)
 
-    write = write_grids_as_markdown if form is DocumentFormat.MD else write_grids_as_table
-    write(heading, grids, notes, stream)
+
+def _write_text(document: Document, stream: TextIO, *, details: bool) -> None:
+    """Write the answer, the tables and the notes; text for a pipe is plain and uncut."""
+    from iobench.report.grid import console_for, print_grid, print_wrapped, write_captured
+
+    console, more = console_for(stream), document.details
+    tables = (*document.tables, *(more.tables if details else ()))
+    with console.capture() as captured:
+        _print_answer(document.answer, console)
+        print_wrapped(console, document.title, style="bold")
+        for line in document.about if details or not more else ():
+            print_wrapped(console, line)
+        for grid in tables:
+            console.print()
+            if grid.title:
+                print_wrapped(console, grid.title, style="bold")
+            print_grid(console, grid)
+        console.print()
+        for note in (*document.notes, *(more.notes if details else ())):
+            print_wrapped(console, note, indent="  ")
+        if more and not details:
+            names = ["machine", *(grid.title for grid in more.tables)]
+            hidden = f"-v adds {', '.join(names)} and {count_of(len(more.notes), 'note')}"
+            print_wrapped(console, hidden, style="dim")
+    write_captured(captured.get().rstrip("\n"), stream)
+
+
+def _print_answer(lines: Sequence[Line], console: Console) -> None:
+    from iobench.report.grid import print_wrapped
+
+    width = max((len(one.subject) for one in lines), default=0) + 2
+    for one in lines:
+        for number, text in enumerate(one.texts):
+            first = f"{one.subject}:" if number == 0 else ""
+            line = f"{first:<{width}}{text}"
+            print_wrapped(console, line, indent=" " * width, label=first, whole=one.commands)
+    if lines:
+        console.print()
+
+
+def _markdown(document: Document) -> Iterator[str]:
+    """Yield the lines of a document that is ready for an issue or a pull request."""
+    yield from (f"**{_escape(line)}**  " for line in (document.title, *document.about))
+    if document.answer:
+        yield ""
+    for one in document.answer:
+        yield from (f"- {_escape(one.subject)}: {_escape(text)}" for text in one.texts)
+    for grid in (*document.tables, *document.details.tables):
+        yield ""
+        if grid.title:
+            yield from (f"**{_escape(grid.title)}**", "")
+        yield from _markdown_table(grid)
+    notes = (*document.notes, *document.details.notes)
+    if notes:
+        yield ""
+    yield from (f"- {_escape(note)}" for note in notes)
+
+
+def _markdown_table(grid: Grid) -> Iterator[str]:
+    yield _row(name for name, _ in grid.columns)
+    yield _row("---:" if figure else "---" for _, figure in grid.columns)
+    yield from map(_row, grid.rows)
+
+
+def _row(values: Iterable[str]) -> str:
+    """Return `values` as a row of a Markdown table."""
+    return f"| {' | '.join(_escape(value) for value in values)} |"
+
+
+def _escape(text: str) -> str:
+    """Return `text` on one line, with `\\`, `|`, `*`, `_`, `<` and backquotes escaped."""
+    for mark in ("\\", "|", "*", "_", "<", "`"):
+        text = text.replace(mark, f"\\{mark}")
+    return " ".join(text.split())

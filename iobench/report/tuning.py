@@ -1,37 +1,33 @@
-"""A tuning as tables or JSON (`iobench.tuning/1`): its result, or its journal so far."""
+"""The document of a journal of `iobench autotune`: its result, or the race so far."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from iobench.bench.judging.comparison import Difference
 from iobench.bench.judging.stats import interval_heading, median
-from iobench.errors import IobenchError, ResultFileError
+from iobench.errors import IobenchError, ResultFileError, UsageError
+from iobench.report.document import Details, Document, Dot, Line, Section, Spread
+from iobench.report.facts import facts_section
 from iobench.report.grid import Grid
-from iobench.report.render import DocumentFormat, write_grids, write_json
+from iobench.report.palette import colour_of
+from iobench.report.rows import moment, spread_words
+from iobench.results import Environment
 from iobench.results.codec import to_plain
 from iobench.tune.emit import machine_words, storage_words
 from iobench.tune.journal import TuningRecord, read_journal
 from iobench.tune.outcome import Outcome, Standing
 from iobench.tune.race import RaceEntry
 from iobench.tune.replay import ReplayedTuning, replay
-from iobench.units import count_of, format_seconds, format_size
+from iobench.units import GIB, count_of, format_seconds, format_size
 
-__all__ = [
-    "SCHEMA",
-    "confirmed_bytes",
-    "grid",
-    "journal_errors",
-    "notes",
-    "race_grid",
-    "unfinished",
-    "write",
-    "write_journal",
-]
+__all__ = ["SCHEMA", "notes", "tuning_document"]
 
 SCHEMA = "iobench.tuning/1"
 
@@ -39,43 +35,72 @@ _NOTHING = "-"
 _DROPPED_FIRST = (6, 7, 8, 5, 3)  # CPU, memory, samples, both intervals
 
 
-def write(
-    outcome: Outcome, header: TuningRecord, size_bytes: int, form: DocumentFormat, stream: TextIO
-) -> None:
-    """Write heading, the confirmed settings and the notes of `notes`; in JSON, all settings.
+def tuning_document(paths: Sequence[Path], outcome: Outcome | None = None) -> Document:
+    """Return the document of the journal at `paths`: its result, or the race so far.
 
-    `size_bytes` is that of a checkpoint of the confirmation.
+    `outcome` is that of the tuner, which knows more than a journal, such as writers left out.
+    Raises UsageError for several journals, ResultFileError for a file that is not one.
     """
-    if form is DocumentFormat.JSON:
-        _write_document(outcome, header, size_bytes, stream)
-        return
-    heading = (
-        f"{_heading(header)}, confirmed with {format_size(size_bytes)}",
-        f"{machine_words(header)}, {storage_words(header)}",
-    )
-    write_grids(form, heading, [grid(outcome, size_bytes)], notes(outcome, header), stream)
-
-
-def write_journal(path: Path, form: DocumentFormat, stream: TextIO) -> None:
-    """Write the result of the journal at `path`; the race so far if it has none yet.
-
-    Raises ResultFileError for a file that is not a journal.
-    """
+    if len(paths) > 1:
+        raise UsageError("one report shows one journal of iobench autotune; give them one by one")
+    (path,) = paths
     header, trials = read_journal(path)
-    with journal_errors(path):
+    with _journal_errors(path):
         found = replay(header, trials)
-        if found.outcome is not None:
-            write(found.outcome, header, confirmed_bytes(found), form, stream)
-            return
-        if form is DocumentFormat.JSON:
-            write_json(_unconfirmed(found), stream)
-            return
-        heading = (_heading(header), unfinished(found, path))
-        write_grids(form, heading, [race_grid(found)], (), stream)
+        return _document(path, found, outcome or found.outcome)
+
+
+def _document(path: Path, found: ReplayedTuning, outcome: Outcome | None) -> Document:
+    header, asked = found.header, found.header.asked
+    goal = f"{asked['workload']}, rank {asked['rank']}: the best setting for {asked['objective']}"
+    raced = [_race_grid(found)] if any(one.losses for one in found.race.trials.values()) else []
+    environment = Environment(machine=header.machine, storage=header.storage)
+    document = Document(
+        kind="iobench autotune",
+        title=goal,
+        about=(
+            f"{machine_words(header)}, {storage_words(header)}",
+            f"measured {moment(header.started_at)}",
+        ),
+        answer=(_unfinished(found, path),),
+        tables=tuple(raced),
+        data=_data(header) | {"chosen": None, "tried": _tried(found.race.trials)},
+        appendix=(
+            facts_section(environment, header.started_at, asked["target"]),
+            Section(heading="Repeat it", commands=(shlex.join(header.command),)),
+        ),
+        records=(path,),
+    )
+    if outcome is None:
+        return document
+    size_bytes = _confirmed_bytes(found)
+    return replace(
+        document,
+        title=f"{goal}, confirmed with {format_size(size_bytes)}",
+        answer=tuple(_answer(outcome, size_bytes)),
+        tables=(_grid(outcome, size_bytes),),
+        notes=tuple(notes(outcome, header)),
+        details=Details(tables=tuple(raced)),
+        data=_data(header) | _result(outcome, size_bytes),
+        draw=partial(_sections, outcome, size_bytes),
+    )
+
+
+def _answer(outcome: Outcome, size_bytes: int) -> Iterator[Line]:
+    chosen, *_ = outcome.standings()
+    figure = outcome.objective.show(chosen.loss, size_bytes)
+    yield Line("Chosen", (f"{chosen.candidate.label} at {figure}", *outcome.reasons()))
+    counts = ", ".join(f"{count} {status}" for status, count in outcome.counts().items())
+    spent = (
+        f"{len(outcome.tried())} of {outcome.space.size} settings in "
+        f"{format_seconds(outcome.budget.spent_s)}, "
+        f"{format_size(outcome.budget.written_bytes)} written: {counts}"
+    )
+    yield Line("Tried", (spent,))
 
 
 @contextmanager
-def journal_errors(path: Path) -> Iterator[None]:
+def _journal_errors(path: Path) -> Iterator[None]:
     """Raise ResultFileError for what a header, which is free-form, lacks or has otherwise."""
     try:
         yield
@@ -88,20 +113,21 @@ def journal_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def unfinished(found: ReplayedTuning, path: Path) -> str:
+def _unfinished(found: ReplayedTuning, path: Path) -> Line:
     """Return how far a tuning without a confirmation is, and how it goes on."""
     done = count_of(len(found.trials), "trial")
-    return f"not confirmed: {done} recorded; iobench autotune --resume {shlex.quote(str(path))}"
+    again = f"{done} recorded; iobench autotune --resume {shlex.quote(str(path))}"
+    return Line("Not confirmed", (again,), caveat=True)
 
 
-def confirmed_bytes(found: ReplayedTuning) -> int:
+def _confirmed_bytes(found: ReplayedTuning) -> int:
     """Return the bytes of a checkpoint of the confirmation, as they were saved."""
     confirmed = [one for one in found.trials if one.phase == "confirm"]
     saved = [one.measured.save.bytes for one in confirmed if one.measured.save]
     return saved[-1] if saved else confirmed[-1].size_bytes
 
 
-def race_grid(found: ReplayedTuning) -> Grid:
+def _race_grid(found: ReplayedTuning) -> Grid:
     """Return the table of the race: a setting a row, with its rounds and how it left the race."""
     sizes = {
         (name, one.round): one.size_bytes
@@ -118,7 +144,7 @@ def race_grid(found: ReplayedTuning) -> Grid:
     ]
     middle = "median" if found.objective.goal == "stall" else "median, GiB/s"
     columns = (("setting", False), ("rounds", True), (middle, True), ("outcome", False))
-    return Grid(columns=columns, rows=rows)
+    return Grid(title="race", columns=columns, rows=rows)
 
 
 def _middle(found: ReplayedTuning, entry: RaceEntry[Any], size_bytes: int) -> str:
@@ -131,12 +157,7 @@ def _fate(entry: RaceEntry[Any]) -> str:
     return f"{entry.status}: {entry.cause}" if entry.cause else str(entry.status)
 
 
-def _heading(header: TuningRecord) -> str:
-    asked = header.asked
-    return f"{asked['workload']}, rank {asked['rank']}: the best setting for {asked['objective']}"
-
-
-def grid(outcome: Outcome, size_bytes: int) -> Grid:
+def _grid(outcome: Outcome, size_bytes: int) -> Grid:
     """Return the table of the confirmed settings. `size_bytes` is that of a checkpoint."""
     goal, standings = outcome.objective.goal, outcome.standings()
     pairs = [one.over_baseline.ratio.samples for one in standings if one.over_baseline]
@@ -156,14 +177,15 @@ def grid(outcome: Outcome, size_bytes: int) -> Grid:
     return Grid(columns=columns, rows=rows, drop=_DROPPED_FIRST)
 
 
-def _write_document(
-    outcome: Outcome, header: TuningRecord, size_bytes: int, stream: TextIO
-) -> None:
-    """Write one document and a newline. Numbers are unrounded; each key names its unit."""
+def _data(header: TuningRecord) -> dict[str, Any]:
+    """Return the part of the JSON that every journal has. Numbers are unrounded."""
+    environment = {"machine": to_plain(header.machine), "storage": to_plain(header.storage)}
+    return {"schema": SCHEMA, "asked": to_plain(header.asked), "environment": environment}
+
+
+def _result(outcome: Outcome, size_bytes: int) -> dict[str, Any]:
     verdict = outcome.verdict
-    document = {
-        "schema": SCHEMA,
-        "asked": to_plain(header.asked),
+    return {
         "chosen": outcome.chosen.label,
         "baseline": outcome.baseline,
         "keep_baseline": outcome.keeps_baseline,
@@ -172,7 +194,7 @@ def _write_document(
         "equals": list(verdict.equals),
         "refuted": verdict.refuted,
         "size_bytes": size_bytes,
-        "confirmed": [_document(one) for one in outcome.standings()],
+        "confirmed": [_standing(one) for one in outcome.standings()],
         "reasons": list(outcome.reasons()),
         "space": {
             "settings": outcome.space.size,
@@ -182,21 +204,6 @@ def _write_document(
         "tried": _tried(outcome.tried()),
         "spent_s": outcome.budget.spent_s,
         "written_bytes": outcome.budget.written_bytes,
-        "environment": {"machine": to_plain(header.machine), "storage": to_plain(header.storage)},
-    }
-    write_json(document, stream)
-
-
-def _unconfirmed(found: ReplayedTuning) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "asked": to_plain(found.header.asked),
-        "chosen": None,
-        "tried": _tried(found.race.trials),
-        "environment": {
-            "machine": to_plain(found.header.machine),
-            "storage": to_plain(found.header.storage),
-        },
     }
 
 
@@ -215,8 +222,7 @@ def _tried(trials: Mapping[str, RaceEntry[Any]]) -> list[dict[str, Any]]:
 
 
 def notes(outcome: Outcome, header: TuningRecord) -> Iterator[str]:
-    """Yield how sure the choice is, and the outcome of settings that are not in the table."""
-    yield from outcome.reasons()
+    """Yield what limits the answer, and the outcome of settings that are not in the table."""
     if record := header.asked.get("floor_record"):
         yield f"differences up to {100 * header.asked['floor']:.1f}% are noise, by A/A in {record}"
     chosen, *_ = outcome.standings()
@@ -224,12 +230,6 @@ def notes(outcome: Outcome, header: TuningRecord) -> Iterator[str]:
         yield f"its bytes went {' and '.join(chosen.paths)}"
     if chosen.verdict:
         yield from (f"{chosen.candidate.label}: {reason}" for reason in chosen.verdict.reasons)
-    counts = ", ".join(f"{count} {status}" for status, count in outcome.counts().items())
-    yield (
-        f"{len(outcome.tried())} of {outcome.space.size} settings tried in "
-        f"{format_seconds(outcome.budget.spent_s)}, "
-        f"{format_size(outcome.budget.written_bytes)} written: {counts}"
-    )
     for name, cause in outcome.failures().items():
         yield f"{name}: {cause}"
     for line in outcome.space.left_out:
@@ -283,7 +283,7 @@ def _interval(difference: Difference | None) -> str:
     return f"{interval.low:.2f}-{interval.high:.2f}"
 
 
-def _document(one: Standing) -> dict[str, Any]:
+def _standing(one: Standing) -> dict[str, Any]:
     over = one.over_baseline
     return {
         "setting": one.candidate.label,
@@ -304,3 +304,47 @@ def _document(one: Standing) -> dict[str, Any]:
         "save_s": one.save_s,
         "restore_s": one.restore_s,
     }
+
+
+def _axis(outcome: Outcome) -> str:
+    """Return the title of the axis, with the unit in which losses are drawn."""
+    return "stall, ms" if outcome.objective.goal == "stall" else "GiB/s"
+
+
+def _drawn(outcome: Outcome, loss: float) -> float:
+    return 1e3 * loss if outcome.objective.goal == "stall" else 1 / loss / GIB
+
+
+def _sections(outcome: Outcome, size_bytes: int) -> Iterator[Section]:
+    from iobench.report.charts.spread import spread_chart
+
+    standings = outcome.standings()
+    chart = spread_chart(
+        [_spread(one, outcome, size_bytes) for one in standings],
+        name="confirmation",
+        title="Fresh samples of the best settings",
+        says="Confirmed settings, the chosen one first",
+        caption=f"One dot per sample; {spread_words(one.samples for one in standings)} "
+        "The chosen setting is the first.",
+        axis=_axis(outcome),
+    )
+    yield Section(heading="Confirmation", charts=(chart,))
+
+
+def _spread(one: Standing, outcome: Outcome, size: int) -> Spread:
+    name = one.candidate.label
+    show = outcome.objective.show
+    role = " (baseline)" if name == outcome.baseline else ""
+    held = one.interval
+    bounds = sorted(_drawn(outcome, loss) for loss in (held.low, held.high)) if held else None
+    return Spread(
+        label=f"{name}{role}",
+        figure=show(one.loss, size).partition(" (")[0],
+        colour=colour_of(one.candidate.writer),
+        middle=_drawn(outcome, one.loss),
+        bounds=(bounds[0], bounds[1]) if bounds else None,
+        dots=[
+            Dot(x=_drawn(outcome, loss), words={"round": str(number), "figure": show(loss, size)})
+            for number, loss in outcome.confirmation.losses[name].items()
+        ],
+    )

@@ -1,4 +1,4 @@
-"""Words and figures of a report, which the terminal table and Markdown share."""
+"""Words, tables and notes of the report of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "footnotes",
     "grid",
     "heading",
-    "phases",
+    "phases_grid",
     "urgent_notes",
     "verdict_style",
 ]
@@ -43,11 +43,9 @@ _COLUMNS = {
     "last": ("last\ndone (s)", True),
     "cpu": ("CPU\ns/GiB", True),
     "memory": ("memory", True),
-    "phases": ("phases (s)", False),
     "verdict": ("verdict", False),
 }
 _DROPPED_FIRST = (
-    "phases",
     "bytes",
     "memory",
     "cpu",
@@ -85,12 +83,12 @@ def heading(report: Report) -> str:
     return ", ".join([what, *common_axes(one.setting for one in report.summaries)])
 
 
-def grid(report: Report, *, details: bool = False) -> Grid:
-    """Return the table of figures with the columns of `columns`; `details` adds the phases.
+def grid(report: Report) -> Grid:
+    """Return the table of figures with the columns of `columns`.
 
     The verdict, where it is shown, is the last column and sets its style.
     """
-    shown = columns(report, details=details)
+    shown = columns(report)
     interval = interval_heading(one.repetitions for one in report.summaries)
     headers = {**_COLUMNS, "interval": (interval, True)}
     if report.baseline is not None and "name" not in report.baseline:
@@ -126,12 +124,11 @@ def cells(summary: Summary) -> dict[str, str]:
         "last": f"{summary.last_done_s:.2f}",
         "cpu": f"{summary.cpu_s_per_gib:.2f}",
         "memory": _memory(summary),
-        "phases": phases(summary),
         "verdict": summary.verdict,
     }
 
 
-def columns(report: Report, *, details: bool = False) -> list[str]:
+def columns(report: Report) -> list[str]:
     """Return the names of the columns that the report fills, in order.
 
     Bytes appear only if rows differ in them, ratios only with a baseline. First and last done
@@ -147,7 +144,6 @@ def columns(report: Report, *, details: bool = False) -> list[str]:
         "first": all(one.axes.numjobs == 1 for one in rows),
         "last": all(one.axes.numjobs == 1 for one in rows),
         "memory": all(one.memory is None or one.memory.total_bytes is None for one in rows),
-        "phases": not details,
         "verdict": len(verdicts) == 1 and verdicts <= set(PROVED),
     }
     return [name for name in _COLUMNS if not absent.get(name, False)]
@@ -158,9 +154,18 @@ def _memory(summary: Summary) -> str:
     return _MISSING if total is None else format_size(total)
 
 
-def phases(summary: Summary) -> str:
-    """Return the phases in seconds: `gather 0.310, write 3.204, sync 0.012`."""
-    return ", ".join(f"{name} {seconds:.3f}" for name, seconds in summary.phases_s.items())
+def phases_grid(report: Report) -> Grid:
+    """Return the table of the phases in seconds: `gather 0.310, write 3.204, sync 0.012`."""
+    rows = [
+        [
+            one.label,
+            one.operation,
+            ", ".join(f"{name} {seconds:.3f}" for name, seconds in one.phases_s.items()),
+        ]
+        for one in report.summaries
+    ]
+    columns = (("writer", False), ("operation", False), ("phases (s)", False))
+    return Grid(title="phases", columns=columns, rows=rows, sentences=(2,))
 
 
 def footnotes(report: Report) -> list[str]:

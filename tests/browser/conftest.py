@@ -11,8 +11,8 @@ from typing import Any, Literal
 import pytest
 from support.browser import Opened, OpenPage
 
+from iobench.report.document import Document
 from iobench.report.page.html import html
-from iobench.report.page.page import Page
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 _WAIT_MS = 20_000
@@ -35,14 +35,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
-    """Write a Page to a file and open it: `open_page(page, width=400, scheme="dark")`.
+    """Write a Document to a file and open it: `open_page(page, width=400, scheme="dark")`.
 
     All its charts are drawn, unless the browser is never `idle`: then the first one is.
     """
     contexts = []
 
     def opened(
-        page: Page,
+        page: Document,
         width: int = 1280,
         scheme: Literal["light", "dark"] = "light",
         *,

@@ -13,12 +13,11 @@ from iobench.claims.reproduction import judge_records
 from iobench.goodput.forecast import Method, forecast
 from iobench.goodput.job import TrainingJob
 from iobench.goodput.measured import by_hand
+from iobench.report.claims import claims_document
 from iobench.report.compare import compare
-from iobench.report.outlook import Outlook
-from iobench.report.page.compare_page import compare_page
-from iobench.report.page.kinds import page_of
-from iobench.report.page.plan_page import plan_page
-from iobench.report.page.reproduce_page import reproduce_page
+from iobench.report.comparison import compare_document
+from iobench.report.kinds import document_of
+from iobench.report.plan import Outlook, plan_document
 from iobench.results import read
 from iobench.tune.journal import read_journal
 
@@ -29,7 +28,7 @@ def test_training(open_page: OpenPage) -> None:
     """Steps are lines, stalls and persists are areas; on a phone in the dark."""
     path = _RESULTS / "reference-train-busy-gpt5b-nemo.jsonl"
     blocks = read(path).training
-    opened = open_page(page_of([path]), width=400, scheme="dark")
+    opened = open_page(document_of([path]), width=400, scheme="dark")
     saves = [save for block in blocks for save in block.saves]
     assert opened.marks("stall", "symbol") == len(saves)
     assert opened.marks("steps-2", "rect") == 2 * len(blocks[1].saves)
@@ -46,7 +45,7 @@ def test_tuning(open_page: OpenPage, tmp_path: Path) -> None:
     """A mark per sample of the confirmation."""
     path = write_journal(tmp_path / "journal.jsonl")
     _, trials = read_journal(path)
-    opened = open_page(page_of([path]), width=400)
+    opened = open_page(document_of([path]), width=400)
     confirmed = [one for one in trials if one.phase == "confirm"]
     assert 0 < opened.marks("confirmation", "symbol") <= len(confirmed)
     assert opened.count("figure svg") == opened.count("figure")
@@ -61,7 +60,7 @@ def test_plan(open_page: OpenPage) -> None:
     method, jobs = Method(), (TrainingJob(nodes=64), TrainingJob(nodes=2048))
     found = [one for job in jobs for one in forecast(candidates, candidates[0], job, method)]
     about = Outlook(title="by hand", method=method, forecasts=tuple(found), notes=())
-    opened = open_page(plan_page(about, None))
+    opened = open_page(plan_document(about))
     assert opened.marks("ettr-nodes", "symbol") == len(found)
     assert opened.marks("ettr-interval-2", "symbol") == len(candidates)
     assert opened.problems == []
@@ -71,14 +70,14 @@ def test_comparison_and_claims(open_page: OpenPage) -> None:
     """A row for each contender, and a diamond for each claim."""
     old, new = ([read(_RESULTS / f"reference-{one}.jsonl")] for one in ("llama7b", "aa-llama7b"))
     comparison = compare(old, new, 0.05)
-    opened = open_page(compare_page(comparison, old, new), scheme="dark")
+    opened = open_page(compare_document(comparison, [*old, *new]), scheme="dark")
     saves = [row for row in comparison.rows if row.operation == "save"]
     assert opened.count('figure[data-chart="ratio-save"] .mark-rect.role-mark path') >= len(saves)
     assert opened.problems == []
     records = [read(_RESULTS / "reference-checkfreq-gpt5b-nemo.jsonl")]
     about = study("checkfreq")
     found = judge_records(about, records)
-    opened = open_page(reproduce_page(about, records, found), width=400)
+    opened = open_page(claims_document(about, records, found), width=400)
     assert opened.marks("claims-wall-clock", "symbol") == len(found)
     assert opened.run("document.documentElement.scrollWidth") <= 400
     assert opened.problems == []
@@ -91,6 +90,6 @@ def test_hostile_names_in_a_journal_run_nothing(open_page: OpenPage, tmp_path: P
     values["machine"]["hostname"] = "</script><script>hit = 1</script>"
     values["storage"]["fs_type"] = values["asked"]["target"] = '" onmouseover="hit = 1" x="'
     path.write_text(f"{json.dumps(values)}\n{''.join(others)}")
-    opened = open_page(page_of([path]))
+    opened = open_page(document_of([path]))
     assert opened.run("typeof hit") == "undefined"
     assert opened.problems == []

@@ -8,7 +8,7 @@ import pytest
 from support.browser import OpenPage
 from support.records import HOSTILE, hostile_record
 
-from iobench.report.page.kinds import page_of
+from iobench.report.kinds import document_of
 from iobench.results import read
 
 _RECORD = Path(__file__).parents[2] / "results" / "reference-llama7b.jsonl"
@@ -17,7 +17,7 @@ _RECORD = Path(__file__).parents[2] / "results" / "reference-llama7b.jsonl"
 def test_all_of_a_run(open_page: OpenPage, tmp_path: Path) -> None:
     """Charts with a mark per sample, a tooltip, the record to save, and paper."""
     result = read(_RECORD)
-    opened = open_page(page_of([_RECORD]))
+    opened = open_page(document_of([_RECORD]))
     for operation in ("save", "restore"):
         samples = sum(sample.operation == operation for sample in result.samples)
         assert opened.marks(f"rate-{operation}", "symbol") == samples
@@ -39,7 +39,7 @@ def test_all_of_a_run(open_page: OpenPage, tmp_path: Path) -> None:
 
 def test_charts_are_drawn_when_they_are_seen(open_page: OpenPage) -> None:
     """Those near the screen first, one where somebody scrolls to it, and all of them on paper."""
-    page = page_of([_RECORD])
+    page = document_of([_RECORD])
     opened = open_page(page, idle=False)
     last = opened.page.locator("figure .chart").last
     assert last.get_attribute("data-drawn") is None
@@ -56,7 +56,7 @@ def test_charts_are_drawn_when_they_are_seen(open_page: OpenPage) -> None:
 
 def test_a_phone_in_the_dark(open_page: OpenPage) -> None:
     """Nothing is wider than the screen, and all text is light on dark, in charts too."""
-    opened = open_page(page_of([_RECORD]), width=400, scheme="dark")
+    opened = open_page(document_of([_RECORD]), width=400, scheme="dark")
     assert opened.run("document.documentElement.scrollWidth") <= 400
     lightness = """[...document.querySelectorAll("h1, .chart text")].map((one) => {
         const style = getComputedStyle(one);
@@ -74,7 +74,7 @@ def test_a_phone_in_the_dark(open_page: OpenPage) -> None:
 def test_two_records(open_page: OpenPage) -> None:
     """Side by side: a mark per sample of both."""
     saves = sum(sample.operation == "save" for sample in read(_RECORD).samples)
-    opened = open_page(page_of([_RECORD, _RECORD]))
+    opened = open_page(document_of([_RECORD, _RECORD]))
     assert opened.marks("rate-save", "symbol") == 2 * saves
     assert opened.count("button[data-file]") == 2
     assert opened.problems == []
@@ -84,7 +84,7 @@ def test_hostile_text_runs_nothing(open_page: OpenPage, tmp_path: Path) -> None:
     """Each text of the record is followed by texts that would set `hit`, or break the page. What
     got through would not run either: the page's own policy forbids it."""
     record = hostile_record(_RECORD, tmp_path / "hostile.jsonl", "".join(HOSTILE))
-    page = page_of([record])
+    page = document_of([record])
     opened = open_page(page)
     assert opened.run("typeof hit") == "undefined"
     assert opened.count("figure svg") == opened.count("figure") > 0

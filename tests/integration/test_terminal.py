@@ -31,6 +31,7 @@ from iobench.errors import UnknownNameError
 from iobench.integrations.redirect import launch
 from iobench.integrations.redirect.call_counts import Count, Function
 from iobench.report import tuning
+from iobench.report.render import render
 from iobench.writers.s3_store.objects import UnfinishedUpload
 from iobench.writers.s3_store.target import S3Target
 
@@ -255,13 +256,14 @@ def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels of settings are long; so is what a setting failed for."""
     monkeypatch.setattr(directory, "settled", lambda *_: contextlib.nullcontext())
     uncut = Output(terminal=False)
-    write = tuning.write
+    make = tuning.tuning_document
 
-    def twice(outcome: Any, header: Any, size_bytes: int, form: Any, stream: Any) -> None:
-        for one in (uncut, stream):
-            write(outcome, header, size_bytes, form, one)
+    def twice(paths: Any, outcome: Any) -> Any:
+        document = make(paths, outcome)
+        render(document, "table", uncut)
+        return document
 
-    monkeypatch.setattr(tuning, "write", twice)
+    monkeypatch.setattr(tuning, "tuning_document", twice)
     budget = ("--max-time", "2h", "--max-bytes", "60MiB", "--size", "1536KiB", "--seed", "1")
     writers = ("--writer", "buffered,odirect")
     shown, _ = printed("autotune", "tiny.yaml", "-q", *writers, *budget, columns=80)

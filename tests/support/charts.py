@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iobench.report.page.page import Chart
+from iobench.report.document import Chart
 
 __all__ = ["values"]
 

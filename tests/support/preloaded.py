@@ -29,7 +29,7 @@ __all__ = ["Preloaded", "fork_server", "run_preloaded"]
 _MODULES = (
     *("torch", "numpy", "iobench.cli.main", "iobench.cli.progress", "iobench.cli.sizes"),
     "torch._dynamo",  # each torch optimizer imports it: 0.5 s of CPU time
-    *("iobench.bench.planning", "iobench.bench.runner", "iobench.report.table"),
+    *("iobench.bench.planning", "iobench.bench.runner", "iobench.report.run"),
     *("iobench.tune.tuner", "iobench.train.session"),
     *("torch.distributed.checkpoint", "torch.distributed.tensor", "iobench.checkpointer.ranked"),
     *("iobench.checkpoint.load.pieces", "iobench.replicas.replicator", "iobench.integrations.dcp"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import vl_convert
 
+from iobench.report.document import Chart
 from iobench.report.page.bundle import inline_json, vega_lite_version
-from iobench.report.page.page import Chart
 from iobench.report.page.theme import MUTED, PAPER
 
 __all__ = ["draw"]

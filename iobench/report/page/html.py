@@ -16,9 +16,10 @@ import jinja2
 from markupsafe import Markup, escape
 
 from iobench._version import __version__
+from iobench.report.document import Document
 from iobench.report.page.bundle import content_hash, inline_json, inline_script, runtime
-from iobench.report.page.page import Attachment, Page
 from iobench.report.page.theme import SCHEME
+from iobench.text import printable
 
 __all__ = ["GENERATOR", "html"]
 
@@ -29,21 +30,22 @@ _STYLE_CLASSES = {"green": "good", "yellow": "scaled", "bold red": "bad"}
 """Classes of page.css for the styles of a Grid."""
 
 
-def html(page: Page) -> str:
-    """Return the text of the page."""
+def html(document: Document) -> str:
+    """Return the page of `document`."""
     library, own = runtime(), inline_script(_template("page.js"))
     numbers = count(1)
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
-            page=page,
+            page=document,
             generator=f"{GENERATOR} {__version__}",
             scripts=[Markup(one) for one in (library, own)],  # ours, not the record's
             policy=Markup(" ".join(map(content_hash, (library, own)))),
             style=Markup(_style()),
             scheme=SCHEME,
             next_id=lambda: next(numbers),
+            files=[(printable(path.name), path.read_bytes()) for path in document.records],
             packed=_packed,
         )
     )
@@ -78,9 +80,9 @@ def _whole_options(text: str) -> Markup:
     )
 
 
-def _packed(attachment: Attachment) -> str:
+def _packed(data: bytes) -> str:
     """Return the file for the page: gzip in base64. The same file gives the same text."""
-    return base64.b64encode(gzip.compress(attachment.data, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(data, mtime=0)).decode()
 
 
 def _template(name: str) -> str:

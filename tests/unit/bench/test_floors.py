@@ -16,7 +16,7 @@ from iobench.claims.claims import CLAIMS, Answer
 from iobench.claims.reproduction import judge_records
 from iobench.report.answer import answer
 from iobench.report.compare import compare
-from iobench.report.compare_as import notes
+from iobench.report.comparison import notes
 from iobench.report.summary import summarise
 from iobench.report.wording import footnotes
 from iobench.results import ResultFile, Run, Sample, read

@@ -14,6 +14,7 @@ from support.terminal import Terminal, without_styles
 from iobench.report.answer import answer
 from iobench.report.durations import duration_form
 from iobench.report.render import render
+from iobench.report.run import report_document
 from iobench.report.summary import Report, summarise
 from iobench.results import End, Failure, ResultFile, read
 from iobench.results.records import BackgroundRestores, Series
@@ -41,7 +42,8 @@ def said(report: Report) -> dict[str, tuple[str, ...]]:
 
 def test_the_recorded_run_is_answered_in_its_first_lines(terminal: Terminal) -> None:
     """At 80 columns: the fastest paths, their lead with its interval, and the next command."""
-    render(replace(summarise(REFERENCE), target=str(Path.cwd())), "table", terminal)
+    report = replace(summarise(REFERENCE), target=str(Path.cwd()))
+    render(report_document(report), "table", terminal)
     shown = without_styles(terminal.getvalue()).splitlines()
     assert shown[:8] == [
         "Save:    no winner: 2 of 3 cannot be told apart (odirect or uncached), odirect",
@@ -223,7 +225,8 @@ def test_the_terminal_says_that_data_repeat(terminal: Terminal) -> None:
     """Every reader sees it: without unique bytes, storage shows other rates."""
     run = REFERENCE.run
     plan = {**run.plan, "pool_bytes": run.workload.bytes // 4, "numjobs": [1]}
-    render(summarise(replace(REFERENCE, run=replace(run, plan=plan))), "table", terminal)
+    report = summarise(replace(REFERENCE, run=replace(run, plan=plan)))
+    render(report_document(report), "table", terminal)
     assert "data repeats every" in terminal.getvalue()
 
 

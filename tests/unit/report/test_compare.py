@@ -17,8 +17,8 @@ from iobench.bench.judging.comparison import Finding, compare_runs
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.alike import unlike
 from iobench.report.compare import compare
-from iobench.report.compare_as import write
-from iobench.report.render import DocumentFormat
+from iobench.report.comparison import compare_document
+from iobench.report.render import DocumentFormat, render
 from iobench.results import (
     AxisValues,
     Failure,
@@ -509,23 +509,31 @@ def test_the_rows_of_a_comparison_share_its_error() -> None:
         expected = compare_runs([*map(rates, new)], [*map(rates, old)], rows=count).ratio.interval
         assert row.ci95 == expected
     stream = io.StringIO()
-    write(comparison, DocumentFormat.TABLE, stream)
+    render(compare_document(comparison), DocumentFormat.TABLE, stream)
     assert " 95% interval " in stream.getvalue()
     assert "the intervals of all rows hold together in 95% of comparisons" in stream.getvalue()
 
 
 def test_markdown_for_a_pull_request() -> None:
     stream = io.StringIO()
-    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), DocumentFormat.MD, stream)
+    render(
+        compare_document(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05)),
+        DocumentFormat.MD,
+        stream,
+    )
     lines = stream.getvalue().splitlines()
     assert lines[0] == "**llama7b: 1 regression**  "
-    assert lines[2].startswith("| writer | operation | before GiB/s |")
+    assert any(line.startswith("| writer | operation | before GiB/s |") for line in lines)
     assert any(line.startswith("| odirect | save | 1.28 | 1.16 | 0.909 |") for line in lines)
 
 
 def test_json_is_unrounded_and_plain() -> None:
     stream = io.StringIO()
-    write(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05), DocumentFormat.JSON, stream)
+    render(
+        compare_document(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05)),
+        DocumentFormat.JSON,
+        stream,
+    )
     document = json.loads(stream.getvalue())
     assert document["schema"] == "iobench.compare/3"
     row = next(row for row in document["rows"] if row["regression"])

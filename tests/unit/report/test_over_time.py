@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from iobench.report.answer import answer
-from iobench.report.page.run_page import run_page
 from iobench.report.render import render
+from iobench.report.run import report_document, run_document
 from iobench.report.summary import summarise
 from iobench.results import ResultFile, Sample, read
 
@@ -93,14 +93,14 @@ def test_a_rate_that_moves_until_the_end_asks_for_more_time(burst: ResultFile) -
 
 def test_the_document_and_markdown_have_the_change(burst: ResultFile) -> None:
     report, stream = summarise(burst), StringIO()
-    render(report, "json", stream)
+    render(report_document(report), "json", stream)
     save, restore = json.loads(stream.getvalue())["summaries"]
     assert save["over_time"]["change"]["written_bytes"] == 7 * saves(burst)[0].bytes
     low, high = save["over_time"]["change"]["at_s_ci95"]
     assert low < save["over_time"]["change"]["at_s"] < high
     assert "over_time" not in restore
     markdown = StringIO()
-    render(report, "md", markdown)
+    render(report_document(report), "md", markdown)
     assert "then 9.99 MiB/s (10.47 MB/s)" in markdown.getvalue()
 
 
@@ -111,7 +111,7 @@ def test_a_run_that_was_interrupted_has_no_planned_number(burst: ResultFile) -> 
 
 def test_the_chart_has_the_rates_before_and_after(burst: ResultFile) -> None:
     """Three lines: the first rate, the step, the last rate."""
-    charts = run_page([burst]).charts
+    charts = run_document([burst]).charts
     chart = charts["in-order-save"]
     (rule,) = (one for one in chart.spec["layer"] if one["mark"]["type"] == "rule")
     steps = chart.spec["datasets"][rule["data"]["name"]]

@@ -22,9 +22,10 @@ from iobench.goodput.measured import from_results
 from iobench.report.alike import unlike
 from iobench.report.answer import answer
 from iobench.report.compare import compare
-from iobench.report.compare_as import write
+from iobench.report.comparison import compare_document
 from iobench.report.grid import wrapped
 from iobench.report.render import DocumentFormat, render
+from iobench.report.run import report_document
 from iobench.report.summary import summarise
 from iobench.report.wording import footnotes
 from iobench.results import ResultFile, ResultWriter, Series, load, read
@@ -73,7 +74,7 @@ def said(result: ResultFile) -> dict[str, tuple[str, ...]]:
 
 def shown(result: ResultFile, name: str = "table") -> str:
     stream = io.StringIO()
-    render(summarise(result), name, stream)
+    render(report_document(summarise(result)), name, stream)
     return stream.getvalue()
 
 
@@ -133,7 +134,7 @@ def test_a_comparison_of_long_names_fits_80_columns(terminal: Terminal) -> None:
         ),
     )
     comparison = compare([old], [new], 0.05)
-    write(comparison, DocumentFormat.TABLE, terminal)
+    render(compare_document(comparison), DocumentFormat.TABLE, terminal)
     lines = without_styles(terminal.getvalue()).splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(line.endswith("worse (regression)") for line in lines) == 8
@@ -149,7 +150,7 @@ def test_a_comparison_of_long_names_fits_80_columns(terminal: Terminal) -> None:
 def test_the_report_fits_80_columns(terminal: Terminal, details: bool) -> None:
     """No name of usual length is broken."""
     report = replace(summarise(TWICE), record="results/run.jsonl")
-    render(report, "table", terminal, details=details)
+    render(report_document(report), "table", terminal, details=details)
     text = without_styles(terminal.getvalue())
     assert max(map(len, text.splitlines())) <= 80
     assert " ".join(text.split()).startswith(
@@ -210,7 +211,7 @@ def test_notes_name_the_target() -> None:
     (volatile,) = (note for note in notes if note.startswith("not durable: tmpfs"))
     assert A not in volatile
     text = io.StringIO()
-    render(summarise(result), "table", text, details=True)
+    render(report_document(summarise(result)), "table", text, details=True)
     assert f"{MEMORY}: tmpfs" in text.getvalue()
 
 

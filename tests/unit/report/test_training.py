@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from iobench.bench.judging.stats import median_interval
-from iobench.report.training import training_costs
+from iobench.report.train import training_costs
 from iobench.results import read
 
 _RECORD = Path(__file__).parents[3] / "results/reference-train-busy-gpt5b-nemo.jsonl"

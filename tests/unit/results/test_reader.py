@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from iobench.errors import ResultFileError
 from iobench.report.render import render
+from iobench.report.run import report_document
 from iobench.report.summary import summarise
 from iobench.results import ResultFile, read
 
@@ -193,4 +194,4 @@ def test_damaged_anywhere_it_loads_or_is_refused(
     with contextlib.suppress(ResultFileError):
         result = read(path)
         assert len(result.samples) <= 12
-        render(summarise(result), "table", io.StringIO())
+        render(report_document(summarise(result)), "table", io.StringIO())

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from iobench.errors import UsageError
-from iobench.report.render import DocumentFormat
-from iobench.report.training import training_costs, write
+from iobench.report.render import DocumentFormat, render
+from iobench.report.train import train_document, training_costs
 from iobench.results import ResultFile, TrainBlock, TrainSave, from_record, read, to_record
 from iobench.train.arm import choose_arms
 from iobench.train.block import due
@@ -83,7 +83,8 @@ def test_few_pairs_leave_an_overhead_undecided(pairs: int, said: str) -> None:
     blocks = [replace(one, repetition=n) for n in range(pairs) for one in (_NONE, _ASYNC)]
     plan = {"every": 2, "steps": 4, "simulated_s": 0.0, "memcpy_bytes_per_s": 1e9}
     record, table = _file(*blocks), io.StringIO()
-    write(replace(record, run=replace(record.run, plan=plan)), DocumentFormat.TABLE, table)
+    planned = replace(record, run=replace(record.run, plan=plan))
+    render(train_document([planned]), DocumentFormat.TABLE, table)
     assert said in table.getvalue()
     assert ("95% interval", "94% interval")[pairs >= 5] in table.getvalue()
     assert f"{pairs} block{'s' * (pairs > 1)} of each; " in table.getvalue()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from iobench.report.page.page import Page
-from iobench.report.page.rows import Measured
-from iobench.report.page.run_page import run_page
+from iobench.report.document import Document
+from iobench.report.rows import Measured
+from iobench.report.run import run_document
 from iobench.results import MemoryUse, ResultFile, read
 from iobench.units import MIB
 
@@ -32,5 +32,5 @@ def measured(recorded: ResultFile) -> Measured:
 
 
 @pytest.fixture(scope="session")
-def page(recorded: ResultFile) -> Page:
-    return run_page([recorded])
+def page(recorded: ResultFile) -> Document:
+    return run_document([recorded])

@@ -10,13 +10,13 @@ from typing import Any
 import altair as alt
 import pytest
 
-from iobench.report.page.charts.over_time import over_time_chart
-from iobench.report.page.charts.phases import phases_chart
-from iobench.report.page.charts.rates import rates_chart
+from iobench.report.charts.over_time import over_time_chart
+from iobench.report.charts.phases import phases_chart
+from iobench.report.charts.rates import rates_chart
+from iobench.report.document import Chart, Document
 from iobench.report.page.html import html
-from iobench.report.page.page import Chart, Page
-from iobench.report.page.rows import Group, Measured
-from iobench.report.page.run_page import run_page
+from iobench.report.rows import Group, Measured
+from iobench.report.run import run_document
 from iobench.results import Interference, ResultFile, Sample
 from iobench.units import GIB
 
@@ -28,10 +28,7 @@ _KINDS = ("rate", "phases", "over-time", "in-order")
 def _names(*absent: str) -> list[str]:
     """The names of all charts but some, in the order of the page."""
     return [
-        f"{kind}-{operation}"
-        for kind in _KINDS
-        for operation in _OPERATIONS
-        if kind not in absent
+        f"{kind}-{operation}" for kind in _KINDS for operation in _OPERATIONS if kind not in absent
     ]
 
 
@@ -53,7 +50,7 @@ def _with(result: ResultFile, change: Callable[[Sample], Sample]) -> Measured:
 
 
 @pytest.mark.slow
-def test_the_specs_are_vega_lite(page: Page) -> None:
+def test_the_specs_are_vega_lite(page: Document) -> None:
     """Altair's schema accepts each of them, and each has the width of its container."""
     assert [*page.charts] == _names()
     for chart in page.charts.values():
@@ -64,7 +61,7 @@ def test_the_specs_are_vega_lite(page: Page) -> None:
 
 
 @pytest.mark.parametrize("operation", _OPERATIONS)
-def test_a_dot_is_a_sample(recorded: ResultFile, page: Page, operation: str) -> None:
+def test_a_dot_is_a_sample(recorded: ResultFile, page: Document, operation: str) -> None:
     """In GiB/s, of the whole operation."""
     rates = sorted(
         s.bytes / s.elapsed_s / GIB for s in recorded.samples if s.operation == operation
@@ -87,7 +84,7 @@ def test_rates_are_those_of_the_report(measured: Measured) -> None:
     ]
     (line,) = _layers(chart, "rule")
     assert [part["x"] for part in line] == [3] * len(group.rows)
-    assert "fio reaches 3.00 GiB/s" in chart.alt
+    assert "Dashed line: fio 3.00." in chart.alt
     assert not list(_layers(rates_chart(group, None), "rule"))
 
 
@@ -163,21 +160,21 @@ def test_bytes_over_time_are_all_of_them(measured: Measured) -> None:
 def test_old_records_have_no_series(old: ResultFile) -> None:
     """Then there is no such chart, and the page has all others."""
     assert over_time_chart(_group(Measured.of(old), "save")) is None
-    assert [*run_page([old]).charts] == _names("over-time")
+    assert [*run_document([old]).charts] == _names("over-time")
 
 
 def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
     """Or one sample, which has no interval: the page has what there is."""
     end = replace(recorded, samples=(), ceiling=(), end=None)
-    page = run_page([end])
+    page = run_document([end])
     assert not page.charts
-    assert "Nothing was measured." in {text for part in page.sections for text in part.paragraphs}
+    assert page.notes[0] == "nothing was measured"
     assert html(page)
-    one = run_page([replace(end, samples=recorded.samples[:1])])
+    one = run_document([replace(end, samples=recorded.samples[:1])])
     chart = one.charts[f"rate-{recorded.samples[0].operation}"]
     assert not list(_layers(chart, "bar"))
     assert [len(dots) for dots in _layers(chart, "point")] == [1]
-    assert [line.subject for line in one.caveats] == ["Stopped"]
+    assert [line.subject for line in one.answer if line.caveat] == ["Stopped"]
 
 
 def test_several_targets_have_charts_of_their_own(recorded: ResultFile) -> None:
@@ -198,7 +195,7 @@ def test_several_targets_have_charts_of_their_own(recorded: ResultFile) -> None:
             *(replace(at(one, "/a-"), elapsed_s=2 * one.elapsed_s) for one in recorded.samples),
         ),
     )
-    page = run_page([result])
+    page = run_document([result])
     ends = [
         page.charts[name].spec["layer"][0]["encoding"]["x"]["scale"]["domain"][1]
         for name in ("rate-save-on-a", "rate-save-on-a-2")
@@ -213,8 +210,9 @@ def test_several_targets_have_charts_of_their_own(recorded: ResultFile) -> None:
 
 def test_records_side_by_side(recorded: ResultFile, example: ResultFile) -> None:
     """A column of medians per record, and what differs between them."""
-    page = run_page([recorded, example])
-    _, medians = page.sections[0].grids
+    page = run_document([recorded, example])
+    _, medians, differences = page.tables
+    assert {row[0] for row in differences.rows} == {"B"}
     assert [name for name, _ in medians.columns[2:]] == ["A, GiB/s", "B, GiB/s"]
     rates = [
         {(row.summary.operation, row.summary.label): f"{row.median:.2f}" for row in one.rows}
@@ -224,9 +222,8 @@ def test_records_side_by_side(recorded: ResultFile, example: ResultFile) -> None
     assert shown.keys() == rates[0].keys() | rates[1].keys()
     for who, cells in shown.items():
         assert cells == [one.get(who, "-") for one in rates]
-    assert [line.subject[0] for line in page.answer] == ["A", "B"]
-    assert [file.name for file in page.attachments] == ["reference-llama7b.jsonl", "example.jsonl"]
+    assert [line.subject[0] for line in page.answer if not line.caveat] == ["A", "B"]
+    assert page.records == (recorded.path, example.path)
     headings = [section.heading for section in page.sections]
-    assert headings[:2] == ["Overview", "What differs between the records"]
-    assert headings[2:] == ["A: reference-llama7b", "B: example"]
+    assert headings == ["Figures", "A: reference-llama7b", "B: example"]
     assert "rate-save-2" in page.charts

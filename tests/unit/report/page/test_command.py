@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from iobench.cli.show import show
 from iobench.cli.stopped import report_stopped
 from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
-from iobench.report.page import kinds
+from iobench.report import kinds
 from iobench.results import ResultFile
 
 _RESULTS = Path(__file__).parents[4] / "results"
@@ -96,7 +96,7 @@ def test_kinds_are_not_mixed(example_path: Path) -> None:
     """Each page is of one kind of record."""
     grid = _RESULTS / "reference-autotune-llama7b.jsonl"
     with pytest.raises(UsageError, match=r"is of iobench autotune, .* is of iobench run; make one"):
-        kinds.page_of([grid, example_path])
+        kinds.document_of([grid, example_path])
 
 
 @pytest.mark.parametrize("form", ["table", "json", "md"])
@@ -134,7 +134,7 @@ def test_a_journal_without_an_answer_is_the_race_so_far(app: typer.Typer, tmp_pa
 def test_a_run_imports_no_charts() -> None:
     """Neither does the command line, nor the table in the terminal."""
     code = (
-        "import sys, iobench.cli.main, iobench.report.table, iobench.report.summary;"
+        "import sys, iobench.cli.main, iobench.report.render, iobench.report.run;"
         "print(*{'altair', 'jinja2', 'vl_convert'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,14 +16,13 @@ import pytest
 from support.records import BROKEN, HOSTILE, broken_record, hostile_record
 
 from iobench.errors import ResultFileError
-from iobench.report.answer import Line
+from iobench.report.document import Document, Line, Section
 from iobench.report.grid import Grid
+from iobench.report.kinds import document_of
 from iobench.report.page.bundle import inline_json, inline_script, runtime
 from iobench.report.page.figure import draw
 from iobench.report.page.html import html
-from iobench.report.page.kinds import page_of
-from iobench.report.page.page import Attachment, Page, Section
-from iobench.report.page.run_page import run_page
+from iobench.report.run import run_document
 from iobench.results import Environment, ResultFile
 
 _MOST_BYTES = 2 * 2**20
@@ -60,18 +59,18 @@ class _Elements(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def text(page: Page) -> str:
+def text(page: Document) -> str:
     return html(page)
 
 
 @pytest.fixture(scope="module")
 def harmless(example: ResultFile) -> _Elements:
-    return _Elements(html(run_page([example])))
+    return _Elements(html(run_document([example])))
 
 
-def test_the_answer_is_first_and_as_the_terminal_has_it(page: Page, text: str) -> None:
+def test_the_answer_is_first_and_as_the_terminal_has_it(page: Document, text: str) -> None:
     shown = _Elements(text).text
-    lines = [one for line in (*page.answer, *page.caveats) for one in line.texts]
+    lines = [one for line in page.answer for one in line.texts]
     assert lines
     assert all(line in shown for line in lines)
     assert max(shown.index(line) for line in lines) < shown.index("Rate of each save")
@@ -99,7 +98,7 @@ def test_the_record_is_in_the_page(
     (packed,) = re.findall(r'<script type="application/octet-stream"[^>]*>([^<]*)<', text)
     assert gzip.decompress(base64.b64decode(packed)) == recorded.path.read_bytes()
     monkeypatch.setattr("gzip.time.time", lambda: 0.0)
-    assert html(run_page([recorded])) == text  # the same record, the same file
+    assert html(run_document([recorded])) == text  # the same record, the same file
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
@@ -108,7 +107,7 @@ def test_hostile_texts_change_no_element(
 ) -> None:
     """The page has the elements and attributes of the harmless one; the scripts are the same."""
     record = hostile_record(example.path, tmp_path / "hostile.jsonl", hostile)
-    found = _Elements(html(page_of([record])))
+    found = _Elements(html(document_of([record])))
     # The hostile names of writers are all unknown, so that only the order of rows may differ.
     assert {*found.found} == {*harmless.found}
     assert found.found["script", "type"] == harmless.found["script", "type"]
@@ -122,7 +121,7 @@ def test_hostile_names_of_files(example: ResultFile, tmp_path: Path) -> None:
     record = tmp_path / "\udcff\u202egpj.jsonl"
     record.write_bytes(example.path.read_bytes())
     for paths in ([record], [record, record]):
-        text = html(page_of(paths)).encode().decode()
+        text = html(document_of(paths)).encode().decode()
         assert "\u202e" not in text
         assert r"\udcff\u202egpj.jsonl" in text
 
@@ -132,7 +131,7 @@ def test_broken_records_are_errors(example: ResultFile, tmp_path: Path, how: str
     """The error names the file; no page is made of what could be read."""
     record = broken_record(example.path, tmp_path / "broken.jsonl", how)
     with pytest.raises(ResultFileError, match=r"broken\.jsonl"):
-        page_of([record])
+        document_of([record])
 
 
 def test_damaged_plans_and_environments(example: ResultFile) -> None:
@@ -140,33 +139,42 @@ def test_damaged_plans_and_environments(example: ResultFile) -> None:
     for baseline in ("odirect", {}, {"name": "odirect"}, {"target": "/a"}, {"label": None}):
         run = replace(example.run, plan={**example.run.plan, "baseline": baseline})
         with pytest.raises(ResultFileError, match=r"line 1: plan\.baseline must have"):
-            run_page([replace(example, run=run)])
+            run_document([replace(example, run=run)])
     for odd in (7, "x", [7], {"x": [7]}):
         names = ("gpus", "cpu", "memory", "versions")
         environment = Environment(
             machine=dict.fromkeys(names, odd), storage={"device": odd, "mount_options": odd}
         )
         run = replace(example.run, environment=environment, plan={"target": odd, "seed": odd})
-        assert html(run_page([replace(example, run=run)]))
+        assert html(run_document([replace(example, run=run)]))
 
 
-def test_parts_of_a_page_are_escaped() -> None:
+def test_parts_of_a_page_are_escaped(tmp_path: Path) -> None:
     """Every text of every noun."""
     bad = '<b onclick="x">&'
-    grid = Grid(columns=((bad, False), (bad, True)), rows=[[bad, bad]], styles=("green",))
+    record = tmp_path / "<b onclick='x'>&"
+    record.write_bytes(b"x")
+    grid = Grid(
+        title=bad, columns=((bad, False), (bad, True)), rows=[[bad, bad]], styles=("green",)
+    )
     part = Section(heading=bad, paragraphs=(bad,), commands=(bad,), grids=(grid,), folded=True)
-    page = Page(
+    page = Document(
         kind=bad,
         title=bad,
         about=(bad,),
-        answer=(Line(bad, (bad,)), Line(bad, (bad,), commands=True)),
-        caveats=(Line(bad, (bad, bad)),),
-        sections=(replace(part, folded=False, sections=(part,)),),
-        attachments=(Attachment(name=bad, data=b"x"),),
+        answer=(
+            *(Line(bad, (bad,)), Line(bad, (bad,), commands=True)),
+            Line(bad, (bad, bad), caveat=True),
+        ),
+        tables=(grid,),
+        notes=(bad,),
+        appendix=(replace(part, folded=False, sections=(part,)),),
+        records=(record,),
     )
     found = _Elements(html(page))
     assert ("b", "onclick") not in found.found
-    assert found.text.count(bad) == 26
+    assert found.text.count(bad) == 36
+    assert found.text.count(record.name) == 1
 
 
 def test_a_large_run_is_small_enough(recorded: ResultFile) -> None:
@@ -184,11 +192,11 @@ def test_a_large_run_is_small_enough(recorded: ResultFile) -> None:
         for operation in ("save", "restore")
         for one in saves[:1]
     )
-    page = run_page([replace(recorded, samples=samples)])
+    page = run_document([replace(recorded, samples=samples)])
     assert len(html(page)) < _MOST_BYTES - 2**19  # the record itself takes less than 512 KiB
 
 
-def test_a_picture(page: Page) -> None:
+def test_a_picture(page: Document) -> None:
     """With its answer as the title, as text; nothing in it comes from elsewhere."""
     chart = page.charts["rate-save"]
     svg = draw(chart, "svg").decode()

@@ -19,18 +19,15 @@ from iobench.goodput import goodput
 from iobench.goodput.forecast import Method, forecast
 from iobench.goodput.job import TrainingJob
 from iobench.goodput.measured import by_hand
-from iobench.report.answer import Line
+from iobench.report.claims import claims_document
 from iobench.report.compare import compare
-from iobench.report.outlook import Outlook
-from iobench.report.page.compare_page import compare_page
+from iobench.report.comparison import compare_document
+from iobench.report.document import Document, Line
+from iobench.report.kinds import document_of
 from iobench.report.page.html import html
-from iobench.report.page.kinds import page_of
-from iobench.report.page.page import Page
-from iobench.report.page.plan_page import plan_page
-from iobench.report.page.reproduce_page import reproduce_page
-from iobench.report.page.run_page import run_page
-from iobench.report.page.train_page import train_page
-from iobench.report.training import training_costs
+from iobench.report.plan import Outlook, plan_document
+from iobench.report.run import run_document
+from iobench.report.train import train_document, training_costs
 from iobench.results import ResultFile, WorldFacts, read
 
 _RESULTS = Path(__file__).parents[4] / "results"
@@ -40,7 +37,7 @@ def reference(name: str) -> ResultFile:
     return read(_RESULTS / f"reference-{name}.jsonl")
 
 
-def check(page: Page) -> str:
+def check(page: Document) -> str:
     """Return the page as HTML; its charts have words and numbers."""
     assert page.charts
     for chart in page.charts.values():
@@ -57,7 +54,7 @@ def check(page: Page) -> str:
 def test_training() -> None:
     """A dot per pair of blocks and per checkpoint; steps, stalls and persists of one block."""
     result = reference("train-busy-gpt5b-nemo")
-    page = page_of([result.path])
+    page = document_of([result.path])
     costs = [cost for cost in training_costs(result) if cost.overhead is not None]
     dots = values(page.charts["overhead"], "point")
     assert len(dots) == sum(cost.pairs for cost in costs)
@@ -83,7 +80,7 @@ def test_a_stall_is_after_its_step_and_delays_the_next(tmp_path: Path) -> None:
     first = next(one for one in result.training if one.saves)
     save = replace(first.saves[0], step=1, stall_s=0.5, persist_s=2.0)
     block = replace(first, step_s=(1.0, 1.0), persisting=(False, True), saves=(save,))
-    page = train_page([replace(result, training=(block,))])
+    page = train_document([replace(result, training=(block,))])
     chart = page.charts["steps-1"]
     stall, persist = sorted(values(chart, "rect"), key=lambda row: row["kind"], reverse=True)
     assert (stall["x"], stall["x2"]) == (1.0, 1.5)
@@ -96,7 +93,7 @@ def test_comparison() -> None:
     """A row for each contender: ratio and interval; all records are attached."""
     old, new = [reference("llama7b")], [reference("aa-llama7b")]
     comparison = compare(old, new, 0.05)
-    page = compare_page(comparison, old, new)
+    page = compare_document(comparison, [*old, *new])
     for operation in ("save", "restore"):
         rows = [row for row in comparison.rows if row.operation == operation]
         chart = page.charts[f"ratio-{operation}"]
@@ -104,9 +101,9 @@ def test_comparison() -> None:
         assert [row["x"] for row in values(chart, "tick")] == ratios
         bounds = {row.ci95 for row in rows if row.ci95}
         assert {(row["x"], row["x2"]) for row in values(chart, "bar")} == bounds
-    shown = [text for line in page.answer for text in line.texts]
-    assert len(shown) == len(comparison.rows)
-    assert [one.name for one in page.attachments] == [one.path.name for one in (*old, *new)]
+    counts = [int(line.texts[0].split()[0]) for line in page.answer]
+    assert sum(counts) == len(comparison.rows)
+    assert page.records == tuple(one.path for one in (*old, *new))
     check(page)
 
 
@@ -116,7 +113,7 @@ def test_claims() -> None:
     records = [reference(name) for name in names]
     about = study("hybrid-io")
     found = judge_records(about, records)
-    page = reproduce_page(about, records, found)
+    page = claims_document(about, records, found)
     times = [one for one in found if one.claim.measure != "wall clock"]
     shares = [one for one in found if one.claim.measure == "wall clock"]
     for name, own, factor in (("claims-times", times, 1), ("claims-wall-clock", shares, -100)):
@@ -142,7 +139,7 @@ def outlook(nodes: list[int]) -> Outlook:
 def test_plan() -> None:
     """Each curve is highest at its dot, the best interval; ETTR is that of the formula."""
     about = outlook([2048])
-    page = plan_page(about, None)
+    page = plan_document(about)
     chart = page.charts["ettr-interval-1"]
     (sync, background), job = about.forecasts, about.jobs[0]
     points = {row["mode"]: row for row in values(chart, "point")}
@@ -162,7 +159,7 @@ def test_plan() -> None:
 def test_plan_of_several_sizes() -> None:
     """ETTR against nodes, and the curves of the smallest and the largest job."""
     about = outlook([64, 512, 2048])
-    page = plan_page(about, None)
+    page = plan_document(about)
     assert list(page.charts) == [*("ettr-nodes", "ettr-interval-1", "ettr-interval-2")]
     assert len(values(page.charts["ettr-nodes"], "point")) == len(about.forecasts)
     assert [line.subject for line in page.answer] == ["Smallest job", "Largest job"]
@@ -188,7 +185,9 @@ def test_ranks() -> None:
         clock_offset_s=(0.0,) * 4,
         clock_error_s=(0.0,) * 4,
     )
-    page = run_page([replace(result, run=replace(result.run, world=world), samples=tuple(samples))])
+    page = run_document(
+        [replace(result, run=replace(result.run, world=world), samples=tuple(samples))]
+    )
     grids = [grid for section in page.sections for grid in section.grids]
     figures = next(grid for grid in grids if ("last\ndone (s)", True) in grid.columns)
     assert len(figures.rows) == len({(str(one.setting), one.operation) for one in samples})
@@ -227,14 +226,14 @@ def test_the_report_option_of_the_verbs(tmp_path: Path) -> None:
 
 def test_a_training_that_was_killed_says_so() -> None:
     result = replace(reference("train-busy-gpt5b-nemo"), end=None)
-    (line,) = train_page([result]).caveats
+    (line,) = [one for one in train_document([result]).answer if one.caveat]
     assert "the run was killed or is still running" in line.texts[0]
 
 
 def test_several_records_of_training_are_refused() -> None:
     path = reference("train-busy-gpt5b-nemo").path
     with pytest.raises(UsageError, match="one by one"):
-        page_of([path, path])
+        document_of([path, path])
 
 
 def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
@@ -249,13 +248,13 @@ def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
             one["writer"] += hostile
     path = tmp_path / "run.jsonl"
     path.write_text("".join(f"{json.dumps(one)}\n" for one in (header, *blocks)))
-    assert hostile not in check(page_of([path]))
+    assert hostile not in check(document_of([path]))
 
 
 def test_answer_lines_are_those_of_the_verb() -> None:
     """The cards of a page of training have the words that the terminal prints first."""
     result = reference("train-busy-gpt5b-nemo")
     shown = CliRunner().invoke(app, ["show", str(result.path)]).stdout
-    for line in train_page([result]).answer:
+    for line in train_document([result]).answer:
         assert isinstance(line, Line)
         assert all(text in shown for text in line.texts)

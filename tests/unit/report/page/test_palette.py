@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from iobench import peers
-from iobench.report.page import palette
-from iobench.report.page.palette import colour_of, phase_colour, shape_of
+from iobench.report import palette
 from iobench.report.page.theme import INK, MUTED, PAPER
+from iobench.report.palette import colour_of, phase_colour, shape_of
 from iobench.writers import registry
 
 _CSS = (Path(palette.__file__).parent / "templates" / "page.css.j2").read_text()

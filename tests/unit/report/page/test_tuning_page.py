@@ -13,8 +13,8 @@ from support.journals import write_journal
 from support.records import HOSTILE
 
 from iobench.errors import IobenchError, ResultFileError, UnknownNameError, UsageError
+from iobench.report.kinds import document_of
 from iobench.report.page.html import html
-from iobench.report.page.kinds import page_of
 from iobench.tune.journal import read_journal
 from iobench.tune.race import RaceStatus
 from iobench.tune.replay import replay
@@ -28,8 +28,8 @@ def test_a_finished_tuning(tmp_path: Path) -> None:
     found = replay(*read_journal(path))
     outcome = found.outcome
     assert outcome is not None
-    page = page_of([path])
-    (race,) = (section.grids[0] for section in page.sections if section.heading == "Race")
+    page = document_of([path])
+    (race,) = page.details.tables
     rows = {name: (int(rounds), fate) for name, rounds, _, fate in race.rows}
     assert {name: rounds for name, (rounds, _) in rows.items()} == {
         name: len(one.losses) for name, one in found.race.trials.items()
@@ -46,7 +46,7 @@ def test_a_finished_tuning(tmp_path: Path) -> None:
     assert len(values(chart, "tick")) == len(confirmed)
     words = " ".join(text for line in page.answer for text in line.texts)
     assert all(reason in words for reason in outcome.reasons())
-    assert page.caveats == ()
+    assert not any(line.caveat for line in page.answer)
     for one in page.charts.values():
         alt.LayerChart.from_dict({**one.spec, "config": {}, "datasets": {}})
     assert outcome.chosen.label in html(page)
@@ -54,18 +54,19 @@ def test_a_finished_tuning(tmp_path: Path) -> None:
 
 def test_an_unfinished_tuning_says_so() -> None:
     """A journal without a confirmation has its race, and no answer."""
-    page = page_of([_GRID])
-    assert page.answer == ()
-    assert "--resume" in page.caveats[0].texts[0]
-    assert "Race" in [section.heading for section in page.sections]
-    assert "confirmation" not in page.charts
+    page = document_of([_GRID])
+    (line,) = page.answer
+    assert line.caveat
+    assert "--resume" in line.texts[0]
+    assert [grid.title for grid in page.tables] == ["race"]
+    assert not page.charts
 
 
 def test_journals_are_shown_one_by_one() -> None:
     with pytest.raises(UsageError, match="one by one"):
-        page_of([_GRID, _GRID])
+        document_of([_GRID, _GRID])
     with pytest.raises(UsageError, match="one page for each kind"):
-        page_of([_GRID, _GRID.parents[1] / "reference-llama7b.jsonl"])
+        document_of([_GRID, _GRID.parents[1] / "reference-llama7b.jsonl"])
 
 
 def changed(path: Path, **asked: Any) -> Path:
@@ -87,7 +88,7 @@ def changed(path: Path, **asked: Any) -> Path:
 )
 def test_a_broken_journal_is_one_error(tmp_path: Path, asked: dict[str, Any]) -> None:
     with pytest.raises(IobenchError) as raised:
-        page_of([changed(tmp_path / "journal.jsonl", **asked)])
+        document_of([changed(tmp_path / "journal.jsonl", **asked)])
     assert len(str(raised.value)) < 300
 
 
@@ -95,12 +96,12 @@ def test_a_time_that_is_none_is_one_error(tmp_path: Path) -> None:
     path = write_journal(tmp_path / "journal.jsonl")
     path.write_text(path.read_text().replace("2026-01-01T00:00:00Z", "yesterday", 1))
     with pytest.raises(ResultFileError, match="not a journal as iobench autotune writes it"):
-        page_of([path])
+        document_of([path])
 
 
 def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
     """Also those that cannot be encoded, and commands to a terminal."""
-    shown = html(page_of([changed(tmp_path / "journal.jsonl", target=" ".join(HOSTILE))]))
+    shown = html(document_of([changed(tmp_path / "journal.jsonl", target=" ".join(HOSTILE))]))
     assert shown.encode()
     assert not {"\x1b", "\x00", "\ud800"} & set(shown)
     assert not [text for text in HOSTILE if "<" in text and text in shown]
@@ -111,4 +112,4 @@ def test_a_writer_that_is_not_installed_is_named(tmp_path: Path) -> None:
     path = write_journal(tmp_path / "journal.jsonl")
     path.write_text(path.read_text().replace('"writer": "aiofiles"', '"writer": "of-others"'))
     with pytest.raises(UnknownNameError, match="of-others"):
-        page_of([path])
+        document_of([path])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from iobench.bench.judging.stats import interval_heading
-from iobench.report.grid import Grid
-from iobench.report.page.charts.spread import Dot, MarkLine, Spread, spread_spec
-from iobench.report.page.page import Chart
-from iobench.report.page.rows import SAMPLE_HEADINGS, Group, RunRow, in_gib_per_s
+from iobench.report.charts.spread import spread_chart
+from iobench.report.document import Chart, Dot, MarkLine, Spread
+from iobench.report.rows import SAMPLE_HEADINGS, Group, RunRow, in_gib_per_s
 
 __all__ = ["highest", "rates_chart"]
 
@@ -29,20 +28,16 @@ def rates_chart(
     ceiling = None if ceiling_bytes_per_s is None else in_gib_per_s(ceiling_bytes_per_s)
     most = _MARGIN * max(highest(group), ceiling or 0.0, up_to_gib_per_s)
     rows = [_spread(group, row) for row in group.rows]
-    return Chart(
+    return spread_chart(
+        rows,
         name=group.slug("rate"),
         title=f"Rate of each {group.name}",
         headline=headline,
-        alt=_alt(group, rows, ceiling),
+        says=f"Median rate of each {group.name}, fastest first",
         caption=_caption(group, ceiling, most),
-        spec=spread_spec(
-            rows,
-            axis="GiB/s",
-            words=tuple(SAMPLE_HEADINGS.values()),
-            mark=None if ceiling is None else MarkLine(x=ceiling, label=f"fio {ceiling:.2f}"),
-            ends=(0.0, most),
-        ),
-        numbers=_numbers(group),
+        axis="GiB/s",
+        mark=None if ceiling is None else MarkLine(x=ceiling, label=f"fio {ceiling:.2f}"),
+        ends=(0.0, most),
     )
 
 
@@ -69,12 +64,6 @@ def _spread(group: Group, row: RunRow) -> Spread:
     )
 
 
-def _alt(group: Group, rows: list[Spread], ceiling: float | None) -> str:
-    spoken = "; ".join(f"{row.label} {row.figure}" for row in rows)
-    fio = "" if ceiling is None else f" fio reaches {ceiling:.2f} GiB/s."
-    return f"Median rate of each {group.name}, fastest first: {spoken}.{fio}"
-
-
 def _caption(group: Group, ceiling: float | None, most: float) -> str:
     interval = interval_heading(row.summary.repetitions for row in group.rows).replace("\n", " ")
     parts = [f"One dot per {group.operation}; upright line: median; bar: its {interval}."]
@@ -87,29 +76,3 @@ def _caption(group: Group, ceiling: float | None, most: float) -> str:
     if any(rate > most for row in group.rows for rate in row.rates):
         parts.append("Triangles are beyond the axis.")
     return " ".join(parts)
-
-
-def _numbers(group: Group) -> Grid:
-    columns = (
-        ("writer", False),
-        ("median, GiB/s", True),
-        ("interval", True),
-        ("samples in the order of repetitions", False),
-        ("verdict", False),
-    )
-    rows = [
-        [
-            group.label(row),
-            f"{row.median:.3f}",
-            _interval(row),
-            " ".join(f"{rate:.3f}" for rate in row.rates),
-            row.summary.verdict,
-        ]
-        for row in group.rows
-    ]
-    return Grid(columns=columns, rows=rows, sentences=(3,))
-
-
-def _interval(row: RunRow) -> str:
-    interval = row.summary.ci95_bytes_per_s
-    return " to ".join(f"{in_gib_per_s(one):.3f}" for one in interval) if interval else "-"

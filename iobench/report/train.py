@@ -1,11 +1,12 @@
-"""Cost of checkpoints to training for each arm, from the record of `iobench train`."""
+"""The document of a record of `iobench train`: what checkpoints cost, for each arm."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from functools import partial
+from typing import Any
 
 from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.stats import (
@@ -17,26 +18,19 @@ from iobench.bench.judging.stats import (
     paired_log_ratio,
 )
 from iobench.claims.answer import few_pairs
-from iobench.errors import ResultFileError
-from iobench.report.answer import Line
+from iobench.errors import ResultFileError, UsageError
+from iobench.report.document import Chart, Document, Dot, Line, MarkLine, Section, Spread
 from iobench.report.durations import DurationForm, duration_form
+from iobench.report.facts import environment_section, repeat_section
 from iobench.report.grid import Grid
-from iobench.report.render import DocumentFormat, write_grids, write_json
+from iobench.report.palette import colour_of, shape_of
+from iobench.report.rows import moment, spread_words
+from iobench.report.wording import environment_line
 from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.results.labels import labels
 from iobench.units import GIB, count_of, format_rate, format_seconds, format_size
 
-__all__ = [
-    "SCHEMA",
-    "TrainingCost",
-    "answer",
-    "blocks_by_arm",
-    "grid",
-    "heading",
-    "notes",
-    "training_costs",
-    "write",
-]
+__all__ = ["SCHEMA", "TrainingCost", "train_document", "training_costs"]
 
 SCHEMA = "iobench.train/2"
 
@@ -62,6 +56,7 @@ _DROPPED_FIRST = (
     *("same after\nresume", "same\nlosses", "persist"),
 )
 _DURATIONS = ("step_s", "persisting_step_s", "stall_s", "persist_s")
+_WITHOUT = "#8b93a1"  # blocks without checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +97,9 @@ class TrainingCost:
     committed: int
     losses_equal: bool
     resumed_equal: bool | None
+
+
+_Arms = Sequence[tuple[TrainingCost, Sequence[TrainBlock]]]
 
 
 def training_costs(result: ResultFile) -> list[TrainingCost]:
@@ -173,34 +171,38 @@ def _steps(blocks: Sequence[TrainBlock], *, persisting: bool) -> list[float]:
     ]
 
 
-def write(result: ResultFile, form: DocumentFormat, stream: TextIO) -> None:
-    """Write heading, table and notes; or JSON: the arms with unrounded numbers, the run's plan."""
-    if form is not DocumentFormat.JSON:
-        write_grids(form, _words(result), [grid(result)], notes(result), stream)
-        return
-    document = {
-        "schema": SCHEMA,
-        "record": str(result.path),
-        "run": to_plain(result.run),
-        "incomplete": result.incomplete,
-        "arms": [asdict(cost) for cost in training_costs(result)],
-    }
-    write_json(document, stream)
+def train_document(results: Sequence[ResultFile]) -> Document:
+    """Return the document of one record. Raises UsageError for several."""
+    if len(results) > 1:
+        raise UsageError("one report shows one record of iobench train; give them one by one")
+    (result,) = results
+    costs, run = training_costs(result), result.run
+    stopped = [Line("Stopped", (result.incomplete,), caveat=True)] if result.incomplete else []
+    arms = list(zip(costs, blocks_by_arm(result), strict=True))
+    return Document(
+        kind="iobench train",
+        title=heading(result),
+        about=(environment_line(run), f"measured {moment(run.started_at)}"),
+        answer=(*answer(costs), *stopped),
+        tables=(grid(costs),),
+        notes=tuple(notes(result)),
+        data={
+            "schema": SCHEMA,
+            "record": str(result.path),
+            "run": to_plain(run),
+            "incomplete": result.incomplete,
+            "arms": [asdict(cost) for cost in costs],
+        },
+        draw=partial(_sections, arms),
+        appendix=(environment_section(run), repeat_section(run)),
+        records=(result.path,),
+        incomplete=result.incomplete,
+    )
 
 
-def _words(result: ResultFile) -> Iterator[str]:
-    """Yield the answer in aligned lines, and the heading."""
-    lines = answer(result)
-    width = max((len(line.subject) for line in lines), default=0) + 2
-    for line in lines:
-        for number, text in enumerate(line.texts):
-            yield f"{'' if number else f'{line.subject}:':<{width}}{text}"
-    yield heading(result)
-
-
-def answer(result: ResultFile) -> list[Line]:
+def answer(arms: Sequence[TrainingCost]) -> list[Line]:
     """Return the lines Overhead, Stall and Losses: the best arm and the worst one."""
-    costs = [cost for cost in training_costs(result) if cost.mode != "none"]
+    costs = [cost for cost in arms if cost.mode != "none"]
     lines = [_overhead(costs), _stall(costs)]
     wrong = [c.label for c in costs if not c.losses_equal or c.resumed_equal is False]
     if wrong:
@@ -258,9 +260,8 @@ def _plan(result: ResultFile) -> Mapping[str, Any]:
     return plan
 
 
-def grid(result: ResultFile) -> Grid:
+def grid(costs: Sequence[TrainingCost]) -> Grid:
     """Return the table of costs."""
-    costs = training_costs(result)
     forms = {
         name: duration_form(getattr(cost, name) or 0.0 for cost in costs) for name in _DURATIONS
     }
@@ -338,3 +339,120 @@ def _yes(value: bool | None) -> str:
 
 def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
+
+
+# Charts.
+
+
+def _sections(arms: _Arms) -> Iterator[Section]:
+    yield Section(heading="What checkpoints cost", charts=tuple(_costs(arms)))
+    says = ("Of each, the block whose duration is the median.",)
+    yield Section(heading="Steps over time", paragraphs=says, charts=tuple(_timelines(arms)))
+
+
+def _costs(arms: _Arms) -> Iterator[Chart]:
+    from iobench.report.charts.spread import spread_chart
+
+    plain = {one.repetition: one.wall_s for cost, own in arms if cost.mode == "none" for one in own}
+    saving = [(cost, own) for cost, own in arms if cost.mode != "none"]
+    over = [_overhead_row(cost, own, plain) for cost, own in saving if cost.overhead is not None]
+    over.sort(key=lambda row: row.middle or 0.0)
+    if over:
+        pairs = spread_words(cost.pairs for cost, _ in saving if cost.pairs)
+        yield spread_chart(
+            over,
+            name="overhead",
+            title="What checkpoints add to the wall clock of training",
+            says="Overhead, the least first",
+            caption="One dot per block, compared with the block without checkpoints of the same "
+            f"repetition; {pairs} Triangles are beyond the axis.",
+            axis="added, %",
+            mark=MarkLine(x=0.0, label="no checkpoints"),
+        )
+    stalls = [_stall_row(cost, own) for cost, own in saving if cost.stall_s is not None]
+    stalls.sort(key=lambda row: row.middle or 0.0)
+    if stalls:
+        taken = spread_words(len(row.dots) for row in stalls)
+        yield spread_chart(
+            stalls,
+            name="stall",
+            title="How long a checkpoint stops training",
+            says="Stall of each checkpoint, the shortest first",
+            caption=f"One dot per checkpoint; {taken} Triangles are beyond the axis.",
+            axis="stall, ms",
+            zero=True,
+        )
+
+
+def _overhead_row(
+    cost: TrainingCost, blocks: Sequence[TrainBlock], plain: dict[int, float]
+) -> Spread:
+    held = cost.overhead_ci95
+    dots = [
+        _dot(
+            one.repetition,
+            100 * (one.wall_s / base - 1),
+            "%",
+            f"{one.wall_s:.3f} s, {base:.3f} s without",
+        )
+        for one in blocks
+        if (base := plain.get(one.repetition)) is not None
+    ]
+    return Spread(
+        label=cost.label,
+        figure=f"{100 * (cost.overhead or 0.0):+.1f}%"
+        + (", undecided" if cost.pairs < LEAST_SAMPLES else ""),
+        colour=colour_of(cost.writer),
+        shape=shape_of(cost.writer),
+        middle=100 * (cost.overhead or 0.0),
+        bounds=(100 * held.low, 100 * held.high) if held else None,
+        dots=dots,
+    )
+
+
+def _stall_row(cost: TrainingCost, blocks: Sequence[TrainBlock]) -> Spread:
+    held, stall_s = cost.stall_s_ci95, cost.stall_s or 0.0
+    return Spread(
+        label=cost.label,
+        figure=format_seconds(stall_s),
+        colour=colour_of(cost.writer),
+        shape=shape_of(cost.writer),
+        middle=1e3 * stall_s,
+        bounds=(1e3 * held.low, 1e3 * held.high) if held else None,
+        dots=[
+            _dot(block.repetition, 1e3 * one.stall_s, " ms", f"step {one.step}, {one.status}")
+            for block in blocks
+            for one in block.saves
+            if one.status != "skipped"
+        ],
+    )
+
+
+def _dot(repetition: int, value: float, unit: str, words: str) -> Dot:
+    shown = {"repetition": str(repetition + 1), "figure": f"{value:.3g}{unit}", "blocks": words}
+    return Dot(x=value, words=shown)
+
+
+def _timelines(arms: _Arms) -> Iterator[Chart]:
+    from iobench.report.charts.timeline import Timeline, timeline_chart
+
+    lines = [
+        Timeline(
+            label="without checkpoints" if cost.mode == "none" else cost.label,
+            colour=_WITHOUT if cost.mode == "none" else colour_of(cost.writer),
+            block=_typical(blocks),
+        )
+        for cost, blocks in arms
+    ]
+    ends = [row["x2"] for line in lines for row in (*line.steps(), *line.saves())]
+    steps = [step_s for line in lines for step_s in line.block.step_s]
+    end_s, slowest_s = max(ends, default=1.0), max(steps, default=1.0)
+    for number, line in enumerate(lines):
+        name = f"steps-{number + 1}"
+        yield timeline_chart(line, name=name, end_s=end_s, slowest_s=slowest_s)
+
+
+def _typical(blocks: Sequence[TrainBlock]) -> TrainBlock:
+    """Return the block whose duration is nearest to the median."""
+    middle = median([one.wall_s for one in blocks])
+    return min(blocks, key=lambda one: abs(one.wall_s - middle))

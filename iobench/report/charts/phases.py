@@ -7,18 +7,18 @@ from typing import Any
 
 import altair as alt
 
-from iobench.report.grid import Grid
-from iobench.report.page.charts.lanes import (
+from iobench.report.charts.lanes import (
     BODY,
     label_layers,
     lane_axis,
     lane_height,
     lane_scale,
 )
-from iobench.report.page.page import Chart
-from iobench.report.page.palette import PHASES, phase_colour
-from iobench.report.page.rows import Group, RunRow
+from iobench.report.document import Chart
+from iobench.report.grid import Grid
 from iobench.report.page.theme import GRID, INK, MUTED, data_of, spec_of
+from iobench.report.palette import PHASES, phase_colour
+from iobench.report.rows import Group, RunRow
 from iobench.units import format_seconds
 
 __all__ = ["phases_chart"]

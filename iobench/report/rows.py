@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
 from iobench.bench.judging import stats
 from iobench.bench.judging.verdict import Context, judge
-from iobench.report.page.palette import colour_of, shape_of
+from iobench.report.palette import colour_of, shape_of
 from iobench.report.summary import Report, Summary, group, summarise
 from iobench.report.winners import PROVED, RANKED
 from iobench.results import Interference, Operation, ResultFile, Sample, WorldFacts
 from iobench.results.setting import at_target
 from iobench.units import GIB, format_rate, format_seconds, format_size
 
-__all__ = ["SAMPLE_HEADINGS", "Group", "Measured", "RunRow", "in_gib_per_s", "moment"]
+__all__ = [
+    *("SAMPLE_HEADINGS", "Group", "Measured", "RunRow"),
+    *("in_gib_per_s", "moment", "spread_words"),
+]
 
 SAMPLE_HEADINGS = {
     **{name: name for name in ("writer", "repetition", "rate", "time", "verdict")},
@@ -108,11 +111,6 @@ class Measured:
     def of(cls, result: ResultFile) -> Measured:
         return cls(result=result, report=summarise(result))
 
-    @property
-    def when(self) -> str:
-        """When the run began: `2026-01-31 12:00 UTC`."""
-        return moment(self.result.run.started_at)
-
     @cached_property
     def rows(self) -> tuple[RunRow, ...]:
         """All rows in the order of the report."""
@@ -147,6 +145,12 @@ class Measured:
             )
             for operation, restore_as, target in kinds
         )
+
+
+def spread_words(samples: Iterable[int]) -> str:
+    """Return how to read a row: median and interval, with the confidence of so many samples."""
+    interval = stats.interval_heading(samples).replace("\n", " ")
+    return f"upright line: median; bar: its {interval}."
 
 
 def moment(text: str) -> str:

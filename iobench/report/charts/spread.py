@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import altair as alt
 
-from iobench.report.page.charts.lanes import (
+from iobench.report.charts.lanes import (
     BODY,
     label_layers,
     lane_axis,
     lane_height,
     lane_scale,
 )
-from iobench.report.page.palette import CIRCLE
+from iobench.report.document import Chart, Dot, MarkLine, Spread
+from iobench.report.grid import Grid
 from iobench.report.page.theme import INK, MUTED, data_of, spec_of
 
-__all__ = ["Dot", "MarkLine", "Spread", "spread_spec"]
+__all__ = ["spread_chart"]
 
 _HEAD = 0.5  # lanes above the first one, for the labels of the marks
 _APART = 0.12  # lanes: dots alternate above and below the middle, so that fewer hide others
@@ -27,55 +26,25 @@ _FARTHEST = 2.0  # dots and intervals may widen the axis by so many times the ra
 _BESIDE = 0.3  # lanes above and below the marks: the dashed line does not cross the labels
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dot:
-    """One sample, with the words of its tooltip by heading. `shape` is the row's if empty."""
-
-    x: float
-    words: Mapping[str, str] = field(default_factory=dict)
-    shape: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MarkLine:
-    """A line across all rows, with its name: what the figures are compared with."""
-
-    x: float
-    label: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """One row: a figure, the bounds of its interval, and its samples.
-
-    `figure` is the text on the right. `target` is a value of this row alone to compare it with,
-    drawn as a diamond. A `hollow` row has a figure that does not count.
-    """
-
-    label: str
-    figure: str
-    colour: str
-    middle: float | None = None
-    bounds: tuple[float, float] | None = None
-    dots: Sequence[Dot] = ()
-    target: float | None = None
-    shape: str = CIRCLE
-    hollow: bool = False
-
-
-def spread_spec(
+def spread_chart(
     rows: Sequence[Spread],
     *,
+    name: str,
+    title: str,
+    says: str,
+    caption: str,
     axis: str,
-    words: Sequence[str] = (),
+    headline: str = "",
     mark: MarkLine | None = None,
     zero: bool = False,
     ends: tuple[float, float] | None = None,
-) -> dict[str, Any]:
-    """Return the spec of `rows`, one below the other.
+) -> Chart:
+    """Return the chart of `rows`, one below the other.
 
-    `axis` is the title of the axis with its unit, `words` are the headings of the tooltips. The
-    axis has all that is not far off the figures, and with `zero` begins at 0; or it has `ends`.
+    Its text, its table and its tooltips are made from the same rows. `says` begins the text for
+    people who cannot see it. `axis` is the title of the axis with its
+    unit. The axis has all that is not far off the figures, and with `zero` begins at 0; or it has
+    `ends`.
     """
     head = 0.0 if mark is None else _HEAD
     down = lane_scale(len(rows), head)
@@ -89,20 +58,56 @@ def spread_spec(
         *_mark_layers(
             mark, len(rows), x, down, left=mark is not None and mark.x > (low + high) / 2
         ),
-        *_row_layers(rows, x, lane_axis("y", down), words, (low, high)),
+        *_row_layers(rows, x, lane_axis("y", down), (low, high)),
         *label_layers([(row.label, row.figure) for row in rows], down),
     ]
-    return spec_of(alt.layer(*layers), lane_height(len(rows), head))
+    spoken = "; ".join(f"{row.label} {row.figure}" for row in rows)
+    return Chart(
+        name=name,
+        title=title,
+        headline=headline,
+        alt=f"{says}: {spoken}." + (f" Dashed line: {mark.label}." if mark else ""),
+        caption=caption,
+        spec=spec_of(alt.layer(*layers), lane_height(len(rows), head)),
+        numbers=_numbers(rows, axis),
+    )
+
+
+def _numbers(rows: Sequence[Spread], axis: str) -> Grid:
+    """Return the table of the rows, with the columns that one of them fills."""
+    cells = {
+        ("row", False): [row.label for row in rows],
+        ("target", True): [_figures([row.target]) for row in rows],
+        (axis, True): [_figures([row.middle]) for row in rows],
+        ("interval", True): [" to ".join(map(_short, row.bounds or ())) for row in rows],
+        ("samples", False): [_figures(dot.x for dot in row.dots) for row in rows],
+        ("shown", False): [row.figure for row in rows],
+    }
+    filled = {column: own for column, own in cells.items() if any(own)}
+    columns = tuple(filled)
+    return Grid(
+        columns=columns,
+        rows=[list(row) for row in zip(*filled.values(), strict=True)],
+        sentences=tuple(at for at, (name, _) in enumerate(columns) if name == "samples"),
+    )
+
+
+def _figures(values: Iterable[float | None]) -> str:
+    return " ".join(_short(one) for one in values if one is not None)
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def _row_layers(
     rows: Sequence[Spread],
     x: alt.X,
     y: alt.Y,
-    words: Sequence[str],
     ends: tuple[float, float],
 ) -> Iterator[alt.Chart]:
     colour = alt.Color("colour:N", scale=None)
+    words = dict.fromkeys(heading for row in rows for dot in row.dots for heading in dot.words)
     bars = [
         {"y": at + BODY, "x": row.bounds[0], "x2": row.bounds[1], "colour": row.colour}
         for at, row in enumerate(rows)

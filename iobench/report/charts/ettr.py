@@ -10,10 +10,10 @@ import numpy as np
 
 from iobench.goodput import goodput, intervals
 from iobench.goodput.forecast import Forecast
+from iobench.report.document import Chart
 from iobench.report.grid import Grid
-from iobench.report.page.page import Chart
-from iobench.report.page.palette import colour_of
 from iobench.report.page.theme import INK, data_of, spec_of
+from iobench.report.palette import colour_of
 from iobench.units import format_seconds
 
 __all__ = ["interval_chart", "nodes_chart"]

@@ -3,58 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from iobench.environment.storage import leaf_devices
 from iobench.report.alike import part_of
+from iobench.report.document import Section
 from iobench.report.grid import Grid
-from iobench.report.latency import latency_grid
-from iobench.report.page.page import Section
-from iobench.report.summary import Report
-from iobench.report.wording import footnotes, grid, verdict_style
-from iobench.results import Environment, Run, to_plain
+from iobench.results import Environment, ResultFile, Run, to_plain
 from iobench.units import format_size
 
 __all__ = [
+    "commands_section",
     "environment_section",
     "facts_section",
-    "figures_section",
     "repeat_section",
-    "verdicts_section",
 ]
 
 _MISSING = "not recorded"
-
-
-def figures_section(report: Report) -> Section:
-    """Return the tables of figures and of latencies that the terminal prints."""
-    if not report.summaries:
-        return Section(heading="Figures", paragraphs=("Nothing was measured.",))
-    latencies = latency_grid(report.summaries)
-    return Section(heading="Figures", grids=(grid(report), *([latencies] if latencies else [])))
-
-
-def verdicts_section(report: Report) -> Section:
-    """Return the verdict of each row with its reasons, and the notes of the terminal's table."""
-    rows = [
-        [one.label, one.operation, "; ".join(one.reasons) or "nothing to note", one.verdict]
-        for one in report.summaries
-    ]
-    columns = (("writer", False), ("operation", False), ("reasons", False), ("verdict", False))
-    styles = tuple(verdict_style(one.verdict) for one in report.summaries)
-    verdicts = Grid(columns=columns, rows=rows, sentences=(2,), styles=styles)
-    reasons = tuple(reason for one in report.summaries for reason in one.reasons if reason)
-    others = [[note] for note in footnotes(report) if not note.startswith(reasons)]
-    notes = Grid(columns=(("notes", False),), rows=others, sentences=(0,))
-    return Section(
-        heading="Verdicts and notes",
-        paragraphs=(
-            "VALID: cold restores, durable saves, all bytes verified and seen by the device. "
-            "Scaled: the same, with a smaller checkpoint than the model's.",
-        ),
-        grids=(verdicts, *([notes] if notes.rows else [])),
-    )
 
 
 def environment_section(run: Run) -> Section:
@@ -93,6 +59,12 @@ def repeat_section(run: Run) -> Section:
     return Section(
         heading="Repeat it", paragraphs=tuple(paragraphs), commands=(shlex.join(run.command),)
     )
+
+
+def commands_section(records: Iterable[ResultFile]) -> Section:
+    """Return the section with the commands that made `records`."""
+    commands = dict.fromkeys(shlex.join(one.run.command) for one in records)
+    return Section(heading="Repeat it", commands=tuple(commands))
 
 
 def _facts(environment: Environment, target: str) -> Iterator[tuple[str, str]]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import altair as alt
 
+from iobench.report.charts.lanes import label_layers, lane_axis, lane_height, lane_scale
+from iobench.report.document import Chart
 from iobench.report.grid import Grid
-from iobench.report.page.charts.lanes import label_layers, lane_axis, lane_height, lane_scale
-from iobench.report.page.page import Chart
-from iobench.report.page.rows import Group, RunRow, in_gib_per_s
 from iobench.report.page.theme import GRID, INK, data_of, spec_of
+from iobench.report.rows import Group, RunRow, in_gib_per_s
 from iobench.results import Sample
 from iobench.units import format_seconds
 

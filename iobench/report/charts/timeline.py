@@ -8,8 +8,8 @@ from typing import Any
 
 import altair as alt
 
+from iobench.report.document import Chart
 from iobench.report.grid import Grid
-from iobench.report.page.page import Chart
 from iobench.report.page.theme import data_of, spec_of
 from iobench.results import TrainBlock, TrainSave
 from iobench.units import count_of, format_seconds

@@ -8,10 +8,10 @@ from typing import Any
 
 import altair as alt
 
+from iobench.report.document import Chart
 from iobench.report.grid import Grid
-from iobench.report.page.page import Chart
-from iobench.report.page.rows import SAMPLE_HEADINGS, Group, in_gib_per_s
 from iobench.report.page.theme import data_of, spec_of
+from iobench.report.rows import SAMPLE_HEADINGS, Group, in_gib_per_s
 
 __all__ = ["TOOLTIP", "in_order_chart"]
 

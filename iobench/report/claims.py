@@ -1,0 +1,162 @@
+"""The document of `iobench reproduce`: each published claim next to what was measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+
+from iobench.bench.judging.stats import interval_heading
+from iobench.claims.claims import Answer, ClaimFinding, ClaimMeasure, Study
+from iobench.report.document import Chart, Document, Line, MarkLine, Section, Spread
+from iobench.report.facts import commands_section, environment_section
+from iobench.report.grid import Grid
+from iobench.report.palette import colour_of, shape_of
+from iobench.report.rows import moment, spread_words
+from iobench.results import ResultFile
+from iobench.units import count_of
+
+__all__ = ["SCHEMA", "claims_document"]
+
+SCHEMA = "iobench.findings/3"
+
+_MISSING = "-"
+_ANSWERS = {
+    Answer.YES: "Shown here",
+    Answer.NO: "Not so here",
+    Answer.UNDECIDED: "Undecided",
+    Answer.NOT_COMPARABLE: "Not comparable",
+}
+_PERCENT: Mapping[ClaimMeasure, float] = {"wall clock": -100.0, "overhead": 100.0}
+"""Factor from the unit of a claim to the change of the wall clock in percent."""
+
+
+def claims_document(
+    study: Study, records: Sequence[ResultFile], findings: Sequence[ClaimFinding]
+) -> Document:
+    """Return the document of the findings about `study`, with the records that decided them.
+
+    In JSON `ours` is a ratio or a share of the wall clock.
+    """
+    return Document(
+        kind="iobench reproduce",
+        title=f"{study.name}: {study.source}",
+        about=tuple(f"{one.path}, measured {moment(one.run.started_at)}" for one in records),
+        answer=tuple(_answer(findings)),
+        tables=(_grid(findings),),
+        notes=tuple(f"{one.claim.workload}, {one.claim.text}: {one.setting}" for one in findings),
+        data={
+            "schema": SCHEMA,
+            "study": study.name,
+            "source": study.source,
+            "records": [str(record.path) for record in records],
+            "findings": [asdict(finding) for finding in findings],
+        },
+        draw=partial(_sections, findings),
+        appendix=(environment_section(records[-1].run), commands_section(records)),
+        records=tuple(one.path for one in records),
+    )
+
+
+def _grid(findings: Sequence[ClaimFinding]) -> Grid:
+    """Return the table of claims, figures and answers."""
+    rows = []
+    for one in findings:
+        ours = [] if one.ours is None else [one.ours]
+        figures = [_figure(value, one.claim.measure) for value in (*ours, *(one.ci95 or ()))]
+        rows.append(
+            [
+                one.claim.workload,
+                one.claim.text,
+                ("at most " if one.bound else "") + figures[0] if ours else _MISSING,
+                " to ".join(figures[1:]) or _MISSING,
+                str(one.answer),
+                one.reason,
+            ]
+        )
+    columns = (
+        ("workload", False),
+        ("claim", False),
+        ("here", True),
+        (interval_heading(one.pairs for one in findings), True),
+        ("holds", False),
+        ("why", False),
+    )
+    return Grid(columns=columns, rows=rows, sentences=(len(columns) - 1,))
+
+
+def _figure(value: float, measure: ClaimMeasure) -> str:
+    """Return `1.70x`, or the change of the wall clock as `-12.0%`."""
+    match measure:
+        case "wall clock":
+            return f"{-100 * value:+.1f}%"
+        case "overhead":
+            return f"{100 * value:+.1f}%"
+    return f"{value:.2f}x"
+
+
+def _answer(findings: Sequence[ClaimFinding]) -> Iterator[Line]:
+    """Yield how many claims hold, do not hold or are open, and which."""
+    for answer, says in _ANSWERS.items():
+        which = [one for one in findings if one.answer is answer]
+        if which:
+            texts = [f"{one.claim.workload}, {one.claim.text}: {_here(one)}" for one in which]
+            yield Line(f"{says}: {count_of(len(which), 'claim')}", tuple(texts))
+
+
+def _here(one: ClaimFinding) -> str:
+    """Return `1.49x here`, and why the claim is not answered by it where that is so."""
+    if one.ours is None:
+        return one.reason
+    here = f"{'at most ' if one.bound else ''}{_figure(one.ours, one.claim.measure)} here"
+    return here if one.answer in (Answer.YES, Answer.NO) else f"{here} ({one.reason})"
+
+
+def _sections(findings: Sequence[ClaimFinding]) -> Iterator[Section]:
+    """Yield the chart of what is faster or shorter, and that of the wall clock of training."""
+    charts = []
+    times = [one for one in findings if one.claim.measure not in _PERCENT]
+    share = [one for one in findings if one.claim.measure in _PERCENT]
+    if times:
+        mark = MarkLine(x=1.0, label="no faster")
+        charts.append(
+            _chart("claims-times", "How many times as fast", times, "times as fast", mark)
+        )
+    if share:
+        title, axis = "Wall clock of training", "change of the wall clock, %"
+        mark = MarkLine(x=0.0, label="no change")
+        charts.append(_chart("claims-wall-clock", title, share, axis, mark))
+    yield Section(heading="Claims and what was measured", charts=tuple(charts))
+
+
+def _chart(
+    name: str, title: str, findings: Sequence[ClaimFinding], axis: str, mark: MarkLine
+) -> Chart:
+    from iobench.report.charts.spread import spread_chart
+
+    return spread_chart(
+        [_row(one) for one in findings],
+        name=name,
+        title=title,
+        says="Claims and figures measured here",
+        caption="Diamond: the published claim; measured here, "
+        f"{spread_words(one.pairs for one in findings)}",
+        axis=axis,
+        mark=mark,
+    )
+
+
+def _row(one: ClaimFinding) -> Spread:
+    claim, bound = one.claim, "at most " if one.bound else ""
+    factor = _PERCENT.get(claim.measure, 1.0)
+    here = "not measured" if one.ours is None else f"{bound}{_figure(one.ours, claim.measure)}"
+    held = one.ci95 and sorted(factor * bound for bound in one.ci95)
+    return Spread(
+        label=f"{claim.workload}, {claim.text}",
+        figure=f"{here}: {one.answer}",
+        colour=colour_of(claim.ours.writer),
+        shape=shape_of(claim.ours.writer),
+        middle=None if one.ours is None else factor * one.ours,
+        bounds=(held[0], held[1]) if held else None,
+        target=factor * claim.value,
+    )

@@ -1,0 +1,253 @@
+"""The document of one or several records of `iobench run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from iobench.report.alike import unlike
+from iobench.report.answer import answer
+from iobench.report.document import Chart, Details, Document, Line, Section, Values
+from iobench.report.facts import environment_section, repeat_section
+from iobench.report.grid import Grid
+from iobench.report.latency import latency_grid
+from iobench.report.rows import Group, Measured, moment
+from iobench.report.summary import Report, Summary, summarise
+from iobench.report.wording import (
+    environment_line,
+    footnotes,
+    grid,
+    heading,
+    phases_grid,
+    urgent_notes,
+)
+from iobench.results import ResultFile
+from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
+from iobench.text import printable
+
+__all__ = ["report_document", "run_document"]
+
+_MISSING = "-"
+_NOTHING = "nothing was measured"
+_VERDICTS = (
+    "VALID: cold restores, durable saves, all bytes verified and seen by the device; SCALED: the "
+    "same, with a smaller checkpoint than the model's"
+)
+
+
+def run_document(results: Sequence[ResultFile]) -> Document:
+    """Return the document of one record, or of several next to each other."""
+    if len(results) > 1:
+        return _side_by_side([Measured.of(one) for one in results])
+    (result,) = results
+    return report_document(summarise(result), result)
+
+
+def report_document(report: Report, result: ResultFile | None = None) -> Document:
+    """Return the document of `report`; its charts, facts and record are those of `result`."""
+    urgent, notes = urgent_notes(report), footnotes(report)
+    others = [note for note in notes if note not in urgent]
+    latencies = latency_grid(report.summaries)
+    more = [phases_grid(report), *([latencies] if latencies else [])] if report.summaries else []
+    document = Document(
+        kind="iobench run",
+        title=heading(report),
+        about=(environment_line(report),),
+        answer=tuple(answer(report)),
+        tables=(grid(report),) if report.summaries else (),
+        notes=(*([] if report.summaries else [_NOTHING]), *urgent),
+        details=Details(tables=tuple(more), notes=(*others, _VERDICTS)),
+        data=report.document(),
+        values=_values(report),
+    )
+    if result is None:
+        return document
+    return replace(
+        document,
+        about=(*document.about, f"measured {moment(result.run.started_at)}"),
+        draw=partial(_charts, Measured(result=result, report=report)),
+        appendix=(environment_section(result.run), repeat_section(result.run)),
+        records=(result.path,),
+        incomplete=result.incomplete,
+    )
+
+
+def _charts(one: Measured) -> Iterator[Section]:
+    from iobench.report.charts.in_order import in_order_chart
+    from iobench.report.charts.over_time import over_time_chart
+    from iobench.report.charts.phases import phases_chart
+
+    started_at = one.result.run.started_at
+    kinds: dict[str, Callable[[Group], Chart | None]] = {
+        "Rates": partial(_rates, one),
+        "Where the time goes": phases_chart,
+        "Over time": over_time_chart,
+        "Drift": lambda group: in_order_chart(group, started_at),
+    }
+    for name, chart_of in kinds.items():
+        found = [chart for group in one.groups if (chart := chart_of(group))]
+        yield Section(heading=name, charts=tuple(found))
+
+
+def _rates(one: Measured, group: Group) -> Chart:
+    from iobench.report.charts.rates import highest, rates_chart
+
+    ceiling = one.report.ceiling if group.target is None else one.report.ceilings[group.target]
+    same = (other for other in one.groups if other.operation == group.operation and group.target)
+    subject = group.name.capitalize()
+    found = (line for line in answer(one.report) if line.subject == subject and not group.target)
+    return rates_chart(
+        group,
+        ceiling.of(group.operation),
+        headline=next((f"{subject}: {line.texts[0]}" for line in found), ""),
+        up_to_gib_per_s=max(map(highest, same), default=0.0),
+    )
+
+
+# Unrounded values for CSV.
+
+
+def _axis(name: str, _: Report, one: Summary) -> Any:
+    return getattr(one.axes, name)
+
+
+_COLUMNS: Mapping[str, Callable[[Report, Summary], Any]] = {
+    "workload": lambda report, _: report.workload.name,
+    "rank": lambda report, _: report.workload.rank,
+    "scaled": lambda report, _: report.workload.scaled,
+    "writer": lambda _, one: one.writer,
+    "options": lambda _, one: " ".join(f"{name}={value}" for name, value in one.options.items()),
+    **{name: partial(_axis, name) for name in AXIS_NAMES},
+    "operation": lambda _, one: one.operation,
+    "samples": lambda _, one: one.samples,
+    "bytes": lambda _, one: one.bytes,
+    "median_bytes_per_s": lambda _, one: one.median_bytes_per_s,
+    "ci95_low_bytes_per_s": lambda _, one: one.ci95_bytes_per_s and one.ci95_bytes_per_s[0],
+    "ci95_high_bytes_per_s": lambda _, one: one.ci95_bytes_per_s and one.ci95_bytes_per_s[1],
+    "of_ceiling": lambda _, one: one.of_ceiling,
+    "ratio": lambda _, one: one.ratio,
+    "ratio_ci95_low": lambda _, one: one.ratio_ci95 and one.ratio_ci95[0],
+    "ratio_ci95_high": lambda _, one: one.ratio_ci95 and one.ratio_ci95[1],
+    "cpu_s_per_gib": lambda _, one: one.cpu_s_per_gib,
+    "process_memory_bytes": lambda _, one: one.memory and one.memory.process_bytes,
+    "page_cache_bytes": lambda _, one: one.memory and one.memory.page_cache_bytes,
+    "first_done_s": lambda _, one: one.first_done_s,
+    "last_done_s": lambda _, one: one.last_done_s,
+    "verdict": lambda _, one: one.verdict,
+    "reasons": lambda _, one: "; ".join(one.reasons),
+}
+
+
+def _values(report: Report) -> Values:
+    """Return a row per summary.
+
+    Phases, paths and decisions become columns `phase.<name>_s`, `path.<name>` and
+    `decision.<name>`. They are empty for a writer that lacks them. A run of several targets has the
+    column `target`.
+    """
+    rows = [_row(report, summary) for summary in report.summaries]
+    columns = dict.fromkeys([*_COLUMNS, *(column for row in rows for column in row)])
+    unset = {name for name in AXES_IF_SET if not any(row[name] for row in rows)}
+    return Values(columns=[name for name in columns if name not in unset], rows=rows)
+
+
+def _row(report: Report, summary: Summary) -> dict[str, Any]:
+    row = {name: value(report, summary) for name, value in _COLUMNS.items()}
+    row |= {f"phase.{name}_s": seconds for name, seconds in summary.phases_s.items()}
+    row |= {f"path.{name}": operations for name, operations in summary.paths.items()}
+    return row | {f"decision.{name}": count for name, count in summary.decisions.items()}
+
+
+# Several records next to each other: machines, dates or targets.
+
+
+def _side_by_side(measured: Sequence[Measured]) -> Document:
+    names = [f"{_letter(n)}: {printable(one.result.path.stem)}" for n, one in enumerate(measured)]
+    each = [report_document(one.report, one.result) for one in measured]
+    note = (
+        "these runs were not interleaved: a difference between them may be the time of day; "
+        "iobench compare judges it"
+    )
+    return Document(
+        kind="iobench run",
+        title=f"{len(measured)} runs side by side",
+        about=tuple(f"{name}: {one.title}" for name, one in zip(names, each, strict=True)),
+        answer=(
+            *(Line(name, tuple(_answers(one))) for name, one in zip(names, each, strict=True)),
+            Line("Note", (note,), caveat=True),
+        ),
+        tables=(_overview(measured), *_medians(measured), *_differences(measured)),
+        draw=lambda: [
+            Section(heading=name, sections=one.sections)
+            for name, one in zip(names, each, strict=True)
+        ],
+        records=tuple(one.result.path for one in measured),
+    )
+
+
+def _letter(position: int) -> str:
+    """Return the name of a record in a page of several: A to Z, then numbers."""
+    return chr(ord("A") + position) if position < 26 else str(position + 1)
+
+
+def _answers(one: Document) -> Iterator[str]:
+    found = [line for line in one.answer if line.subject in ("Save", "Restore")]
+    for line in found:
+        yield f"{line.subject}: {line.texts[0]}"
+    if not found:
+        yield "nothing was measured, or nothing that can be ranked in one line"
+
+
+def _overview(measured: Sequence[Measured]) -> Grid:
+    columns = (
+        *(("record", False), ("measured", False), ("machine", False)),
+        *(("fastest save", False), ("GiB/s", True), ("fastest restore", False), ("GiB/s", True)),
+    )
+    rows = []
+    for position, one in enumerate(measured):
+        best = [cell for operation in ("save", "restore") for cell in _best(one, operation)]
+        facts = environment_line(one.report)
+        rows.append([_letter(position), moment(one.result.run.started_at), facts, *best])
+    return Grid(columns=columns, rows=rows, sentences=(2,))
+
+
+def _best(one: Measured, operation: str) -> tuple[str, str]:
+    rows = [row for row in one.rows if row.counts and row.summary.operation == operation]
+    if not rows:
+        return _MISSING, _MISSING
+    best = max(rows, key=lambda row: row.median)
+    return best.summary.label, f"{best.median:.2f}"
+
+
+def _medians(measured: Sequence[Measured]) -> Iterator[Grid]:
+    """Yield the table of all medians: a row per operation and writer, a column per record."""
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for position, one in enumerate(measured):
+        for row in one.rows:
+            text = f"{row.median:.2f}" if row.counts else row.summary.verdict
+            who = row.summary.operation, row.summary.label
+            found.setdefault(who, {})[position] = text
+    if found:
+        letters = [(f"{_letter(position)}, GiB/s", True) for position in range(len(measured))]
+        yield Grid(
+            columns=(("operation", False), ("writer", False), *letters),
+            rows=[
+                [*who, *(cells.get(position, _MISSING) for position in range(len(measured)))]
+                for who, cells in sorted(found.items(), key=lambda one: one[0][0] != "save")
+            ],
+        )
+
+
+def _differences(measured: Sequence[Measured]) -> Iterator[Grid]:
+    """Yield what differs from the first record and decides the figures."""
+    first, *others = measured
+    rows = [
+        [_letter(position), text.replace(" before, ", " in A, ").removesuffix(" now")]
+        for position, one in enumerate(others, 1)
+        for text in unlike(first.result.run, one.result.run)
+    ]
+    if rows:
+        columns = (("record", False), ("differs from A, the first record", False))
+        yield Grid(columns=columns, rows=rows, sentences=(1,))
