@@ -25,8 +25,8 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 
 from iobench.errors import IobenchError
-from iobench.report.page.html import html
 from iobench.report.kinds import document_of
+from iobench.report.page.html import html
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
