@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from iobench import workloads
-from iobench.bench.judging.comparison import LEAST_SAMPLES, Difference, Finding
+from iobench.bench.judging.comparison import LEAST_SAMPLES, Difference, Finding, few_pairs
 from iobench.bench.judging.floors import Floor, floors_beside
 from iobench.bench.judging.stats import Interval, Ratio, median, paired_log_ratio
 from iobench.bench.judging.verdict import (
@@ -17,14 +17,175 @@ from iobench.bench.judging.verdict import (
     judge,
     with_verification,
 )
-from iobench.claims.answer import check_one_setting, few_pairs, finding, floor_words, shard
-from iobench.claims.claims import Answer, Claim, ClaimFinding, Study
-from iobench.claims.trained import judge_training
+from iobench.claims.claims import Answer, Claim, ClaimFinding, Side, Study
 from iobench.errors import ResultFileError
-from iobench.results import Operation, ResultFile
-from iobench.units import format_seconds
+from iobench.results import Operation, ResultFile, TrainBlock
+from iobench.results.labels import labels
+from iobench.results.setting import Setting
+from iobench.units import count_of, format_seconds, format_size
 
-__all__ = ["judge_records"]
+__all__ = [
+    "check_one_setting",
+    "finding",
+    "floor_words",
+    "judge_records",
+    "judge_training",
+    "shard",
+]
+
+
+def finding(
+    claim: Claim,
+    ratio: Ratio,
+    figure: Callable[[float], float],
+    setting: str,
+    floor: Floor,
+    *,
+    incomparable: str = "",
+) -> ClaimFinding:
+    """Return the finding of a claim from the paired `ratio`, how many times as fast our side is.
+
+    `figure` converts it to the unit of the claim, and may be a decreasing function. `incomparable`
+    is the reason why the figure is not comparable with the claim; empty where it is.
+    """
+    answer, reason = _judge(Difference(ratio=ratio, floor=floor.part, than=claim.ratio))
+    if incomparable:
+        answer, reason = Answer.NOT_COMPARABLE, incomparable
+    return ClaimFinding(
+        claim=claim,
+        ours=figure(ratio.ratio),
+        ci95=ratio.interval and Interval(*sorted(figure(bound) for bound in ratio.interval)),
+        setting=f"{setting}, {count_of(ratio.samples, 'pair')}{floor_words(floor)}",
+        answer=answer,
+        reason=reason,
+        pairs=ratio.samples,
+    )
+
+
+def floor_words(floor: Floor) -> str:
+    """Return the floor and its record, to be added to a setting; nothing for the convention."""
+    return f", noise floor {floor}" if floor.record else ""
+
+
+def shard(result: ResultFile) -> str:
+    """Return the rank and the bytes of a record: `rank 0, 1.00 GiB of 12.55 GiB`."""
+    workload = result.run.workload
+    full = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
+    return f"rank {workload.rank}, {format_size(workload.bytes)}{full}"
+
+
+def check_one_setting(result: ResultFile, what: str, measured: Iterable[Setting]) -> None:
+    """Raise ResultFileError if `measured`, one side of a claim, differ in options or axes."""
+    names = dict.fromkeys(labels(measured))
+    if len(names) > 1:
+        raise ResultFileError(
+            f"{result.path} has {what} in more than one setting: {', '.join(names)}; a claim is "
+            "judged by one, as iobench reproduce CLAIM --target DIR measures it"
+        )
+
+
+def _judge(claimed: Difference) -> tuple[Answer, str]:
+    """Return the answer by the rule of all comparisons, with the claim in place of a baseline."""
+    interval, floor = claimed.ratio.interval, f"{100 * claimed.floor:.3g}%"
+    if claimed.ratio.samples < LEAST_SAMPLES:
+        return Answer.UNDECIDED, few_pairs(claimed.ratio.samples)
+    assert interval is not None, "so many pairs have an interval"
+    match claimed.finding:
+        case Finding.BETTER:
+            return Answer.YES, f"the whole interval keeps it, by more than {floor}"
+        case Finding.WORSE:
+            return Answer.NO, f"the whole interval misses it, by more than {floor}"
+    if claimed.than in interval:
+        return Answer.UNDECIDED, "the claim is within the interval"
+    return Answer.UNDECIDED, f"the interval ends within {floor} of the claim, which may be noise"
+
+
+_SLOWER = 1.25  # a step more than this many times its simulated time is another setting
+
+
+def judge_training(about: Study, claim: Claim, result: ResultFile) -> ClaimFinding:
+    """Return the finding from pairs of blocks of one repetition whose losses are right.
+
+    Raises ResultFileError when there is no such pair, or one side was trained in several settings.
+    """
+    ours, theirs = (_blocks(result, side) for side in (claim.ours, claim.theirs))
+    both = sorted(set(ours) & set(theirs))
+    if not both:
+        raise ResultFileError(
+            f"{result.path}: no repetition has a block of both {claim.ours} and {claim.theirs} "
+            f"whose losses are right; see iobench show {result.path}"
+        )
+    own, others = [ours[i] for i in both], [theirs[i] for i in both]
+    if claim.measure == "stall":
+        stalls = [(a.stall_s, b.stall_s) for a, b in zip(others, own, strict=True)]
+        known = [(a, b) for a, b in stalls if a is not None and b is not None]
+        ratio = paired_log_ratio([a for a, _ in known], [b for _, b in known])
+    else:
+        ratio = paired_log_ratio([b.wall_s for b in others], [b.wall_s for b in own])
+    figure = {
+        "stall": lambda times: times,
+        "wall clock": lambda times: 1 - 1 / times,
+        "overhead": lambda times: 1 / times - 1,
+    }[claim.measure]
+    return finding(
+        claim,
+        ratio,
+        figure,
+        _setting(claim, result),
+        Floor(),
+        incomparable=_incomparable(about, result, own, others),
+    )
+
+
+def _blocks(result: ResultFile, side: Side) -> dict[int, TrainBlock]:
+    """Return blocks by repetition. Raises ResultFileError for blocks of several settings."""
+    blocks = [block for block in result.training if _side(block) == side]
+    check_one_setting(result, f"blocks of {side}", [one.setting for one in blocks])
+    return {
+        block.repetition: block
+        for block in blocks
+        if block.losses_equal and block.resumed_equal is not False
+    }
+
+
+def _side(block: TrainBlock) -> Side:
+    mode = f"{block.mode}={block.slots}" if block.slots else block.mode
+    return Side(writer=block.writer, mode=mode)
+
+
+def _setting(claim: Claim, result: ResultFile) -> str:
+    plan = result.run.plan
+    step = "as long as it takes"
+    if plan["simulated_s"]:
+        scaled = ", scaled like the checkpoint" if plan.get("step_scaled") else ""
+        step = f"{format_seconds(plan['simulated_s'])}{scaled}"
+    steps = count_of(plan["every"], "step")
+    return (
+        f"{claim.ours} compared with {claim.theirs}, {shard(result)}, a save every {steps}, "
+        f"a step {step}"
+    )
+
+
+def _incomparable(
+    about: Study, result: ResultFile, own: list[TrainBlock], others: list[TrainBlock]
+) -> str:
+    """Return why the blocks are not comparable with the claim; empty when they are."""
+    plan = result.run.plan
+    asked = plan.get("every_asked", str(plan["every"]))
+    if about.interval_claimed and asked != about.every:
+        return f"checkpoints every {asked}, and the claim is about every {about.every}"
+    simulated_s = plan["simulated_s"]
+    step_s = median([seconds for block in (*own, *others) for seconds in block.step_s])
+    if simulated_s and step_s > _SLOWER * simulated_s:
+        return (
+            f"a step took {format_seconds(step_s)} and not the {format_seconds(simulated_s)} "
+            "simulated; choose a larger --size"
+        )
+    saves = [save for block in own for save in block.saves]
+    durable = sum(save.status == "committed" for save in saves)
+    if durable < len(saves):
+        return f"only {durable} of {len(saves)} checkpoints became durable"
+    return ""
 
 
 def judge_records(about: Study, results: Sequence[ResultFile]) -> list[ClaimFinding]:

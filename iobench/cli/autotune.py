@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.given import (
+    HERE,
     LARGEST_SEED,
     FormatOption,
     ListingFormat,
@@ -23,11 +24,13 @@ from iobench.cli.given import (
     check_output,
     check_target,
     given,
+    preparing,
+    print_plan,
+    print_warning,
+    quiet_stdout,
     the_workload,
 )
-from iobench.cli.report import ReportOption, check_report, write_report
-from iobench.cli.servers import HERE, preparing, print_plan, print_warning, quiet_stdout
-from iobench.cli.stopped import report_stopped
+from iobench.cli.report import ReportOption, check_report, report_stopped, write_report
 from iobench.errors import UsageError
 from iobench.report.render import render
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.given import Verb
+from iobench.cli.given import Verb, print_warning
 from iobench.cli.report import ReportOption, check_report, write_report
-from iobench.cli.servers import print_warning
 from iobench.errors import IobenchError, RegressionError, UsageError
 from iobench.report.render import DocumentFormat, render
 from iobench.units import parse_percent

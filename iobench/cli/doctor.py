@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.given import FormatOption, ListingFormat, the_directory
-from iobench.cli.servers import HERE
+from iobench.cli.given import HERE, FormatOption, ListingFormat, the_directory
 from iobench.report.render import write_json
 from iobench.text import printable
 from iobench.units import KIB, count_of, format_rate, format_size

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from iobench.cli.deferred import load_when_used
-from iobench.cli.servers import print_plan
+from iobench.cli.given import print_plan
 from iobench.errors import TargetError, TransferError
 from iobench.text import printable
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from iobench.cli.servers import quiet_stdout
+from iobench.cli.given import quiet_stdout
 from iobench.errors import IobenchError, RankError, UsageError
 from iobench.ranks.world import World
 from iobench.writers.s3_store.target import is_s3

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import typer
 
 from iobench.cli import interrupts
+from iobench.cli.given import print_plan
 from iobench.cli.launched import told_by_rank_0
-from iobench.cli.servers import print_plan
 from iobench.cli.verbs import app_of
 from iobench.errors import IobenchError
 from iobench.text import printable

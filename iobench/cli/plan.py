@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.given import DocumentFormatOption, check_effect, the_workload
-from iobench.cli.node_counts import node_counts
+from iobench.cli.given import DocumentFormatOption, check_effect, print_warning, the_workload
 from iobench.cli.report import ReportOption, check_report, write_report
-from iobench.cli.servers import print_warning
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.report.render import DocumentFormat, render
 from iobench.units import count_of, parse_seconds, parse_size
@@ -21,6 +20,10 @@ if TYPE_CHECKING:
     from iobench.goodput.job import TrainingJob
     from iobench.goodput.measured import SavingMethod
     from iobench.results import ResultFile
+
+__all__ = [
+    "node_counts",
+]
 
 
 def plan(
@@ -288,3 +291,28 @@ def _size(text: str) -> int:
 
 def _seconds(text: str | None, option: str) -> float | None:
     return None if text is None else _time(text, option)
+
+
+_MOST = 64
+
+
+def node_counts(text: str) -> list[int]:
+    """Return the node counts in `text`, ascending: `2048`, `64,512`, `1024-131072` (doubling)."""
+    counts: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+        if not match or part.lstrip().startswith("0"):  # 2,048 is a mistake, not a list of 2 and 48
+            raise OptionError(
+                f"--nodes {text}: write 2048, 64,512,2048 or 1024-131072, from 1 up and without "
+                "thousands separators"
+            )
+        low, high = int(match[1]), int(match[2] or match[1])
+        if low > high:
+            raise OptionError(f"--nodes {part.strip()}: the smaller number comes first")
+        while low < high:
+            counts.add(low)
+            low *= 2
+        counts.add(high)
+    if len(counts) > _MOST:
+        raise OptionError(f"--nodes names {len(counts)} sizes; {_MOST} are the most")
+    return sorted(counts)

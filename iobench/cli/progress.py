@@ -23,8 +23,8 @@ from iobench.text import printable
 from iobench.units import GIB, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from iobench.tune.candidate import Candidate
     from iobench.tune.measurement import Step
+    from iobench.tune.space import Candidate
 
 __all__ = ["StderrProgress", "TrainProgress", "TuneProgress"]
 

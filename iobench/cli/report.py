@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,19 +10,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.errors import UnavailableError, UnknownNameError, UsageError
+from iobench.cli.given import print_warning
+from iobench.errors import (
+    IobenchError,
+    ResultFileError,
+    UnavailableError,
+    UnknownNameError,
+    UsageError,
+)
 from iobench.text import printable
+from iobench.writers.local.new_file import write_bytes
 
 if TYPE_CHECKING:
     from iobench.report.document import Document
+    from iobench.results import ResultFile
 
 __all__ = [
+    "PAGE_SUFFIXES",
     "REPORT_HELP",
     "RecordsArgument",
     "ReportOption",
+    "check_figure",
+    "check_page",
     "check_picture",
     "check_report",
+    "read_stopped",
     "report",
+    "report_stopped",
+    "write",
     "write_picture",
     "write_report",
     "write_report_of",
@@ -57,7 +73,7 @@ def report(
 def check_report(path: Path, option: str = "--report") -> None:
     """Raise UsageError if the page cannot be written, UnavailableError without the libraries."""
     _check_libraries()
-    from iobench.report.page.output import check_page
+    from iobench.cli.report import check_page
 
     check_page(path, option)
 
@@ -65,15 +81,15 @@ def check_report(path: Path, option: str = "--report") -> None:
 def check_picture(path: Path, form: str) -> None:
     """Raise UsageError if the picture cannot be written, UnavailableError without the libraries."""
     _check_libraries()
-    from iobench.report.page.output import check_figure
+    from iobench.cli.report import check_figure
 
     check_figure(path, "-o", form)
 
 
 def write_report(document: Document, path: Path, option: str = "--report") -> None:
     """Write the page of `document`, and print its name on stderr. Raises UsageError."""
+    from iobench.cli.report import write
     from iobench.report.page.html import html
-    from iobench.report.page.output import write
 
     write(path, html(document).encode("utf-8", "backslashreplace"), option)
     print(f"report: {printable(str(path))}", file=sys.stderr)
@@ -88,8 +104,8 @@ def write_report_of(records: Sequence[Path], path: Path) -> None:
 
 def write_picture(document: Document, chart: str | None, path: Path) -> None:
     """Write one chart of `document`, and print its name on stderr. Raises UsageError."""
-    from iobench.report.page.figure import draw
-    from iobench.report.page.output import write
+    from iobench.cli.report import write
+    from iobench.report.page.html import draw
 
     charts = document.charts
     if not charts:
@@ -112,3 +128,71 @@ def _check_libraries() -> None:
             f"{', '.join(missing)} is not installed.",
             "Type: pip install 'iobench[report]'.",
         )
+
+
+PAGE_SUFFIXES = (".html", ".htm")
+_MARK = b'name="generator" content="iobench report'
+_HEAD_BYTES = 4096
+
+
+def check_page(path: Path, option: str) -> None:
+    """Raise UsageError for a page that cannot be written, or would replace another file."""
+    _check(path, option, PAGE_SUFFIXES)
+    if path.exists():
+        with path.open("rb") as file:
+            ours = _MARK in file.read(_HEAD_BYTES)
+        if not ours:
+            raise UsageError(f"{option} {path}: exists and is not a report; choose another name")
+
+
+def check_figure(path: Path, option: str, form: str) -> None:
+    """Raise UsageError for a picture that cannot be written. `form` is `svg` or `png`."""
+    _check(path, option, (f".{form}",))
+
+
+def write(path: Path, data: bytes, option: str) -> None:
+    """Replace `path` with `data`, atomically; durable on return. Raises UsageError."""
+    try:
+        write_bytes(path, data)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: cannot be written ({error.strerror})") from error
+
+
+def _check(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
+    if path.suffix.lower() not in suffixes:
+        raise UsageError(f"{option} {path}: the name must end with {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory {path.parent}; make it first")
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a directory; name a file")
+    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
+        raise UsageError(f"{option} {path}: {path.parent.absolute()} is not writable")
+
+
+def read_stopped(path: Path) -> ResultFile | None:
+    """Return the record so far; None if no file can be read."""
+    from iobench.results import read
+
+    try:
+        return read(path)
+    except ResultFileError:  # the error that stopped the command is reported instead
+        return None
+
+
+def report_stopped(record: Path, page: Path | None) -> None:
+    """Write `page`, of what is in `record`; nothing where nothing was measured.
+
+    A failure is a warning: the error that stopped the command counts.
+    """
+    if page is None or not record.exists():
+        return
+    from iobench.report.kinds import document_of
+
+    try:
+        found = document_of([record])
+        if found.charts:
+            write_report(found, page)
+        else:
+            print("no report: nothing was measured yet", file=sys.stderr)
+    except IobenchError as error:
+        print_warning(f"no report: {error}")

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.given import DocumentFormatOption, check_effect, check_output, the_directory
+from iobench.cli.given import (
+    HERE,
+    DocumentFormatOption,
+    check_effect,
+    check_output,
+    preparing,
+    print_plan,
+    print_warning,
+    the_directory,
+)
 from iobench.cli.report import ReportOption, check_report, write_report
-from iobench.cli.servers import HERE, preparing, print_plan, print_warning
 from iobench.report.render import DocumentFormat, render
 
 if TYPE_CHECKING:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from iobench.cli.given import check_output
+from iobench.text import printable
+from iobench.units import count_of
+
+if TYPE_CHECKING:
+    from iobench.report.document import Document
+    from iobench.results.scrub import Removed
+
+_NOTE = "read the copy before you publish it: names of your own, such as the workload's, stay"
 
 app = typer.Typer(no_args_is_help=True, help="Prepare result files for publication.")
 
@@ -31,13 +39,12 @@ def scrub(
 
     It leaves out host names, paths, users, network addresses and identifying mount options.
     """
-    from iobench.report.removed import removed_document
     from iobench.report.render import ReportFormat, render
     from iobench.results.scrub import write_scrubbed
 
     check_output(output)
     removed = write_scrubbed(record, output, _reader(record), users=[getpass.getuser()])
-    render(removed_document(removed), ReportFormat.TABLE, sys.stdout)
+    render(_document(removed), ReportFormat.TABLE, sys.stdout)
     print(f"wrote     {output}", file=sys.stderr)
 
 
@@ -48,3 +55,18 @@ def _reader(path: Path) -> Callable[[Path], object]:
     from iobench.tune.journal import read_journal
 
     return read_journal if family_of(path) == "iobench.tune" else read
+
+
+def _document(removed: Sequence[Removed]) -> Document:
+    """Return one row for each value: where it was first, the value, and its replacement."""
+    from iobench.report.document import Document
+    from iobench.report.grid import Grid
+
+    columns = (("field", False), ("old value", False), ("new value", False), ("times", True))
+    rows = [[one.where, printable(one.old), one.new, str(one.count)] for one in removed]
+    return Document(
+        kind="iobench results scrub",
+        title=f"{count_of(len(removed), 'value')} removed",
+        tables=(Grid(columns=columns, rows=rows, drop=(3,)),) if removed else (),
+        notes=(_NOTE,),
+    )

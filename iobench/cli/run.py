@@ -13,6 +13,7 @@ import typer
 
 from iobench.cli.given import (
     DEFAULT_WORKLOAD,
+    HERE,
     LARGEST_SEED,
     VERBOSE_HELP,
     QuietOption,
@@ -21,16 +22,24 @@ from iobench.cli.given import (
     check_effect,
     check_output,
     check_target,
+    preparing,
+    print_plan,
+    quiet_stdout,
+    server,
     the_workload,
 )
 from iobench.cli.launched import launched
-from iobench.cli.report import REPORT_HELP, check_report, write_report_of
-from iobench.cli.servers import HERE, preparing, print_plan, quiet_stdout, server
-from iobench.cli.stopped import read_stopped, report_stopped
+from iobench.cli.report import (
+    REPORT_HELP,
+    check_report,
+    read_stopped,
+    report_stopped,
+    write_report_of,
+)
 from iobench.errors import ContenderError, DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.report.render import ReportFormat
-from iobench.units import parse_size
+from iobench.units import format_size, parse_size
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
@@ -38,6 +47,11 @@ if TYPE_CHECKING:
     from iobench.bench.plan import Plan
     from iobench.bench.ranks.group import Launched
     from iobench.results import ResultFile
+    from iobench.workloads import Workload
+
+__all__ = [
+    "nearest_sizes_line",
+]
 
 _FILES, _S3, _USUAL = "buffered,uncached,odirect", "s3", "buffered"
 _RULED = (
@@ -352,7 +366,7 @@ def _check_plan(plan: Plan, ctx: typer.Context) -> None:
 def _size_line(name: str, rank: int, size: str | None) -> Iterator[str]:
     """Yield a line with the nearest sizes if the workload cannot be scaled close to `size`."""
     from iobench import workloads
-    from iobench.cli.sizes import nearest_sizes_line
+    from iobench.cli.run import nearest_sizes_line
 
     if size not in (None, "full"):
         line = nearest_sizes_line(workloads.load(name), rank, parse_size(size, "--size"))
@@ -417,3 +431,33 @@ def raise_failures(result: ResultFile) -> None:
     wrong = sum(sample.verified.mismatches for sample in result.samples if sample.verified)
     if wrong:
         raise DataMismatchError(f"{wrong} tensors that were restored differ from what was saved")
+
+
+_CLOSE = 0.9  # of the requested size
+_EXACT = 0.03
+
+
+def nearest_sizes_line(full: Workload, rank: int, asked_bytes: int) -> str | None:
+    """Return a line with the nearest sizes around `asked_bytes`; None if the smaller is close."""
+    below = full.scaled(asked_bytes, rank).size_bytes(rank)
+    if below >= _CLOSE * asked_bytes or below == full.size_bytes(rank):
+        return None
+    above = format_size(_above(full, rank, asked_bytes))
+    return (
+        f"size      {format_size(asked_bytes)} was asked for; the nearest sizes are "
+        f"{format_size(below)} and {above}"
+    )
+
+
+def _above(full: Workload, rank: int, asked_bytes: int) -> int:
+    """Return the smallest size above `asked_bytes`, by bisection: `scaled` never exceeds a size."""
+    low, high, largest = asked_bytes, 2 * asked_bytes, full.size_bytes(rank)
+    while (found := full.scaled(high, rank).size_bytes(rank)) <= asked_bytes and found < largest:
+        low, high = high, 2 * high
+    while high - low > _EXACT * asked_bytes:
+        middle = (low + high) // 2
+        if full.scaled(middle, rank).size_bytes(rank) > asked_bytes:
+            high = middle
+        else:
+            low = middle
+    return full.scaled(high, rank).size_bytes(rank)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from iobench.cli.given import VERBOSE_HELP
+from iobench.cli.given import VERBOSE_HELP, print_warning
 from iobench.cli.report import (
     RecordsArgument,
     check_picture,
@@ -18,7 +18,6 @@ from iobench.cli.report import (
     write_picture,
     write_report,
 )
-from iobench.cli.servers import print_warning
 from iobench.errors import UsageError
 from iobench.report.render import render
 from iobench.text import printable
@@ -99,7 +98,7 @@ def show(
     else:
         text = io.StringIO()
         render(document, form, text, details=verbose)
-        from iobench.report.page.output import write
+        from iobench.cli.report import write
 
         write(output, text.getvalue().encode("utf-8", "backslashreplace"), "-o")
 

@@ -10,17 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.given import (
+    HERE,
     LARGEST_SEED,
     QuietOption,
     WorkloadArgument,
     WorkloadOption,
     check_output,
+    preparing,
+    print_plan,
     the_directory,
     the_workload,
 )
-from iobench.cli.report import ReportOption, check_report, write_report_of
-from iobench.cli.servers import HERE, preparing, print_plan
-from iobench.cli.stopped import read_stopped, report_stopped
+from iobench.cli.report import (
+    ReportOption,
+    check_report,
+    read_stopped,
+    report_stopped,
+    write_report_of,
+)
 from iobench.errors import DataMismatchError
 from iobench.report.render import DocumentFormat, render
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.given import FormatOption, ListingFormat
-from iobench.cli.servers import preparing
+from iobench.cli.given import FormatOption, ListingFormat, preparing
 from iobench.report.render import write_json
 from iobench.units import format_size
 

@@ -10,9 +10,8 @@ import numpy as np
 from iobench.bench.judging.stats import CONFIDENCE, Interval
 from iobench.bench.judging.verdict import Reason
 from iobench.errors import OptionError
-from iobench.goodput import goodput, intervals
-from iobench.goodput.costs import Costs
-from iobench.goodput.job import MONTH_S, TrainingJob
+from iobench.goodput import goodput
+from iobench.goodput.job import MONTH_S, Costs, TrainingJob
 from iobench.goodput.measured import SavingMethod
 
 __all__ = ["Forecast", "Method", "Proposal", "Saved", "forecast"]
@@ -89,7 +88,7 @@ def _forecast(
     candidate: SavingMethod, is_baseline: bool, base: list[float], job: TrainingJob, method: Method
 ) -> Forecast:
     costs = candidate.costs
-    best = _proposal(intervals.optimal(costs.blocking_s, job.mtbf_s), costs, job)
+    best = _proposal(goodput.optimal(costs.blocking_s, job.mtbf_s), costs, job)
     asked_s = method.interval_s
     return Forecast(
         candidate=candidate,
@@ -108,7 +107,7 @@ def _forecast(
 
 
 def _proposal(interval_s: float, costs: Costs, job: TrainingJob) -> Proposal:
-    used_s = max(interval_s, intervals.shortest(costs))
+    used_s = max(interval_s, goodput.shortest(costs))
     return Proposal(
         interval_s=used_s, raised=interval_s < used_s, ettr=goodput.ettr(used_s, costs, job)
     )

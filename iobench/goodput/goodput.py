@@ -1,19 +1,25 @@
 """Goodput: ETTR, and the work that a failure costs.
 
 ETTR, the effective training time ratio, is the part of wall-clock time spent in steps that no
-failure undoes. All times are seconds. Intervals are those of `intervals`: training time only, and
-never below `intervals.shortest`.
+failure undoes. All times are seconds. Intervals are training time between two saves, and never
+below `shortest`.
 """
 
 from __future__ import annotations
 
 import math
 
-from iobench.goodput import intervals
-from iobench.goodput.costs import Costs
-from iobench.goodput.job import TrainingJob
+from iobench.goodput.job import Costs, TrainingJob
 
-__all__ = ["best_interval_s", "ettr", "lost_work_s"]
+__all__ = [
+    "best_interval_s",
+    "ettr",
+    "lost_work_s",
+    "optimal",
+    "shortest",
+]
+
+_MOST_STEPS = 200  # of Newton's method; fewer than 10 are usual
 
 
 def ettr(interval_s: float, costs: Costs, job: TrainingJob) -> float:
@@ -37,7 +43,7 @@ def ettr(interval_s: float, costs: Costs, job: TrainingJob) -> float:
 
 def best_interval_s(costs: Costs, job: TrainingJob) -> float:
     """Return the interval that maximises `ettr`, where no save waits for a slot."""
-    return max(intervals.optimal(costs.blocking_s, job.mtbf_s), intervals.shortest(costs))
+    return max(optimal(costs.blocking_s, job.mtbf_s), shortest(costs))
 
 
 def lost_work_s(interval_s: float, costs: Costs, job: TrainingJob) -> float:
@@ -55,6 +61,36 @@ def lost_work_s(interval_s: float, costs: Costs, job: TrainingJob) -> float:
 
 
 def _check(interval_s: float, costs: Costs) -> None:
-    least = intervals.shortest(costs)
+    least = shortest(costs)
     if not interval_s >= least * (1 - 1e-9):
         raise ValueError(f"at intervals of {interval_s} s saves wait for slots: {least} s is least")
+
+
+def optimal(save_s: float, mtbf_s: float) -> float:
+    """Return the interval that maximises `ettr`, to the last digits.
+
+    It solves the equation that the formulas of Young (CACM 17(9), 1974) and Daly (FGCS 22(3), 2006)
+    approximate: `(1 - t / M) e^((t + d) / M) = 1` for a save of d and an MTBF of M. With
+    t = M (1 - e^-s) this is `s + e^-s - 1 = d / M`. It is convex in s, so Newton's method always
+    converges. Recovery time and persist time do not move this interval.
+    """
+    target = save_s / mtbf_s
+    s = math.sqrt(2 * target) + target
+    for _ in range(_MOST_STEPS):
+        if s == 0:
+            return 0.0
+        step = (s + math.expm1(-s) - target) / -math.expm1(-s)
+        s -= step
+        if abs(step) <= 1e-13 * s:
+            break
+    return -mtbf_s * math.expm1(-s)
+
+
+def shortest(costs: Costs) -> float:
+    """Return `(blocking + persist) / slots - blocking`: below it, saves wait for a slot.
+
+    PCcheck (Strati and others, ASPLOS 2025): every `f >= T_w / (N q t)` steps for N saves in flight
+    that take T_w, steps of t and a slow-down of q; here q = 1, and a slot is held during the
+    blocking time too. With one slot it is the rule of CheckFreq (FAST 2021): the persist time.
+    """
+    return max((costs.blocking_s + costs.persist_s) / costs.slots - costs.blocking_s, 0.0)

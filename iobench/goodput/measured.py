@@ -17,7 +17,7 @@ from iobench.bench.judging.verdict import (
     with_verification,
 )
 from iobench.errors import ResultFileError
-from iobench.goodput.costs import Costs
+from iobench.goodput.job import Costs
 from iobench.results import Failure, ResultFile, Sample, Setting, contender_of
 from iobench.results.labels import labels
 from iobench.units import count_of, format_size

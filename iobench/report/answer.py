@@ -16,9 +16,9 @@ from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.rules import NO_CLAIM
 from iobench.report.ceiling import ABOVE_FIO
 from iobench.report.document import Line
-from iobench.report.over_time import over_time_lines
 from iobench.report.summary import NOT_STEADY, Report, Summary
 from iobench.report.winners import RANKED, Winner, can_win
+from iobench.report.wording import over_time_lines
 from iobench.results.setting import at_target
 from iobench.units import GIB, count_of, format_seconds, format_size
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from iobench.bench.judging.stats import median, rate
 from iobench.bench.judging.verdict import repeats_every
-from iobench.report.alike import part_of
+from iobench.report.facts import part_of
 from iobench.results import CeilingSample, Operation, ResultFile, Run, to_plain
 
 __all__ = ["ABOVE_FIO", "NO_JOB", "Ceiling", "find_ceiling", "find_ceilings", "why_above"]

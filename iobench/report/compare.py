@@ -20,8 +20,8 @@ from iobench.bench.judging.floors import Floor, RecordedFloor, floors_beside, ki
 from iobench.bench.judging.stats import Interval, median, rate
 from iobench.bench.judging.verdict import Context, Reason, Verdict, VerdictStatus
 from iobench.peers import PREFIX
-from iobench.report.alike import unlike
 from iobench.report.ceiling import find_ceilings
+from iobench.report.facts import unlike
 from iobench.report.summary import Figure, group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
 from iobench.results.setting import IF_SET, HasSetting, Setting, at_target

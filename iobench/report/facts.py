@@ -1,4 +1,4 @@
-"""The parts of a page that say where, how and how well a run was measured, and how to repeat it."""
+"""Where a record was measured and how to repeat it, in words; what makes two records unlike."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from iobench.bench.judging.verdict import repeats_every
 from iobench.environment.storage import leaf_devices
-from iobench.report.alike import part_of
+from iobench.peers import PREFIX
 from iobench.report.document import Section
 from iobench.report.grid import Grid
 from iobench.results import Environment, ResultFile, Run, to_plain
-from iobench.units import format_size
+from iobench.units import GIB, format_size
 
 __all__ = [
-    "commands_section",
-    "environment_section",
-    "facts_section",
-    "repeat_section",
+    *("commands_section", "environment_line", "environment_section", "facts_section"),
+    *("part_of", "repeat_section", "unlike"),
 ]
 
-_MISSING = "not recorded"
+_MISSING, _UNKNOWN = "not recorded", "unknown"
 
 
 def environment_section(run: Run) -> Section:
@@ -67,44 +66,117 @@ def commands_section(records: Iterable[ResultFile]) -> Section:
     return Section(heading="Repeat it", commands=tuple(commands))
 
 
+def _machine(machine: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the facts of a machine; None for one that the record lacks."""
+    cpu, total = part_of(machine, "cpu"), part_of(machine, "memory").get("total_bytes")
+    listed = machine.get("gpus")
+    given = listed if isinstance(listed, list) else []
+    gpus = [str(one.get("name")) for one in given if isinstance(one, Mapping)]
+    known = {
+        "host": machine.get("hostname"),
+        "kernel": machine.get("kernel"),
+        "CPU": cpu.get("model"),
+        "CPUs": cpu.get("usable_cpus"),
+        "memory": format_size(total) if isinstance(total, int) else None,
+        "GPUs": ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)),
+    }
+    return {name: str(one) if one else None for name, one in known.items()}
+
+
+def environment_line(environment: Environment) -> str:
+    """Return host, kernel, CPU, memory, GPUs and storage in one line, without unknown facts."""
+    found = _machine(environment.machine)
+    forms = {"kernel": "Linux {}", "CPUs": "{} CPUs", "memory": "{} memory"}
+    facts = [forms.get(name, "{}").format(one) for name, one in found.items() if one]
+    facts += _storage(environment.storage)
+    facts += [f"{at}: {' '.join(_storage(one))}" for at, one in environment.storages.items()]
+    return ", ".join(facts) or "machine not known"
+
+
+def _storage(storage: Mapping[str, Any]) -> list[str]:
+    device = part_of(storage, "device")
+    known = storage.get("fs_type") or storage.get("kind"), device.get("model") or device.get("name")
+    return [str(fact) for fact in known if fact]
+
+
 def _facts(environment: Environment, target: str) -> Iterator[tuple[str, str]]:
-    machine = environment.machine
-    cpu, memory = part_of(machine, "cpu"), part_of(machine, "memory")
-    yield "machine", _words(machine.get("hostname"), machine.get("distribution"))
-    yield "kernel", _words(machine.get("kernel"))
-    cpus = cpu.get("usable_cpus")
-    yield "CPU", _words(cpu.get("model"), f"{cpus} usable CPUs" if cpus else None)
-    total = memory.get("total_bytes")
-    yield "memory", format_size(total) if isinstance(total, int) else _MISSING
-    gpus = machine.get("gpus")
-    listed = gpus if isinstance(gpus, list) else []
-    names = [str(one.get("name")) for one in listed if isinstance(one, Mapping)]
-    yield "GPUs", ", ".join(names) or "none"
-    storages = environment.storages or {target: environment.storage}
-    for place, storage in storages.items():
+    yield from ((name, one or _MISSING) for name, one in _machine(environment.machine).items())
+    for place, storage in (environment.storages or {target: environment.storage}).items():
         yield place, _words(storage.get("fs_type") or storage.get("kind"), storage.get("source"))
         options = storage.get("mount_options")
         if isinstance(options, list):
             yield f"{place}: mount options", ", ".join(map(str, options))
         devices = [_device(one) for one in leaf_devices(storage.get("device"))]
         yield f"{place}: device", "; ".join(devices) or _MISSING
-    versions = part_of(machine, "versions")
+    versions = part_of(environment.machine, "versions")
     yield "versions", ", ".join(f"{name} {one}" for name, one in versions.items() if one)
 
 
-def _device(one: Mapping[str, Any]) -> str:
+def _device(one: Mapping[str, Any], *, lasting: bool = False) -> str:
+    """Return a device in words; without what may change while it stays the same, if `lasting`."""
     size = one.get("size_bytes")
-    known = (
-        *(one.get("name"), one.get("type"), one.get("model")),
-        format_size(size) if isinstance(size, int) else None,
-        f"scheduler {one['scheduler']}" if one.get("scheduler") else None,
-        f"write cache: {one['write_cache']}" if one.get("write_cache") else None,
-    )
-    return _words(*known)
+    sized = format_size(size) if isinstance(size, int) else None
+    if lasting:
+        return _words(one.get("type"), one.get("model"), sized)
+    settings = (("scheduler", "scheduler {}"), ("write_cache", "write cache: {}"))
+    more = (form.format(one[name]) for name, form in settings if one.get(name))
+    return _words(one.get("name"), one.get("type"), one.get("model"), sized, *more)
 
 
 def _words(*known: Any) -> str:
     return ", ".join(str(one) for one in known if one) or _MISSING
+
+
+def part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the facts under `name`; empty where a record lacks them."""
+    part = values.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def unlike(old: Run, new: Run) -> list[str]:
+    """Return in words the differences that make the figures of two runs incomparable.
+
+    Compared are the machine (CPU, CPUs, memory, GPUs), kernel, file system, devices, workload, rank
+    and size. The rules of the run are compared too: CRC32, whether data repeat, and whether the
+    measured time of a restore includes the allocation of its memory. The host's name, free space
+    and the versions of packages may differ: the comparison may be about them.
+    """
+    before, after = dict(_deciding(old)), dict(_deciding(new))
+    return [
+        f"{name}: {before[name]} before, {after[name]} now"
+        for name in before
+        if name in after and before[name] != after[name]
+    ]
+
+
+def _deciding(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the facts that must be equal, as name and words; `unknown` where a record lacks one."""
+    found = _machine(run.environment.machine)
+    total = part_of(run.environment.machine, "memory").get("total_bytes")
+    # A kernel takes a little of it for itself, and not always the same.
+    found["memory"] = f"{round(total / GIB)} GiB" if isinstance(total, int) else None
+    found["GPUs"] = found["GPUs"] or "none"
+    yield from ((name, one or _UNKNOWN) for name, one in found.items() if name != "host")
+    storages = run.environment.storages
+    yield "targets", ", ".join(sorted(storages)) or "one"
+    for target, storage in (storages or {"": run.environment.storage}).items():
+        of = f" of {target}" if target else ""
+        yield f"file system{of}", str(storage.get("fs_type") or _UNKNOWN)
+        devices = [_device(one, lasting=True) for one in leaf_devices(storage.get("device"))]
+        yield f"device{of}", "; ".join(devices) or _UNKNOWN
+    yield "workload", f"{run.workload.name}, rank {run.workload.rank}"
+    yield "size", f"{format_size(run.workload.bytes)} ({run.workload.bytes} bytes)"
+    period = repeats_every(run)
+    yield "repeating data", "no" if period is None else f"every {format_size(period)}"
+    yield "CRC32 of torch files", _yes(run.plan.get("crc32"))
+    writers = run.plan.get("writers")
+    names = [one.get("name") for one in writers or () if isinstance(one, Mapping)]
+    peers = any(str(name).startswith(PREFIX) for name in names)
+    yield "restores into new memory, as with peers", _yes(peers if names else None)
+
+
+def _yes(value: Any) -> str:
+    return _UNKNOWN if value is None else "yes" if value else "no"
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:

@@ -14,10 +14,9 @@ from iobench.bench.judging.verdict import Reason
 from iobench.goodput.forecast import Forecast, Method
 from iobench.goodput.job import TrainingJob
 from iobench.report.document import Document, Line, Section
-from iobench.report.durations import DurationForm, duration_form
 from iobench.report.grid import Grid
 from iobench.results import ResultFile
-from iobench.units import format_seconds
+from iobench.units import DurationForm, duration_form, format_seconds
 
 __all__ = ["SCHEMA", "Outlook", "plan_document"]
 

@@ -7,16 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from iobench.report.alike import unlike
 from iobench.report.answer import answer
 from iobench.report.document import Chart, Details, Document, Line, Section, Values
-from iobench.report.facts import environment_section, repeat_section
+from iobench.report.facts import environment_line, environment_section, repeat_section, unlike
 from iobench.report.grid import Grid
 from iobench.report.latency import latency_grid
 from iobench.report.rows import Group, Measured, moment
 from iobench.report.summary import Report, Summary, summarise
 from iobench.report.wording import (
-    environment_line,
     footnotes,
     grid,
     heading,
@@ -54,7 +52,7 @@ def report_document(report: Report, result: ResultFile | None = None) -> Documen
     document = Document(
         kind="iobench run",
         title=heading(report),
-        about=(environment_line(report),),
+        about=(environment_line(report.environment),),
         answer=tuple(answer(report)),
         tables=(grid(report),) if report.summaries else (),
         notes=(*([] if report.summaries else [_NOTHING]), *urgent),
@@ -208,7 +206,7 @@ def _overview(measured: Sequence[Measured]) -> Grid:
     rows = []
     for position, one in enumerate(measured):
         best = [cell for operation in ("save", "restore") for cell in _best(one, operation)]
-        facts = environment_line(one.report)
+        facts = environment_line(one.report.environment)
         rows.append([_letter(position), moment(one.result.run.started_at), facts, *best])
     return Grid(columns=columns, rows=rows, sentences=(2,))
 

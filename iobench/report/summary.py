@@ -29,11 +29,9 @@ from iobench.bench.judging.verdict import (
     with_verification,
 )
 from iobench.errors import ResultFileError
-from iobench.report.baseline import baseline_samples, paired_ratio
 from iobench.report.ceiling import Ceiling, find_ceilings, why_above
 from iobench.report.latency import latencies_of
-from iobench.report.ranks import rank_rates
-from iobench.report.row import BackgroundRates, Summary
+from iobench.report.row import BackgroundRates, Summary, baseline_samples, paired_ratio, rank_rates
 from iobench.report.winners import RANKED, Winner, find_target_winners, find_winners
 from iobench.results import (
     Environment,

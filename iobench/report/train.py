@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from iobench.bench.judging.comparison import LEAST_SAMPLES
+from iobench.bench.judging.comparison import LEAST_SAMPLES, few_pairs
 from iobench.bench.judging.stats import (
     Interval,
     highest,
@@ -17,18 +17,23 @@ from iobench.bench.judging.stats import (
     median_interval,
     paired_log_ratio,
 )
-from iobench.claims.answer import few_pairs
 from iobench.errors import ResultFileError, UsageError
 from iobench.report.document import Chart, Document, Dot, Line, MarkLine, Section, Spread
-from iobench.report.durations import DurationForm, duration_form
-from iobench.report.facts import environment_section, repeat_section
+from iobench.report.facts import environment_line, environment_section, repeat_section
 from iobench.report.grid import Grid
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.rows import moment, spread_words
-from iobench.report.wording import environment_line
 from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.results.labels import labels
-from iobench.units import GIB, count_of, format_rate, format_seconds, format_size
+from iobench.units import (
+    GIB,
+    DurationForm,
+    count_of,
+    duration_form,
+    format_rate,
+    format_seconds,
+    format_size,
+)
 
 __all__ = ["SCHEMA", "TrainingCost", "train_document", "training_costs"]
 
@@ -182,7 +187,7 @@ def train_document(results: Sequence[ResultFile]) -> Document:
     return Document(
         kind="iobench train",
         title=heading(result),
-        about=(environment_line(run), f"measured {moment(run.started_at)}"),
+        about=(environment_line(run.environment), f"measured {moment(run.started_at)}"),
         answer=(*answer(costs), *stopped),
         tables=(grid(costs),),
         notes=tuple(notes(result)),

@@ -14,13 +14,12 @@ from iobench.bench.judging.comparison import Difference
 from iobench.bench.judging.stats import interval_heading, median
 from iobench.errors import IobenchError, ResultFileError, UsageError
 from iobench.report.document import Details, Document, Dot, Line, Section, Spread
-from iobench.report.facts import facts_section
+from iobench.report.facts import environment_line, facts_section
 from iobench.report.grid import Grid
 from iobench.report.palette import colour_of
 from iobench.report.rows import moment, spread_words
 from iobench.results import Environment
 from iobench.results.codec import to_plain
-from iobench.tune.emit import machine_words, storage_words
 from iobench.tune.journal import TuningRecord, read_journal
 from iobench.tune.outcome import Outcome, Standing
 from iobench.tune.race import RaceEntry
@@ -59,7 +58,7 @@ def _document(path: Path, found: ReplayedTuning, outcome: Outcome | None) -> Doc
         kind="iobench autotune",
         title=goal,
         about=(
-            f"{machine_words(header)}, {storage_words(header)}",
+            environment_line(environment),
             f"measured {moment(header.started_at)}",
         ),
         answer=(_unfinished(found, path),),

@@ -15,8 +15,7 @@ from iobench.bench.judging.comparison import (
 from iobench.bench.judging.floors import Floor, OperationKind, RecordedFloor
 from iobench.bench.judging.stats import Interval
 from iobench.bench.judging.verdict import VerdictStatus
-from iobench.report.baseline import is_contender
-from iobench.report.row import Summary
+from iobench.report.row import Summary, is_contender
 from iobench.results import Operation, Sample
 from iobench.results.setting import IF_SET
 

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from iobench.bench.judging.over_time import OverTime, RateChange
 from iobench.bench.judging.stats import ENOUGH_SAMPLES, confidence_of, interval_heading
 from iobench.bench.judging.verdict import REPEATS, VerdictStatus
-from iobench.report.alike import part_of
 from iobench.report.ceiling import ABOVE_FIO, NO_JOB, Ceiling
 from iobench.report.grid import Grid
-from iobench.report.over_time import over_time_lines
-from iobench.report.ranks import rank_lines, straggler_lines
-from iobench.report.summary import Report, Summary
-from iobench.report.winners import PROVED
-from iobench.results import Run
+from iobench.report.row import Summary, rank_lines, straggler_lines
+from iobench.report.summary import Report
+from iobench.report.winners import PROVED, RANKED
 from iobench.results.labels import common_axes
-from iobench.units import GIB, count_of, format_rate, format_size
+from iobench.units import GIB, count_of, format_rate, format_seconds, format_size
 
 __all__ = [
     "cells",
     "columns",
-    "environment_line",
     "footnotes",
     "grid",
     "heading",
+    "over_time_lines",
     "phases_grid",
     "urgent_notes",
     "verdict_style",
@@ -201,35 +199,6 @@ def urgent_notes(report: Report) -> list[str]:
     return [*_failure_lines(report), *fio, *late, *_reason_lines(report, bad)]
 
 
-def environment_line(report: Report | Run) -> str:
-    """Return host, kernel, CPU, memory, GPUs and storage in one line, without unknown facts."""
-    machine = report.environment.machine
-    cpu, memory = part_of(machine, "cpu"), part_of(machine, "memory")
-    gpus = [str(gpu.get("name", "GPU")) for gpu in _list(machine, "gpus")]
-    total = memory.get("total_bytes")
-    cpus = cpu.get("usable_cpus")
-    facts = [
-        machine.get("hostname"),
-        f"Linux {machine['kernel']}" if machine.get("kernel") else None,
-        cpu.get("model"),
-        f"{cpus} CPUs" if cpus else None,
-        f"{format_size(total)} memory" if isinstance(total, int) else None,
-        *(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)),
-        *_storage(report.environment.storage),
-        *(
-            f"{target}: {' '.join(_storage(storage))}"
-            for target, storage in report.environment.storages.items()
-        ),
-    ]
-    return ", ".join(str(fact) for fact in facts if fact) or "machine not known"
-
-
-def _storage(storage: Mapping[str, Any]) -> list[str]:
-    device = part_of(storage, "device")
-    known = storage.get("fs_type") or storage.get("kind"), device.get("model") or device.get("name")
-    return [str(fact) for fact in known if fact]
-
-
 def _over_time_lines(report: Report) -> list[str]:
     return [line for one in report.summaries for line in over_time_lines(one)]
 
@@ -373,7 +342,31 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
-def _list(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the mappings in the list `name`; empty without such a list."""
-    given = values.get(name)
-    return [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
+def over_time_lines(one: Summary) -> Iterator[str]:
+    """Yield lines about the saves of a contender; none where they do not follow each other, or
+    where its figure does not count."""
+    over_time = one.over_time
+    if over_time is None or one.verdict not in RANKED:
+        return
+    whole = format_seconds(over_time.elapsed_s)
+    if over_time.change is None:
+        yield f"{one.label}: no change seen in {whole}, {format_rate(one.median_bytes_per_s)}"
+    else:
+        yield from _change(one.label, over_time.change)
+    yield f"{_steady(over_time)}; saves took {100 * over_time.saving:.0f}% of {whole}"
+
+
+def _change(label: str, change: RateChange) -> Iterator[str]:
+    before, after = format_rate(change.before_bytes_per_s), format_rate(change.after_bytes_per_s)
+    yield f"{label}: {before} for {format_seconds(change.at_s)}, then {after}"
+    low, high = map(format_seconds, change.at_s_ci95)
+    yield f"the change is between {low} and {high}, after {format_size(change.written_bytes)}"
+
+
+def _steady(over_time: OverTime) -> str:
+    rounds = f"rounds of {format_seconds(over_time.round_s)}"
+    if over_time.range is None or over_time.slope is None:
+        return f"not known to be steady: {over_time.rounds} of 5 {rounds}"
+    moved = f"range {100 * over_time.range:.0f}%, drift {100 * over_time.slope:.0f}%"
+    state = "steady" if over_time.steady else "not steady"
+    return f"{state} in the last 5 {rounds} ({moved})"

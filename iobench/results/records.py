@@ -23,9 +23,9 @@ from iobench.results.sample_parts import (
     Series,
     Stored,
     Verified,
+    WorldFacts,
 )
 from iobench.results.setting import IF_SET, AxisValues, HasSetting, Setting
-from iobench.results.world_facts import WorldFacts
 from iobench.writers.latency import Latency
 from iobench.writers.transfer import Fallback, PathCount
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,7 @@ import torch
 
 from iobench import workloads
 from iobench.bench.counters.sampler import FileSampler
+from iobench.bench.judging.stats import median
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.bench.targets.settle import Patience
 from iobench.environment.memory import available_bytes
@@ -30,14 +32,43 @@ from iobench.results import (
 )
 from iobench.train.arm import Arm
 from iobench.train.block import GAUGES, TrainingBlocks
-from iobench.train.memcpy import memcpy_bytes_per_s
-from iobench.train.pace import Pace, whole_intervals
-from iobench.train.probe import StepTimes, probe
+from iobench.train.pace import Pace, StepTimes, probe, whole_intervals
 from iobench.train.trainer import Trainer
-from iobench.units import count_of, format_seconds, format_size, parse_size
+from iobench.units import MIB, count_of, format_seconds, format_size, parse_size
 from iobench.workloads.workload import Workload
 
-__all__ = ["Session", "TrainingProgress", "make_session"]
+__all__ = [
+    "Session",
+    "TrainingProgress",
+    "make_session",
+    "memcpy_bytes_per_s",
+]
+
+_MEMCPY_BYTES, _MEMCPY_ROUNDS = 256 * MIB, 5
+
+
+def memcpy_bytes_per_s(size_bytes: int) -> float:
+    """Return the rate of copies between allocated buffers.
+
+    It is the better of torch, with all threads, and numpy, with one. Each is the median of 5 copies
+    of 256 MiB, or of `size_bytes` where that is less.
+    """
+    count = min(size_bytes, _MEMCPY_BYTES)
+    source, copy = torch.ones(count, dtype=torch.uint8), torch.ones(count, dtype=torch.uint8)
+    into, out_of = copy.numpy(), source.numpy()
+
+    def by_numpy() -> None:
+        into[:] = out_of
+
+    ways: Sequence[Callable[[], object]] = (lambda: copy.copy_(source), by_numpy)
+    return count / min(median([_timed(way) for _ in range(_MEMCPY_ROUNDS)]) for way in ways)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
 
 _BYTES_PER_PARAM = 12  # fp32 weights, and AdamW's two moments
 _FEWEST = 2  # steps of a block

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
+from iobench.tune.space import Candidate
 from iobench.tune.tuning import Tuning
 
 __all__ = ["expected"]

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES
 from iobench.bench.judging.stats import median
 from iobench.tune.budget import Budget, Cost
-from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
 from iobench.tune.race import Race
 from iobench.tune.rounds import Rounds, TuningProgress
-from iobench.tune.search import LAST_ROUNDS, LOOK_ROUNDS, Search
-from iobench.tune.sizes import TuningSizes
-from iobench.tune.space import Space
+from iobench.tune.search import LAST_ROUNDS, LOOK_ROUNDS, Search, TuningSizes
+from iobench.tune.space import Candidate, Space
 from iobench.units import format_size
 
 __all__ = ["CLOSE", "Finals"]

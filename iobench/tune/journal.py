@@ -22,8 +22,8 @@ from iobench.results import utc_now
 from iobench.results.codec import from_plain, to_plain
 from iobench.results.writer import append_line
 from iobench.text import printable_values
-from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Phase, Step
+from iobench.tune.space import Candidate
 
 __all__ = [
     "SCHEMA",

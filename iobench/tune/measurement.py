@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from iobench.results.records import Sample
-from iobench.tune.candidate import Candidate
+from iobench.tune.space import Candidate
 from iobench.units import GIB
 
 __all__ = ["Measure", "Measurement", "Phase", "Step"]

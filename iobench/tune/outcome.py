@@ -12,13 +12,12 @@ from iobench.bench.judging.stats import Interval, median, median_interval
 from iobench.bench.judging.verdict import Context, Verdict, combine, judge, with_verification
 from iobench.results.records import Sample
 from iobench.tune.budget import Budget
-from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation, ConfirmedChoice
-from iobench.tune.history import History
 from iobench.tune.measurement import Measurement
 from iobench.tune.objective import Objective, cpu_s_per_gib
 from iobench.tune.race import RaceEntry, effects_and_noise
-from iobench.tune.space import Space
+from iobench.tune.rounds import History
+from iobench.tune.space import Candidate, Space
 
 __all__ = ["Outcome", "Standing"]
 

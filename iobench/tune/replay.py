@@ -15,16 +15,15 @@ from iobench import workloads
 from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES
 from iobench.bench.judging.verdict import Context, volatile_of
 from iobench.tune.budget import Budget
-from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
-from iobench.tune.history import History
 from iobench.tune.journal import TrialRecord, TuningRecord
 from iobench.tune.measurement import Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.race import Race, RaceStatus
+from iobench.tune.rounds import History
 from iobench.tune.search import LAST_ROUNDS, LOOK_ROUNDS
-from iobench.tune.space import Dimension, Space
+from iobench.tune.space import Candidate, Dimension, Space
 from iobench.units import format_size
 from iobench.writers import registry
 

@@ -9,15 +9,47 @@ from typing import Protocol
 
 from iobench.errors import IobenchError
 from iobench.tune.budget import Budget, Cost
-from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
-from iobench.tune.history import History
 from iobench.tune.measurement import Measure, Measurement, Phase, Step
 from iobench.tune.objective import Objective
 from iobench.tune.race import Race, RaceStatus
 from iobench.tune.search import ROUNDS
+from iobench.tune.space import Candidate
 
-__all__ = ["Rounds", "TuningProgress"]
+__all__ = [
+    "History",
+    "Rounds",
+    "TuningProgress",
+]
+
+
+@dataclass(kw_only=True)
+class History:
+    """Measurements by setting, in order, each with the step that requested it."""
+
+    trials: dict[str, list[tuple[Step, Measurement]]] = field(default_factory=dict, init=False)
+
+    def add(self, name: str, step: Step, measured: Measurement) -> None:
+        """Add a trial of `name`."""
+        self.trials.setdefault(name, []).append((step, measured))
+
+    def of(self, name: str, phase: Phase | None = None) -> list[Measurement]:
+        """Return the measurements of `name`, of one phase or of all."""
+        return [one for step, one in self.trials.get(name, ()) if phase in (None, step.phase)]
+
+    def by_probe(self, names: Iterable[str], loss: Callable[[Measurement], float]) -> list[str]:
+        """Return those of `names` whose first trial had no error, the smallest loss first."""
+        first = {name: self.trials[name][0][1] for name in names if name in self.trials}
+        found = {name: loss(one) for name, one in first.items() if not one.error}
+        return sorted(found, key=found.__getitem__)
+
+    def expected_s(self, name: str, size_bytes: int) -> float:
+        """Return the seconds of its last trial, with the I/O time scaled to `size_bytes`.
+
+        Raises KeyError for a setting without a trial.
+        """
+        step, measured = self.trials[name][-1]
+        return measured.expected_s(size_bytes / step.size_bytes)
 
 
 class TuningProgress(Protocol):

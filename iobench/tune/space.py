@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from iobench.errors import (
     IobenchError,
@@ -15,13 +15,52 @@ from iobench.errors import (
     UnknownNameError,
     UsageError,
 )
-from iobench.tune.candidate import Candidate
 from iobench.units import MIB
 from iobench.writers import registry
 from iobench.writers.base import Writer
-from iobench.writers.options import OptionInfo
+from iobench.writers.options import OptionInfo, WriterOptions
 
-__all__ = ["Dimension", "Space", "space_of"]
+__all__ = [
+    "Candidate",
+    "Dimension",
+    "Origin",
+    "Space",
+    "space_of",
+]
+
+Origin = Literal["baseline", "known-good", "drawn", "refined"]
+"""`baseline`: the setting that the winner is compared with. `known-good`: a setting that did well
+on some storage before. `drawn`: a random setting of the space. `refined`: one near a leader."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A writer with all its options. Candidates that differ only in `origin` have equal labels."""
+
+    writer: str
+    options: WriterOptions
+    origin: Origin
+
+    @classmethod
+    def of(cls, writer: str, values: Mapping[str, Any], origin: Origin) -> Candidate:
+        """Make a candidate from a name and some options. Raises what `registry.make` raises."""
+        made = registry.make(writer, **values)
+        return cls(writer=made.name, options=made.options, origin=origin)
+
+    @property
+    def label(self) -> str:
+        """The name and the options that are not at their defaults, in the syntax of `--writer`."""
+        return ",".join([self.writer, *self.options.changed()])
+
+    @property
+    def well_known(self) -> bool:
+        """Whether the setting was known before this tuning."""
+        return self.origin in ("baseline", "known-good")
+
+    def make(self) -> Writer:
+        """Return a new writer."""
+        return registry.writer_class(self.writer)(self.options)
+
 
 _DEFAULTS = ("hybrid", "buffered")
 """The default writer of a Checkpointer; the second one takes its place where it does not work."""

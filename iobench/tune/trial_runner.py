@@ -22,9 +22,9 @@ from iobench.bench.trial import Trial
 from iobench.environment.memory import PeakMemory
 from iobench.errors import DataMismatchError, TargetError, TransferError
 from iobench.results import Sample
-from iobench.tune.candidate import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
+from iobench.tune.space import Candidate
 from iobench.tune.stall import SLOTS, measure_stall
 from iobench.units import MIB, format_size
 from iobench.workloads import Workload

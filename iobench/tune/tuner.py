@@ -12,16 +12,14 @@ from iobench.bench.judging.comparison import LEAST_FLOOR
 from iobench.bench.judging.verdict import Context
 from iobench.errors import IobenchError
 from iobench.tune.budget import Budget
-from iobench.tune.candidate import Candidate
 from iobench.tune.finals import CLOSE, Finals
 from iobench.tune.measurement import Measure
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.race import Race
 from iobench.tune.rounds import Rounds, TuningProgress
-from iobench.tune.search import ROUNDS, SMALLER, Planner, Search, plan, too_small
-from iobench.tune.sizes import TuningSizes
-from iobench.tune.space import Space
+from iobench.tune.search import ROUNDS, SMALLER, Planner, Search, TuningSizes, plan, too_small
+from iobench.tune.space import Candidate, Space
 from iobench.units import format_seconds, format_size
 
 __all__ = ["Tuner"]

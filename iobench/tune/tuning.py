@@ -25,15 +25,13 @@ from iobench.errors import ResultFileError, TargetError, UsageError
 from iobench.results import Operation, utc_now
 from iobench.results.codec import from_plain
 from iobench.tune.budget import Budget
-from iobench.tune.candidate import Candidate
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord
 from iobench.tune.measurement import Measure, Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.rounds import TuningProgress
-from iobench.tune.search import Search, plan
-from iobench.tune.sizes import TuningSizes
-from iobench.tune.space import Space, space_of
+from iobench.tune.search import Search, TuningSizes, plan
+from iobench.tune.space import Candidate, Space, space_of
 from iobench.tune.stall import SLOTS
 from iobench.tune.trial_runner import TrialRunner, warm_up_bytes
 from iobench.tune.tuner import Tuner

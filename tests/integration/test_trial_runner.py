@@ -15,7 +15,7 @@ from iobench.bench.targets import directory
 from iobench.bench.targets.choose import target_of
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.tune import trial_runner as rig_module
-from iobench.tune.candidate import Candidate
+from iobench.tune.space import Candidate
 from iobench.tune.measurement import Step
 from iobench.tune.objective import Objective
 from iobench.tune.trial_runner import TrialRunner

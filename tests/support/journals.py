@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from iobench.results.codec import to_plain
-from iobench.tune.candidate import Candidate
+from iobench.tune.space import Candidate
 from iobench.tune.journal import SCHEMA, TrialRecord, TuningRecord
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.outcome import Outcome

@@ -27,7 +27,7 @@ from typing import Any
 __all__ = ["Preloaded", "fork_server", "run_preloaded"]
 
 _MODULES = (
-    *("torch", "numpy", "iobench.cli.main", "iobench.cli.progress", "iobench.cli.sizes"),
+    *("torch", "numpy", "iobench.cli.main", "iobench.cli.progress", "iobench.cli.run"),
     "torch._dynamo",  # each torch optimizer imports it: 0.5 s of CPU time
     *("iobench.bench.planning", "iobench.bench.runner", "iobench.report.run"),
     *("iobench.tune.tuner", "iobench.train.session"),

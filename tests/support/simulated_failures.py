@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iobench.goodput.costs import Costs
+from iobench.goodput.job import Costs
 from iobench.goodput.job import TrainingJob
 
 __all__ = ["Simulated", "simulate"]

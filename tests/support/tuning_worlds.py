@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from iobench.tune.candidate import Candidate
+from iobench.tune.space import Candidate
 from iobench.units import GIB, MIB
 from support.simulated_storage import Usage, World, hills, normal, space_of_writers, true_rate
 

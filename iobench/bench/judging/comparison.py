@@ -30,6 +30,7 @@ from iobench.bench.judging.stats import (
 )
 from iobench.results.identity import figure_of
 from iobench.results.records import Sample
+from iobench.units import count_of
 
 __all__ = [
     "LEAST_FLOOR",
@@ -41,6 +42,7 @@ __all__ = [
     "compare_runs",
     "control_floor",
     "fastest",
+    "few_pairs",
     "noise_floor",
     "rates_by_repetition",
     "twins",
@@ -129,6 +131,11 @@ def _is_beyond_chance(one: Iterable[Sample], other: Iterable[Sample], pairs: int
     error = statistics.stdev(logs) / math.sqrt(len(logs))
     reach = student_quantile(len(logs) - 1, 1 - _FALSE_CLAIMS / pairs) * error
     return abs(statistics.fmean(logs)) > reach
+
+
+def few_pairs(count: int) -> str:
+    """Return why so few pairs leave a finding undecided: `2 pairs, 5 needed`."""
+    return f"{count_of(count, 'pair')}, {LEAST_SAMPLES} needed"
 
 
 def compare_paired(

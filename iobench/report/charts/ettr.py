@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from iobench.goodput import goodput, intervals
+from iobench.goodput import goodput
 from iobench.goodput.forecast import Forecast
 from iobench.report.document import Chart
 from iobench.report.grid import Grid
@@ -115,7 +115,7 @@ def _layers(
 def _curve(one: Forecast, low: float, high: float) -> Iterator[dict[str, Any]]:
     """Yield ETTR from `low` to `high` seconds, not below the interval at which saves wait."""
     costs = one.candidate.costs
-    start = max(low, intervals.shortest(costs))
+    start = max(low, goodput.shortest(costs))
     if start >= high:
         return
     for interval_s in np.geomspace(start, high, _POINTS).tolist():

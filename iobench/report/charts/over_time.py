@@ -9,7 +9,7 @@ from typing import Any
 
 import altair as alt
 
-from iobench.report.charts.lanes import label_layers, lane_axis, lane_height, lane_scale
+from iobench.report.charts.spread import label_layers, lane_axis, lane_height, lane_scale
 from iobench.report.document import Chart
 from iobench.report.grid import Grid
 from iobench.report.page.theme import GRID, INK, data_of, spec_of

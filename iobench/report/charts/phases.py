@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from iobench.report.charts.lanes import (
+from iobench.report.charts.spread import (
     BODY,
     label_layers,
     lane_axis,

@@ -7,21 +7,76 @@ scripts of the page, by their hashes, and no request to any host.
 from __future__ import annotations
 
 import base64
+import copy
 import gzip
+import hashlib
+import json
+import textwrap
 from functools import cache
 from importlib.resources import files
 from itertools import count
+from typing import Any
 
+import altair as alt
 import jinja2
+import vl_convert
 from markupsafe import Markup, escape
 
 from iobench._version import __version__
-from iobench.report.document import Document
-from iobench.report.page.bundle import content_hash, inline_json, inline_script, runtime
-from iobench.report.page.theme import SCHEME
+from iobench.report.document import Chart, Document
+from iobench.report.page.theme import MUTED, PAPER, SCHEME
 from iobench.text import printable
 
-__all__ = ["GENERATOR", "html"]
+__all__ = [
+    "GENERATOR",
+    "content_hash",
+    "draw",
+    "html",
+    "inline_json",
+    "inline_script",
+    "runtime",
+    "vega_lite_version",
+]
+
+_SNIPPET = "window.vegaEmbed = vegaEmbed;"
+
+
+def vega_lite_version() -> str:
+    """Return the version of Vega-Lite whose specs altair makes, as vl-convert takes it: `6.1`."""
+    return ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+
+
+@cache
+def runtime() -> str:
+    """Return Vega, Vega-Lite and vega-embed as one script for `inline_script`."""
+    return inline_script(vl_convert.javascript_bundle(_SNIPPET, vl_version=vega_lite_version()))
+
+
+def inline_script(source: str) -> str:
+    """Return `source` so that no text in it ends, or hides the end of, its script element."""
+    return source.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def inline_json(value: Any) -> str:
+    """Return `value` as JSON that is safe in a script element; infinite numbers become null."""
+    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def content_hash(script: str) -> str:
+    """Return the source by which a content security policy allows exactly this script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    if isinstance(value, float) and value - value != 0:  # infinite, or not a number
+        return None
+    return value
+
 
 GENERATOR = "iobench report"
 """The `generator` of every page, near its begin: marks files that a newer report may replace."""
@@ -87,3 +142,32 @@ def _packed(data: bytes) -> str:
 
 def _template(name: str) -> str:
     return files("iobench.report.page").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+_WIDTH = 760
+_TITLE_COLUMNS, _CAPTION_COLUMNS = 84, 118
+_PNG_SCALE = 2  # for slides and dense screens
+
+
+def draw(chart: Chart, form: str) -> bytes:
+    """Return the picture of `chart` on white, with its title. `form` is `svg` or `png`."""
+    spec = inline_json(_standing_alone(chart))
+    version = vega_lite_version()
+    if form == "png":
+        return bytes(vl_convert.vegalite_to_png(spec, vl_version=version, scale=_PNG_SCALE))
+    return str(vl_convert.vegalite_to_svg(spec, vl_version=version)).encode()
+
+
+def _standing_alone(chart: Chart) -> dict[str, Any]:
+    spec = copy.deepcopy(dict(chart.spec))
+    spec["width"] = _WIDTH
+    spec["background"] = PAPER
+    spec["padding"] = 20
+    spec["title"] = {
+        "text": textwrap.wrap(chart.headline or chart.title, _TITLE_COLUMNS),
+        "subtitle": textwrap.wrap(chart.caption, _CAPTION_COLUMNS),
+        "subtitleColor": MUTED,
+        "subtitlePadding": 6,
+        "offset": 14,
+    }
+    return spec

@@ -4,9 +4,8 @@ import pytest
 
 from iobench.errors import OptionError
 from iobench.goodput import goodput
-from iobench.goodput.costs import Costs
 from iobench.goodput.forecast import Forecast, Method, forecast
-from iobench.goodput.job import MONTH_S, TrainingJob
+from iobench.goodput.job import MONTH_S, Costs, TrainingJob
 from iobench.goodput.measured import SavingMethod, from_results
 from iobench.results import ResultFile
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import OptionError
-from iobench.goodput import goodput, intervals
-from iobench.goodput.costs import Costs
-from iobench.goodput.job import DAY_S, TrainingJob
+from iobench.goodput import goodput
+from iobench.goodput.job import DAY_S, Costs, TrainingJob
 
 costs = st.builds(
     Costs,
@@ -84,7 +83,7 @@ def test_lost_work_by_hand() -> None:
 @given(costs, st.floats(1, 1e5))
 def test_a_job_that_never_fails_pays_for_blocking_only(costs: Costs, interval: float) -> None:
     """Infinite MTBF: t / (t + b)."""
-    interval = max(interval, intervals.shortest(costs))
+    interval = max(interval, goodput.shortest(costs))
     expected = interval / (interval + costs.blocking_s)
     never = job_with(1e18)
     assert goodput.ettr(interval, costs, never) == pytest.approx(expected)
@@ -94,7 +93,7 @@ def test_saves_that_cost_nothing_leave_only_recovery() -> None:
     """As the cost goes to zero, the best ETTR goes to e^(-R / M), and no work is lost."""
     job = job_with(1000, restart_s=100)
     costs = Costs(blocking_s=1e-9, restore_s=0)
-    interval = intervals.optimal(1e-9, 1000)
+    interval = goodput.optimal(1e-9, 1000)
     assert goodput.ettr(interval, costs, job) == pytest.approx(math.exp(-0.1), rel=1e-5)
     assert goodput.lost_work_s(interval, costs, job) == pytest.approx(0, abs=1e-2)
 
@@ -109,7 +108,7 @@ def test_ettr_is_a_share_and_more_cost_never_helps(
     costs: Costs, job: TrainingJob, factor: float
 ) -> None:
     """It is between 0 and 1 at any interval. A longer save, restore or persist time lowers it."""
-    interval = intervals.shortest(costs) * factor + 10
+    interval = goodput.shortest(costs) * factor + 10
     found = goodput.ettr(interval, costs, job)
     assert 0 <= found <= 1
     assert goodput.lost_work_s(interval, costs, job) >= 0
@@ -125,7 +124,7 @@ def test_ettr_is_a_share_and_more_cost_never_helps(
 @given(costs, jobs)
 def test_the_interval_under_the_slot_limit_has_no_formula(costs: Costs, job: TrainingJob) -> None:
     """The formulas do not describe saves that wait for slots: such intervals are refused."""
-    least = intervals.shortest(costs)
+    least = goodput.shortest(costs)
     if least > 0:
         for formula in (goodput.ettr, goodput.lost_work_s):
             formula(least, costs, job)
@@ -137,7 +136,7 @@ def test_no_save_waits_at_the_best_interval() -> None:
     """The slot limit holds, also for saves that do not block."""
     job = TrainingJob(nodes=2048)
     limited = Costs(blocking_s=1, persist_s=3600, restore_s=60)
-    assert goodput.best_interval_s(limited, job) == intervals.shortest(limited) == 3600
+    assert goodput.best_interval_s(limited, job) == goodput.shortest(limited) == 3600
     free = Costs(blocking_s=0, persist_s=20, restore_s=60)
     assert goodput.best_interval_s(free, job) == 20
 

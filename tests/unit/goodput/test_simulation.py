@@ -4,9 +4,8 @@ import pytest
 from support import simulated_failures as simulation
 from support.simulated_failures import Simulated, simulate
 
-from iobench.goodput import goodput, intervals
-from iobench.goodput.costs import Costs
-from iobench.goodput.job import TrainingJob
+from iobench.goodput import goodput
+from iobench.goodput.job import Costs, TrainingJob
 
 SYNC = Costs(blocking_s=30, restore_s=60)
 ASYNC = Costs(blocking_s=2, persist_s=20, restore_s=60)
@@ -19,7 +18,7 @@ FOUR_SLOTS = Costs(blocking_s=2, persist_s=200, restore_s=60, slots=4)
 def test_it_agrees_with_the_formulas(nodes: int, costs: Costs, stretch: float) -> None:
     """Within four standard errors, from an MTBF of 9 days to one shorter than the recovery."""
     job = TrainingJob(nodes=nodes)
-    best = max(intervals.optimal(costs.blocking_s, job.mtbf_s), intervals.shortest(costs))
+    best = max(goodput.optimal(costs.blocking_s, job.mtbf_s), goodput.shortest(costs))
     interval = best * stretch
     found = simulate(interval, costs, job, failures=200_000, seed=nodes)
     exact = goodput.ettr(interval, costs, job)

@@ -12,13 +12,12 @@ import pytest
 from support.terminal import Terminal, without_styles
 
 from iobench.report.answer import answer
-from iobench.report.durations import duration_form
 from iobench.report.render import render
 from iobench.report.run import report_document
 from iobench.report.summary import Report, summarise
 from iobench.results import End, Failure, ResultFile, read
 from iobench.results.records import BackgroundRestores, Series
-from iobench.units import GIB
+from iobench.units import GIB, duration_form
 
 REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from iobench.bench.judging.comparison import Finding, compare_runs
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
-from iobench.report.alike import unlike
 from iobench.report.compare import compare
 from iobench.report.comparison import compare_document
+from iobench.report.facts import unlike
 from iobench.report.render import DocumentFormat, render
 from iobench.results import (
     AxisValues,

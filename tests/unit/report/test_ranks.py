@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from iobench.report.ranks import rank_lines, rank_rates, straggler_lines
+from iobench.report.row import rank_lines, rank_rates, straggler_lines
 from iobench.results import ResultFile, Sample, WorldFacts
 from iobench.units import GIB
 

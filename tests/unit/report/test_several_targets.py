@@ -19,10 +19,10 @@ from iobench.claims.claims import study
 from iobench.claims.reproduction import judge_records
 from iobench.errors import ResultFileError
 from iobench.goodput.measured import from_results
-from iobench.report.alike import unlike
 from iobench.report.answer import answer
 from iobench.report.compare import compare
 from iobench.report.comparison import compare_document
+from iobench.report.facts import unlike
 from iobench.report.grid import wrapped
 from iobench.report.render import DocumentFormat, render
 from iobench.report.run import report_document

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from iobench.report.baseline import paired_ratio
 from iobench.report.ceiling import Ceiling, why_above
+from iobench.report.row import paired_ratio
 from iobench.report.summary import summarise
 from iobench.report.wording import cells, columns, footnotes
 from iobench.results import CeilingSample, Fallback, MemoryUse, ResultFile, Sample

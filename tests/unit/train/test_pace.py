@@ -9,8 +9,7 @@ import pytest
 from iobench.errors import OptionError
 from iobench.train import session
 from iobench.train.arm import Arm, choose_arms
-from iobench.train.pace import Pace
-from iobench.train.probe import StepTimes, probe
+from iobench.train.pace import Pace, StepTimes, probe
 from iobench.train.trainer import Trainer
 
 

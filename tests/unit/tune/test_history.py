@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from iobench.tune.history import History
 from iobench.tune.measurement import Measurement, Phase, Step
+from iobench.tune.rounds import History
 
 
 def step(phase: Phase = "race", size_bytes: int = 100) -> Step:

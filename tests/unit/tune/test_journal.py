@@ -13,9 +13,9 @@ from support.journals import HEADER
 from support.simulated_storage import SimulatedStorage
 
 from iobench.errors import ResultFileError
-from iobench.tune.candidate import Candidate
 from iobench.tune.journal import Journal, TrialRecord, read_journal
 from iobench.tune.measurement import Step
+from iobench.tune.space import Candidate
 
 ONE = Candidate.of("odirect", {"threads": 3}, "drawn")
 STEP = Step(phase="race", round=1, size_bytes=2**20)

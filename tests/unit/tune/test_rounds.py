@@ -11,12 +11,12 @@ from support.simulated_storage import SimulatedStorage
 
 from iobench.errors import IobenchError
 from iobench.tune.budget import Budget, Cost
-from iobench.tune.candidate import Candidate
 from iobench.tune.confirm import Confirmation
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.race import Race, RaceStatus
 from iobench.tune.rounds import Rounds
+from iobench.tune.space import Candidate
 from iobench.units import GIB, MIB
 
 _NAMES = ("buffered", "odirect", "uring")

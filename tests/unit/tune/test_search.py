@@ -12,8 +12,7 @@ from support.simulated_storage import SimulatedStorage, normal, space_of_writers
 from iobench.errors import UsageError
 from iobench.tune.budget import Budget, Cost
 from iobench.tune.outcome import Outcome
-from iobench.tune.search import SMALLER, Planner, Search, plan
-from iobench.tune.sizes import TuningSizes
+from iobench.tune.search import SMALLER, Planner, Search, TuningSizes, plan
 from iobench.units import GIB, MIB, parse_size
 
 _SPACE = space_of_writers()

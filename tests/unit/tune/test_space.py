@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from iobench.errors import UnavailableError, UnknownNameError
-from iobench.tune.candidate import Candidate
-from iobench.tune.space import Dimension, space_of
+from iobench.tune.space import Candidate, Dimension, space_of
 from iobench.writers.registry import make
 
 

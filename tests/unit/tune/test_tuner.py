@@ -22,11 +22,11 @@ from support.tuning_worlds import GENERATORS
 from iobench.bench.judging.comparison import Finding
 from iobench.errors import IobenchError, UsageError
 from iobench.tune.budget import Budget
-from iobench.tune.candidate import Candidate
 from iobench.tune.finals import LAST_ROUNDS
 from iobench.tune.objective import Objective
 from iobench.tune.race import RaceStatus
-from iobench.tune.sizes import TuningSizes
+from iobench.tune.search import TuningSizes
+from iobench.tune.space import Candidate
 from iobench.units import GIB, MIB
 
 

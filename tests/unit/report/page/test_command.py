@@ -12,8 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from iobench.cli.report import report_stopped
 from iobench.cli.show import show
-from iobench.cli.stopped import report_stopped
 from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
 from iobench.report import kinds
 from iobench.results import ResultFile

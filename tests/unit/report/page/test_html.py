@@ -19,9 +19,7 @@ from iobench.errors import ResultFileError
 from iobench.report.document import Document, Line, Section
 from iobench.report.grid import Grid
 from iobench.report.kinds import document_of
-from iobench.report.page.bundle import inline_json, inline_script, runtime
-from iobench.report.page.figure import draw
-from iobench.report.page.html import html
+from iobench.report.page.html import draw, html, inline_json, inline_script, runtime
 from iobench.report.run import run_document
 from iobench.results import Environment, ResultFile
 
