@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -74,10 +74,11 @@ def _sections(outlook: Outlook) -> Iterator[Section]:
     from iobench.report.charts.ettr import interval_chart, nodes_chart
 
     jobs = outlook.jobs
-    charts = [nodes_chart(outlook.forecasts)] if len(jobs) > 1 else []
+    charts = [nodes_chart(outlook.forecasts, _grid(outlook))] if len(jobs) > 1 else []
     for number, job in enumerate(dict.fromkeys((jobs[0], jobs[-1])), 1):
-        chosen = [one for one in outlook.forecasts if one.job == job]
-        charts.append(interval_chart(chosen, name=f"ettr-interval-{number}"))
+        chosen = tuple(one for one in outlook.forecasts if one.job == job)
+        numbers = _grid(replace(outlook, forecasts=chosen))
+        charts.append(interval_chart(chosen, numbers, name=f"ettr-interval-{number}"))
     yield Section(heading="Time that trains", charts=tuple(charts))
 
 

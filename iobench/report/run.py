@@ -48,7 +48,11 @@ def report_document(report: Report, result: ResultFile | None = None) -> Documen
     urgent, notes = urgent_notes(report), footnotes(report)
     others = [note for note in notes if note not in urgent]
     latencies = latency_grid(report.summaries)
-    more = [phases_grid(report), *([latencies] if latencies else [])] if report.summaries else []
+    more = (
+        [phases_grid(report.summaries), *([latencies] if latencies else [])]
+        if report.summaries
+        else []
+    )
     document = Document(
         kind="iobench run",
         title=heading(report),

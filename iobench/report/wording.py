@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from iobench.bench.judging.over_time import OverTime, RateChange
@@ -152,7 +152,7 @@ def _memory(summary: Summary) -> str:
     return _MISSING if total is None else format_size(total)
 
 
-def phases_grid(report: Report) -> Grid:
+def phases_grid(summaries: Iterable[Summary]) -> Grid:
     """Return the table of the phases in seconds: `gather 0.310, write 3.204, sync 0.012`."""
     rows = [
         [
@@ -160,7 +160,7 @@ def phases_grid(report: Report) -> Grid:
             one.operation,
             ", ".join(f"{name} {seconds:.3f}" for name, seconds in one.phases_s.items()),
         ]
-        for one in report.summaries
+        for one in summaries
     ]
     columns = (("writer", False), ("operation", False), ("phases (s)", False))
     return Grid(title="phases", columns=columns, rows=rows, sentences=(2,))

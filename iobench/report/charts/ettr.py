@@ -28,7 +28,7 @@ _TOOLTIP = [
 ]
 
 
-def interval_chart(forecasts: Sequence[Forecast], *, name: str) -> Chart:
+def interval_chart(forecasts: Sequence[Forecast], numbers: Grid, *, name: str) -> Chart:
     """Return the chart of one job: a curve for each way to save, with its best interval."""
     job = forecasts[0].job
     best = [one.best.interval_s for one in forecasts]
@@ -56,11 +56,11 @@ def interval_chart(forecasts: Sequence[Forecast], *, name: str) -> Chart:
         f"{format_seconds(job.mtbf_s)}. The dot is the best interval; left of it saves cost more, "
         "right of it failures do.",
         spec=spec_of(alt.layer(*layers), _HEIGHT),
-        numbers=_numbers(forecasts),
+        numbers=numbers,
     )
 
 
-def nodes_chart(forecasts: Sequence[Forecast]) -> Chart:
+def nodes_chart(forecasts: Sequence[Forecast], numbers: Grid) -> Chart:
     """Return the chart of ETTR at the best interval, for jobs of several sizes."""
     rows = [
         {"x": one.job.nodes, "y": one.best.ettr, **_words(one, one.best.interval_s, one.best.ettr)}
@@ -85,7 +85,7 @@ def nodes_chart(forecasts: Sequence[Forecast]) -> Chart:
         f"{last.job.nodes:,} nodes: {last.best.ettr:.4f} with {_who(last)}.",
         caption="ETTR: the part of the time that trains.",
         spec=spec_of(alt.layer(*layers), _HEIGHT),
-        numbers=_numbers(forecasts),
+        numbers=numbers,
     )
 
 
@@ -159,26 +159,3 @@ def _ticks(low: float, high: float) -> list[float]:
     """Return 1, 2 and 5 times the powers of ten from `low` to `high`."""
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     return [t for p in powers for t in (10.0**p, 2 * 10.0**p, 5 * 10.0**p) if low <= t <= high]
-
-
-def _numbers(forecasts: Sequence[Forecast]) -> Grid:
-    columns = (
-        *(("nodes", True), ("writer", False), ("best interval", True), ("ETTR", True)),
-        *(("interval of ETTR", True), ("lost work per failure", True)),
-    )
-    return Grid(
-        columns=columns,
-        rows=[
-            [
-                f"{one.job.nodes:,}",
-                _who(one),
-                _every(one),
-                f"{one.best.ettr:.4f}",
-                f"{one.ettr_interval.low:.4f} to {one.ettr_interval.high:.4f}"
-                if one.ettr_interval
-                else "-",
-                format_seconds(one.lost_work_s),
-            ]
-            for one in forecasts
-        ],
-    )

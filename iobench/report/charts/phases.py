@@ -15,10 +15,10 @@ from iobench.report.charts.spread import (
     lane_scale,
 )
 from iobench.report.document import Chart
-from iobench.report.grid import Grid
 from iobench.report.page.theme import GRID, INK, MUTED, data_of, spec_of
 from iobench.report.palette import PHASES, phase_colour
 from iobench.report.rows import Group, RunRow
+from iobench.report.wording import phases_grid
 from iobench.units import format_seconds
 
 __all__ = ["phases_chart"]
@@ -54,7 +54,7 @@ def phases_chart(group: Group) -> Chart:
         alt=_alt(group),
         caption=_caption(group),
         spec=spec_of(alt.layer(*layers), lane_height(len(group.rows))),
-        numbers=_numbers(group),
+        numbers=phases_grid(row.summary for row in group.rows),
     )
 
 
@@ -113,17 +113,3 @@ def _caption(group: Group) -> str:
         for row in group.rows
     )
     return f"{text} Phases beyond it overlap others." if over else text
-
-
-def _numbers(group: Group) -> Grid:
-    names = [*dict.fromkeys(name for row in group.rows for name in row.summary.phases_s)]
-    columns = (("writer", False), ("whole, s", True), *((f"{name}, s", True) for name in names))
-    rows = [
-        [
-            group.label(row),
-            f"{row.summary.last_done_s:.3f}",
-            *(f"{row.summary.phases_s.get(name, 0.0):.3f}" for name in names),
-        ]
-        for row in group.rows
-    ]
-    return Grid(columns=columns, rows=rows)
