@@ -54,11 +54,10 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """One sample, with the words of its tooltip by heading. `shape` is the row's if empty."""
+    """One sample, with the words of its tooltip by heading."""
 
     x: float
     words: Mapping[str, str] = field(default_factory=dict)
-    shape: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,8 @@ def latencies_of(samples: Sequence[Sample]) -> dict[str, LatencyFigures]:
     return {name: LatencyFigures.of(one) for name, one in totals.items() if one.count}
 
 
-def latency_grid(summaries: Iterable[Summary]) -> Grid | None:
-    """Return the table of latencies in milliseconds; None if no row has any."""
+def latency_grid(summaries: Iterable[Summary]) -> Grid:
+    """Return the table of latencies in milliseconds."""
     rows = [
         [
             summary.label,
@@ -49,8 +49,6 @@ def latency_grid(summaries: Iterable[Summary]) -> Grid | None:
     ]
     figures = ("operations", "p50\n(ms)", "p95\n(ms)", "p99\n(ms)", "p99.9\n(ms)", "max\n(ms)")
     columns = (("writer", False), ("operation", False), ("latency of", False))
-    if not rows:
-        return None
     return Grid(
         title="latencies",
         columns=(*columns, *((name, True) for name in figures)),

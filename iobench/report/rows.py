@@ -13,7 +13,7 @@ from iobench.bench.judging.verdict import Context, judge
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.summary import Report, Summary, group, summarise
 from iobench.report.winners import PROVED, RANKED
-from iobench.results import Interference, Operation, ResultFile, Sample, WorldFacts
+from iobench.results import Interference, Operation, ResultFile, Sample
 from iobench.results.setting import at_target
 from iobench.units import GIB, format_rate, format_seconds, format_size
 
@@ -36,8 +36,6 @@ class RunRow:
     summary: Summary
     samples: Sequence[Sample]
     context: Context
-    world: WorldFacts | None = None
-    """The ranks of a launcher, if there are any."""
 
     @property
     def counts(self) -> bool:
@@ -125,7 +123,6 @@ class Measured:
                 summary=one,
                 samples=found[one.operation, repr(one.setting)],
                 context=context,
-                world=self.result.run.world,
             )
             for one in self.report.summaries
         )

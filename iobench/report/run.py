@@ -47,12 +47,7 @@ def report_document(report: Report, result: ResultFile | None = None) -> Documen
     """Return the document of `report`; its charts, facts and record are those of `result`."""
     urgent, notes = urgent_notes(report), footnotes(report)
     others = [note for note in notes if note not in urgent]
-    latencies = latency_grid(report.summaries)
-    more = (
-        [phases_grid(report.summaries), *([latencies] if latencies else [])]
-        if report.summaries
-        else []
-    )
+    more = (phases_grid(report.summaries), latency_grid(report.summaries))
     document = Document(
         kind="iobench run",
         title=heading(report),
@@ -60,7 +55,7 @@ def report_document(report: Report, result: ResultFile | None = None) -> Documen
         answer=tuple(answer(report)),
         tables=(grid(report),) if report.summaries else (),
         notes=(*([] if report.summaries else [_NOTHING]), *urgent),
-        details=Details(tables=tuple(more), notes=(*others, _VERDICTS)),
+        details=Details(tables=tuple(one for one in more if one.rows), notes=(*others, _VERDICTS)),
         data=report.document(),
         values=_values(report),
     )

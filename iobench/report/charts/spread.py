@@ -205,7 +205,7 @@ def _mark_layers(
 def _shape(row: Spread, dot: Dot, ends: tuple[float, float]) -> str:
     """Return the shape of a dot; a triangle shows that it is beyond the end of the axis."""
     if ends[0] <= dot.x <= ends[1]:
-        return dot.shape or row.shape
+        return row.shape
     return "triangle-left" if dot.x < ends[0] else "triangle-right"
 
 
