@@ -30,7 +30,7 @@ from iobench.cli.given import (
     quiet_stdout,
     the_workload,
 )
-from iobench.cli.report import ReportOption, check_report, report_stopped, write_report
+from iobench.cli.pages import ReportOption, check_report, report_stopped, write_report
 from iobench.errors import UsageError
 from iobench.report.render import render
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iobench.cli.given import Verb, print_warning
-from iobench.cli.report import ReportOption, check_report, write_report
+from iobench.cli.pages import ReportOption, check_report, write_report
 from iobench.errors import IobenchError, RegressionError, UsageError
 from iobench.report.render import DocumentFormat, render
 from iobench.units import parse_percent

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iobench.cli.given import DocumentFormatOption, check_effect, print_warning, the_workload
-from iobench.cli.report import ReportOption, check_report, write_report
+from iobench.cli.pages import ReportOption, check_report, write_report
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.report.render import DocumentFormat, render
 from iobench.units import count_of, parse_seconds, parse_size

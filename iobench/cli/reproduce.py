@@ -19,7 +19,7 @@ from iobench.cli.given import (
     print_warning,
     the_directory,
 )
-from iobench.cli.report import ReportOption, check_report, write_report
+from iobench.cli.pages import ReportOption, check_report, write_report
 from iobench.report.render import DocumentFormat, render
 
 if TYPE_CHECKING:

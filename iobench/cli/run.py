@@ -29,16 +29,16 @@ from iobench.cli.given import (
     the_workload,
 )
 from iobench.cli.launched import launched
-from iobench.cli.report import (
+from iobench.cli.pages import (
     REPORT_HELP,
     check_report,
     read_stopped,
     report_stopped,
-    write_report_of,
+    write_report,
 )
 from iobench.errors import ContenderError, DataMismatchError
 from iobench.formats.collector import collector_paused
-from iobench.report.render import ReportFormat
+from iobench.report.render import ReportFormat, render
 from iobench.units import format_size, parse_size
 from iobench.writers.s3_store.target import is_s3
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from iobench.bench.judging.rules import Rules
     from iobench.bench.plan import Plan
     from iobench.bench.ranks.group import Launched
+    from iobench.report.document import Document
     from iobench.results import ResultFile
     from iobench.workloads import Workload
 
@@ -395,18 +396,19 @@ def _run(
             _show(recorded, format_, details=details)
             report_stopped(path, page)
         raise
-    _show(result, format_, details=details)
+    document = _show(result, format_, details=details)
     if page is not None:
-        write_report_of([result.path], page)
+        write_report(document, page)
     raise_failures(result)
 
 
-def _show(result: ResultFile, format_: ReportFormat, *, details: bool) -> None:
-    from iobench.report.render import render
+def _show(result: ResultFile, format_: ReportFormat, *, details: bool) -> Document:
     from iobench.report.run import run_document
 
-    render(run_document([result]), format_, sys.stdout, details=details)
+    document = run_document([result])
+    render(document, format_, sys.stdout, details=details)
     print(f"record: {result.path}", file=sys.stderr)
+    return document
 
 
 def measure(

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from iobench.cli.given import VERBOSE_HELP, print_warning
-from iobench.cli.report import (
-    RecordsArgument,
+from iobench.cli.pages import (
     check_picture,
     check_report,
+    write_file,
     write_picture,
     write_report,
 )
@@ -40,7 +40,13 @@ _BY_SUFFIX = {f".{one}": one for one in ShowFormat} | {".htm": ShowFormat.HTML}
 
 
 def show(
-    records: RecordsArgument,
+    records: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RECORD...",
+            help="Records of iobench run, train or autotune. Several runs make one page.",
+        ),
+    ],
     format_: Annotated[
         ShowFormat | None,
         typer.Option(
@@ -98,9 +104,7 @@ def show(
     else:
         text = io.StringIO()
         render(document, form, text, details=verbose)
-        from iobench.cli.report import write
-
-        write(output, text.getvalue().encode("utf-8", "backslashreplace"), "-o")
+        write_file(output, text.getvalue().encode("utf-8", "backslashreplace"), "-o")
 
 
 def _by_name(output: Path | None) -> ShowFormat:

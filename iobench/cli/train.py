@@ -21,12 +21,12 @@ from iobench.cli.given import (
     the_directory,
     the_workload,
 )
-from iobench.cli.report import (
+from iobench.cli.pages import (
     ReportOption,
     check_report,
     read_stopped,
     report_stopped,
-    write_report_of,
+    write_report,
 )
 from iobench.errors import DataMismatchError
 from iobench.report.render import DocumentFormat, render
@@ -152,10 +152,11 @@ def train(
             print(f"record: {path}", file=sys.stderr)
             report_stopped(path, report)
         raise
-    render(train_document([result]), format_, sys.stdout)
+    document = train_document([result])
+    render(document, format_, sys.stdout)
     print(f"record: {path}", file=sys.stderr)
     if report is not None:
-        write_report_of([path], report)
+        write_report(document, report)
     raise_differences(result)
 
 

@@ -24,7 +24,6 @@ _VERBS = {
     "writers": "writers",
     "doctor": "doctor",
     "show": "show",
-    "report": "report",
     "train": "train",
     "plan": "plan",
     "reproduce": "reproduce",
@@ -42,7 +41,7 @@ module may have SETTINGS of the command."""
 
 _GROUPS = {
     "Measure": ("run", "autotune", "train", "doctor"),
-    "Read": ("show", "report", "compare", "plan", "reproduce"),
+    "Read": ("show", "compare", "plan", "reproduce"),
     "Use": ("exec", "offload", "tiers", "agent"),
     "Manage": ("workloads", "writers", "results", "s3"),
 }
@@ -72,12 +71,7 @@ EXAMPLES = {
     "show": (
         "iobench show results/run.jsonl -v",
         "iobench show before.jsonl after.jsonl -o both.html",
-        "iobench show results/run.jsonl -o save.svg",
-    ),
-    "report": (
-        "iobench report results/run.jsonl -o run.html",
-        "iobench report before.jsonl after.jsonl -o both.html",
-        "iobench report tune.jsonl -o tune.html",
+        "iobench show tune.jsonl -o tune.html",
     ),
     "compare": (
         "iobench compare before/ after/",

@@ -111,7 +111,7 @@ def test_run(installed: Path, tmp_path: Path) -> None:
     assert "buffered" in done.stdout
     (record,) = tmp_path.glob("results/*.jsonl")
     refused = subprocess.run(
-        [installed / "iobench", "report", record, "-o", "a.html"],
+        [installed / "iobench", "show", record, "-o", "a.html"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

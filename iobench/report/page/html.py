@@ -78,7 +78,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-GENERATOR = "iobench report"
+GENERATOR = "iobench show"
 """The `generator` of every page, near its begin: marks files that a newer report may replace."""
 _LONGEST_OPTION = 30
 _STYLE_CLASSES = {"green": "good", "yellow": "scaled", "bold red": "bad"}

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from iobench.cli.report import report_stopped
+from iobench.cli.pages import report_stopped
 from iobench.cli.show import show
 from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
 from iobench.report import kinds

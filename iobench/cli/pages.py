@@ -1,10 +1,9 @@
-"""`iobench report`, which is `iobench show` as HTML; and the option --report of other verbs."""
+"""Pages and pictures of documents: `iobench show -o`, and the option --report of other verbs."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,92 +18,62 @@ from iobench.errors import (
     UsageError,
 )
 from iobench.text import printable
-from iobench.writers.local.new_file import write_bytes
 
 if TYPE_CHECKING:
     from iobench.report.document import Document
     from iobench.results import ResultFile
 
 __all__ = [
-    "PAGE_SUFFIXES",
     "REPORT_HELP",
-    "RecordsArgument",
     "ReportOption",
-    "check_figure",
-    "check_page",
     "check_picture",
     "check_report",
     "read_stopped",
-    "report",
     "report_stopped",
-    "write",
+    "write_file",
     "write_picture",
     "write_report",
-    "write_report_of",
 ]
 
 _NEEDS = ("altair", "jinja2", "vl_convert")
+_PAGE_SUFFIXES = (".html", ".htm")
+_MARK = b'name="generator" content="iobench show'
+_HEAD_BYTES = 4096
 
-RecordsArgument = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RECORD...",
-        help="Records of iobench run, train or autotune. Several runs make one page.",
-    ),
-]
 REPORT_HELP = "Also write the report as one HTML file with charts."
 ReportOption = Annotated[Path | None, typer.Option("--report", help=REPORT_HELP)]
 
 
-def report(
-    records: RecordsArgument,
-    output: Annotated[
-        Path,
-        typer.Option("-o", "--output", help="The page: one HTML file; an older one is replaced."),
-    ],
-) -> None:
-    """Make one HTML page of records: iobench show -o FILE.html."""
-    check_report(output, "-o")
-    from iobench.report.kinds import document_of
-
-    write_report(document_of(records), output, "-o")
-
-
 def check_report(path: Path, option: str = "--report") -> None:
-    """Raise UsageError if the page cannot be written, UnavailableError without the libraries."""
-    _check_libraries()
-    from iobench.cli.report import check_page
+    """Raise UsageError for a page that cannot be written, or would replace another file.
 
-    check_page(path, option)
+    UnavailableError without the libraries.
+    """
+    _check_libraries()
+    _check(path, option, _PAGE_SUFFIXES)
+    if path.exists():
+        with path.open("rb") as file:
+            ours = _MARK in file.read(_HEAD_BYTES)
+        if not ours:
+            raise UsageError(f"{option} {path}: exists and is not a report; choose another name")
 
 
 def check_picture(path: Path, form: str) -> None:
     """Raise UsageError if the picture cannot be written, UnavailableError without the libraries."""
     _check_libraries()
-    from iobench.cli.report import check_figure
-
-    check_figure(path, "-o", form)
+    _check(path, "-o", (f".{form}",))
 
 
 def write_report(document: Document, path: Path, option: str = "--report") -> None:
     """Write the page of `document`, and print its name on stderr. Raises UsageError."""
-    from iobench.cli.report import write
     from iobench.report.page.html import html
 
-    write(path, html(document).encode("utf-8", "backslashreplace"), option)
+    write_file(path, html(document).encode("utf-8", "backslashreplace"), option)
     print(f"report: {printable(str(path))}", file=sys.stderr)
-
-
-def write_report_of(records: Sequence[Path], path: Path) -> None:
-    """Write the page of the records, and print its name on stderr. Raises UsageError."""
-    from iobench.report.kinds import document_of
-
-    write_report(document_of(records), path)
 
 
 def write_picture(document: Document, chart: str | None, path: Path) -> None:
     """Write one chart of `document`, and print its name on stderr. Raises UsageError."""
-    from iobench.cli.report import write
     from iobench.report.page.html import draw
 
     charts = document.charts
@@ -113,7 +82,7 @@ def write_picture(document: Document, chart: str | None, path: Path) -> None:
     name = chart or next(iter(charts))
     if name not in charts:
         raise UnknownNameError("chart", name, charts)
-    write(path, draw(charts[name], path.suffix.lower().lstrip(".")), "-o")
+    write_file(path, draw(charts[name], path.suffix.lower().lstrip(".")), "-o")
     print(f"picture: {printable(str(path))}", file=sys.stderr)
 
 
@@ -124,34 +93,16 @@ def _check_libraries() -> None:
     missing = [name for name in _NEEDS if find_spec(name) is None]
     if missing:
         raise UnavailableError(
-            "iobench report",
+            "a page or a picture",
             f"{', '.join(missing)} is not installed.",
             "Type: pip install 'iobench[report]'.",
         )
 
 
-PAGE_SUFFIXES = (".html", ".htm")
-_MARK = b'name="generator" content="iobench report'
-_HEAD_BYTES = 4096
-
-
-def check_page(path: Path, option: str) -> None:
-    """Raise UsageError for a page that cannot be written, or would replace another file."""
-    _check(path, option, PAGE_SUFFIXES)
-    if path.exists():
-        with path.open("rb") as file:
-            ours = _MARK in file.read(_HEAD_BYTES)
-        if not ours:
-            raise UsageError(f"{option} {path}: exists and is not a report; choose another name")
-
-
-def check_figure(path: Path, option: str, form: str) -> None:
-    """Raise UsageError for a picture that cannot be written. `form` is `svg` or `png`."""
-    _check(path, option, (f".{form}",))
-
-
-def write(path: Path, data: bytes, option: str) -> None:
+def write_file(path: Path, data: bytes, option: str) -> None:
     """Replace `path` with `data`, atomically; durable on return. Raises UsageError."""
+    from iobench.writers.local.new_file import write_bytes
+
     try:
         write_bytes(path, data)
     except OSError as error:
