@@ -367,7 +367,6 @@ def _check_plan(plan: Plan, ctx: typer.Context) -> None:
 def _size_line(name: str, rank: int, size: str | None) -> Iterator[str]:
     """Yield a line with the nearest sizes if the workload cannot be scaled close to `size`."""
     from iobench import workloads
-    from iobench.cli.run import nearest_sizes_line
 
     if size not in (None, "full"):
         line = nearest_sizes_line(workloads.load(name), rank, parse_size(size, "--size"))

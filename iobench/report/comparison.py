@@ -16,6 +16,7 @@ from iobench.units import GIB, count_of
 
 __all__ = ["compare_document", "notes"]
 
+_MOST_NAMES = 4  # in a line of the answer
 _STYLES = {"better": "green", "worse": "bold red"}
 
 
@@ -37,13 +38,13 @@ def compare_document(comparison: Comparison, runs: Sequence[ResultFile] = ()) ->
 
 
 def _answer(comparison: Comparison) -> Iterator[Line]:
-    """Yield how many rows have each finding, and which are better or worse."""
+    """Yield how many rows have each finding, and which are better or worse if they are few."""
     found: dict[str, list[str]] = {}
     for label, row in _labelled(comparison):
         finding = "not judged" if row.finding is None else str(row.finding)
         found.setdefault(finding, []).append(f"{label} {row.operation} {row.ratio:.2f}x")
     for finding, who in found.items():
-        which = f": {', '.join(who)}" if finding in _STYLES else ""
+        which = f": {', '.join(who)}" if finding in _STYLES and len(who) <= _MOST_NAMES else ""
         yield Line(finding.capitalize(), (f"{len(who)} of {len(comparison.rows)}{which}",))
     if comparison.failed:
         yield Line("Failed", (", ".join(comparison.failed),))

@@ -117,7 +117,7 @@ def _device(one: Mapping[str, Any], *, lasting: bool = False) -> str:
     size = one.get("size_bytes")
     sized = format_size(size) if isinstance(size, int) else None
     if lasting:
-        return _words(one.get("type"), one.get("model"), sized)
+        return _words(one.get("type"), one.get("model"), sized).replace(", ", " ")
     settings = (("scheduler", "scheduler {}"), ("write_cache", "write cache: {}"))
     more = (form.format(one[name]) for name, form in settings if one.get(name))
     return _words(one.get("name"), one.get("type"), one.get("model"), sized, *more)

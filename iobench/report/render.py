@@ -88,7 +88,8 @@ def _write_text(document: Document, stream: TextIO, *, details: bool) -> None:
             print_wrapped(console, note, indent="  ")
         if more and not details:
             names = ["machine", *(grid.title for grid in more.tables)]
-            hidden = f"-v adds {', '.join(names)} and {count_of(len(more.notes), 'note')}"
+            names += [count_of(len(more.notes), "note")] if more.notes else []
+            hidden = f"-v adds {', '.join(names[:-1])} and {names[-1]}"
             print_wrapped(console, hidden, style="dim")
     write_captured(captured.get().rstrip("\n"), stream)
 

@@ -298,7 +298,7 @@ def test_few_samples_say_that_they_are_few(tmp_path: Path) -> None:
     assert row.finding is Finding.NONE
     assert row.notes == ("3 repetitions cannot show a difference; --repeat 5",)
     _, printed = run(save_as(REFERENCE, tmp_path / "old"), save_as(few, tmp_path / "new"))
-    assert printed.startswith("llama7b: no regression shown\n")
+    assert printed.startswith("No difference shown: 6 of 6\n\nllama7b: no regression shown\n")
     assert printed.count("3 repetitions cannot show a difference; --repeat 5\n") == 1
 
 

@@ -79,7 +79,7 @@ def test_the_table_in_a_pipe_is_plain_aligned_and_uncut(
     assert detailed[14:18] == [
         "phases",
         "writer    operation  phases (s)",
-        "─" * 74,
+        "─" * 72,
         "odirect   save       gather 0.125, write 0.250, sync 0.062, commit 0.062",
     ]
     assert detailed[22:-1] == [

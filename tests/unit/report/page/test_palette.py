@@ -13,7 +13,7 @@ from iobench.report.page.theme import INK, MUTED, PAPER
 from iobench.report.palette import colour_of, phase_colour, shape_of
 from iobench.writers import registry
 
-_CSS = (Path(palette.__file__).parent / "templates" / "page.css.j2").read_text()
+_CSS = (Path(palette.__file__).parent / "page" / "templates" / "page.css.j2").read_text()
 _DARK = re.findall(r"--paper: (#\w{6})", _CSS)[0]
 _LEAST = 3.0  # WCAG 2.2, 1.4.11
 
