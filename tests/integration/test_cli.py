@@ -385,7 +385,7 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
     assert [part for part in order if part not in text] == [], text
     positions = [text.index(part) for part in order]
     assert positions == sorted(positions)
-    assert re.search(r"buffered save: .*\bopen ", text)
+    assert re.search(r"buffered +save .*\bopen ", text)
     assert read(tmp_path / "run.jsonl").incomplete is None
 
 

@@ -45,7 +45,9 @@ def test_plan_with_the_reference_record(iobench_inside: Command) -> None:
     table = iobench_inside("plan", "--results", RECORD, *options).stdout
     assert "by the exact equation for failures without memory" in table
     assert rows["odirect"]["interval_raised"] is False
-    assert table.startswith("Save every 13 min 55 s (216 steps of 3.87 s): 17.3% of the time is ")
+    assert table.startswith(
+        "Answer: Save every 13 min 55 s (216 steps of 3.87 s): 17.3% of the time is "
+    )
     low, high = rows["odirect"]["ettr_ci95"]
     assert f"{rows['odirect']['ettr']:.4f}  {low:.4f}-{high:.4f}" in table
     assert "94% interval" in table  # of 5 samples
