@@ -15,9 +15,9 @@ from iobench.bench.targets import directory
 from iobench.bench.targets.choose import target_of
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.tune import trial_runner as rig_module
-from iobench.tune.space import Candidate
 from iobench.tune.measurement import Step
 from iobench.tune.objective import Objective
+from iobench.tune.space import Candidate
 from iobench.tune.trial_runner import TrialRunner
 from iobench.units import MIB
 from iobench.writers.buffered import BufferedWriter

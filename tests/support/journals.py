@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 from iobench.results.codec import to_plain
-from iobench.tune.space import Candidate
 from iobench.tune.journal import SCHEMA, TrialRecord, TuningRecord
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.outcome import Outcome
+from iobench.tune.space import Candidate
 from iobench.units import GIB
 from support.simulated_storage import SimulatedStorage, space_of_writers
 

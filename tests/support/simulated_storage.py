@@ -15,12 +15,11 @@ from typing import Any
 
 from iobench.results import Sample, Setting
 from iobench.tune.budget import Budget
-from iobench.tune.space import Candidate
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.search import TuningSizes
-from iobench.tune.space import Dimension, Space
+from iobench.tune.space import Candidate, Dimension, Space
 from iobench.tune.tuner import Tuner
 from iobench.units import GIB, MIB
 from iobench.writers.registry import writer_class
