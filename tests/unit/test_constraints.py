@@ -78,3 +78,23 @@ def test_conflicts_are_found(tmp_path: Path) -> None:
     assert _conflicts(both, "3.12.0") == []
     (found,) = _conflicts(both, "3.14.0")
     assert re.fullmatch(r"page 2\.0 needs soup<2; .*, not 2\.0", found)
+
+
+def test_every_supported_python_is_named() -> None:
+    """In the package's classifiers, and in the workflow that runs the tests."""
+    project, workflow = _text("pyproject.toml"), _text(".github/workflows/ci.yml")
+    pythons = [python.rpartition(".")[0] for python in _PYTHONS]
+    assert re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project) == pythons
+    (matrix,) = re.findall(r"python: \[(.*)\]", workflow)
+    assert re.findall(r'"([^"]+)"', matrix) == pythons
+
+
+def test_a_commit_is_checked_as_by_make() -> None:
+    """The hooks of pre-commit are the commands of `make check`."""
+    (recipe,) = re.findall(r"^check:.*\n((?:\t.*\n)+)", _text("Makefile"), re.MULTILINE)
+    hooks = re.findall(r"entry: \.venv/bin/(.*)", _text(".pre-commit-config.yaml"))
+    assert hooks == [line.strip().removeprefix("$(bin)/") for line in recipe.splitlines()]
+
+
+def _text(name: str) -> str:
+    return (_CONSTRAINTS.parent / name).read_text()
