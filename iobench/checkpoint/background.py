@@ -55,7 +55,7 @@ class BackgroundFiles:
         if slots < 1:
             raise OptionError(f"slots={slots}: at least 1")
         self._persist = _Persist(writer=writer)
-        self._persister = Persister(SlotPool(slots, budget_bytes), self._persist, in_order=True)
+        self._persister = Persister(SlotPool(slots, budget_bytes), self._persist, pick=None)
         self._last: Save | None = None
         self.saves: deque[Save] = deque(maxlen=_REMEMBERED)
         """The last 1,000 saves with their status, oldest first."""

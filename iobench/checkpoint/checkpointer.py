@@ -20,7 +20,7 @@ from iobench.checkpoint.load.candidates import StoredCandidates
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.option_check import check_flags, check_option, check_slots, rate_limit
 from iobench.checkpoint.order import by_age
-from iobench.checkpoint.persister import Persister, Snapshot, end_unclosed
+from iobench.checkpoint.persister import Persister, Snapshot, end_unclosed, newest
 from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
 from iobench.checkpoint.retention import KeepAll, Retention
 from iobench.checkpoint.save import Save
@@ -121,7 +121,8 @@ class LocalCheckpointer:
             raise
         self._committer = self._new_committer()
         persist = functools.partial(self._committer.persist, rate_bytes_per_s=limit)
-        self._persister: Persister[Any] = Persister(pool, persist, in_order=self._in_order)
+        pick = None if self._in_order else newest
+        self._persister: Persister[Any] = Persister(pool, persist, pick=pick)
 
     def _new_committer(self) -> Committer:
         return Committer(store=self._store, writer=self._writer, ledger=self._ledger)

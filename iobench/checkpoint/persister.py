@@ -8,19 +8,21 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
 from iobench import linux
+from iobench.checkpoint.ranked.turns import Turns
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot, SlotPool
+from iobench.errors import StateError
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 from iobench.writers.device.cuda import cuda_device
 from iobench.writers.image import Bytes
 
-__all__ = ["Persister", "Snapshot", "end_unclosed"]
+__all__ = ["Persister", "Pick", "Snapshot", "end_unclosed", "newest"]
 
 _NO_LIMIT = 1 << 30
 _NICE = 10  # about a tenth of the CPU when training uses all of it
@@ -42,13 +44,28 @@ class Snapshot(Generic[T]):
         assert self.slot is not None
         return self.slot.memory
 
+    @property
+    def number(self) -> int:
+        """Its number among the saves of all ranks."""
+        return int(cast(Any, self.content).number)
+
+
+Pick = Callable[[list[Lease[Snapshot[T]]]], list[Lease[Snapshot[T]]]]
+"""Gets the waiting snapshots, oldest first. Returns the one to write next, then those that stay."""
+
+
+def newest(waiting: list[Lease[Snapshot[T]]]) -> list[Lease[Snapshot[T]]]:
+    """Write the newest snapshot next, and drop the others."""
+    return waiting[-1:]
+
 
 class Persister(Generic[T]):
     """Hands snapshots to a Channel, whose thread writes them with `persist`.
 
     A lease on a snapshot is the permit for one slot of `pool`: it is HELD from `take` to `submit`.
-    The newest waiting snapshot is written next, and older ones are dropped. With `in_order=True`
-    every snapshot is written, in order.
+    `pick` chooses what is written next; None: every snapshot, in order. In a job of several ranks
+    all ranks have the same snapshots, and write the one that rank 0 picks: see `turns`. A snapshot
+    that a rank cannot take is submitted without data, so that its save fails in all ranks.
 
     `persist` writes one snapshot and raises on failure. It runs in a thread of low CPU and I/O
     priority, which ends when no snapshot waits. The end of the interpreter waits for this thread.
@@ -56,11 +73,19 @@ class Persister(Generic[T]):
     """
 
     def __init__(
-        self, pool: SlotPool, persist: Callable[[Snapshot[T]], object], *, in_order: bool = False
+        self,
+        pool: SlotPool,
+        persist: Callable[[Snapshot[T]], object],
+        *,
+        pick: Pick[T] | None = newest,
+        turns: Turns | None = None,
     ) -> None:
         self.pool = pool
-        self._persist, self._in_order = persist, in_order
+        self._persist, self._turns = persist, turns
+        self._pick = pick if turns is None or turns.leads else None
         self._failures: list[BaseException] = []
+        self.failed: list[int] = []
+        """Steps of the saves whose failure was not raised yet."""
         self._made_channel = self._new_channel()
         self._preparing: Channel[Callable[[], None]] | None = None
 
@@ -79,29 +104,74 @@ class Persister(Generic[T]):
             release=self._release,
             lingers=False,
             daemon=False,
-            pick=None if self._in_order else self._choose,
+            pick=None if self._pick is None else self._choose,
         )
 
     def _choose(self, waiting: list[Lease[Snapshot[T]]]) -> list[Lease[Snapshot[T]]]:
-        """Return the waiting snapshot to write next, and then those that stay. Oldest come first.
-
-        It is the newest one; the others are dropped.
-        """
-        return waiting[-1:]
+        assert self._pick is not None
+        failed = next((one for one in waiting if one.item.save.error is not None), None)
+        if failed is None:
+            return self._pick(waiting)
+        return [failed, *(one for one in waiting if one is not failed)]  # other ranks wait for it
 
     def take(self, lease: Lease[Snapshot[T]], *, pinned: bool, on_full: OnFull = "wait") -> bool:
         """Give the snapshot a slot; return False when no slot is free and `on_full` is "skip".
 
         "wait" waits for a free slot. "supersede" takes the slot of the oldest waiting snapshot,
-        which is then never written; without one it waits. `give` returns the slot, also after an
-        exception in here. Raises StateError when the snapshot does not fit into memory.
+        which is then never written; without one it waits. Rank 0 decides about both for all ranks.
+        `give` returns the slot, also after an exception in here. Raises StateError when the
+        snapshot does not fit into memory.
         """
-        self.pool.grow(lease.item.save.size_bytes)
-        self._channel.limit = self.pool.count
-        taken = self._channel.reserve(lease, on_full)
+        save = lease.item.save
+        try:
+            self._agree(save.size_bytes)
+        except BaseException:  # it is raised in all ranks
+            self.give_back(lease)
+            raise
+
+        def reserved(on_full: OnFull) -> bool:
+            self.pool.grow(save.size_bytes)
+            self._channel.limit = self.pool.count
+            return self._channel.reserve(lease, on_full)
+
+        if self._turns is None or on_full == "wait":
+            taken = reserved(on_full)
+        else:
+            taken = self._turns.decided(lambda: reserved(on_full), self._drop)
+            taken = taken and (self._turns.leads or reserved("wait"))
         if taken:
-            lease.item.slot = self.pool.take(pinned=pinned)
+            lease.item.slot = self._slot_for(save, pinned=pinned)
         return taken
+
+    def _slot_for(self, save: Save, *, pinned: bool) -> Slot:
+        try:
+            return self.pool.take(pinned=pinned, save=save)
+        except StateError:
+            if self._turns is not None or not self.pool.frees_more:
+                raise
+        # It has a permit, but the memory of one smaller snapshot is not enough, or the system gives
+        # less than was counted: wait for all snapshots, and use their memory. Several ranks do not:
+        # rank 0 may announce the snapshot that waits here.
+        self.wait()
+        return self.pool.take(pinned=pinned, save=save)
+
+    def _agree(self, size_bytes: int) -> None:
+        """Set the number of slots, where it depends on memory, to the lowest one of all ranks.
+
+        So each rank has room for the same snapshots. Raises StateError in a rank where not a single
+        snapshot fits, and RankError in the others. When the slots of a rank must grow, all ranks
+        wait until nothing is in memory any more.
+        """
+        turns, pool = self._turns, self.pool
+        if turns is None or pool.counts_alone:
+            return
+        if interpreter_end.begun():
+            self.wait()  # `submit` must not wait for snapshots that are announced after this one
+        counts = turns.agreed(lambda: None if pool.grows(size_bytes) else pool.counted(size_bytes))
+        if None in counts:
+            self.wait()
+            counts = turns.agreed(lambda: pool.counted(size_bytes))
+        pool.count = min(counts)
 
     def fit(self, lease: Lease[Snapshot[T]], *, pinned: bool) -> None:
         """Make the slot of a snapshot large enough for its new size. Its contents may be lost.
@@ -119,6 +189,7 @@ class Persister(Generic[T]):
         With `pinned` the thread pins them too. With `wait` it returns when they are made.
         `raise_failure` raises what failed.
         """
+        self._agree(size_bytes)
         self.pool.grow(size_bytes)
         device = cuda_device(torch.device("cuda")) if pinned else None
         slots = self.pool.allocated()
@@ -137,13 +208,30 @@ class Persister(Generic[T]):
 
     def free(self) -> None:
         """Free the memory of the free slots, and end the thread of `prepare`."""
-        self.pool.free()
+        self.pool.close()
         if self._preparing is not None:
             self._preparing.close(drop=True)  # a page more at most: the slots are freed
             self._preparing = None
 
     def give(self, lease: Lease[Snapshot[T]]) -> None:
-        """Return the slot of the snapshot, unless it was submitted."""
+        """Return the slot of the snapshot, unless it was submitted.
+
+        With several ranks, one that this rank could not take is submitted: it fails in all ranks.
+        """
+        failed = lease.state is LeaseState.HELD and lease.item.save.error is not None
+        if self._turns is None or not failed:
+            self.give_back(lease)
+            return
+        self._turns.remember(lease)
+        if interpreter_end.begun():
+            self.wait()
+            self._write(lease.item)
+            self.give_back(lease)
+        else:
+            self._channel.submit(lease)
+
+    def give_back(self, lease: Lease[Snapshot[T]]) -> None:
+        """Return the slot of the snapshot, unless it was submitted. All ranks do."""
         self._channel.give_back(lease)
 
     def submit(self, lease: Lease[Snapshot[T]]) -> None:
@@ -151,17 +239,29 @@ class Persister(Generic[T]):
 
         Raises RuntimeError when no thread can be started; then the caller keeps the slot.
         """
-        lease.item.save.status = "waiting"
+        save = lease.item.save
+        save.status = "waiting"
+        if self._turns is not None:
+            self._turns.remember(lease)
         try:
             if not interpreter_end.begun():
                 self._channel.submit(lease)
+                if self._turns is not None:
+                    self._turns.arrived()
                 return
             self.wait()  # a signal handler may save while another save is being written
         except RuntimeError as error:
             if lease.state is not LeaseState.HELD or "interpreter shutdown" not in str(error):
                 raise
-        self._write(lease.item)
-        self.give(lease)
+        if save.status == "waiting":  # else the thread has written it, as rank 0 announced it
+            self._write(lease.item)
+        self.give_back(lease)
+
+    def _drop(self, number: int) -> None:
+        assert self._turns is not None
+        lease = self._turns.drop(number)
+        if lease is not None:
+            self._channel.give_back(lease, LeaseState.QUEUED)
 
     def wait(self) -> None:
         """Wait until nothing waits and nothing is written."""
@@ -177,6 +277,7 @@ class Persister(Generic[T]):
 
     def raise_failure(self) -> None:
         """Raise the errors of the background since the last call."""
+        self.failed.clear()
         for channel in (self._channel, self._preparing):
             # Of the channel itself, which goes on after it was raised.
             if channel is not None and channel.failure is not None:
@@ -220,10 +321,35 @@ class Persister(Generic[T]):
             self._failures.append(error)
 
     def _write(self, snapshot: Snapshot[T]) -> None:
+        turns = self._turns
         try:
-            self._persist(snapshot)
+            if turns is None:
+                self._persist(snapshot)
+            elif turns.leads:
+                turns.begin(snapshot.number)
+                self._persist(snapshot)
+            else:
+                self._follow(turns, snapshot)
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
             self.fail(snapshot.save, error)
+            self.failed.append(snapshot.save.step)
+
+    def _follow(self, turns: Turns, snapshot: Snapshot[T]) -> None:
+        """Write what rank 0 announces until it was this snapshot, or until that is dropped."""
+        while not turns.is_dropped(snapshot.number):
+            order = turns.announced()
+            for number in order.gone:
+                self._drop(number)
+            if order.number == snapshot.number:
+                self._persist(snapshot)
+                return
+            if not turns.is_dropped(snapshot.number):
+                other = turns.submitted(order.number)
+                self._write(other.item)
+                self._channel.end(other, LeaseState.DONE)
+        turns.forget(snapshot.number)
+        if snapshot.save.error is None:
+            snapshot.save.status = "superseded"
 
     def _release(self, snapshot: Snapshot[T]) -> None:
         """Called when the lease has ended; a snapshot that still waits was never written."""
@@ -233,6 +359,8 @@ class Persister(Generic[T]):
                 snapshot.save.status = "superseded"
             else:
                 snapshot.save.fail(failure)
+        if self._turns is not None:
+            self._turns.ended(snapshot.number)
         if snapshot.slot is not None:
             self.pool.give(snapshot.slot)
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from iobench import linux
+from iobench.checkpoint.save import Save
 from iobench.environment.memory import available_bytes
 from iobench.errors import StateError, UnavailableError
 from iobench.units import format_size
@@ -81,6 +82,9 @@ class SlotPool:
     `take` makes another one.
     """
 
+    counts_alone = True
+    """Whether `count` is the same in all ranks of a job without their agreement."""
+
     def __init__(self, count: int, budget_bytes: int | None = None) -> None:
         self.count = count
         self._free = deque(Slot() for _ in range(count))
@@ -124,11 +128,26 @@ class SlotPool:
             self._free.appendleft(slot)  # one after the other: `take` pops on the right
         return slots
 
-    def take(self, *, pinned: bool) -> Slot:
+    @property
+    def frees_more(self) -> bool:
+        """Whether memory for one more slot can come from slots that are given back."""
+        return False  # the caller has one of `count` then
+
+    def grows(self, size_bytes: int) -> bool:
+        """Return whether slots of this size need other memory than those that there are."""
+        return size_bytes > self._size > 0
+
+    def counted(self, size_bytes: int) -> int:
+        """Return how many slots of `size_bytes` there are or could be. Raises what `grow` does."""
+        self.grow(size_bytes)
+        return self.count
+
+    def take(self, *, pinned: bool, save: Save | None = None) -> Slot:
         """Return a free slot of the full size, the last one used; its content is undefined.
 
         Raises StateError when there is no memory left for one more slot.
         """
+        del save  # a slot in a memory tier shows whose it is
         try:
             slot = self._free.pop()
         except IndexError:
@@ -163,6 +182,10 @@ class SlotPool:
         """Free the memory of the free slots."""
         for slot in tuple(self._free):
             slot.free()
+
+    def close(self) -> None:
+        """Free the memory of the free slots. More can be taken afterwards."""
+        self.free()
 
 
 def _whole_pages(size_bytes: int) -> int:

@@ -23,7 +23,7 @@ from iobench.checkpoint.store import CheckpointStore
 from iobench.checkpointer.resume import Stateful, expected_of, resume_into
 from iobench.errors import OptionError, UsageError
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
-from iobench.ranks.world import AnyWorld
+from iobench.ranks.world import AnyWorld, World
 from iobench.replicas.partner import Partner
 from iobench.writers.base import Writer
 from iobench.writers.blocks.channel import OnFull
@@ -229,7 +229,7 @@ class Checkpointer(LocalCheckpointer):
     ) -> None:
         if self._given is not None:
             keep = self._given.keep or keep
-            self._memory = self._given.snapshot_memory()
+            self._memory = self._given.snapshot_memory(World.single())
         try:
             super()._open(location, self._kept(keep), pool, limit)
             if self._memory is not None:
@@ -239,6 +239,7 @@ class Checkpointer(LocalCheckpointer):
                     keep=keep,
                     store=self._store,
                     local=self._tier,
+                    stored=None if self._tier is None else self._tier.copies,
                     in_order=self._in_order,
                 )
             self._ask_remote()
@@ -309,7 +310,7 @@ class Checkpointer(LocalCheckpointer):
 
     @property
     def memory(self) -> tuple[TierUse, ...]:
-        """The use of each memory tier now, fastest first; empty without memory tiers."""
+        """The use of each memory tier now, fastest first, of this rank's share; empty without."""
         return self._memory.use() if self._memory is not None else ()
 
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:

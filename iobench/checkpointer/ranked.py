@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.persister import Snapshot
+from iobench.checkpoint.persister import Persister, Snapshot, newest
 from iobench.checkpoint.ranked.assembly import Assembly
 from iobench.checkpoint.ranked.content import RankContent
-from iobench.checkpoint.ranked.persister import RankPersister
 from iobench.checkpoint.ranked.planning import Planning
 from iobench.checkpoint.ranked.slice_planner import SlicePlanner
 from iobench.checkpoint.ranked.structure import LocalState
+from iobench.checkpoint.ranked.turns import Turns
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.schedule import Every
@@ -61,7 +61,7 @@ class RankedCheckpointer(RankedReads):
 
     _ranked = True
     _asked: Asked | None = None
-    _persister: RankPersister
+    _persister: Persister[RankContent]
     _ledger: Ledger
 
     def _set_up(self, location: str | Path, **options: Any) -> None:
@@ -99,8 +99,8 @@ class RankedCheckpointer(RankedReads):
             if self._replicate is not None:
                 self._replicator = Replicator(self._replicate, self._control, str(self._store))
         except BaseException:
-            if self._memory_tiers is not None:
-                self._memory_tiers.pool.close()
+            if self._memory is not None:
+                self._memory.pool.close()
             self._store.release()
             raise
         planner = partial(
@@ -137,32 +137,26 @@ class RankedCheckpointer(RankedReads):
         self._persister = self._new_persister(pool, committer, users)
 
     def _open_memory(self, given: GivenTiers) -> None:
-        from iobench.checkpointer.memory.tiers import RankMemory  # here: it takes time to import
-
-        shares = given.memory_tiers(self._world.local_size)
-        self._memory_tiers = RankMemory(shares, self._world)
+        self._memory = given.snapshot_memory(self._world)
 
     def _new_persister(
         self, pool: SlotPool, committer: RankCommitter, keep: Retention
-    ) -> RankPersister:
+    ) -> Persister[RankContent]:
         """Return what writes snapshots in the background. `keep` is the user's."""
-        if self._memory_tiers is None:
-            return RankPersister(
-                pool,
-                committer.persist,
-                control=self._control,
-                deadline_s=self._deadline_s,
-                in_order=self._in_order,
-            )
-        return self._memory_tiers.open(
-            committer,
-            control=self._control,
-            deadline_s=self._deadline_s,
-            in_order=self._in_order or self._replicator is not None,
+        turns = Turns(self._control, committer.announced, deadline_s=self._deadline_s)
+        committer.gone = turns.newly_gone
+        if self._memory is None:
+            pick = None if self._in_order else newest
+            return Persister(pool, committer.persist, pick=pick, turns=turns)
+        return self._memory.open(
+            committer.persist,
+            ledger=self._ledger if turns.leads else None,
             keep=keep,
-            ledger=self._ledger if self._world.rank == 0 else None,
+            store=self._store,
             local=self._tier,
             stored=None if self._drain is None else self._drain.copies,
+            in_order=self._in_order or self._replicator is not None,
+            turns=turns,
         )
 
     def _lead(self, location: str | Path, keep: Retention) -> None:
@@ -205,7 +199,7 @@ class RankedCheckpointer(RankedReads):
         """
         asked = self._ask(state, step)
         ahead = None
-        if self._on_full == "wait" and not self._lazy and self._memory_tiers is None:
+        if self._on_full == "wait" and not self._lazy and self._memory is None:
             ahead = self._planning.content_ahead(asked.local)
         if ahead is None:
             return self._settled(asked), asked.save
@@ -220,8 +214,6 @@ class RankedCheckpointer(RankedReads):
         if self._drain is not None:
             save.tiers = self._drain.copies
             save.lag_wait_s = self._drain.wait_for_lag(self._agreed, step)
-        if self._memory_tiers is not None:
-            save.tiers = self._memory_tiers.copies
 
         def look() -> LocalState:
             self._finish_copy()
@@ -232,8 +224,8 @@ class RankedCheckpointer(RankedReads):
             if self._world.rank == 0:
                 self._settle_opening()
                 self._ledger.claim(save)
-                if self._memory_tiers is not None:  # it may be written after later ones
-                    save.serial = self._ledger.claim_serial()
+            if self._memory is not None:
+                self._memory.began(save)
             return local
 
         phase = f"save of step {step}"
@@ -341,8 +333,8 @@ class RankedCheckpointer(RankedReads):
         self._persister.wait()
 
         def remove() -> None:
-            if self._memory_tiers is not None:
-                self._memory_tiers.forget(step)
+            if self._memory is not None:
+                self._memory.forget(step)
             if self._world.rank == 0:
                 self._remove(step)
 

@@ -22,11 +22,9 @@ from iobench.replicas.replicator import Replicated, Replicator
 from iobench.replicas.restoring import Chosen, Restoring
 
 if TYPE_CHECKING:
-    from iobench.checkpointer.memory.tiers import RankMemory
     from iobench.remote.both_tiers import TieredCandidates
     from iobench.remote.ranked.ranked_drain import RankedDrain
     from iobench.remote.remote import Remote
-    from iobench.remote.snapshot_memory import TierUse
 
 __all__ = ["RankedReads"]
 
@@ -38,7 +36,6 @@ class RankedReads(Checkpointer):
     _control: Control
     _replicator: Replicator | None = None
     _drain: RankedDrain | None = None
-    _memory_tiers: RankMemory | None = None
 
     def _together(
         self, phase: str, work: Callable[[], T], tell: Callable[[T], Any] | None = None
@@ -97,7 +94,7 @@ class RankedReads(Checkpointer):
         self._agreed(f"resume from step {loaded.step}", note)
         if self._replicator is not None:
             self._replicator.resumed(version)
-        if self._memory_tiers is not None and not loaded.sources:
+        if self._memory is not None and not loaded.sources:
             loaded = replace(loaded, sources={str(self._store): "read"})
         return state, loaded
 
@@ -115,12 +112,14 @@ class RankedReads(Checkpointer):
         try:
             if chosen is not None:
                 step, candidates = chosen.plan.version.step, chosen.candidates
-            if chosen is not None and self._memory_tiers is not None:
-                memory = self._memory_tiers.candidates(
-                    self._agreed, chosen.plan.version, candidates
-                )
-                if memory is not None:
-                    candidates = memory
+            if chosen is not None and self._memory is not None:
+                version = chosen.plan.version
+                slot = self._memory.kept(version.step, version.serial)
+                has = self._agreed(f"step {step} in memory", lambda: slot is not None)
+                if all(has) and slot is not None:
+                    from iobench.checkpointer.memory.reader import MemoryCandidates
+
+                    candidates = MemoryCandidates(candidates, version.step, slot)
                     owners = {data_file(rank): rank for rank in range(self._world.size)}
             with piece_reader(
                 self._control, self._restore_mode, deadline_s=self._deadline_s, owners=owners
@@ -171,11 +170,6 @@ class RankedReads(Checkpointer):
     def replicas(self) -> tuple[Replicated, ...]:
         """Outcomes of the last 1,000 replications, oldest first; empty without `replicate`."""
         return () if self._replicator is None else tuple(self._replicator.replicas)
-
-    @property
-    def memory(self) -> tuple[TierUse, ...]:
-        """The use of this rank's share of each memory tier now, fastest first."""
-        return () if self._memory_tiers is None else self._memory_tiers.use()
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints in ascending order.

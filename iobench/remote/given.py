@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from iobench.checkpoint.retention import Retention
 from iobench.errors import OptionError
+from iobench.ranks.world import World
 from iobench.remote.local import Local
 from iobench.remote.memory import Memory
 from iobench.remote.memory_tier import MemoryTier
@@ -72,14 +73,12 @@ class GivenTiers:
         """The retention of the local tier, if it is given with it."""
         return self.local.keep if self.local is not None else None
 
-    def snapshot_memory(self) -> SnapshotMemory | None:
-        """Open the memory tiers; None without any. Raises OptionError, UnavailableError."""
-        return SnapshotMemory(self.memory_tiers()) if self.memories else None
+    def snapshot_memory(self, world: World) -> SnapshotMemory | None:
+        """Open the memory tiers, of which each process of a node has an equal share.
 
-    def memory_tiers(self, sharers: int = 1) -> list[MemoryTier]:
-        """Open the memory tiers, of which this process has a share.
-
-        `sharers` processes of this node use them. Raises OptionError for memory that does not exist
-        here.
+        None without any. Raises OptionError for memory that does not exist here, UnavailableError.
         """
-        return [MemoryTier(one, sharers=sharers) for one in self.memories]
+        if not self.memories:
+            return None
+        shares = [MemoryTier(one, sharers=world.local_size) for one in self.memories]
+        return SnapshotMemory(shares, world)

@@ -6,7 +6,9 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Sequence
+from typing import Protocol
 
+from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot, SlotPool
 from iobench.environment.memory import available_bytes
 from iobench.errors import StateError
@@ -24,6 +26,16 @@ _SPARE_PART, _MOST_SPARE = 8, GIB
 """An eighth of the memory that is available at the start, 1 GiB at most, is left to others."""
 
 
+class UseShown(Protocol):
+    """What shows the use of memory to other processes."""
+
+    def update(self) -> None:
+        """Show it as it is now."""
+
+    def close(self) -> object:
+        """Show nothing any more."""
+
+
 class MemoryPool(SlotPool):
     """As many slots as the memory tiers hold. A slot is in the first tier with room.
 
@@ -35,11 +47,15 @@ class MemoryPool(SlotPool):
     of the available memory at most.
     """
 
-    counts_alone = True
-    """Whether `grow` counts the slots; otherwise `count` stays until `recount`."""
+    status: UseShown | None = None
+    """Gets notice of each change."""
 
-    def __init__(self, tiers: Sequence[MemoryTier], *, sharers: int = 1) -> None:
+    def __init__(
+        self, tiers: Sequence[MemoryTier], *, sharers: int = 1, alone: bool = True
+    ) -> None:
+        """With `alone`, `grow` counts the slots; otherwise `count` stays until `counted`."""
         super().__init__(1)
+        self.counts_alone = alone
         self._free.clear()
         self.tiers, self._sharers = list(tiers), sharers
         self._unit = alignment(self.tiers)
@@ -84,9 +100,8 @@ class MemoryPool(SlotPool):
         return self.count
 
     @property
-    def slot_bytes(self) -> int:
-        """The size of a slot; 0 before the first `grow`."""
-        return self._size
+    def frees_more(self) -> bool:
+        return any(slot.busy for slot in self.slots())
 
     def too_large(self) -> str:
         """Return the sizes of a snapshot and of the tiers, for an error."""
@@ -148,21 +163,26 @@ class MemoryPool(SlotPool):
             self._free.append(slot)
         return list(self._free)
 
-    def take(self, *, pinned: bool) -> Slot:
-        """Return a free slot in the fastest memory; its content is undefined.
+    def take(self, *, pinned: bool, save: Save | None = None) -> Slot:
+        """Return a free slot in the fastest memory, for `save`; its content is undefined.
 
         Raises StateError when there is no memory left for one more slot.
         """
         slot = self._fastest() or self._new(self._rooms())
         if slot is None:
             raise StateError(self.too_large())
-        slot.busy, slot.save, slot.kept = True, None, None
+        slot.busy, slot.save, slot.kept = True, save, None
         try:
             slot.hold(self._size, pinned=pinned)
         except BaseException:
             self.give(slot)
             raise
+        self._changed()
         return slot
+
+    def _changed(self) -> None:
+        if self.status is not None:
+            self.status.update()
 
     def _fastest(self) -> MemorySlot | None:
         for slot in self.slots():
@@ -180,6 +200,7 @@ class MemoryPool(SlotPool):
             slot.free()
         else:
             self._free.append(slot)
+        self._changed()
 
     def free(self) -> None:
         """Free the memory of the free slots."""
@@ -200,5 +221,7 @@ class MemoryPool(SlotPool):
     def close(self) -> None:
         """Free the memory of the free slots, and release the tiers."""
         self.free()
+        if self.status is not None:
+            self.status.close()
         for tier in self.tiers:
             tier.close()

@@ -55,9 +55,9 @@ except RankError as error:
     raise SystemExit(3)
 """
 
-_PERSISTER = "iobench.checkpointer.memory.persister.RankMemoryPersister"
+_PERSISTER = "iobench.checkpoint.persister.Persister"
 _POINTS = [
-    (1, f"{_PERSISTER}._following:before:3"),
+    (1, f"{_PERSISTER}._follow:before:3"),
     (0, f"{_PERSISTER}._agree:after:9"),
     (0, "iobench.checkpoint.ranked.assembly.Assembly.publish:before:4"),
 ]
@@ -65,7 +65,7 @@ _MORE = [
     (1, "iobench.checkpointer.saves.part_writer.PartWriter.write:before:4"),
     (1, "iobench.checkpointer.saves.part_writer.PartWriter.write:after:4"),
     (1, f"{_PERSISTER}._agree:before:9"),
-    (0, f"{_PERSISTER}._newly_gone:after:5"),
+    (0, "iobench.checkpoint.ranked.turns.Turns.newly_gone:after:5"),
 ]
 """The rank that is lost, and where."""
 

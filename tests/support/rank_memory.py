@@ -191,7 +191,7 @@ def damaged(size: int, directory: str) -> dict[str, Any]:
         whole = ckpt.loaded.sources
         state["model"].pop("tied")
         found: dict[str, Any] = {"whole": whole, "right": [digest(state["model"])]}
-        tiers = ckpt._memory_tiers  # type: ignore[attr-defined]  # of several ranks
+        tiers = ckpt._memory
         (slot,) = [one for one in tiers.pool.slots() if one.kept is not None]
         if world.rank == 1:
             slot.memory[len(slot.memory) // 8] ^= 1

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from iobench.checkpoint.load.candidates import Candidates, WrappedCandidates
 from iobench.checkpoint.manifest import Manifest
 from iobench.remote.memory_reader import MemoryReader
+from iobench.remote.memory_slot import MemorySlot
 from iobench.units import format_size
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import FileImage
@@ -20,20 +21,15 @@ __all__ = ["MemoryCandidates"]
 class MemoryCandidates(WrappedCandidates):
     """`inner`, with the copy of `step` in memory, in which each rank has its own file.
 
-    `file` is that of this rank, in the memory `tier`. `damaged` is called when it is damaged. The
-    next copy of `step` is that of `inner`.
+    `slot` has that of this rank, until it is known to be damaged. The next copy of `step` is that
+    of `inner`.
     """
 
-    def __init__(
-        self,
-        inner: Candidates,
-        step: int,
-        file: FileImage,
-        tier: str,
-        damaged: Callable[[], None],
-    ) -> None:
+    def __init__(self, inner: Candidates, step: int, slot: MemorySlot) -> None:
         super().__init__(inner)
-        self._step, self._file, self._tier, self._damaged = step, file, tier, damaged
+        assert slot.kept is not None
+        (self._file,) = slot.kept.files(slot.memory)
+        self._step, self._slot, self._tier = step, slot, slot.tiers
         self._problem = ""  # why the copy in memory is left
         self._reader: _MemoryFirst | None = None
 
@@ -50,6 +46,9 @@ class MemoryCandidates(WrappedCandidates):
         self._problem = problem
         self._damaged()
         return True
+
+    def _damaged(self) -> None:
+        self._slot.kept = None
 
     def sources(self, step: int) -> dict[str, str]:
         read = self._reader

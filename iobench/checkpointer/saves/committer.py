@@ -72,28 +72,21 @@ class RankCommitter:
     """Returns the numbers of superseded saves that were not announced yet, in rank 0."""
     _order: Order | None = field(default=None, init=False)
 
-    def commit(
-        self, save: Save, content: RankContent, memory: Bytes | None = None
-    ) -> Committed | None:
+    def commit(self, save: Save, content: RankContent, memory: Bytes | None = None) -> Committed:
         """Write the checkpoint with the other ranks. On return it is durable and visible.
 
         Every rank calls it. A save that has failed in this rank, see its `error`, takes part in
         order to tell the others. Raises RankError, with the name of the rank that failed; then
-        no part of the checkpoint is visible. A save that rank 0 did not choose is `superseded`:
-        None is returned.
+        no part of the checkpoint is visible.
         """
         if self.ledger is not None:
             committed = self._lead(self.ledger, save, content, memory)
         else:
-            found = self._follow(save, content, memory)
-            if found is None:
-                save.status = "superseded"
-                return None
-            committed = found
+            committed = self._follow(save, content, memory)
         save.status = "committed"
         return committed
 
-    def persist(self, snapshot: Snapshot[RankContent]) -> Committed | None:
+    def persist(self, snapshot: Snapshot[RankContent]) -> Committed:
         """Commit a snapshot; the callback of the persister."""
         memory = None if snapshot.slot is None else snapshot.memory
         return self.commit(snapshot.save, snapshot.content, memory)
@@ -212,11 +205,9 @@ class RankCommitter:
         ]
         return RankError("; ".join(texts), ranks=ranks)
 
-    def _follow(self, save: Save, content: RankContent, memory: Bytes | None) -> Committed | None:
-        """Return None, and do nothing, if rank 0 chose another save."""
+    def _follow(self, save: Save, content: RankContent, memory: Bytes | None) -> Committed:
         order = self.announced()
-        if order.number != content.number:
-            return None
+        assert order.number == content.number  # see Turns
         self._order = None
         if order.failed:
             raise self._error(_BEGIN, order.failed)
