@@ -52,8 +52,7 @@ def stop(
     ] = "",
 ) -> None:
     """Stop agents and free their memory. What they hold is lost; storage is not touched."""
-    from iobench.replicas.runtime import agent_directories
-    from iobench.replicas.start import stop_agent
+    from iobench.replicas.runtime import agent_directories, stop_agent
 
     chosen = [one for one in agent_directories() if not key or one.path.name == key]
     if key and not chosen:
@@ -68,7 +67,9 @@ def stop(
 
 
 def _statuses() -> list[dict[str, Any]]:
-    from iobench.replicas.endpoint import Endpoint
+    from msgspec.structs import asdict
+
+    from iobench.replicas.protocol import AgentStatus, Facts, connect
     from iobench.replicas.runtime import agent_directories
 
     found: list[dict[str, Any]] = []
@@ -78,10 +79,9 @@ def _statuses() -> list[dict[str, Any]]:
             continue
         facts: dict[str, Any] = {"pid": record.pid, "job": record.job, "location": record.location}
         try:
-            with Endpoint.local(directory.socket, token, timeout_s=_ANSWER_S) as agent:
-                facts = agent.ask("status")
+            with connect(directory.socket, token, timeout_s=_ANSWER_S) as agent:
+                facts = asdict(agent.ask(Facts, AgentStatus()))
                 facts["trainers"] -= 1  # this connection
-                del facts["ok"]
         except ReplicaError as error:
             facts["error"] = str(error)
         found.append({"key": directory.path.name, **facts})

@@ -26,20 +26,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from iobench.errors import RankError, UsageError
+from iobench.ranks import calls
 from iobench.ranks.hub import Hub
 from iobench.ranks.interface import Interface
 from iobench.ranks.member import Member
-from iobench.ranks.messages import EVERY_RANK, Message, json_bytes
 from iobench.ranks.rendezvous import Meeting, meet
+from iobench.ranks.wire import sendable
 from iobench.ranks.world import World
 from iobench.units import parse_seconds
 
-__all__ = ["CallKind", "ClockOffset", "Control", "shared_control"]
-
-CallKind = Literal["all-gather", "gather", "broadcast", "scatter", "barrier"]
+__all__ = ["ClockOffset", "Control", "shared_control"]
 
 LOST_AFTER_S = 300.0
 """Silence after which a rank is lost. The variable IOBENCH_LOST_AFTER gives another time.
@@ -275,7 +274,7 @@ class Control:
 
     def begin(
         self,
-        kind: CallKind,
+        kind: calls.CallKind,
         phase: str,
         value: Any,
         *,
@@ -292,33 +291,34 @@ class Control:
             if error is not None:
                 raise RankError(f"{self.world}, {phase!r}: {error}", ranks=[0])
             return lambda: list(value) if kind == "scatter" else [value]
-        message = {
-            "type": "put",
-            "sub": self._name,
-            "number": next(self._numbers),
-            "kind": kind,
-            "phase": phase,
-            "aside": self._aside,
-            "error": None if error is None else str(error),
-            "deadline_s": deadline_s,
-            "source": source,
-            "acknowledged": acknowledged,
-        }
-        lines = value if kind == "scatter" and value is not None else [value]
-        values = b"\n".join(map(json_bytes, lines))
-        return partial(_values, phase, self._member.begin(message, deadline_s, values))
-
-
-def _values(phase: str, wait: Callable[[], Message]) -> list[Any]:
-    """Return the values of an answer. Raises RankError if it has errors."""
-    answer = wait()
-    if errors := answer.get("errors"):
-        raise RankError(
-            "; ".join(f"rank {rank} (host {host}), {phase!r}: {why}" for rank, host, why in errors),
-            ranks=[rank for rank, _, _ in errors],
+        call = calls.Call(
+            key=(self._name, next(self._numbers)),
+            kind=kind,
+            phase=sendable(phase),
+            deadline_s=deadline_s,
+            aside=self._aside,
+            error=None if error is None else sendable(str(error)),
+            source=source,
+            acknowledged=acknowledged,
         )
-    values: list[Any] = json.loads(b"[%b]" % answer["values"])
-    return values * int(answer.get("times", 1))
+        lines = value if kind == "scatter" and value is not None else [value]
+        return partial(
+            _values, call, self._member.begin(call, b"\n".join(map(calls.json_bytes, lines)))
+        )
+
+
+def _values(call: calls.Call, wait: Callable[[], tuple[calls.CallAnswer, bytearray]]) -> list[Any]:
+    """Return the values of an answer. Raises RankError if it has errors."""
+    answer, text = wait()
+    if answer.errors:
+        raise RankError(
+            "; ".join(
+                f"rank {r} (host {host}), {call.phase!r}: {e}" for r, host, e in answer.errors
+            ),
+            ranks=[rank for rank, _, _ in answer.errors],
+        )
+    values: list[Any] = json.loads(b"[%b]" % bytes(text))
+    return values * answer.times
 
 
 def _seconds(variable: str, default_s: float) -> float:
@@ -348,7 +348,7 @@ def _await_ranks(hub: Hub, size: int, deadline_s: float, *, patient: bool) -> No
     end_s = _ALONE_S if together and len(missing) == size - 1 else deadline_s
     warnings.warn(
         f"rank 0 waits for ranks {shown}{more}: they have not connected within {_PATIENCE_S:g} s, "
-        f"and rank 0 fails after {end_s:g} s ({_CONNECT} gives another time); {EVERY_RANK}",
+        f"and rank 0 fails after {end_s:g} s ({_CONNECT} gives another time); {calls.EVERY_RANK}",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -357,7 +357,7 @@ def _await_ranks(hub: Hub, size: int, deadline_s: float, *, patient: bool) -> No
         if len(missing) == size - 1 and not hub.broken:
             raise RankError(
                 f"no other rank has connected to rank 0 within {_ALONE_S:g} s, although "
-                f"torch.distributed is initialized in all ranks; {EVERY_RANK}",
+                f"torch.distributed is initialized in all ranks; {calls.EVERY_RANK}",
                 ranks=missing,
             )
 
@@ -375,7 +375,6 @@ def _connected(world: World, meeting: Meeting, until_s: float, lost_after_s: flo
         try:
             timeout_s = min(_TRY_S, max(1.0, until_s - time.monotonic()))
             connection = socket.create_connection((host, port), timeout=timeout_s)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return Member(
                 connection,
                 rank=world.rank,
@@ -383,7 +382,7 @@ def _connected(world: World, meeting: Meeting, until_s: float, lost_after_s: flo
                 host=world.host,
                 lost_after_s=lost_after_s,
             )
-        except (OSError, EOFError) as error:
+        except OSError as error:
             failure = error
             if connection is not None:
                 connection.close()

@@ -6,16 +6,17 @@ import functools
 import queue
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from iobench.errors import RankError
 from iobench.ranks.progress import Progress, WatchedImage
 from iobench.ranks.restore_plan import ReadPlan, RingPiece
 from iobench.ranks.slices import Range
-from iobench.ranks.transport import Transport
+from iobench.ranks.transport import SentPiece, Transport
+from iobench.ranks.wire import Wire
 from iobench.units import MIB
 from iobench.writers.copy_reader import CopyReader
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter
 
 __all__ = ["Exchange"]
@@ -140,30 +141,22 @@ class Exchange:
             self._queues[receiver].put(number)
 
     def _send_to(self, peer: int) -> None:
-        link = self._transport.outgoing(peer)
+        wire = self._transport.outgoing(peer)
         for _ in range(self._sends[peer]):
             number = self._queues[peer].get()
             if number is None:
                 return
-            piece = self._pieces[number]
-            link.send(number, self._images[piece.file].views(piece.start, piece.stop))
+            self._send_piece(wire, number)
+
+    def _send_piece(self, wire: Wire, number: int) -> None:
+        piece = self._pieces[number]
+        wire.send(SentPiece(number), *self._images[piece.file].views(piece.start, piece.stop))
 
     def _receive_from(self, peer: int) -> None:
-        link, due = self._transport.incoming(peer), self._due[peer]
-
-        def memory(number: int, size: int) -> Sequence[Bytes]:
-            piece = self._pieces.get(number)
-            if piece is None or number not in due or size != piece.stop - piece.start:
-                raise RankError(
-                    f"rank {peer} (host {link.host}) sent {size} bytes as piece {number}, which is "
-                    "not in the plan of this rank",
-                    ranks=[peer],
-                )
-            return self._images[piece.file].views(piece.start, piece.stop)
-
+        wire, due = self._transport.incoming(peer), self._due[peer]
         received = Meter()
         while due:
-            number = link.receive(memory)
+            number = self._receive_piece(wire, due)
             due.remove(number)
             piece = self._pieces[number]
             self._images[piece.file].filled(piece.start, piece.stop)
@@ -171,6 +164,17 @@ class Exchange:
             received.count(_NETWORK, piece.stop - piece.start)
         with self._lock:
             self.meter.add(received, {})
+
+    def _receive_piece(self, wire: Wire, due: set[int]) -> int:
+        message, size = wire.receive(SentPiece)
+        piece = self._pieces[message.number] if message.number in due else None
+        if piece is None or size != piece.stop - piece.start:
+            raise wire.failed(
+                f"sent {size} bytes as piece {message.number}, which is not in the plan of this "
+                "rank"
+            )
+        wire.take_into(*self._images[piece.file].views(piece.start, piece.stop))
+        return message.number
 
 
 def _in_runs(ranges: Iterable[Range]) -> Iterator[Range]:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import os
-import secrets
 import socket
 import threading
 import time
@@ -21,17 +19,9 @@ import weakref
 from dataclasses import dataclass, field
 
 from iobench.errors import RankError
-from iobench.ranks.messages import (
-    EVERY_RANK,
-    PREFIX,
-    Message,
-    length_of,
-    pack,
-    proof,
-    split,
-    suspended_s,
-)
-from iobench.ranks.newcomers import Newcomers
+from iobench.ranks import calls
+from iobench.ranks.listener import Listener
+from iobench.ranks.wire import HEAD, Hello, Message, Welcome, Wire, decoded, lengths, pack
 from iobench.writers.blocks import interpreter_end
 
 __all__ = ["Hub"]
@@ -65,7 +55,7 @@ class _Round:
     kind: str
     until_s: float
     deadline_s: float
-    sent: dict[int, tuple[Message, bytes]] = field(default_factory=dict)
+    sent: dict[int, tuple[calls.Call, bytes]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -86,23 +76,28 @@ class Hub:
     def __init__(
         self, server: socket.socket, *, size: int, token: str, host: str, lost_after_s: float
     ) -> None:
-        self._size, self._token, self._lost_after_s = size, token, lost_after_s
-        self._host, self._server = host, server
+        self._size, self._lost_after_s = size, lost_after_s
         self._peers: dict[int, _Peer] = {}
-        self._rounds: dict[tuple[str, int], _Round] = {}
-        self._owed: dict[tuple[str, int], _Owed] = {}
-        self._broken: Message | None = None
+        self._rounds: dict[calls.Key, _Round] = {}
+        self._owed: dict[calls.Key, _Owed] = {}
+        self._broken: calls.Broken | None = None
         self._broken_owed = False
         self._abandoned = self._said_all = False
         self._serving: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
-        self._newcomers = Newcomers(size + _STRANGERS, _GREETING_S)
         self._looked_s = time.monotonic()
         server.listen(_ROOM)
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(server,), name="iobench-hub", daemon=True
+        self._listener = Listener(
+            [server],
+            token=token.encode(),
+            purpose=calls.PURPOSE,
+            admit=self._admit,
+            most=size + _STRANGERS,
+            greeting_s=_GREETING_S,
+            host=host,
         )
+        self._thread = threading.Thread(target=self._run, name="iobench-hub", daemon=True)
         self._thread.start()
         _hubs.add(self)
         interpreter_end.at_end(self, Hub._at_end)
@@ -159,15 +154,14 @@ class Hub:
         peers = {rank: one for rank, one in dict(self._peers).items() if rank not in gone}
         return [r for r, one in peers.items() if not (one.closed or one.writer.is_closing())]
 
-    def _run(self, server: socket.socket) -> None:
+    def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._serve(server))
+            self._loop.run_until_complete(self._serve())
         finally:
             self._loop.close()
 
-    async def _serve(self, server: socket.socket) -> None:
-        listening = await asyncio.start_server(self._connected, sock=server, backlog=_ROOM)
+    async def _serve(self) -> None:
         pause_s = min(1.0, self._lost_after_s / 4)
         while not (self._ended.is_set() and (self._abandoned or self._all_left())):
             if self._ended.is_set():
@@ -176,7 +170,7 @@ class Hub:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), pause_s)
             self._look()
-        listening.close()
+        self._listener.close()
         await self._end_connections()
 
     async def _end_connections(self) -> None:
@@ -201,95 +195,87 @@ class Hub:
 
     def _lost(self) -> list[int]:
         """The ranks for which the job is broken. They may be stopped: no answer is awaited."""
-        ranks: list[int] = self._broken["ranks"] if self._broken else []
-        return ranks
+        return self._broken.ranks if self._broken else []
 
     def _all_left(self) -> bool:
         if self._owed or self._broken_owed:
             return False
         return self._broken is not None or all(peer.closed for peer in self._peers.values())
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        rank: int | None = None
-        task = asyncio.current_task()
+    def _admit(self, wire: Wire, hello: Hello, welcome: Welcome) -> None:
+        """Take a rank that has proven itself. A thread of the listener calls it."""
+        coming = self._connected(wire.detach(), hello, welcome)
+        try:
+            asyncio.run_coroutine_threadsafe(coming, self._loop)
+        except RuntimeError:  # the loop has ended
+            coming.close()
+            raise
+
+    async def _connected(self, connection: socket.socket, hello: Hello, welcome: Welcome) -> None:
+        connection.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=connection)
+        task, rank = asyncio.current_task(), hello.rank
         assert task is not None
         self._serving[task] = writer
-        self._newcomers.add(writer, writer.transport.abort)
         try:
-            rank = await asyncio.wait_for(self._greet(reader, writer), _GREETING_S)
-            self._newcomers.remove(writer)
+            writer.write(pack(welcome))
+            if not 0 <= rank < self._size or rank in self._peers:
+                writer.write(pack(calls.Broken([rank], f"rank {rank} is connected already")))
+                writer.write_eof()
+                await reader.read()  # a close with unread bytes would lose what was sent
+                return
+            self._peers[rank] = _Peer(host=hello.host, writer=writer)
+            if self._broken:
+                self._send(rank, self._broken)
             while True:
-                self._receive(rank, *await _read(reader))
-        except (OSError, EOFError, LookupError, TypeError, ValueError, OverflowError):
-            if rank is not None and self._peers[rank].writer is writer:
-                self._left(rank)
-        except asyncio.CancelledError:  # by `_end_connections`
-            pass  # Python 3.11 prints a trace for each task of a server that counts as cancelled
+                text, payload = lengths(await reader.readexactly(HEAD.size))
+                message = decoded(await reader.readexactly(text), calls.FromRank)
+                self._receive(rank, message, await reader.readexactly(payload))
+        except (OSError, EOFError, LookupError):
+            self._left(rank)
         finally:
-            self._newcomers.remove(writer)
             del self._serving[task]
             writer.close()
-
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-        """Check that a rank of this job is calling, and answer so that it can check the hub."""
-        nonce = secrets.token_hex(16)
-        writer.write(pack({"type": "nonce", "nonce": nonce}))
-        hello, _ = await _read(reader, hello=True)
-        rank = int(hello["rank"])
-        expected = proof(self._token, nonce, f"rank {rank}")
-        if not hmac.compare_digest(str(hello["proof"]), expected):
-            raise ConnectionError("another token")
-        if not 0 <= rank < self._size or rank in self._peers:
-            writer.write(pack({"type": "refused", "reason": f"rank {rank} is connected already"}))
-            raise ConnectionError("another rank")
-        self._peers[rank] = _Peer(host=str(hello["host"]), writer=writer)
-        welcome = proof(self._token, str(hello["nonce"]), "hub")
-        self._send(rank, {"type": "welcome", "proof": welcome, "host": self._host})
-        if self._broken:
-            self._send(rank, self._broken)
-        return rank
 
     def _receive(self, rank: int, message: Message, value: bytes) -> None:
         peer = self._peers[rank]
         peer.seen_s = now_s = time.monotonic()
-        match message["type"]:
-            case "ping":
-                answer = {"type": "pong", "number": message["number"], "at_s": now_s}
-                self._send(rank, answer)
-            case "beat":
-                self._send(rank, {"type": "beat"})
-            case "acknowledge":
-                self._acknowledge(rank, (str(message["sub"]), int(message["number"])))
-            case "close":
+        match message:
+            case calls.Ping():
+                self._send(rank, calls.Pong(message.number, now_s))
+            case calls.Beat():
+                self._send(rank, calls.Echo())
+            case calls.Acknowledge():
+                self._acknowledge(rank, message.key)
+            case calls.Close():
                 peer.closed = True
                 self._acknowledge(rank)
                 for call in self._rounds.values():
                     self._check_present(call)
-            case "fail":
-                reason = f"{self._names([rank])} failed: {message['error']}"
-                self._break([rank], reason, int(message["exit_code"]))
-            case "put":
-                if not message["aside"]:
-                    peer.phase, peer.phase_since_s = str(message["phase"]), now_s
+            case calls.Fail():
+                reason = f"{self._names([rank])} failed: {message.error}"
+                self._break([rank], reason, message.exit_code)
+            case calls.Call():
+                if not message.aside:
+                    peer.phase, peer.phase_since_s = message.phase, now_s
                 self._put(rank, message, value, now_s)
 
-    def _put(self, rank: int, message: Message, value: bytes, now_s: float) -> None:
-        key = (str(message["sub"]), int(message["number"]))
-        deadline_s = float(message["deadline_s"])
+    def _put(self, rank: int, message: calls.Call, value: bytes, now_s: float) -> None:
+        key, deadline_s = message.key, message.deadline_s
         call = self._rounds.setdefault(
             key,
             _Round(
-                phase=str(message["phase"]),
-                kind=str(message["kind"]),
+                phase=message.phase,
+                kind=message.kind,
                 until_s=now_s + deadline_s,
                 deadline_s=deadline_s,
             ),
         )
-        if (call.phase, call.kind) != (message["phase"], message["kind"]):
+        if (call.phase, call.kind) != (message.phase, message.kind):
             self._break(
                 [rank],
-                f"rank {rank} (host {self._peers[rank].host}) is in phase {message['phase']!r} "
-                f"({message['kind']}), others are in {call.phase!r} ({call.kind}); all ranks must "
+                f"rank {rank} (host {self._peers[rank].host}) is in phase {message.phase!r} "
+                f"({message.kind}), others are in {call.phase!r} ({call.kind}); all ranks must "
                 "make the same calls in the same order",
             )
             return
@@ -308,19 +294,18 @@ class Hub:
         if gone:
             self._break(gone, f"{self._names(gone)} closed before phase {call.phase!r}")
 
-    def _answer(self, key: tuple[str, int], call: _Round) -> None:
+    def _answer(self, key: calls.Key, call: _Round) -> None:
         """Send every rank what it asked for: the values, or the errors of the ranks that failed."""
-        waits = bool(call.sent[0][0]["acknowledged"])
-        answer: Message = {"type": "answer", "sub": key[0], "number": key[1], "acknowledge": waits}
+        waits = call.sent[0][0].acknowledged
         errors = [
-            [rank, self._peers[rank].host, f"{sent['error']}"]
+            (rank, self._peers[rank].host, sent.error)
             for rank, (sent, _) in sorted(call.sent.items())
-            if sent["error"] is not None
+            if sent.error is not None
         ]
         if errors:
-            packed = [pack({**answer, "errors": errors})] * self._size
+            packed = [pack(calls.CallAnswer(key, waits, errors=errors))] * self._size
         else:
-            packed = _packed(call, answer)
+            packed = _packed(call, key, waits)
         for rank in range(1, self._size):
             self._write(rank, packed[rank])
         if not waits:
@@ -331,7 +316,7 @@ class Hub:
         self._owed[key] = _Owed(ranks=there - {*self._lost()}, answer=packed[0], until_s=until_s)
         self._settle()
 
-    def _acknowledge(self, rank: int, key: tuple[str, int] | None = None) -> None:
+    def _acknowledge(self, rank: int, key: calls.Key | None = None) -> None:
         """Note that `rank` has its answer to the call `key`, or needs none any more."""
         for one in [key] if key else list(self._owed):
             if one in self._owed:
@@ -372,7 +357,7 @@ class Hub:
                 self._break(
                     missing,
                     f"{self._names(missing)} did not reach phase {call.phase!r} within "
-                    f"{round(call.deadline_s, 1):g} s" + (f"; {EVERY_RANK}" if never else ""),
+                    f"{round(call.deadline_s, 1):g} s" + (f"; {calls.EVERY_RANK}" if never else ""),
                 )
                 return
 
@@ -382,7 +367,7 @@ class Hub:
         Whoever suspends a job (SIGSTOP of all ranks, a virtual machine that is moved) resumes it
         later. What the ranks sent meanwhile is not read yet.
         """
-        if paused_s > suspended_s(self._lost_after_s):
+        if paused_s > calls.suspended_s(self._lost_after_s):
             for peer in self._peers.values():
                 peer.seen_s += paused_s
             for call in self._rounds.values():
@@ -414,12 +399,7 @@ class Hub:
         """Tell every rank that the job cannot go on. Only the first reason counts."""
         if self._broken:
             return
-        self._broken = {
-            "type": "broken",
-            "ranks": ranks,
-            "message": message,
-            "exit_code": exit_code,
-        }
+        self._broken = calls.Broken(ranks, message, exit_code)
         for rank in self._peers:
             if rank:
                 self._send(rank, self._broken)
@@ -437,7 +417,7 @@ class Hub:
             writer.write(data)  # asyncio keeps what the rank does not take yet
 
 
-def _packed(call: _Round, answer: Message) -> list[bytes]:
+def _packed(call: _Round, key: calls.Key, acknowledge: bool) -> list[bytes]:
     """Return the answer for each rank: with the values of all ranks, of the source, or none.
 
     An answer that is the same for all ranks is packed once, and equal values are sent once: to pack
@@ -445,23 +425,22 @@ def _packed(call: _Round, answer: Message) -> list[bytes]:
     """
     size = len(call.sent)
     values = [call.sent[rank][1] for rank in range(size)]
+
+    def answer(value: bytes, times: int = 1) -> bytes:
+        return pack(calls.CallAnswer(key, acknowledge, times=times), len(value)) + value
+
     match call.kind:
         case "scatter":
-            return [pack(answer, value) for value in values[0].split(b"\n")]
+            return [answer(value) for value in values[0].split(b"\n")]
         case "broadcast":
-            return [pack(answer, values[int(call.sent[0][0]["source"])])] * size
+            return [answer(values[call.sent[0][0].source])] * size
         case "gather":
-            return [pack(answer, b",".join(values)), *[pack(answer, b"")] * (size - 1)]
+            return [answer(b",".join(values)), *[answer(b"")] * (size - 1)]
         case "all-gather" if all(value == values[0] for value in values):
-            return [pack({**answer, "times": size}, values[0])] * size
+            return [answer(values[0], size)] * size
         case "all-gather":
-            return [pack(answer, b",".join(values))] * size
-    return [pack(answer, b"")] * size
-
-
-async def _read(reader: asyncio.StreamReader, *, hello: bool = False) -> tuple[Message, bytes]:
-    size = length_of(await reader.readexactly(PREFIX.size), hello=hello)
-    return split(await reader.readexactly(size))
+            return [answer(b",".join(values))] * size
+    return [answer(b"")] * size
 
 
 _hubs: weakref.WeakSet[Hub] = weakref.WeakSet()
@@ -475,8 +454,8 @@ def _close_in_child() -> None:
     """
     for hub in list(_hubs):
         nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        sockets = [writer.get_extra_info("socket") for writer in list(hub._serving.values())]
-        for one in [hub._server, *sockets]:
+        for writer in list(hub._serving.values()):
+            one = writer.get_extra_info("socket")
             if one.fileno() >= 0:
                 os.dup2(nowhere, one.fileno(), inheritable=False)
         os.close(nowhere)

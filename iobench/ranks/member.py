@@ -3,87 +3,72 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
-import secrets
 import socket
-import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from iobench.errors import RankError, UsageError
-from iobench.ranks.messages import (
-    PREFIX,
-    Message,
-    length_of,
-    pack,
-    proof,
-    split,
-    suspended_s,
-    unpack,
-)
+from iobench.ranks import calls
+from iobench.ranks.wire import Wire, introduce, sendable
 
 __all__ = ["Member"]
 
 _GREETING_S = 30.0
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class Member:
     """Sends the calls of this rank, and hands the hub's answers to the threads that wait for them.
 
     A thread receives; another sends a sign of life. `RankError` is raised by every call after a
-    rank was lost, and names it.
+    rank was lost, and names it. The constructor raises ConnectionError for another job.
     """
 
     def __init__(
         self, connection: socket.socket, *, rank: int, token: str, host: str, lost_after_s: float
     ) -> None:
-        self._connection, self._rank, self._lost_after_s = connection, rank, lost_after_s
+        self._wire = Wire(connection, "rank 0", min(_GREETING_S, lost_after_s))
+        self._rank, self._lost_after_s = rank, lost_after_s
         self._pid = os.getpid()
         self._sending = threading.Lock()
         self._changed = threading.Condition()
-        self._answers: dict[tuple[str, int], Message] = {}
+        self._answers: dict[calls.Key, tuple[calls.CallAnswer, bytearray]] = {}
+        self._pongs: dict[int, tuple[float, float]] = {}
         self._broken: RankError | None = None
         self._closed = False
         self._heard_s = time.monotonic()
         self._phase = "connect"
-        self._hub_host = _greet(connection, rank, token, host, min(_GREETING_S, lost_after_s))
-        seconds = int(max(1, lost_after_s))
-        connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, 0))
+        hub = introduce(self._wire, token.encode(), calls.PURPOSE, rank=rank, host=host)
+        self._hub_host = hub.host
+        self._wire.limit(None, send_s=lost_after_s)
         for name, work in (("receive", self._receive), ("alive", self._beat)):
             threading.Thread(target=work, name=f"iobench-{name}", daemon=True).start()
-        _members.add(self)
-
-    def call(self, message: Message, deadline_s: float) -> Message:
-        """Send a call and return the hub's answer to it. Raises RankError.
-
-        The hub keeps the deadline. This rank waits a little longer for its answer.
-        """
-        return self.begin(message, deadline_s)()
 
     def begin(
-        self, message: Message, deadline_s: float, values: bytes | None = None
-    ) -> Callable[[], Message]:
-        """Send a call. Return a function that waits for the hub's answer; see `call`.
+        self, call: calls.Call, value: bytes
+    ) -> Callable[[], tuple[calls.CallAnswer, bytearray]]:
+        """Send a call with the JSON of what this rank gives. Raises RankError.
 
-        `values` is the JSON of what this rank gives. The answer has that of all ranks in `values`.
+        Return a function that waits for the hub's answer and returns it with the JSON of what the
+        ranks gave. The hub keeps the deadline. This rank waits a little longer for its answer.
         """
-        key = (str(message["sub"]), int(message["number"]))
         self.check()
-        if not message.get("aside"):
-            self._phase = str(message.get("phase", self._phase))
-        self._send(message, values)
-        return partial(self._answer, key, time.monotonic() + deadline_s + self._lost_after_s)
+        if not call.aside:
+            self._phase = call.phase
+        self._send(call, value)
+        until_s = time.monotonic() + call.deadline_s + self._lost_after_s
+        return partial(self._wait, self._answers, call.key, until_s)
 
-    def _answer(self, key: tuple[str, int], until_s: float) -> Message:
+    def _wait(self, answers: dict[K, T], key: K, until_s: float) -> T:
         now_s = listening_s = time.monotonic()
         with self._changed:
-            while key not in self._answers:
+            while key not in answers:
                 self.check()
                 silent_s = now_s - max(self._heard_s, listening_s)
                 if silent_s > self._lost_after_s or now_s > until_s:
@@ -91,15 +76,17 @@ class Member:
                     continue
                 self._changed.wait(min(1.0, self._lost_after_s / 4))
                 before_s, now_s = now_s, time.monotonic()
-                if now_s - before_s > suspended_s(self._lost_after_s):
+                if now_s - before_s > calls.suspended_s(self._lost_after_s):
                     listening_s, until_s = now_s, until_s + now_s - before_s
-            return self._answers.pop(key)
+            return answers.pop(key)
 
     def ping(self, number: int) -> tuple[float, float, float]:
         """Return the monotonic times before, at the hub and after. Raises RankError."""
+        self.check()
         sent_s = time.monotonic()
-        answer = self.call({"type": "ping", "sub": "ping", "number": number}, self._lost_after_s)
-        return sent_s, float(answer["at_s"]), float(answer["received_s"])
+        self._send(calls.Ping(number))
+        until_s = sent_s + 2 * self._lost_after_s
+        return sent_s, *self._wait(self._pongs, number, until_s)
 
     @property
     def broken(self) -> bool:
@@ -109,7 +96,7 @@ class Member:
     def fail(self, error: str, exit_code: int = RankError.exit_code) -> None:
         """Tell the other ranks that this one cannot go on."""
         with contextlib.suppress(RankError):
-            self._send({"type": "fail", "error": error, "exit_code": exit_code})
+            self._send(calls.Fail(sendable(error), exit_code))
 
     def close(self) -> None:
         """Say that this rank needs the others no more, and close the connection."""
@@ -119,10 +106,9 @@ class Member:
             self._closed = True
         if os.getpid() == self._pid:
             with contextlib.suppress(RankError):
-                self._send({"type": "close"})
-            with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
+                self._send(calls.Close())
+            self._wire.end()
+        self._wire.close()
 
     def check(self) -> None:
         """Raise RankError if a rank was lost, and UsageError after `close`."""
@@ -134,11 +120,10 @@ class Member:
         if self._closed:
             raise UsageError("the connection to the other ranks is closed")
 
-    def _send(self, message: Message, values: bytes | None = None) -> None:
-        data = pack(message, values)
+    def _send(self, message: calls.FromRank, value: bytes = b"") -> None:
         try:
             with self._sending:
-                self._connection.sendall(data)
+                self._wire.send(message, value)
         except OSError as error:
             with self._changed:
                 if self._broken is None:
@@ -148,35 +133,31 @@ class Member:
     def _receive(self) -> None:
         try:
             while True:
-                message, values = split(_read(self._connection))
+                message, length = self._wire.receive(calls.FromHub)
+                values = self._wire.take(length)
                 self._heard_s = time.monotonic()
-                if message.get("acknowledge") and self._rank:
+                if isinstance(message, calls.CallAnswer) and message.acknowledge and self._rank:
                     with contextlib.suppress(RankError, UsageError):
-                        key = {"sub": message["sub"], "number": message["number"]}
-                        self._send({"type": "acknowledge", **key})
+                        self._send(calls.Acknowledge(message.key))
                 # After that: this process may end as soon as a call returns.
-                self._take({**message, "values": values})
-        except (OSError, EOFError, KeyError, ValueError, TypeError):
+                self._take(message, values)
+        except OSError:
             with self._changed:
                 if not self._closed and self._broken is None:
                     self._break_hub("ended")
                 self._changed.notify_all()
-            with contextlib.suppress(OSError):  # closed already
-                self._connection.shutdown(socket.SHUT_RDWR)
+            self._wire.end()
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: calls.FromHub, values: bytearray) -> None:
         with self._changed:
-            match message["type"]:
-                case "answer":
-                    self._answers[str(message["sub"]), int(message["number"])] = message
-                case "pong":
-                    message["received_s"] = self._heard_s
-                    self._answers["ping", int(message["number"])] = message
-                case "broken" if self._broken is None:
+            match message:
+                case calls.CallAnswer():
+                    self._answers[message.key] = message, values
+                case calls.Pong():
+                    self._pongs[message.number] = message.at_s, self._heard_s
+                case calls.Broken() if self._broken is None:
                     self._broken = RankError(
-                        str(message["message"]),
-                        ranks=message["ranks"],
-                        exit_code=int(message["exit_code"]),
+                        message.message, ranks=message.ranks, exit_code=message.exit_code
                     )
             self._changed.notify_all()
 
@@ -189,7 +170,7 @@ class Member:
         now_s = listening_s = time.monotonic()
         while not self._closed and self._broken is None:
             try:
-                self._send({"type": "beat"})
+                self._send(calls.Beat())
             except (RankError, UsageError):
                 return
             with self._changed:
@@ -208,50 +189,3 @@ class Member:
             ranks=[0],
         )
         self._changed.notify_all()
-
-
-def _greet(connection: socket.socket, rank: int, token: str, host: str, timeout_s: float) -> str:
-    """Prove to the hub that this is a rank of its job, and check the hub. Returns its host.
-
-    Raises ConnectionError for another job, and OSError.
-    """
-    connection.settimeout(timeout_s)
-    asked = unpack(_read(connection, hello=True))
-    nonce = secrets.token_hex(16)
-    own: dict[str, Any] = {"rank": rank, "host": host, "nonce": nonce}
-    own["proof"] = proof(token, str(asked.get("nonce")), f"rank {rank}")
-    connection.sendall(pack(own))
-    answer = unpack(_read(connection, hello=True))
-    if answer.get("type") == "refused":
-        raise RankError(f"rank {rank} (host {host}): {answer.get('reason')}", ranks=[rank])
-    if not hmac.compare_digest(str(answer.get("proof")), proof(token, nonce, "hub")):
-        raise ConnectionError("another job answers here")
-    return str(answer.get("host"))
-
-
-def _read(connection: socket.socket, *, hello: bool = False) -> bytes:
-    return _exactly(connection, length_of(_exactly(connection, PREFIX.size), hello=hello))
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = connection.recv_into(view)
-        if not count:
-            raise EOFError
-        view = view[count:]
-    return bytes(data)
-
-
-_members: weakref.WeakSet[Member] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """Close the connection in a forked child, which may live longer than this rank: the hub would
-    not notice the end of the rank."""
-    for member in list(_members):
-        member._connection.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

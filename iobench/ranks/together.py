@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
 from iobench.errors import RankError
-from iobench.ranks.control import CallKind, Control
+from iobench.ranks.calls import CallKind
+from iobench.ranks.control import Control
 
 __all__ = ["Together", "begin_together", "gathered", "scattered", "together"]
 

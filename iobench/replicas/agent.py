@@ -1,6 +1,6 @@
 """Agent: the process that keeps a node's segments. It outlives the trainer.
 
-    python -m iobench.replicas.agent   (started by the local rank 0, see start.py)
+    python -m iobench.replicas.agent   (started by the local rank 0, see runtime.py)
 
 It has a unix socket for the ranks of its node and a TCP port on one interface for other nodes.
 It ends on `iobench agent stop`, when all ranks of the node have finished, when no rank was
@@ -17,44 +17,31 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from iobench import linux
 from iobench.errors import IobenchError, ReplicaError
-from iobench.ranks.newcomers import Newcomers
-from iobench.replicas.bucket import TokenBucket
-from iobench.replicas.endpoint import Address
-from iobench.replicas.frames import Wire
-from iobench.replicas.handshake import accept
+from iobench.ranks.listener import Listener
+from iobench.ranks.wire import Hello, Welcome, Wire
 from iobench.replicas.holdings import Holdings
-from iobench.replicas.runtime import AgentDirectory, AgentRecord, start_of
+from iobench.replicas.protocol import PURPOSE, Address, Facts
+from iobench.replicas.push import TokenBucket
+from iobench.replicas.runtime import AgentDirectory, AgentRecord, AgentSettings, start_of
 from iobench.replicas.segment import NodeMemory
 from iobench.replicas.service import Service
 from iobench.text import parse_json
 
-__all__ = ["Agent", "AgentSettings"]
+__all__ = ["Agent"]
 
 _NICE = 10
 _HANDSHAKE_S = 10.0
-_LOOK_S, _PAUSE_S = 1.0, 0.1
+_LOOK_S = 1.0
 _TRIES, _TRY_S = 5, 0.11
 _OPEN_FILES = 65536
 _STRANGERS = 1024
 _FIRST_OOM = "500"
 """When the node runs out of memory, the kernel kills the replicas before the training."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentSettings:
-    """`host` is the address of the interface to listen on."""
-
-    directory: str
-    host: str
-    job: str
-    location: str
-    keep_s: float
 
 
 class Agent:
@@ -75,9 +62,6 @@ class Agent:
         self._ended = threading.Event()
         self._began_s = self._left_s = time.monotonic()
         self._trainers = 0
-        self._wires: set[Wire] = set()
-        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._newcomers = Newcomers(min(open_files // 4, _STRANGERS), _HANDSHAKE_S)
         self._lock = threading.Lock()
 
     def listen(self) -> None:
@@ -88,43 +72,47 @@ class Agent:
         self._local.bind(str(self._directory.socket))
         self._remote = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._remote.bind((self._settings.host, 0))
-        for listener in (self._local, self._remote):
-            listener.listen(128)
+        for server in (self._local, self._remote):
+            server.listen(128)
 
     def serve(self) -> None:
-        """Serve connections until the end."""
+        """Serve connections until the end. Then the process must end: some are open still."""
         self._record()
-        for listener, local in ((self._local, True), (self._remote, False)):
-            threading.Thread(target=self._accept, args=(listener, local), daemon=True).start()
+        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        Listener(
+            [self._local, self._remote],
+            token=self.token,
+            purpose=PURPOSE,
+            admit=self._serve,
+            most=min(open_files // 4, _STRANGERS),
+            greeting_s=_HANDSHAKE_S,
+            log=_log,
+        )
         while not self._ended.wait(_LOOK_S) and not self._over():
-            self._newcomers.end_late()
-        self.stop()
+            pass
         if self._directory.names(os.getpid()):
             self._directory.remove()
-        with self._lock:
-            for wire in self._wires:
-                wire.close()
         self.holdings.free()
 
     def stop(self) -> None:
         """Let `serve` return."""
         self._ended.set()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Facts:
         """Return facts about the agent and its segments."""
         with self._lock:
             trainers = self._trainers
-        return {
-            "pid": os.getpid(),
-            "job": self._settings.job,
-            "location": self._settings.location,
-            "address": self._address,
-            "age_s": time.monotonic() - self._began_s,
-            "trainers": trainers,
-            "taken_bytes": self.holdings.memory.taken_bytes,
-            "rate_bytes_per_s": self.bucket.rate_bytes_per_s,
-            "segments": self.holdings.inventory(),
-        }
+        return Facts(
+            pid=os.getpid(),
+            job=self._settings.job,
+            location=self._settings.location,
+            address=self._address,
+            age_s=time.monotonic() - self._began_s,
+            trainers=trainers,
+            taken_bytes=self.holdings.memory.taken_bytes,
+            rate_bytes_per_s=self.bucket.rate_bytes_per_s,
+            segments=self.holdings.inventory(),
+        )
 
     @property
     def _address(self) -> Address:
@@ -152,67 +140,21 @@ class Agent:
             alone_s = 0.0 if self._trainers else time.monotonic() - self._left_s
         return alone_s > self._settings.keep_s
 
-    def _accept(self, listener: socket.socket, local: bool) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                if self._ended.is_set():
-                    return
-                self._newcomers.end_oldest()  # out of descriptors: one becomes free
-                time.sleep(_PAUSE_S)
-                continue
-            try:
-                threading.Thread(target=self._serve, args=(connection, local), daemon=True).start()
-            except RuntimeError:  # no more threads
-                connection.close()
-                self._newcomers.end_oldest()
-                time.sleep(_PAUSE_S)
-
-    def _serve(self, connection: socket.socket, local: bool) -> None:
-        other = "a rank of this node" if local else f"the peer {_host_of(connection)}"
-        wire = Wire(connection, other, _HANDSHAKE_S)
-        with self._lock:
-            self._wires.add(wire)
-        self._newcomers.add(wire, wire.end)
+    def _serve(self, wire: Wire, _: Hello, welcome: Welcome) -> None:
+        local = wire.local
+        wire.failure = ReplicaError
+        if local:
+            with self._lock:  # before the answer: a rank that is connected is counted
+                self._trainers += 1
         try:
-            answer = accept(wire, self.token)
-            self._newcomers.remove(wire)
-            with self._counted(local):  # before the answer: a rank that is connected is counted
-                answer()
-                wire.limit(None)
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                Service(self, wire, local=local).run()
-        except (ReplicaError, OSError) as error:
-            _log(str(error))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            _log(f"{other} sent a request that is not one: {error!r:.200}")
+            wire.send(welcome)
+            Service(self, wire, local=local).run()
         finally:
-            self._newcomers.remove(wire)
-            with self._lock:
-                self._wires.discard(wire)
             wire.close()
-
-    @contextlib.contextmanager
-    def _counted(self, local: bool) -> Any:
-        if not local:
-            yield
-            return
-        with self._lock:
-            self._trainers += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._trainers -= 1
-                self._left_s = time.monotonic()
-
-
-def _host_of(connection: socket.socket) -> str:
-    try:
-        return str(connection.getpeername()[0])
-    except OSError:  # it has ended already
-        return "that has left"
+            if local:
+                with self._lock:
+                    self._trainers -= 1
+                    self._left_s = time.monotonic()
 
 
 def _allow_open_files() -> None:

@@ -9,14 +9,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from iobench.errors import ReplicaError
-from iobench.ranks.messages import Message
-from iobench.replicas.endpoint import Address, Endpoint, described
-from iobench.replicas.pieces import digest_at, digest_of, pieces_of, span_of
+from iobench.ranks.wire import Wire
+from iobench.replicas.protocol import Address, AgentDone, Describe, Described, Get, Open
 from iobench.replicas.recovery import CopySource, RecoveryPlan
-from iobench.replicas.segment import RankBytes
+from iobench.replicas.segment import (
+    RankBytes,
+    digest_at,
+    digest_of,
+    pieces_of,
+    runs_of,
+    span_of,
+)
+from iobench.units import GIB
 from iobench.writers.image import Bytes
 
 __all__ = ["Fetched", "Fetcher"]
+
+_LONGEST = GIB  # of digests and headers
 
 
 @dataclass(kw_only=True)
@@ -39,13 +48,13 @@ class Fetcher:
         plan: RecoveryPlan,
         *,
         node: int,
-        local: Callable[[], Endpoint],
-        remote: Callable[[Address], Endpoint],
+        local: Callable[[], Wire],
+        remote: Callable[[Address], Wire],
         addresses: Mapping[int, Address],
     ) -> None:
         self._plan, self._node = plan, node
         self._local, self._remote, self._addresses = local, remote, addresses
-        self._endpoints: dict[int | None, Endpoint] = {}
+        self._agents: dict[int | None, Wire] = {}
         self._files: dict[int, int] = {}
         self._parts: dict[int, RankBytes] = {}
 
@@ -68,7 +77,11 @@ class Fetcher:
     def _part_from(self, source: CopySource, rank: int) -> RankBytes:
         if source.kind == "storage":
             raise ReplicaError("only storage has them")
-        part = self.endpoint(source.node).describe(rank, self._plan.version)
+        agent = self.agent(source.node)
+        agent.send(Describe(self._plan.version, rank))
+        answer, length = agent.receive(Described)
+        described, cut = bytes(agent.take(length, _LONGEST)), answer.digests
+        part = RankBytes(answer.size_bytes, described[:cut], described[cut:])
         part.check()
         return part
 
@@ -139,38 +152,39 @@ class Fetcher:
     def _reader(
         self, source: CopySource, rank: int, part: RankBytes, begin: int, end: int
     ) -> OwnRun | PeerRun:
-        named = described(rank, self._plan.version)
+        version = self._plan.version
         low, high = span_of(begin, part.size_bytes)[0], span_of(end - 1, part.size_bytes)[1]
-        endpoint = self.endpoint(source.node)
+        agent = self.agent(source.node)
         if source.kind == "peer":
-            return PeerRun(endpoint, named, low, high)
+            return PeerRun(agent, Get(version, rank, low, high))
         if rank not in self._files:
-            _, self._files[rank] = endpoint.ask_fd("open", **named)
+            agent.ask(AgentDone, Open(version, rank))
+            self._files[rank] = agent.receive_fd()
         return OwnRun(self._files[rank])
 
-    def endpoint(self, node: int | None) -> Endpoint:
+    def agent(self, node: int | None) -> Wire:
         """Return the connection to the agent of `node`. Raises ReplicaError."""
-        if node not in self._endpoints:
+        if node not in self._agents:
             if node == self._node:
-                self._endpoints[node] = self._local()
+                self._agents[node] = self._local()
             else:
                 if node is None or node not in self._addresses:
                     raise ReplicaError(f"node {node} has no agent")
-                self._endpoints[node] = self._remote(self._addresses[node])
-        return self._endpoints[node]
+                self._agents[node] = self._remote(self._addresses[node])
+        return self._agents[node]
 
     def _forget(self, source: CopySource) -> None:
         """Close a connection that is in an unknown state."""
-        if (endpoint := self._endpoints.pop(source.node, None)) is not None:
-            endpoint.close()
+        if (agent := self._agents.pop(source.node, None)) is not None:
+            agent.close()
 
     def close(self) -> None:
         """Close all connections."""
-        for endpoint in self._endpoints.values():
-            endpoint.close()
+        for agent in self._agents.values():
+            agent.close()
         for fd in self._files.values():
             os.close(fd)
-        self._endpoints, self._files = {}, {}
+        self._agents, self._files = {}, {}
 
 
 class OwnRun:
@@ -197,34 +211,22 @@ class OwnRun:
 class PeerRun:
     """Consecutive pieces from the agent of another node, in one answer."""
 
-    def __init__(self, endpoint: Endpoint, named: Message, low: int, high: int) -> None:
-        self._endpoint, self._request = endpoint, named
-        self._low, self._high = low, high
+    def __init__(self, wire: Wire, request: Get) -> None:
+        self._wire, self._request = wire, request
 
     def __enter__(self) -> Callable[[int, Bytes], None]:
-        wire = self._endpoint.wire
-        wire.send({"op": "get", "start": self._low, "stop": self._high, **self._request})
-        _, length = wire.header()
-        if length != self._high - self._low:
-            raise ReplicaError(f"{wire.other} sends {length} bytes, not {self._high - self._low}")
+        wire, wanted = self._wire, self._request.stop - self._request.start
+        wire.send(self._request)
+        _, length = wire.receive(AgentDone)
+        if length != wanted:
+            raise wire.failed(f"sends {length} bytes, not {wanted}")
         return self._read
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def _read(self, _: int, piece: Bytes) -> None:
-        self._endpoint.wire.take_into(piece)
-
-
-def runs_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (begin, end) of each run of consecutive `numbers`, in ascending order."""
-    runs: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][1] == number:
-            runs[-1] = runs[-1][0], number + 1
-        else:
-            runs.append((number, number + 1))
-    return runs
+        self._wire.take_into(piece)
 
 
 def _cut(piece: Bytes, low: int, memory: Bytes, start: int) -> None:

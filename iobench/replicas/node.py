@@ -11,13 +11,20 @@ import numpy as np
 
 from iobench.errors import IobenchError, ReplicaError
 from iobench.ranks.control import Control
-from iobench.replicas.endpoint import Address, Endpoint, described
+from iobench.ranks.wire import Wire
+from iobench.replicas import protocol
 from iobench.replicas.fetch import Fetcher
 from iobench.replicas.partner import Partner
-from iobench.replicas.pieces import PIECE, digest_of
+from iobench.replicas.protocol import Address, AgentDone, connect
 from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, Version
-from iobench.replicas.runtime import AgentDirectory, AgentRecord, job_of
-from iobench.replicas.start import start_agent, stop_earlier_agents
+from iobench.replicas.runtime import (
+    AgentDirectory,
+    AgentRecord,
+    job_of,
+    start_agent,
+    stop_earlier_agents,
+)
+from iobench.replicas.segment import PIECE, digest_of
 from iobench.writers.image import Bytes, FileImage
 
 __all__ = ["NodeAgents"]
@@ -39,7 +46,7 @@ class NodeAgents:
         self._job = job_of(location)
         self._directory = AgentDirectory.of(self._job)
         self._token = b""
-        self._present: Endpoint | None = None
+        self._present: Wire | None = None
         self.nodes: list[int] = []
         self.addresses: dict[int, Address] = {}
         self.targets: list[int] = []
@@ -108,10 +115,10 @@ class NodeAgents:
         )
         with self.local() as agent:
             agent.ask(
-                "start",
-                keeps=self._expected(),
-                ranks=self._world.local_size,
-                budget_bytes=self._partner.budget_bytes,
+                AgentDone,
+                protocol.Start(
+                    self._expected(), self._world.local_size, self._partner.budget_bytes
+                ),
             )
         return record.address
 
@@ -140,33 +147,28 @@ class NodeAgents:
         if not self.targets:
             return None
         with self.local() as agent:
-            answer = agent.ask(
-                "measure",
-                address=self.addresses[self.targets[self._world.rank]],
-                share=self._partner.share,
-                rate_bytes_per_s=self._partner.rate_bytes_per_s,
+            address = self.addresses[self.targets[self._world.rank]]
+            request = protocol.MeasureRate(
+                address, self._partner.share, self._partner.rate_bytes_per_s
             )
-        return float(answer["rate_bytes_per_s"])
+            return agent.ask(protocol.Rate, request).rate_bytes_per_s
 
     def _expected(self) -> list[int]:
         """Return the ranks whose bytes this node keeps: its own, and those of its partner."""
         here = self._world.node
         return [rank for nodes in (self.nodes, self.targets) for rank in _ranks_at(here, nodes)]
 
-    def local(self) -> Endpoint:
+    def local(self) -> Wire:
         """Open a connection to this node's agent. Raises ReplicaError."""
-        return Endpoint.local(self._directory.socket, self._token, timeout_s=_TIMEOUT_S)
+        return connect(self._directory.socket, self._token, timeout_s=_TIMEOUT_S)
 
     def copy(self, version: Version, image: FileImage, header: bytes) -> None:
         """Copy the bytes of this rank into the agent of its node. Raises ReplicaError."""
-        fields = {
-            **described(self._world.rank, version),
-            "ranks": self._world.size,
-            "size": image.size_bytes,
-        }
+        named = version, self._world.rank, self._world.size, image.size_bytes
         digests = []
         with self.local() as agent:
-            _, fd = agent.ask_fd("begin", **fields)
+            agent.ask(AgentDone, protocol.Begin(*named))
+            fd = agent.receive_fd()
             try:
                 for start in range(0, image.size_bytes, PIECE):
                     views = image.views(start, min(start + PIECE, image.size_bytes))
@@ -177,7 +179,7 @@ class NodeAgents:
             finally:
                 os.close(fd)
             listed = b"".join(digests)
-            agent.ask("fill", listed + header, **fields, digests=len(listed))
+            agent.ask(AgentDone, protocol.Filled(*named, len(listed)), listed, header)
 
     def push(self, version: Version) -> int:
         """Let the agent send this rank's bytes to its partner; return the damaged pieces.
@@ -189,9 +191,8 @@ class NodeAgents:
         rank = self._world.rank
         address = self.addresses[self.targets[rank]]
         # A connection of its own without a time limit: at a low pace, minutes are in order.
-        with Endpoint.local(self._directory.socket, self._token, timeout_s=None) as agent:
-            answer = agent.ask("push", **described(rank, version), address=address)
-        return int(answer["damaged"])
+        with connect(self._directory.socket, self._token, timeout_s=None) as agent:
+            return agent.ask(protocol.Pushed, protocol.Push(version, rank, address)).damaged
 
     def held(self) -> list[MemoryCopy]:
         """Return what all agents hold. A call of all ranks."""
@@ -199,7 +200,7 @@ class NodeAgents:
         if self.first:
             try:
                 with self.local() as agent:
-                    segments = agent.ask("inventory")["segments"]
+                    segments = agent.ask(protocol.Segments, protocol.Inventory()).segments
             except ReplicaError:  # it has ended: it holds nothing
                 segments = []
         listed = self._control.all_gather("list replicas", segments, deadline_s=_START_S)
@@ -215,7 +216,7 @@ class NodeAgents:
             plan,
             node=self._world.node,
             local=self.local,
-            remote=lambda address: Endpoint.remote(address, self._token, timeout_s=_TIMEOUT_S),
+            remote=lambda address: connect(address, self._token, timeout_s=_TIMEOUT_S),
             addresses=self.addresses,
         )
 
@@ -223,23 +224,23 @@ class NodeAgents:
         """Let this node's agent drop what is newer than `version`; return its address."""
         address = self.running(doubtful=False)
         with self.local() as agent:
-            agent.ask("resume", version=version)
+            agent.ask(AgentDone, protocol.Resume(version))
         return address
 
     def settle(self, version: Version, *, kept: bool) -> None:
         """Tell this node's agent whether all ranks have `version`."""
         with self.local() as agent:
-            agent.ask("settle", version=version, kept=kept)
+            agent.ask(AgentDone, protocol.Settle(version, kept))
 
     def forget(self, step: int) -> None:
         """Let this node's agent drop all versions of `step`."""
         with self.local() as agent:
-            agent.ask("forget", step=step)
+            agent.ask(AgentDone, protocol.Forget(step))
 
     def finish(self) -> None:
         """Say that this rank has ended well. With the last one of the node the agent ends."""
         with self.local() as agent:
-            agent.ask("finish", rank=self._world.rank)
+            agent.ask(AgentDone, protocol.Finish(self._world.rank))
 
     def close(self) -> None:
         """Close the connection. The agent and its memory stay."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from iobench.errors import ReplicaError
-from iobench.ranks.messages import Message
-from iobench.replicas.endpoint import rank_of, version_of
-from iobench.replicas.frames import Wire
-from iobench.replicas.pieces import PIECE, count_of
+from iobench.ranks.wire import Message, Refusal, Wire, sendable
+from iobench.replicas import protocol
 from iobench.replicas.push import measure, push
-from iobench.replicas.recovery import Version
-from iobench.replicas.segment import MemorySegment, RankBytes
+from iobench.replicas.segment import PIECE, MemorySegment, RankBytes, count_of, runs_of
 from iobench.units import GIB
 from iobench.writers.image import Bytes
 
@@ -34,260 +31,183 @@ class Service:
     """
 
     def __init__(self, agent: Agent, wire: Wire, *, local: bool) -> None:
-        self._agent, self._wire = agent, wire
-        common: dict[str, Callable[[Message, int], None]] = {
-            "describe": self._describe,
-            "get": self._get,
-            "put": self._put,
-            "probe": self._probe,
-            "inventory": self._inventory,
-        }
-        own: dict[str, Callable[[Message, int], None]] = {
-            "start": self._start,
-            "begin": self._begin,
-            "fill": self._fill,
-            "push": self._push,
-            "measure": self._measure,
-            "settle": self._settle,
-            "resume": self._resume,
-            "forget": self._forget,
-            "open": self._open,
-            "finish": self._finish,
-            "stop": self._stop,
-            "status": self._status,
-        }
-        self._handlers = common | (own if local else {})
+        self._agent, self._wire, self._local = agent, wire, local
+        self._holdings = agent.holdings
 
     def run(self) -> None:
         """Answer requests until the other end closes the connection. Raises ReplicaError."""
-        while (found := self._wire.receive()) is not None:
-            message, length = found
-            handler = self._handlers.get(str(message.get("op")))
-            if handler is None:
-                self._wire.send({"error": f"no such request: {message.get('op')!r:.40}"})
+        while (found := self._wire.receive_next(protocol.Request)) is not None:
+            request, length = found
+            if not (self._local or isinstance(request, protocol.FOR_ALL)):
+                name = type(request).__name__.lower()
+                self._wire.send(Refusal(f"{name!r} is for ranks of this node only"))
                 return
-            handler(message, length)
+            try:
+                answer = self._answer(request, length)
+            except ReplicaError as error:
+                answer = Refusal(sendable(str(error)))
+            if answer is not None:
+                self._wire.send(answer)
 
-    def _refused(self, error: ReplicaError) -> None:
-        self._wire.send({"error": str(error)})
+    def _answer(self, request: protocol.Request, length: int) -> Message | None:
+        """Carry out a request. Return the answer; None if it was sent."""
+        if isinstance(request, protocol.ProbeRate):
+            return self._probe(length)
+        payload = bytes(self._wire.take(length, _LONGEST))
+        match request:
+            case protocol.Start():
+                return self._start(request)
+            case protocol.Begin():
+                self._begin(request)
+                return None
+            case protocol.Filled():
+                segment = self._segment(request)
+                segment.fill(request.version, _part(request, payload))
+            case protocol.PutSegment():
+                self._put(request, _part(request, payload))
+                return None
+            case protocol.Push():
+                # The connection of the trainer may end meanwhile: the transfer is finished.
+                return push(
+                    self._holdings.find(request.rank, request.version),
+                    request,
+                    self._agent.token,
+                    self._agent.bucket,
+                )
+            case protocol.MeasureRate():
+                return self._measure(request)
+            case protocol.Describe():
+                self._describe(request)
+                return None
+            case protocol.Get():
+                self._get(request)
+                return None
+            case protocol.Open():
+                self._open(request)
+                return None
+            case protocol.Inventory():
+                return protocol.Segments(self._holdings.inventory())
+            case protocol.Settle():
+                self._holdings.settle(request.version, kept=request.kept)
+            case protocol.Resume():
+                self._holdings.resume(request.version)
+            case protocol.Forget():
+                self._holdings.forget(request.step)
+            case protocol.AgentStatus():
+                return self._agent.status()
+            case protocol.Finish() | protocol.Stop():
+                self._end(request)
+                return None
+        return protocol.AgentDone()
 
-    def _answer(self, **fields: Any) -> None:
-        self._wire.send({"ok": True, **fields})
-
-    def _start(self, message: Message, length: int) -> None:
-        self._wire.take(length, 0)
-        self._agent.holdings.expect([int(rank) for rank in message["keeps"]])
-        self._agent.ranks = int(message["ranks"])
+    def _start(self, request: protocol.Start) -> Message:
+        self._holdings.expect(request.keeps)
+        self._agent.ranks = request.ranks
         self._agent.finished.clear()
-        budget = message["budget_bytes"]
-        self._agent.holdings.memory.budget_bytes = None if budget is None else int(budget)
-        self._answer()
+        self._holdings.memory.budget_bytes = request.budget_bytes
+        return protocol.AgentDone()
 
-    def _begin(self, message: Message, length: int) -> None:
-        self._wire.take(length, 0)
-        rank, version = rank_of(message), version_of(message)
-        try:
-            segment = self._segment(rank, version, int(message["ranks"]))
-            self._with_room(rank, lambda: segment.reserve(version, int(message["size"])))
-        except ReplicaError as error:
-            self._refused(error)
-            return
-        self._answer()
+    def _begin(self, request: protocol.Begin) -> None:
+        segment = self._segment(request)
+        self._with_room(request.rank, lambda: segment.reserve(request.version, request.size_bytes))
+        self._wire.send(protocol.AgentDone())
         self._wire.send_fd(segment.fd)
 
-    def _segment(self, rank: int, version: Version, ranks: int) -> MemorySegment:
-        return self._agent.holdings.begin(rank, version, ranks)
+    def _segment(
+        self, request: protocol.Begin | protocol.Filled | protocol.PutSegment
+    ) -> MemorySegment:
+        return self._holdings.begin(request.rank, request.version, request.ranks)
 
     def _with_room(self, rank: int, take: Callable[[], None]) -> None:
         """Call `take`, which takes memory; again without segments of an earlier placement."""
         try:
             take()
         except ReplicaError:
-            if not self._agent.holdings.make_room(rank):
+            if not self._holdings.make_room(rank):
                 raise
             take()
 
-    def _fill(self, message: Message, length: int) -> None:
-        part = self._described_part(message, length)
-        version = version_of(message)
-        try:
-            segment = self._segment(rank_of(message), version, int(message["ranks"]))
-            segment.fill(version, part)
-        except ReplicaError as error:
-            self._refused(error)
-            return
-        self._answer()
-
-    def _described_part(self, message: Message, length: int) -> RankBytes:
-        """Receive digests and header of a rank's bytes."""
-        payload = self._wire.take(length, _LONGEST)
-        cut = int(message["digests"])
-        return RankBytes(int(message["size"]), payload[:cut], payload[cut:])
-
-    def _push(self, message: Message, length: int) -> None:
-        """Send a complete segment of a rank of this node to another agent; answer when it is there.
-
-        The connection of the trainer may end meanwhile: the transfer is finished.
-        """
-        self._wire.take(length, 0)
-        rank, version = rank_of(message), version_of(message)
-        try:
-            segment = self._agent.holdings.find(rank, version)
-            sent = push(segment, version, tuple(message["address"]), self._agent)
-        except ReplicaError as error:
-            self._refused(error)
-            return
-        self._answer(sent_bytes=sent.sent_bytes, damaged=sent.damaged)
-
-    def _measure(self, message: Message, length: int) -> None:
+    def _measure(self, request: protocol.MeasureRate) -> Message:
         """Measure the rate to another agent and set the pace, a share of it."""
-        self._wire.take(length, 0)
-        try:
-            rate = message["rate_bytes_per_s"]
-            if rate is None:
-                rate = float(message["share"]) * measure(tuple(message["address"]), self._agent)
-        except ReplicaError as error:
-            self._refused(error)
-            return
+        rate = request.rate_bytes_per_s
+        if rate is None:
+            rate = request.share * measure(request.address, self._agent.token)
         self._agent.bucket.rate_bytes_per_s = rate
-        self._answer(rate_bytes_per_s=rate)
+        return protocol.Rate(rate)
 
-    def _probe(self, _: Message, length: int) -> None:
+    def _probe(self, length: int) -> Message:
         memory = np.empty(PIECE, np.uint8)
         while length:
             count = min(length, PIECE)
             self._wire.take_into(memory[:count])
             length -= count
-        self._answer()
+        return protocol.AgentDone()
 
-    def _put(self, message: Message, length: int) -> None:
+    def _put(self, request: protocol.PutSegment, part: RankBytes) -> None:
         """Receive the pieces of one rank, until the sender says that it has sent all."""
-        part = self._described_part(message, length)
-        rank, version = rank_of(message), version_of(message)
-        try:
-            segment = self._segment(rank, version, int(message["ranks"]))
-            if not segment.complete:
-                self._with_room(rank, lambda: segment.declare(version, part))
-            missing = segment.missing(version)
-        except ReplicaError as error:
-            self._refused(error)
-            return
-        self._answer(missing=_ranges(missing))
+        rank, version = request.rank, request.version
+        segment = self._segment(request)
+        if not segment.complete:
+            self._with_room(rank, lambda: segment.declare(version, part))
+        missing = protocol.MissingPieces(runs_of(segment.missing(version)))
+        self._wire.send(missing)
         memory = np.empty(PIECE, np.uint8)
-        while (found := self._wire.receive()) is not None:  # at its end: it stays incomplete
+        # At the end of the connection it stays incomplete.
+        while (found := self._wire.receive_next(protocol.PutPart)) is not None:
             message, length = found
-            try:
-                if "piece" in message:
-                    number = self._piece(message, length, part, memory)
-                    segment.add(version, number, memory[:length])
-                    continue
-                self._wire.take(length, 0)
-                missing = segment.missing(version)
-            except ReplicaError as error:
-                self._refused(error)
-                raise
-            self._answer(missing=_ranges(missing))
-            if not missing:
+            if isinstance(message, protocol.PutPiece):
+                self._piece(message.number, length, part, memory)
+                segment.add(version, message.number, memory[:length])
+                continue
+            missing = protocol.MissingPieces(runs_of(segment.missing(version)))
+            self._wire.send(missing)
+            if not missing.pieces:
                 return
 
-    def _piece(self, message: Message, length: int, part: RankBytes, memory: Bytes) -> int:
-        """Receive a piece into `memory`; return its number."""
-        number = int(message["piece"])
+    def _piece(self, number: int, length: int, part: RankBytes, memory: Bytes) -> None:
         if length > PIECE or number not in range(count_of(part.size_bytes)):
             raise ReplicaError(f"piece {number} of {length} bytes has no position here")
         self._wire.take_into(memory[:length])
-        return number
 
-    def _describe(self, message: Message, length: int) -> None:
-        self._wire.take(length, 0)
-        try:
-            segment = self._agent.holdings.find(rank_of(message), version_of(message))
-            part = segment.part
-            if part is None:
-                raise ReplicaError(f"rank {segment.rank} was replaced by another save")
-        except ReplicaError as error:
-            self._refused(error)
-            return
-        fields = {"ok": True, "size": part.size_bytes, "digests": len(part.digests)}
-        self._wire.send(fields, part.digests + part.header)
+    def _describe(self, request: protocol.Describe) -> None:
+        segment = self._holdings.find(request.rank, request.version)
+        part = segment.part
+        if part is None:
+            raise ReplicaError(f"rank {segment.rank} was replaced by another save")
+        answer = protocol.Described(part.size_bytes, len(part.digests))
+        self._wire.send(answer, part.digests, part.header)
 
-    def _get(self, message: Message, length: int) -> None:
+    def _get(self, request: protocol.Get) -> None:
         """Send bytes of a complete segment. The receiver compares the digests."""
-        self._wire.take(length, 0)
-        start, stop = int(message["start"]), int(message["stop"])
-        try:
-            segment = self._agent.holdings.find(rank_of(message), version_of(message))
-            if not 0 <= start <= stop <= segment.size_bytes:
-                raise ReplicaError(f"[{start}, {stop}) of {segment.size_bytes} bytes")
-        except ReplicaError as error:
-            self._refused(error)
-            return
+        start, stop = request.start, request.stop
+        segment = self._holdings.find(request.rank, request.version)
+        if not start <= stop <= segment.size_bytes:
+            raise ReplicaError(f"[{start}, {stop}) of {segment.size_bytes} bytes")
         fd = os.dup(segment.fd)  # a save may replace the segment: then the digests differ
         try:
-            self._wire.announce({"ok": True}, stop - start)
-            self._wire.send_file(fd, start, stop, lambda _: None, None)
+            self._wire.send_file(protocol.AgentDone(), fd, start, stop)
         finally:
             os.close(fd)
 
-    def _open(self, message: Message, length: int) -> None:
+    def _open(self, request: protocol.Open) -> None:
         """Pass the memory of a complete segment, readable only."""
-        self._wire.take(length, 0)
+        segment = self._holdings.find(request.rank, request.version)
+        fd = os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            segment = self._agent.holdings.find(rank_of(message), version_of(message))
-            fd = os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC)
-        except ReplicaError as error:
-            self._refused(error)
-            return
-        try:
-            self._answer()
+            self._wire.send(protocol.AgentDone())
             self._wire.send_fd(fd)
         finally:
             os.close(fd)
 
-    def _inventory(self, _: Message, length: int) -> None:
-        self._wire.take(length, 0)
-        self._answer(segments=self._agent.holdings.inventory())
-
-    def _settle(self, message: Message, length: int) -> None:
-        self._wire.take(length, 0)
-        self._agent.holdings.settle(version_of(message), kept=message.get("kept") is True)
-        self._answer()
-
-    def _resume(self, message: Message, length: int) -> None:
-        self._wire.take(length, 0)
-        version = None if message.get("version") is None else version_of(message)
-        self._agent.holdings.resume(version)
-        self._answer()
-
-    def _forget(self, message: Message, length: int) -> None:
-        self._wire.take(length, 0)
-        self._agent.holdings.forget(int(message["step"]))
-        self._answer()
-
-    def _finish(self, message: Message, length: int) -> None:
-        """A rank of this node has ended well. After the last one the agent ends too."""
-        self._wire.take(length, 0)
-        self._agent.finished.add(int(message["rank"]))
-        self._answer()
-        if len(self._agent.finished) >= self._agent.ranks:
+    def _end(self, request: protocol.Finish | protocol.Stop) -> None:
+        """End the agent, or count a rank that has ended well: after the last one it ends too."""
+        self._wire.send(protocol.AgentDone())
+        if isinstance(request, protocol.Finish):
+            self._agent.finished.add(request.rank)
+        if isinstance(request, protocol.Stop) or len(self._agent.finished) >= self._agent.ranks:
             self._agent.stop()
 
-    def _stop(self, _: Message, length: int) -> None:
-        self._wire.take(length, 0)
-        self._answer()
-        self._agent.stop()
 
-    def _status(self, _: Message, length: int) -> None:
-        self._wire.take(length, 0)
-        self._answer(**self._agent.status())
-
-
-def _ranges(numbers: list[int]) -> list[list[int]]:
-    """Return [begin, end] of each run of `numbers`, which are in order: short messages."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number:
-            runs[-1][1] += 1
-        else:
-            runs.append([number, number + 1])
-    return runs
+def _part(request: protocol.Filled | protocol.PutSegment, payload: bytes) -> RankBytes:
+    cut = request.digests
+    return RankBytes(request.size_bytes, payload[:cut], payload[cut:])

@@ -44,8 +44,8 @@ _LEADS = {
 
 _READING = {
     "reads": "iobench.ranks.exchange.Exchange._read:before:1",
-    "sends": "iobench.ranks.link.Link.send:before:1",
-    "has received": "iobench.ranks.link.Link.receive:after:1",
+    "sends": "iobench.ranks.exchange.Exchange._send_piece:before:1",
+    "has received": "iobench.ranks.exchange.Exchange._receive_piece:after:1",
 }
 """Points of a load in which the ranks pass on what one of them has read."""
 

@@ -55,17 +55,17 @@ def test_rank_0_ends_before_the_others_read(call: str) -> None:
     answers are larger than the buffers of a socket, so the hub of rank 0 still sends them."""
     code = f"""
 import os, time
-from iobench.ranks import member
 from iobench.ranks.control import Control
+from iobench.ranks.wire import Wire
 from iobench.ranks.world import World
-exactly = member._exactly
-def slowly(connection, size):
+take = Wire.take
+def slowly(wire, size):
     if size > 1_000_000:
         time.sleep(0.5)
-    return exactly(connection, size)
+    return take(wire, size)
 world = World.detect()
 if world.rank:
-    member._exactly = slowly
+    Wire.take = slowly
 control = Control.connect(world, deadline_s=30)
 values = ["x", "y" * 30_000_000] if {call!r} == "scatter" else "x" * 30_000_000
 control.{call}("last", None if world.rank else values, deadline_s=30)

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,13 @@ import pytest
 from support.agents import Node, flip, nodes, random_bytes, runtime_directories, through_proxy
 
 from iobench.errors import ReplicaError
-from iobench.replicas.endpoint import Endpoint, described
+from iobench.ranks.wire import Challenge, Hello, Message, Welcome, Wire
+from iobench.replicas import protocol
 from iobench.replicas.fetch import Fetcher
-from iobench.replicas.frames import Wire
-from iobench.replicas.handshake import accept, introduce
+from iobench.replicas.protocol import AgentDone, AgentStatus, Facts, Segments, connect
 from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, Version
-from iobench.replicas.start import stop_agent, stop_earlier_agents
+from iobench.replicas.runtime import stop_agent, stop_earlier_agents
+from iobench.replicas.segment import digest_of
 from iobench.units import MIB
 from iobench.writers.image import Bytes
 
@@ -75,8 +75,8 @@ def _fetcher(plan: RecoveryPlan, made: list[Node], node: int) -> Fetcher:
     return Fetcher(
         plan,
         node=node,
-        local=lambda: Endpoint.local(made[node].directory.socket, made[node].token, timeout_s=20),
-        remote=lambda address: Endpoint.remote(address, made[0].token, timeout_s=20),
+        local=lambda: connect(made[node].directory.socket, made[node].token, timeout_s=20),
+        remote=lambda address: connect(address, made[0].token, timeout_s=20),
         addresses={number: one.address for number, one in enumerate(made)},
     )
 
@@ -85,7 +85,7 @@ def _held(made: list[Node], version: Version) -> list[MemoryCopy]:
     return [
         MemoryCopy(version, one["rank"], one["ranks"], number)
         for number, node in enumerate(made)
-        for one in node.own.ask("inventory")["segments"]
+        for one in node.own.ask(Segments, protocol.Inventory()).segments
         if Version(*one["version"]) == version
     ]
 
@@ -104,7 +104,7 @@ def test_a_copy_of_a_copy(three: list[Node], size: int) -> None:
     version, data = _version(), random_bytes(size, size)
     three[0].copy(7, version, data, b"header")
     pushed = three[0].push(7, version, three[1].address)
-    assert pushed["sent_bytes"] == size
+    assert pushed.sent_bytes == size
     assert [one.node for one in _held(three, version)] == [0, 1]
     for node in range(3):
         plan = RecoveryPlan(version=version, ranks=8, stored=False, holders={7: (0, 1)})
@@ -176,7 +176,7 @@ def test_a_bit_flipped_on_the_wire_is_sent_again(three: list[Node]) -> None:
 
     with through_proxy(three[1].address, change) as address:
         pushed = three[0].push(3, version, address)
-    assert pushed["damaged"] == 1
+    assert pushed.damaged == 1
     plan = RecoveryPlan(version=version, ranks=8, stored=False, holders={3: (1,)})
     memory, _ = _fetched(_fetcher(plan, three, 0), 3, _SIZE)
     assert np.array_equal(memory, data)
@@ -205,41 +205,26 @@ def test_a_transfer_that_breaks_leaves_the_last_complete_version(three: list[Nod
     three[0].copy(1, old, data)
     three[0].push(1, old, three[1].address)
     three[0].copy(1, new, data)
-    part = three[0].own.describe(1, new)
+    digests = b"".join(digest_of(data[at : at + MIB]) for at in range(0, _SIZE, MIB))
     with three[1].peer() as peer:
-        fields = {**described(1, new), "ranks": 4}
-        peer.ask("put", part.digests, size=part.size_bytes, digests=len(part.digests), **fields)
-        peer.wire.send({"piece": 0}, data[:MIB])
+        put = protocol.PutSegment(new, 1, 4, _SIZE, len(digests))
+        peer.ask(protocol.MissingPieces, put, digests)
+        peer.send(protocol.PutPiece(0), data[:MIB])
     assert [one.node for one in _held(three, old)] == [0, 1]
     assert [one.node for one in _held(three, new)] == [0]
     pushed = three[0].push(1, new, three[1].address)  # the rest of it
-    assert pushed["sent_bytes"] in (_SIZE, _SIZE - MIB)
+    assert pushed.sent_bytes in (_SIZE, _SIZE - MIB)
     assert [one.node for one in _held(three, new)] == [0, 1]
 
 
 def test_wrong_token(alone: Node) -> None:
     """Neither socket answers a request of someone with another token, and the agent goes on."""
     other = secrets.token_bytes(32)
-    with pytest.raises(ReplicaError, match="wrong token: this agent belongs to another job"):
-        Endpoint.remote(alone.address, other, timeout_s=20)
+    with pytest.raises(ReplicaError, match="wrong token: this is another job"):
+        connect(alone.address, other, timeout_s=20)
     with pytest.raises(ReplicaError, match="wrong token"):
-        Endpoint.local(alone.directory.socket, other, timeout_s=20)
-    assert alone.own.ask("status")["trainers"] == 1
-
-
-def test_the_last_answer_of_the_handshake_is_apart() -> None:
-    """The agent counts a rank before this answer: no rank is connected and not counted."""
-    token = secrets.token_bytes(32)
-    one, other = (Wire(end, "the other end", 20) for end in socket.socketpair())
-    with ThreadPoolExecutor(1) as pool:
-        client = pool.submit(introduce, one, token)
-        answer = accept(other, token)
-        with pytest.raises(TimeoutError):
-            client.result(timeout=0.2)
-        answer()
-        client.result(timeout=20)
-    one.close()
-    other.close()
+        connect(alone.directory.socket, other, timeout_s=20)
+    assert alone.own.ask(Facts, AgentStatus()).trainers == 1
 
 
 def test_an_impostor_is_found() -> None:
@@ -249,15 +234,15 @@ def test_an_impostor_is_found() -> None:
         def pretend() -> None:
             connection, _ = server.accept()
             wire = Wire(connection, "client", 20)
-            wire.send({"nonce": "00"})
-            wire.answer()
-            wire.send({"proof": "00"})
+            wire.send(Challenge("00"))
+            wire.receive(Hello)
+            wire.send(Welcome("00"))
             wire.close()
 
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(ReplicaError, match="its proof is wrong"):
-            Endpoint.remote(server.getsockname(), b"token", timeout_s=20)
+            connect(server.getsockname(), b"token", timeout_s=20)
         thread.join()
 
 
@@ -274,7 +259,7 @@ def test_something_else_than_frames(alone: Node, sent: bytes) -> None:
             # The agent may have closed the connection before.
             if error.errno not in (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE):
                 raise
-    assert alone.own.ask("status")["segments"] == []
+    assert alone.own.ask(Facts, AgentStatus()).segments == []
 
 
 def test_more_strangers_than_descriptors(alone: Node) -> None:
@@ -283,51 +268,58 @@ def test_more_strangers_than_descriptors(alone: Node) -> None:
     resource.prlimit(alone.record.pid, resource.RLIMIT_NOFILE, (32, hard))
     strangers = [socket.create_connection(alone.address, timeout=20) for _ in range(36)]
     try:
-        rank = Endpoint.remote(alone.address, alone.token, timeout_s=60)
-        assert rank.ask("inventory")["segments"] == []
+        rank = connect(alone.address, alone.token, timeout_s=60)
+        assert rank.ask(Segments, protocol.Inventory()).segments == []
         rank.close()
     finally:
         for one in strangers:
             one.close()
-    assert alone.own.ask("status")["segments"] == []
+    assert alone.own.ask(Facts, AgentStatus()).segments == []
+
+
+class _Settle(Message, tag="settle"):
+    version: list[int]
+    kept: bool
+
+
+class _Describe(Message, tag="describe"):
+    version: Version
+    rank: int
+
+
+class _Other(Message, tag="no such"):
+    pass
 
 
 @pytest.mark.parametrize(
-    "request_",
-    [
-        {"op": "settle", "version": [1, 2]},
-        {"op": "start", "keeps": 3},
-        {"op": "describe", "version": [1, 2, "a"], "rank": None},
-        {"op": "get", "version": [1, 2, "a"], "rank": "x", "start": 0},
-        {"op": "no such"},
-    ],
+    "request_", [_Settle([1, 2], True), _Describe(Version(1, 2, "a"), -1), _Other()]
 )
-def test_a_request_that_is_not_one(alone: Node, request_: dict[str, object]) -> None:
+def test_a_request_that_is_not_one(alone: Node, request_: Message) -> None:
     """It ends its connection; the others go on."""
-    with Endpoint.local(alone.directory.socket, alone.token, timeout_s=20) as other:
-        other.wire.send(request_)
+    with connect(alone.directory.socket, alone.token, timeout_s=20) as other:
+        other.send(request_)
         with pytest.raises(ReplicaError):
-            other.wire.answer()
-    assert alone.own.ask("status")["segments"] == []
+            other.receive(AgentDone)
+    assert alone.own.ask(Facts, AgentStatus()).segments == []
 
 
 def test_peers_cannot_stop_or_change_an_agent(alone: Node) -> None:
     """Through the network only transfers and reads are possible."""
-    with alone.peer() as peer, pytest.raises(ReplicaError, match="no such request: 'stop'"):
-        peer.ask("stop")
+    with alone.peer() as peer, pytest.raises(ReplicaError, match="'stop' is for ranks of this"):
+        peer.ask(AgentDone, protocol.Stop())
     assert alone.record.alive
 
 
 def test_memory_that_does_not_fit_the_budget(alone: Node) -> None:
     """It is refused before it is taken; what was there stays."""
-    alone.own.ask("start", keeps=[0], ranks=1, budget_bytes=8 * MIB)
+    alone.own.ask(AgentDone, protocol.Start([0], 1, 8 * MIB))
     first = _version()
     alone.copy(0, first, random_bytes(4 * MIB))
     with pytest.raises(ReplicaError, match=r"budget: 4\.00 MiB of 8\.00 MiB are taken"):
         alone.copy(0, _version(), random_bytes(5 * MIB))
-    status = alone.own.ask("status")
-    assert status["taken_bytes"] == 4 * MIB
-    assert [one["version"] for one in status["segments"]] == [list(first)]
+    status = alone.own.ask(Facts, AgentStatus())
+    assert status.taken_bytes == 4 * MIB
+    assert [one["version"] for one in status.segments] == [list(first)]
 
 
 def test_an_agent_yields_to_the_trainer(alone: Node) -> None:
@@ -353,7 +345,7 @@ def test_stop_frees_everything(base: Path, alone: Node) -> None:
 
 def test_a_stopped_process_is_killed(alone: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that does not answer (SIGSTOP) still gives its memory back."""
-    monkeypatch.setattr("iobench.replicas.start._STOP_S", 0.3)
+    monkeypatch.setattr("iobench.replicas.runtime._STOP_S", 0.3)
     os.kill(alone.record.pid, signal.SIGSTOP)
     assert stop_agent(alone.directory)
     assert not alone.record.alive

@@ -15,11 +15,11 @@ import numpy as np
 from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.compared import compared
 from iobench.ranks.control import Control
-from iobench.ranks.link import Link
 from iobench.ranks import restore_mode
 from iobench.ranks.restore_mode import Reader
 from iobench.ranks.restore_plan import MODES, RESTORE_MODES, Range
-from iobench.ranks.transport import Transport
+from iobench.ranks.transport import SentPiece, Transport
+from iobench.ranks.wire import HEAD, Wire
 from iobench.ranks.world import World
 from iobench.errors import DataMismatchError, RankError, TransferError
 from iobench.writers.copy_reader import StoredReader
@@ -82,15 +82,16 @@ for ranks in ([1], []):
 """
 
 _FAILURES = """
-def flipped(link, number, views):
-    views = [view.copy() for view in views]
-    views[-1][-1] ^= 1
-    send(link, number, views)
+def flipped(wire, message, *views):
+    views = [view.copy() if isinstance(message, SentPiece) else view for view in views]
+    if isinstance(message, SentPiece):
+        views[-1][-1] ^= 1
+    send(wire, message, *views)
 
-send = Link.send
+send = Wire.send
 for mode in ("broadcast", "all-gather"):
     if world.rank == 0:
-        Link.send = flipped  # a wrong bit on the wire from rank 0
+        Wire.send = flipped  # a wrong bit on the wire from rank 0
     memory, image = blank()
     record = record_of(FileImage.of("large", [data]), [("a", size)])
     try:
@@ -101,7 +102,7 @@ for mode in ("broadcast", "all-gather"):
         wrong = True
     # Every other rank notices; so does rank 0 for no byte that it read itself or got from rank 2.
     assert wrong == (world.rank > 0), (mode, world.rank)
-    Link.send = send
+    Wire.send = send
 # Storage fails in one rank: it raises its own error, the others name it, and the next read works.
 control.barrier("before", deadline_s=20)
 memory, image = blank("absent") if world.rank == 1 else blank()
@@ -121,9 +122,9 @@ for mode in ("all", "broadcast", "all-gather"):
 _STRANGER = """
 import contextlib, socket
 host, port, _ = transport._addresses[(world.rank + 1) % world.size]
-hello = b'{"rank":0,"epoch":0,"nonce":"0","proof":"0"}'
-length = len(hello).to_bytes(4, "big")
-for text in (b"", b"\\0\\0\\0\\2{}", b"\\xff" * 100, length + hello + b" " * 50):
+hello = b'{"type":"hello","rank":0,"epoch":0,"nonce":"0","proof":"0"}'
+head = HEAD.pack(b"iob1", len(hello), 0)
+for text in (b"", HEAD.pack(b"iob1", 2, 0) + b"{}", b"\\xff" * 100, head + hello + b" " * 50):
     with socket.create_connection((host, port), timeout=9) as stranger:
         stranger.sendall(text)
         said = b""

@@ -11,15 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from iobench.replicas.endpoint import Address, Endpoint, described
-from iobench.replicas.pieces import PIECE, digest_of
+from iobench.ranks.wire import Wire
+from iobench.replicas.protocol import Address, AgentDone, Begin, Filled, Push, Pushed, connect
 from iobench.replicas.recovery import Version
-from iobench.replicas.runtime import AgentDirectory, AgentRecord
-from iobench.replicas.start import start_agent, stop_agent
+from iobench.replicas.runtime import AgentDirectory, AgentRecord, start_agent, stop_agent
+from iobench.replicas.segment import PIECE, digest_of
 from iobench.writers.image import Bytes
 
 __all__ = ["Node", "flip", "nodes", "random_bytes", "runtime_directories", "through_proxy"]
@@ -51,31 +50,32 @@ class Node:
         self.record: AgentRecord = start_agent(
             self.directory, token, host="127.0.0.1", job=job, location="/runs/a", keep_s=keep_s
         )
-        self.own = Endpoint.local(self.directory.socket, token, timeout_s=20)
+        self.own = connect(self.directory.socket, token, timeout_s=20)
 
     @property
     def address(self) -> Address:
         return self.record.address
 
-    def peer(self) -> Endpoint:
+    def peer(self) -> Wire:
         """Connect like another node."""
-        return Endpoint.remote(self.address, self.token, timeout_s=20)
+        return connect(self.address, self.token, timeout_s=20)
 
     def copy(
         self, rank: int, version: Version, memory: Bytes, header: bytes = b"", ranks: int = 4
     ) -> None:
         """Copy like a trainer: into the segment, then its header."""
-        fields = {**described(rank, version), "ranks": ranks, "size": len(memory)}
-        _, fd = self.own.ask_fd("begin", **fields)
+        named = version, rank, ranks, len(memory)
+        self.own.ask(AgentDone, Begin(*named))
+        fd = self.own.receive_fd()
         os.pwrite(fd, memory.data, 0)
         os.close(fd)
         pieces = [memory[at : at + PIECE] for at in range(0, len(memory), PIECE)]
         digests = b"".join(map(digest_of, pieces))
-        self.own.ask("fill", digests + header, **fields, digests=len(digests))
+        self.own.ask(AgentDone, Filled(*named, len(digests)), digests, header)
 
-    def push(self, rank: int, version: Version, address: Address) -> dict[str, Any]:
+    def push(self, rank: int, version: Version, address: Address) -> Pushed:
         """Let the agent send a rank's bytes to another one."""
-        return self.own.ask("push", **described(rank, version), address=address)
+        return self.own.ask(Pushed, Push(version, rank, address))
 
     def memory_files(self) -> list[Path]:
         """The open memory files of the agent."""

@@ -20,7 +20,7 @@ REPLICA_PRELOAD = (
     "support.replica_trains",
     "iobench.ranks.exchange",
     "iobench.replicas.replicator",
-    "iobench.replicas.start",
+    "iobench.replicas.runtime",
     "iobench.ranks.transport",
 )
 """Modules that ranks with replicas import."""

@@ -12,7 +12,7 @@ from iobench import Checkpointer, KeepLast, Partner
 from iobench.errors import RankError, ReplicaError
 from iobench.ranks import control
 from iobench.ranks.world import World
-from iobench.replicas.endpoint import Endpoint
+from iobench.replicas.protocol import connect
 from support.train_scripts import check, made, say
 
 __all__ = ["knocks", "replicates"]
@@ -78,6 +78,6 @@ def _save(ckpt: Checkpointer, step: int, rank: int) -> None:
 def knocks(host: str, port: int) -> None:
     """Come to an agent with a token that is not that of its job."""
     try:
-        Endpoint.remote((host, port), os.urandom(32), timeout_s=20)
+        connect((host, port), os.urandom(32), timeout_s=20)
     except ReplicaError as error:
         say(str(error))

@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 
 from iobench import linux
 from iobench.errors import ReplicaError
-from iobench.replicas.bucket import TokenBucket
 from iobench.replicas.holdings import Holdings
-from iobench.replicas.pieces import DIGEST, PIECE, digest_of
+from iobench.replicas.push import TokenBucket
 from iobench.replicas.recovery import Version
-from iobench.replicas.segment import MemorySegment, NodeMemory, RankBytes
+from iobench.replicas.segment import (
+    DIGEST,
+    PIECE,
+    MemorySegment,
+    NodeMemory,
+    RankBytes,
+    digest_of,
+)
 from iobench.units import GIB, MIB
 
 _RANK = 0

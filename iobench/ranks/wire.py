@@ -1,0 +1,421 @@
+"""Wire: one connection that carries messages, each with optional bytes. Nothing is ever unpickled.
+
+A message is the magic `iob1`, the length of its JSON text (uint32) and that of the bytes after it
+(uint64), both big-endian, then the text and the bytes. All connections of a job use it: those to
+rank 0, those between ranks, and those to memory agents.
+
+Both ends prove that they know the token of the job. It is not sent: each end sends a random number
+and answers the other's with an HMAC-SHA256. What follows is not encrypted; the network of a job is
+trusted to carry it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hmac
+import itertools
+import math
+import os
+import secrets
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self, TypeVar, Union
+
+import msgspec
+
+from iobench.units import MIB
+from iobench.writers.image import Bytes
+
+__all__ = [
+    "HEAD",
+    "Challenge",
+    "Hello",
+    "Message",
+    "Refusal",
+    "Welcome",
+    "Wire",
+    "decoded",
+    "introduce",
+    "lengths",
+    "pack",
+    "sendable",
+    "welcome_for",
+]
+
+HEAD = struct.Struct("!4sIQ")
+"""In front of a message: the magic, the length of the text and that of the bytes."""
+
+_MAGIC = b"iob1"
+_LONGEST_TEXT = 64 * MIB
+_LONGEST_GREETING = 4096  # nothing is known yet of who sends it
+_LOOK_S = 1.0
+_MOST_BUFFERS = 512  # a system call takes up to 1024 (IOV_MAX in limits.h)
+
+
+class Message(msgspec.Struct, tag=str.lower, tag_field="type", omit_defaults=True):
+    """A message is a subclass. A class with others below it stands for any of them."""
+
+
+class Challenge(Message):
+    """The first message on a connection, by the end that listens."""
+
+    nonce: str
+
+
+class Hello(Message):
+    """The answer to a `Challenge`. What it says of the caller is part of the proof."""
+
+    nonce: str
+    proof: str = ""
+    rank: int = 0
+    epoch: int = 0
+    host: str = ""
+
+
+class Welcome(Message):
+    """The answer to a `Hello` with a valid proof."""
+
+    proof: str
+    host: str = ""
+
+
+class Refusal(Message):
+    """An answer that says why there is none."""
+
+    error: str
+
+
+M = TypeVar("M", bound=Message)
+_encode = msgspec.json.Encoder().encode
+
+
+def pack(message: Message, length: int = 0) -> bytes:
+    """Return what is sent of a message before its `length` bytes."""
+    text = _encode(message)
+    return HEAD.pack(_MAGIC, len(text), length) + text
+
+
+def lengths(head: bytes | bytearray, *, stranger: bool = False) -> tuple[int, int]:
+    """Return the lengths of the text and of the bytes after it.
+
+    Raises ConnectionError for what is not a message. A `stranger`, who has proven nothing yet, may
+    send a short one without bytes.
+    """
+    magic, text, payload = HEAD.unpack(head)
+    if magic != _MAGIC or text > (_LONGEST_GREETING if stranger else _LONGEST_TEXT):
+        raise ConnectionError("sends something other than messages of iobench")
+    if stranger and payload:
+        raise ConnectionError(f"sends {payload} bytes before it has proven who it is")
+    return text, payload
+
+
+def decoded(text: bytes | bytearray, kind: type[M]) -> M | Refusal:
+    """Return the message, of `kind` or a class below it, or a Refusal.
+
+    Raises ConnectionError for anything else.
+    """
+    try:
+        return _decoder(kind).decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ConnectionError(f"sends a damaged message: {error}") from error
+
+
+@functools.cache
+def _decoder(kind: type[M]) -> msgspec.json.Decoder[M | Refusal]:
+    kinds: Any = (Refusal, *_kinds(kind))
+    return msgspec.json.Decoder(Union[kinds])  # noqa: UP007 -- of a tuple that is not written out
+
+
+def _kinds(kind: type[Message]) -> list[type[Message]]:
+    below = kind.__subclasses__()
+    return [leaf for one in below for leaf in _kinds(one)] if below else [kind]
+
+
+def sendable(text: str) -> str:
+    """Return `text` with escapes for what is not UTF-8, as in names of files."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Wire:
+    """One end of a connection. One thread at a time sends, and one receives.
+
+    Every method raises what `failure` makes of a text that names the `other` end: for a lost
+    connection, for one on which no byte moves for `timeout_s` (None: no limit), for data that are
+    not messages, and for a Refusal. `check` is called every second of a wait, and may raise.
+
+    In a forked child the connection is closed: the child may live longer than this process, whose
+    end the other end would not notice.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        other: str,
+        timeout_s: float | None = None,
+        *,
+        failure: Callable[[str], Exception] = ConnectionError,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self.other, self.failure = other, failure
+        self._socket, self._trusted = connection, False
+        # Blocking calls with time limits of the kernel: a whole piece takes one call. With those of
+        # Python the socket does not block, and each of the many small arrivals wakes Python.
+        # No SO_RCVBUF: it would switch off the kernel's own tuning, which goes up to tcp_rmem[2],
+        # and be cut to net.core.rmem_max, 208 KiB by default.
+        connection.setblocking(True)
+        if not self.local:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # For a host that vanishes while a wait has no time limit: the kernel asks it.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.limit(timeout_s, check)
+        _wires.add(self)
+
+    def limit(
+        self,
+        timeout_s: float | None,
+        check: Callable[[], None] | None = None,
+        *,
+        send_s: float | None = None,
+    ) -> None:
+        """Set the longest time without a byte, and that of sends if it is another one."""
+        self._check = check
+        self._receive_s, self._send_s = timeout_s, timeout_s if send_s is None else send_s
+        for option, wait_s in (
+            (socket.SO_RCVTIMEO, self._receive_s),
+            (socket.SO_SNDTIMEO, self._send_s),
+        ):
+            look_s = min(wait_s or math.inf, math.inf if check is None else _LOOK_S)
+            look_s = 0.0 if look_s == math.inf else look_s
+            packed = struct.pack("ll", int(look_s), int(look_s % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, option, packed)
+
+    def trust(self) -> None:
+        """Allow longer messages: the other end has proven that it belongs to the job."""
+        self._trusted = True
+
+    @property
+    def local(self) -> bool:
+        """Whether both ends are on one node for certain: a unix socket."""
+        return self._socket.family == socket.AF_UNIX
+
+    def failed(self, what: str) -> Exception:
+        """Return the error that says `what` the other end does."""
+        return self.failure(f"{self.other} {what}")
+
+    def send(self, message: Message, *payload: bytes | Bytes) -> None:
+        """Send a message, with bytes after it. The memory may change after the return."""
+        views = [memoryview(one if isinstance(one, bytes) else one.data) for one in payload]
+        head = memoryview(pack(message, sum(map(len, views))))
+        self._move(self._socket.sendmsg, [head, *views], self._send_s, "take")
+
+    def send_file(
+        self,
+        message: Message,
+        fd: int,
+        start: int,
+        stop: int,
+        before: Callable[[int], None] = lambda _: None,
+        unit: int | None = None,
+    ) -> None:
+        """Send a message with the bytes [start, stop) of an open file, without a copy of them.
+
+        `before` is called with the size of each part, of at most `unit` bytes.
+        """
+        head = memoryview(pack(message, stop - start))
+        self._move(self._socket.sendmsg, [head], self._send_s, "take")
+        while start < stop:
+            size = min(stop - start, unit or stop - start)
+            before(size)
+            end = start + size
+            while start < end:
+                with self._errors():
+                    sent = os.sendfile(self._socket.fileno(), fd, start, end - start)
+                if not sent:
+                    raise self.failed("gets less: the file is shorter than its description")
+                start += sent
+
+    def send_fd(self, fd: int) -> None:
+        """Pass an open file (SCM_RIGHTS); unix sockets only."""
+        with self._errors():
+            socket.send_fds(self._socket, [b"f"], [fd])
+
+    def receive_fd(self) -> int:
+        """Return the open file that the other end passes."""
+        with self._errors():
+            _, fds, _, _ = socket.recv_fds(self._socket, 1, 1)
+        if len(fds) != 1:
+            raise self.failed("passed no file")
+        os.set_inheritable(fds[0], False)
+        return fds[0]
+
+    def receive(self, kind: type[M]) -> tuple[M, int]:
+        """Return the next message and the length of its bytes.
+
+        The caller must take these bytes with `take` or `take_into` before the next message.
+        """
+        found = self.receive_next(kind)
+        if found is None:
+            raise self.failed("closed the connection")
+        return found
+
+    def receive_next(self, kind: type[M]) -> tuple[M, int] | None:
+        """Like `receive`; None if the other end has closed the connection."""
+        head = bytearray(HEAD.size)
+        if not self._receive([memoryview(head)], may_end=True):
+            return None
+        try:
+            length, payload = lengths(head, stranger=not self._trusted)
+            message = decoded(self._exactly(length), kind)
+        except ConnectionError as error:
+            raise self.failed(str(error)) from error
+        if isinstance(message, Refusal):
+            raise self.failure(f"{self.other}: {message.error}")
+        return message, payload
+
+    def ask(self, kind: type[M], request: Message, *payload: bytes | Bytes) -> M:
+        """Send a request with bytes and return the answer, which has no bytes."""
+        self.send(request, *payload)
+        answer, length = self.receive(kind)
+        self.take(length, 0)
+        return answer
+
+    def take(self, length: int, most: int | None = None) -> bytearray:
+        """Return the `length` bytes of a message. More than `most` are an error."""
+        if most is not None and length > most:
+            raise self.failed(f"sends {length} bytes, at most {most} are allowed")
+        return self._exactly(length)
+
+    def take_into(self, *memory: Bytes) -> None:
+        """Receive the bytes of a message into `memory`."""
+        self._receive(one.data for one in memory)
+
+    def end(self) -> None:
+        """End the connection in both directions; a thread that waits on it gets an error."""
+        with contextlib.suppress(OSError):  # the other end was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End and free the connection; no thread may use it any more."""
+        self.end()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def detach(self) -> socket.socket:
+        """Return the socket, which belongs to the caller now, without time limits."""
+        self.limit(None)
+        _wires.discard(self)
+        return self._socket
+
+    def _exactly(self, length: int) -> bytearray:
+        memory = bytearray(length)
+        self._receive([memoryview(memory)])
+        return memory
+
+    def _receive(self, views: Iterable[memoryview], *, may_end: bool = False) -> bool:
+        def some(batch: Sequence[memoryview]) -> int:
+            return self._socket.recvmsg_into(batch, 0, socket.MSG_WAITALL)[0]
+
+        return self._move(some, views, self._receive_s, "send", may_end=may_end)
+
+    def _move(
+        self,
+        some: Callable[[Sequence[memoryview]], int],
+        views: Iterable[memoryview],
+        timeout_s: float | None,
+        verb: str,
+        *,
+        may_end: bool = False,
+    ) -> bool:
+        """Move all bytes of `views`; return False if it `may_end` before the first one, and did."""
+        left = filter(len, views)
+        batch: list[memoryview] = []
+        moved_s, moved = time.monotonic(), False
+        while True:
+            batch += itertools.islice(left, _MOST_BUFFERS - len(batch))
+            if not batch:
+                return True
+            try:
+                count = some(batch)
+            except BlockingIOError:  # nothing moved
+                if self._check is not None:
+                    self._check()
+                if timeout_s is not None and time.monotonic() - moved_s >= timeout_s:
+                    raise self.failed(f"did not {verb} a byte for {timeout_s:g} s") from None
+                continue
+            except OSError as error:
+                raise self.failed(f"ended the connection ({error.strerror or error})") from error
+            if not count:
+                if may_end and not moved:
+                    return False
+                raise self.failed("closed the connection")
+            moved_s, moved = time.monotonic(), True
+            while batch and count >= len(batch[0]):
+                count -= len(batch.pop(0))
+            if batch:
+                batch[0] = batch[0][count:]
+                if self._check is not None:  # also for one who sends a byte now and then
+                    self._check()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError as error:
+            raise self.failed(f"does not answer for {self._send_s} s") from error
+        except OSError as error:
+            raise self.failed(f"ended the connection ({error.strerror or error})") from error
+
+
+def introduce(
+    wire: Wire, token: bytes, purpose: str, *, rank: int = 0, epoch: int = 0, host: str = ""
+) -> Welcome:
+    """Prove who this is to the end that listens for `purpose`, and check that it knows the token.
+
+    Raises what `wire` raises when either end does not accept the other.
+    """
+    challenge, _ = wire.receive(Challenge)
+    own = Hello(nonce=secrets.token_hex(16), rank=rank, epoch=epoch, host=host)
+    proof = _proof(token, f"{purpose} client", challenge.nonce, own)
+    wire.send(msgspec.structs.replace(own, proof=proof))
+    welcome, _ = wire.receive(Welcome)
+    expected = _proof(token, purpose, challenge.nonce, own)
+    if not hmac.compare_digest(welcome.proof.encode(), expected.encode()):
+        raise wire.failed("belongs to another job: its proof is wrong")
+    wire.trust()
+    return welcome
+
+
+def welcome_for(
+    hello: Hello, token: bytes, purpose: str, nonce: str, *, host: str
+) -> Welcome | None:
+    """Return the answer of the end that listens and sent `nonce`; None for another token."""
+    expected = _proof(token, f"{purpose} client", nonce, hello)
+    if not hmac.compare_digest(hello.proof.encode(), expected.encode()):
+        return None
+    return Welcome(proof=_proof(token, purpose, nonce, hello), host=host)
+
+
+def _proof(token: bytes, role: str, nonce: str, hello: Hello) -> str:
+    """Return what only a holder of `token` can compute from the random numbers of both ends."""
+    facts = [role, nonce, hello.nonce, hello.rank, hello.epoch, hello.host]
+    return hmac.digest(token, _encode(facts), "sha256").hex()
+
+
+_wires: weakref.WeakSet[Wire] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for wire in list(_wires):
+        wire._socket.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
