@@ -141,7 +141,7 @@ def report_stopped(record: Path, page: Path | None) -> None:
 
     try:
         found = document_of([record])
-        if found.charts:
+        if any(grid.rows for grid in found.tables):
             write_report(found, page)
         else:
             print("no report: nothing was measured yet", file=sys.stderr)

@@ -185,7 +185,7 @@ def test_what_a_person_sees(
         tune(target, "--writer", "odirect", "--format", "table")
     shown = caught.value.doc
     assert "the best setting for save" in shown
-    for word in ("chosen", "baseline", "samples", "settings tried in", "written"):
+    for word in ("chosen", "baseline", "samples", "Tried: ", "settings in", "written"):
         assert word in shown
 
 
