@@ -80,7 +80,9 @@ class Engine:
     Every method raises TransferError after a failure of storage.
     """
 
-    def __init__(self, store: GenerationStore, options: EngineOptions) -> None:
+    def __init__(self, store: GenerationStore, options: EngineOptions, run: str) -> None:
+        """`run`: see GenerationRecord."""
+        self.run = run
         self.store, self.options, self.layout = store, options, store.layout
         try:
             layout, base = store.layout, store.base
@@ -176,6 +178,7 @@ class Engine:
         self._generation, self._counts, self._updates = generation, counts, updates
         self._stream.commit(
             Commit(
+                run=self.run,
                 generation=generation,
                 updates=updates,
                 counts=counts,

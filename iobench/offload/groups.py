@@ -11,6 +11,7 @@ import torch
 from iobench.errors import OptionError, StateError, UsageError
 from iobench.formats.tensors import dtype_name
 from iobench.offload.layout import DTYPE_BYTES, ParameterSpec
+from iobench.offload.shards import local_shard
 
 __all__ = [
     "adam_defaults",
@@ -123,7 +124,8 @@ def specs_of(groups: Sequence[Mapping[str, Any]]) -> tuple[ParameterSpec, ...]:
                     f"parameter {own}: {dtype_name(parameter.dtype)} cannot be offloaded; "
                     f"only {', '.join(DTYPE_BYTES)}"
                 )
-            if parameter.layout != torch.strided or not parameter.is_contiguous():
+            local = local_shard(parameter)
+            if local.layout != torch.strided or not local.is_contiguous():
                 raise UsageError(
                     f"parameter {own} is not contiguous in memory; make it so before "
                     "(parameter.data = parameter.data.contiguous())"
@@ -131,7 +133,7 @@ def specs_of(groups: Sequence[Mapping[str, Any]]) -> tuple[ParameterSpec, ...]:
             found.append(
                 ParameterSpec(
                     name=own,
-                    shape=tuple(parameter.shape),
+                    shape=tuple(local.shape),
                     dtype=dtype_name(parameter.dtype),
                     group=number,
                 )

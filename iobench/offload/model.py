@@ -10,6 +10,7 @@ import torch
 from iobench.errors import UsageError
 from iobench.formats.tensors import dtype_name
 from iobench.offload.layout import ParameterPiece, StateLayout
+from iobench.offload.shards import local_gradient, local_shard
 
 __all__ = [
     "AtOnce",
@@ -73,8 +74,8 @@ class StepModel(ChunkPace, Protocol):
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a contiguous tensor in one dimension, detached."""
-    return tensor.detach().view(-1)
+    """Return the elements of a contiguous tensor in one dimension, detached: those of this rank."""
+    return local_shard(tensor).detach().view(-1)
 
 
 def place(piece: ParameterPiece, tensor: torch.Tensor) -> torch.Tensor:
@@ -84,17 +85,20 @@ def place(piece: ParameterPiece, tensor: torch.Tensor) -> torch.Tensor:
 
 def check_gradients(layout: StateLayout, parameters: Sequence[torch.Tensor]) -> None:
     """Raise UsageError for a gradient that is not dense, or a parameter that is another one now."""
-    for spec, parameter in zip(layout.parameters, parameters, strict=True):
+    for spec, given in zip(layout.parameters, parameters, strict=True):
+        parameter, gradient = local_shard(given), local_gradient(given)
         if (tuple(parameter.shape), dtype_name(parameter.dtype)) != (spec.shape, spec.dtype):
             raise UsageError(
                 f"parameter {spec.name}: {dtype_name(parameter.dtype)} {list(parameter.shape)} now,"
                 f" the state is of {spec.dtype} {list(spec.shape)}; convert the model before the "
                 "optimizer is made"
             )
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+        if gradient is not None and (
+            gradient.layout != torch.strided or gradient.shape != parameter.shape
+        ):
             raise UsageError(
-                f"parameter {spec.name}: its gradient is {parameter.grad.layout}; only dense "
-                "ones can be used"
+                f"parameter {spec.name}: its gradient is {gradient.layout} {list(gradient.shape)}; "
+                "only dense ones of the same shape and sharding can be used"
             )
 
 
@@ -105,7 +109,7 @@ tensor and does not count."""
 
 def marks_of(parameters: Sequence[torch.Tensor]) -> list[ParameterMark]:
     """Return what differs later if the trainer has written to a parameter."""
-    return [(one._version, one.data_ptr()) for one in parameters]
+    return [(one._version, one.data_ptr()) for one in map(local_shard, parameters)]
 
 
 class PinnedTransfer:
@@ -214,6 +218,6 @@ def value_of(parameter: torch.Tensor, piece: ParameterPiece) -> torch.Tensor:
 
 def gradient_of(parameter: torch.Tensor, piece: ParameterPiece) -> torch.Tensor:
     """Return the gradient of `piece`: a view, or a copy where the gradient is not contiguous."""
-    gradient = parameter.grad
+    gradient = local_gradient(parameter)
     assert gradient is not None
     return gradient.detach().contiguous().view(-1)[piece.begin : piece.end]

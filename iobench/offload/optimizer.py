@@ -18,7 +18,13 @@ from iobench.offload.held_pins import HeldPins
 from iobench.offload.mover import warn_without_io_uring
 from iobench.offload.restore import Restored, Wanted, saved_extra
 from iobench.offload.state import OptimizerState
-from iobench.offload.stock import StockSource, packed_groups, state_by_index, stock_state
+from iobench.offload.stock import (
+    StockSource,
+    packed_groups,
+    sharded_state,
+    state_by_index,
+    stock_state,
+)
 
 __all__ = ["Adam", "AdamW"]
 
@@ -125,7 +131,9 @@ class AdamW(Optimizer):
             maximize=False,
             decoupled=cls._decoupled,
         )
-        state = optimizer._prepare(params, defaults, directory, options, overlap=overlap)
+        # torch fills in the given dicts: after an error they would have a learning rate of 0.
+        own: Any = [dict(one) if isinstance(one, dict) else one for one in params]
+        state = optimizer._prepare(own, defaults, directory, options, overlap=overlap)
         warn_without_io_uring(iodepth)
         state.resume(step, verify=verify)
         optimizer._state = state
@@ -219,8 +227,18 @@ class AdamW(Optimizer):
         return OffloadCheckpointer
 
     def checkpoint_pins(self) -> HeldPins:
-        """Return the pins that a `Checkpointer(..., offload=optimizer)` holds."""
-        return HeldPins(self._open_state())
+        """Return the pins that a `Checkpointer(..., offload=optimizer)` holds.
+
+        Raises OptionError for DTensors.
+        """
+        state = self._open_state()
+        if state.ranks.sharded:
+            raise OptionError(
+                "offload: not with DTensors. A restart of the same ranks needs no checkpoint: "
+                "AdamW.resume. For one that another number of ranks can load, save "
+                "optimizer.state_dict() with the model's"
+            )
+        return HeldPins(state)
 
     def wait(self, step: int | None = None) -> None:
         """Wait until all steps and pins so far are durable.
@@ -248,7 +266,9 @@ class AdamW(Optimizer):
         record = engine.store.base
         state: dict[int, Any] = {}
         if record is not None:
-            state = stock_state(engine.store, record, **engine.options.speed)
+            parameters = self._open_state().parameters()
+            local = stock_state(engine.store, record, **engine.options.speed)
+            state = {n: sharded_state(one, parameters[n]) for n, one in local.items()}
         return {"state": state, "param_groups": packed_groups(self.param_groups)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -259,8 +279,12 @@ class AdamW(Optimizer):
         """
         here = self._open_state()
         engine = here.settled(forget=True)
-        state = state_by_index(self.param_groups, state_dict)
-        source = StockSource(engine.layout, here.parameters(), state)
+
+        def source_of() -> StockSource:
+            state = state_by_index(self.param_groups, state_dict)
+            return StockSource(engine.layout, here.parameters(), state)
+
+        source = here.ranks.each(source_of)
         put_values(self.param_groups, kept_values(state_dict["param_groups"]))
         for group in self.param_groups:
             group["decoupled_weight_decay"] = self._decoupled  # like torch

@@ -88,6 +88,8 @@ class GenerationRecord:
     """How often each parameter was updated: Adam's step counter."""
     groups: Sequence[Mapping[str, Any]]
     """The values of each parameter group, such as `lr`."""
+    run: str = ""
+    """Names the start of the job that made it, the same in all ranks."""
     pins: tuple[Pin, ...] = ()
     damaged: bool = False
     """Whether bytes of it were found that differ from their checksums."""
@@ -106,6 +108,7 @@ class GenerationRecord:
                 "sequence": self.sequence,
                 "generation": self.generation,
                 "updates": self.updates,
+                "run": self.run,
                 "groups": [dict(group) for group in self.groups],
                 "pins": [list(pin) for pin in self.pins],
                 "damaged": self.damaged,
@@ -150,6 +153,7 @@ class GenerationRecord:
             updates=found["updates"],
             rows=np.frombuffer(body[text_bytes:rows_end], dtype=ROW).copy(),
             counts=np.frombuffer(body[rows_end:], dtype=_COUNT).astype(np.uint64),
+            run=found.get("run", ""),
             groups=found["groups"],
             pins=tuple(Pin.of_json(*pin) for pin in found["pins"]),
             damaged=found["damaged"],

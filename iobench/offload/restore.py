@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from iobench.offload.chunks import read_chunks
 from iobench.offload.groups import kind_of, put_values, specs_of
 from iobench.offload.model import flat_view
 from iobench.offload.record import GenerationRecord, Pin
+from iobench.offload.shards import Ranks
 from iobench.offload.store import GenerationStore
 
 __all__ = [
@@ -51,45 +53,61 @@ class Restored:
     """Why newer generations were not taken."""
 
 
+_Key = tuple[str, int]
+
+
 class _Candidate(NamedTuple):
     record: GenerationRecord
     pin: Pin | None
     kept: bool
     """Whether nothing of it can have been overwritten. If not, all of it is read first."""
 
+    @property
+    def key(self) -> _Key:
+        """What is the same in all ranks that have a part of it."""
+        return self.record.run, self.record.updates
 
-def candidates(store: GenerationStore, wanted: Wanted) -> Iterator[_Candidate]:
+
+def candidates(
+    store: GenerationStore, wanted: Wanted, *, ranked: bool = False
+) -> Iterator[_Candidate]:
     """Yield the generations that `wanted` allows, the preferred one first.
 
-    Raises UsageError when there is none.
+    `ranked`: also those that a pin replaced which other ranks may not have. Raises UsageError when
+    there is none.
     """
-    pins = {pin.generation: pin for pin in store.pins}
-    records = store.records()
     if isinstance(wanted, HeldPin):
         for pin in store.pins:
             if pin.held is not None and pin.held.name == wanted.name:
                 yield _Candidate(store.record_of(pin), pin, True)
         return
-    if isinstance(wanted, int):
-        found = [pin for pin in reversed(store.pins) if pin.step == wanted]
-        if not found:
-            raise UsageError(f"{store.directory}: step {wanted} is not pinned; {_offer(store)}")
-        yield _Candidate(store.record_of(found[0]), found[0], True)
+    if wanted == "latest":
+        yield from _latest(store)
         return
-    if wanted not in ("latest", "pinned"):
+    if not isinstance(wanted, int) and wanted != "pinned":
         raise UsageError(f"step={wanted!r}: an int, 'latest' or 'pinned'; {_offer(store)}")
+    pins = [_Candidate(store.record_of(pin), pin, True) for pin in reversed(store.pins)]
+    if ranked:
+        pins += [_Candidate(one, pin, False) for pin, one in store.replaced_pins()]
     if wanted == "pinned":
-        for pin in reversed(store.pins):
-            yield _Candidate(store.record_of(pin), pin, True)
+        yield from pins
         return
+    found = [one for one in pins if one.pin is not None and one.pin.step == wanted]
+    if not found:
+        raise UsageError(f"{store.directory}: step {wanted} is not pinned; {_offer(store)}")
+    yield found[0]
+
+
+def _latest(store: GenerationStore) -> Iterator[_Candidate]:
+    pins = {pin.generation: pin for pin in store.pins}
+    records = store.records()
     seen: set[int] = set()
     for record in records:
         if record.damaged or record.generation in seen:
             continue
         seen.add(record.generation)
-        pin_or_none = pins.get(record.generation)
-        kept = pin_or_none is not None or record is records[0]
-        yield _Candidate(record, pin_or_none, kept)
+        pin = pins.get(record.generation)
+        yield _Candidate(record, pin, pin is not None or record is records[0])
 
 
 def _offer(store: GenerationStore) -> str:
@@ -104,6 +122,7 @@ def open_state(
     groups: Sequence[dict[str, Any]],
     kind: str,
     wanted: Wanted,
+    ranks: Ranks,
     *,
     verify: bool,
     iodepth: int,
@@ -111,18 +130,14 @@ def open_state(
 ) -> tuple[GenerationStore, Restored]:
     """Open the state of an optimizer of this `kind`; fill its parameters and groups.
 
-    Raises what `restore` raises, StateMismatchError for another model, UsageError for another kind.
+    All `ranks` take the same step. Raises what `restore` raises, StateMismatchError for another
+    model, UsageError for another kind, RankError for what another rank has raised.
     """
-    specs = specs_of(groups)
-    store = GenerationStore.open(directory)
+    store = ranks.each(lambda: _opened(directory, groups, kind, ranked=ranks.sharded))
     try:
-        store.layout.check_same(specs, str(directory))
-        found = store.newest and kind_of(store.newest.groups[0])
-        if found and found != kind:
-            raise UsageError(f"{store.directory} has the state of {found}: use its resume")
         parameters = [parameter for group in groups for parameter in group["params"]]
         record, restored = restore(
-            store, parameters, wanted, verify=verify, iodepth=iodepth, block_size=block_size
+            store, parameters, wanted, ranks, verify=verify, iodepth=iodepth, block_size=block_size
         )
         put_values(groups, record.groups)
     except BaseException:
@@ -131,16 +146,33 @@ def open_state(
     return store, restored
 
 
+def _opened(
+    directory: Path, groups: Sequence[dict[str, Any]], kind: str, *, ranked: bool
+) -> GenerationStore:
+    specs = specs_of(groups)
+    store = GenerationStore.open(directory, ranked=ranked)
+    try:
+        store.layout.check_same(specs, str(directory))
+        found = store.newest and kind_of(store.newest.groups[0])
+        if found and found != kind:
+            raise UsageError(f"{store.directory} has the state of {found}: use its resume")
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
 def restore(
     store: GenerationStore,
     parameters: Sequence[torch.Tensor],
     wanted: Wanted,
+    ranks: Ranks,
     *,
     verify: bool,
     iodepth: int,
     block_size: int,
 ) -> tuple[GenerationRecord, Restored]:
-    """Fill `parameters` from the best generation, and let the next one follow it.
+    """Fill `parameters` from the best generation that all ranks have; the next one follows it.
 
     With `verify` all bytes are read and compared with their checksums before. A damaged generation
     is passed over with a RuntimeWarning, and marked; an explicit step is not replaced by another.
@@ -148,35 +180,69 @@ def restore(
     """
     speed = {"iodepth": iodepth, "block_size": block_size}
     passed: list[str] = []
-    for record, pin, kept in candidates(store, wanted):
+
+    def take(one: _Candidate) -> bool:
         try:
-            store.check_headers(record)
-            if verify or not kept:
-                read_chunks(store, record, "state", lambda _: None, **speed)
-            fill_parameters(store, record, parameters, **speed)
+            store.check_headers(one.record)
+            if verify or not one.kept:
+                read_chunks(store, one.record, "state", lambda _: None, **speed)
+            fill_parameters(store, one.record, parameters, **speed)
         except DataMismatchError as error:
-            if not kept:  # no damage: its slots were used again
-                passed.append(f"generation {record.generation} was overwritten")
-                continue
-            passed.append(f"generation {record.generation} is damaged: {error}")
-            store.mark_damaged(record)
-            if not isinstance(wanted, str):
-                break
-            warnings.warn(f"{passed[-1]}; an older one is tried", RuntimeWarning, stacklevel=4)
+            if not one.kept:  # no damage: its slots were used again
+                passed.append(f"generation {one.record.generation} was overwritten")
+                return False
+            passed.append(f"generation {one.record.generation} is damaged: {error}")
+            store.mark_damaged(one.record)
+            if isinstance(wanted, str):
+                warnings.warn(f"{passed[-1]}; an older one is tried", RuntimeWarning, stacklevel=8)
+            return False
+        return True
+
+    def offered() -> dict[_Key, _Candidate]:
+        found: dict[_Key, _Candidate] = {}
+        for one in candidates(store, wanted, ranked=ranks.sharded):
+            found.setdefault(one.key, one)
+        return found
+
+    own = ranks.each(offered)
+    steps = {key: one.pin.step if one.pin else None for key, one in own.items()}
+    for key, step in ranks.common(steps).items():
+        record, pin = own[key].record, own[key].pin if step is not None else None
+        taken = ranks.each(functools.partial(take, own[key]))
+        if not all(ranks.gather(taken)):
+            if taken:
+                passed.append(f"generation {record.generation} is damaged in another rank")
             continue
-        store.continue_from(record)
+        _go_on(store, record, pin, ranks)
         return record, Restored(
             generation=record.generation,
             updates=record.updates,
-            step=pin.step if pin else None,
+            step=step,
             extra=_extra_of(store, pin),
             passed_over=tuple(passed),
         )
     if isinstance(wanted, HeldPin) and not passed:
         raise DataMismatchError(f"{store.directory}: that generation is not pinned any more")
     if not passed:
-        raise UsageError(f"{store.directory}: nothing to restore; {_offer(store)}")
+        all_have = "" if ranks.size == 1 else f" in all {ranks.size} ranks"
+        raise UsageError(f"{store.directory}: nothing to restore{all_have}; {_offer(store)}")
     raise DataMismatchError(f"{store.directory}: {'; '.join(passed)}. {_offer(store)}")
+
+
+def _go_on(store: GenerationStore, record: GenerationRecord, pin: Pin | None, ranks: Ranks) -> None:
+    """Let the next generation follow `record`. Ranks keep the pins that all have."""
+    if not ranks.sharded:
+        store.continue_from(record)
+        return
+    records = [store.record_of(one) for one in store.pins]
+    own = {
+        (record.run, record.updates, one.step): one
+        for record, one in zip(records, store.pins, strict=True)
+    }
+    common = [own[key] for key in ranks.common(dict.fromkeys(own))]
+    if pin is not None and pin not in common:
+        common.append(pin)
+    store.rewind(record, common[-store.layout.pins :])
 
 
 def saved_extra(extra: Any) -> bytes:

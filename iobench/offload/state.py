@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from iobench.errors import UsageError
+from iobench.errors import OptionError, RankError, UsageError
 from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.early import EarlyUpdates
 from iobench.offload.engine import Engine, EngineOptions
@@ -25,6 +25,7 @@ from iobench.offload.model import (
 )
 from iobench.offload.record import HeldBy
 from iobench.offload.restore import Restored, Wanted, open_state
+from iobench.offload.shards import Ranks, local_gradient
 from iobench.offload.store import GenerationStore
 from iobench.writers.blocks import interpreter_end
 
@@ -65,7 +66,11 @@ class OptimizerState:
         overlap: bool,
     ) -> None:
         """`kind`: the name of the optimizer; see `groups.kind_of`."""
-        self.groups, self.kind, self.directory = groups, kind, directory.absolute()
+        self.groups, self.kind = groups, kind
+        self.ranks = Ranks(self.parameters())
+        if overlap and self.ranks.sharded:
+            raise OptionError("overlap=True: not with DTensors; FSDP2 reduces gradients later")
+        self.directory = self.ranks.each(lambda: self.ranks.directory(directory.absolute()))
         self._options, self._overlap = options, overlap
         self._transfer = PinnedTransfer()
         self._engine: Engine | None = None
@@ -77,18 +82,28 @@ class OptimizerState:
 
     def create(self, *, pins: int, chunk_elements: int | None) -> None:
         """Make the files of a new training. Raises TargetError if there is one."""
-        layout = StateLayout.plan(
-            specs_of(self.groups),
-            pins=pins,
-            memory_bytes=self._options.memory_bytes,
-            chunk_elements=chunk_elements,
-        )
-        self._attach(GenerationStore.create(self.directory, layout))
+
+        def create() -> GenerationStore:
+            layout = StateLayout.plan(
+                specs_of(self.groups),
+                pins=pins,
+                memory_bytes=self._options.memory_bytes,
+                chunk_elements=chunk_elements,
+            )
+            return GenerationStore.create(self.directory, layout, ranked=self.ranks.sharded)
+
+        self._attach(self.ranks.each(create))
 
     def resume(self, wanted: Wanted, *, verify: bool = False) -> None:
         """Go on from a generation, and fill the parameters and groups. Raises like `open_state`."""
         store, self.restored = open_state(
-            self.directory, self.groups, self.kind, wanted, verify=verify, **self._options.speed
+            self.directory,
+            self.groups,
+            self.kind,
+            wanted,
+            self.ranks,
+            verify=verify,
+            **self._options.speed,
         )
         self._attach(store)
 
@@ -100,7 +115,7 @@ class OptimizerState:
     def _attach(self, store: GenerationStore) -> None:
         """Start the engine on `store`, which is closed if that fails."""
         self._note_marks()
-        self._engine = engine = Engine(store, self._options)
+        self._engine = engine = Engine(store, self._options, self.ranks.new_run())
         self._early = early = None
         if self._overlap:
             early = EarlyUpdates(engine, self.groups, self._marks, self._transfer)
@@ -146,12 +161,20 @@ class OptimizerState:
     # What changes.
 
     def step(self) -> None:
-        """Update the parameters that have a gradient; nothing without any. See Engine.step."""
+        """Update the parameters that have a gradient; nothing without any. See Engine.step.
+
+        A rank without any makes a generation too if another rank has one: all have the same steps.
+        """
         parameters = self.parameters()
-        if all(parameter.grad is None for parameter in parameters):
+        engine, early, values = self.running(), self._early, self.groups
+
+        def check() -> None:
+            nonlocal values
+            values = kept_values(self.groups)
+            check_gradients(engine.layout, parameters)
+
+        if not self._agree(check, any(local_gradient(one) is not None for one in parameters)):
             return
-        engine, early, values = self.running(), self._early, kept_values(self.groups)
-        check_gradients(engine.layout, parameters)
         model = TrainerModel(parameters, self._marks, self._transfer)
         if early is None:
             engine.step(model, values, self._note_marks)
@@ -164,6 +187,35 @@ class OptimizerState:
             early.next(self._marks, done)
 
         engine.step(model, values, finish, early=done, then=early.order)
+
+    def _agree(self, check: Callable[[], None], due: bool) -> bool:
+        """Call `check`; return whether any rank is `due`.
+
+        In a job that is when the last step and all pins are durable in all ranks. Raises RankError
+        when another rank has failed, or is in another step.
+        """
+        if not self.ranks.sharded:
+            if due:
+                check()
+            return due
+        engine, error, updates = self.running(), None, 0
+        try:
+            check()
+            engine.wait()
+            updates = engine.progress().updates
+        except Exception as caught:  # noqa: BLE001 -- the others must not wait for this rank
+            error = caught
+        first, last, none, failed = self.ranks.minimum(
+            updates, -updates, -int(due), -int(error is not None)
+        )
+        if error is not None:
+            raise error
+        if failed:
+            raise RankError("the optimizer of another rank has failed; its own message says why")
+        if first != -last:
+            raise RankError(f"the ranks are in different steps, {first} to {-last}")
+        engine.store.agree()
+        return none < 0
 
     def pin(self, step: int, extra: bytes | None = None, held: HeldBy | None = None) -> None:
         """Pin the state after the last step, with the groups as they are now. See Engine.pin.
@@ -183,11 +235,15 @@ class OptimizerState:
         """Make the next generation of `source`, and fill the parameters; durable on return."""
         self.restored = None  # another state is here
         engine = self.settled(forget=True)
+        self._agree(lambda: None, True)
+        engine.run = self.ranks.new_run()  # other ranks may have as many steps of the state before
         fill = _StateFill(engine.layout, self.parameters(), source)
         engine.write_generation(
             fill, kept_values(self.groups), source.counts, updates, self._note_marks
         )
-        engine.wait()
+        self.ranks.each(engine.wait)
+        if self.ranks.sharded:
+            engine.store.agree()
         if self._early is not None:
             self._early.next(self._marks, ())
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from iobench.checkpoint.load.like import is_sharded, sharded_like
 from iobench.errors import StateError, UsageError
 from iobench.formats import safetensors, torch_file
 from iobench.formats.tensors import torch_dtype
@@ -19,6 +20,7 @@ from iobench.offload.layout import ADAM, StateLayout
 from iobench.offload.model import flat_view, place
 from iobench.offload.record import GenerationRecord
 from iobench.offload.restore import Wanted, candidates, fill_parameters
+from iobench.offload.shards import local_part, local_shard
 from iobench.offload.store import GenerationStore
 from iobench.offload.update import step_counter
 from iobench.writers.buffered import BufferedWriter
@@ -62,6 +64,20 @@ def stock_state(
     return state
 
 
+def sharded_state(
+    state: dict[str, torch.Tensor], parameter: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return the state of a DTensor as DTensors with its sharding; that of another one itself.
+
+    On a GPU mesh they are moved to the GPU, where torch has them too.
+    """
+    if not is_sharded(parameter):
+        return state
+    return {
+        name: one if name == "step" else sharded_like(parameter, one) for name, one in state.items()
+    }
+
+
 def packed_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return `param_groups` of a state_dict: parameters are replaced by their indices."""
     packed, start = [], 0
@@ -87,17 +103,22 @@ class StockSource:
         state: Mapping[int, Mapping[str, torch.Tensor]],
     ) -> None:
         """Raises StateError when `state` does not fit the parameters."""
-        self._parameters, self._state = parameters, state
         unknown = [index for index in state if index not in range(len(parameters))]
         if unknown:
             raise StateError(f"the state has parameters {unknown}; there are {len(parameters)}")
-        for index, values in state.items():
+        self._parameters = parameters
+        self._state = {
+            index: {kind: local_part(value, parameters[index]) for kind, value in values.items()}
+            for index, values in state.items()
+        }
+        for index, values in self._state.items():
+            parameter = local_shard(parameters[index])
             name = layout.parameters[index].name
             for kind in ADAM:
-                if values.get(kind) is not None and values[kind].shape != parameters[index].shape:
+                if values.get(kind) is not None and values[kind].shape != parameter.shape:
                     raise StateError(
                         f"{kind} of parameter {name} has the shape {list(values[kind].shape)}; "
-                        f"the parameter has {list(parameters[index].shape)}"
+                        f"the parameter has {list(parameter.shape)}"
                     )
             if "max_exp_avg_sq" in values:
                 raise StateError(f"parameter {name} has max_exp_avg_sq: amsgrad is not supported")

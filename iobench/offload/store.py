@@ -54,6 +54,7 @@ replaces one that a record refers to."""
 class Commit:
     """What a generation has besides its chunks."""
 
+    run: str
     generation: int
     updates: int
     counts: npt.NDArray[np.uint64]
@@ -68,7 +69,9 @@ class GenerationStore:
     One thread calls `free_slot`, `commit` and `pin`. Any thread may read the other members.
     """
 
-    def __init__(self, directory: Path, lock: DirectoryLock, layout: StateLayout) -> None:
+    def __init__(
+        self, directory: Path, lock: DirectoryLock, layout: StateLayout, *, ranked: bool
+    ) -> None:
         self.directory, self.layout, self._directory_lock = directory, layout, lock
         self._lock = threading.Lock()
         self._free: npt.NDArray[np.intp] | None = None
@@ -94,11 +97,19 @@ class GenerationStore:
             if self._find(pin) and pin.generation not in damaged
         )
         self._base: GenerationRecord | None = None
+        self._ranked = ranked
+        self._agreed: GenerationRecord | None = None
+        """The generation that all ranks have; None for one process."""
         self._newest = next((one for one in self.records() if not one.damaged), None)
 
     @classmethod
-    def create(cls, directory: Path, layout: StateLayout) -> GenerationStore:
-        """Make a new state in `directory`. Raises TargetError if it has one, or lacks the space."""
+    def create(
+        cls, directory: Path, layout: StateLayout, *, ranked: bool = False
+    ) -> GenerationStore:
+        """Make a new state in `directory`; see `open` for `ranked`.
+
+        Raises TargetError if it has one, or lacks the space.
+        """
         lock = lock_directory(directory, "optimizer")
         try:
             check_no_state(directory)
@@ -106,22 +117,27 @@ class GenerationStore:
                 (directory / LAYOUT).unlink()
                 sync_directory(directory)
             make_files(directory, layout)
-            return cls(directory, lock, layout)
+            return cls(directory, lock, layout, ranked=ranked)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    def open(cls, directory: Path) -> GenerationStore:
-        """Open the state in `directory`. Raises TargetError if it has none or is in use."""
+    def open(cls, directory: Path, *, ranked: bool = False) -> GenerationStore:
+        """Open the state in `directory`. Raises TargetError if it has none or is in use.
+
+        `ranked`: other ranks have the other parts of it, so that what is newest here is needed only
+        after `agree`, and what it replaces until then.
+        """
         read_layout(directory)  # a directory without a state gets no lock file
         lock = DirectoryLock(directory, "optimizer")
         try:
-            store = cls(directory, lock, read_layout(directory))
+            store = cls(directory, lock, read_layout(directory), ranked=ranked)
         except BaseException:
             lock.release()
             raise
-        store._remove_unpinned()  # of a process that was killed before its record
+        if not ranked:
+            store._remove_unpinned()  # of a process that was killed before its record
         return store
 
     def close(self) -> None:
@@ -165,11 +181,36 @@ class GenerationStore:
                 return self._find(pin)
         return None
 
+    def replaced_pins(self) -> list[tuple[Pin, GenerationRecord]]:
+        """Return the pins of older records that are not kept, and their records, the newest first.
+        Their slots may have been overwritten."""
+        records = self.records()
+        pins = {pin: None for one in records for pin in reversed(one.pins)}
+        found = [(pin, record_of_pin(records, pin)) for pin in pins if pin not in self.pins]
+        return [(pin, one) for pin, one in found if one is not None and not one.damaged]
+
     def continue_from(self, record: GenerationRecord) -> None:
         """Let the next generation follow `record`, whose slots are kept until it is durable."""
         with self._lock:
             self._base = record
         self._free = None
+
+    def agree(self) -> None:
+        """The newest generation and all pins are durable in all ranks: what was before may go.
+
+        Nothing of the next generation may be in flight.
+        """
+        if self._agreed is None or self._agreed.pins != self.pins:
+            self._remove_unpinned()
+        self._agreed, self._free = self.newest, None
+
+    def rewind(self, record: GenerationRecord, pins: Collection[Pin]) -> None:
+        """Go on from `record`, and keep these `pins`: all that all ranks have. Nothing is written:
+        the next commit is of another run, and makes the newer generations here worthless."""
+        with self._lock:
+            self._newest, self._base = record, None
+        self.pins = tuple(pins)
+        self.agree()
 
     def file(self, name: DataFile) -> StateFile:
         """Return one of the two files with slots."""
@@ -204,7 +245,7 @@ class GenerationStore:
     def _kept(self) -> list[GenerationRecord]:
         kept = [self.record_of(pin) for pin in self.pins]
         with self._lock:
-            more = (self._newest, self._base)
+            more = (self._newest, self._base, self._agreed)
         return kept + [one for one in more if one is not None]
 
     def _remove_unpinned(self) -> None:
@@ -225,6 +266,7 @@ class GenerationStore:
         self.parameters.sync()
         record = GenerationRecord(
             sequence=self._sequence + 1,
+            run=commit.run,
             generation=commit.generation,
             updates=commit.updates,
             rows=rows.copy(),
@@ -259,7 +301,8 @@ class GenerationStore:
         pins = with_pin(self.pins, pin, self.layout.pins)
         self._write(replace(newest, sequence=sequence, pins=pins, groups=groups))
         self.pins, self._free = pins, None
-        self._remove_unpinned()
+        if not self._ranked:
+            self._remove_unpinned()
         return pin
 
     def _write_extra(self, extra: bytes) -> str:

@@ -211,6 +211,17 @@ def _plain() -> Iterator[Names]:
     yield {**_training(), "iobench": iobench, "torch": torch}
 
 
+def _offload() -> Iterator[Names]:
+    """A job of one rank; real ones are in test_offload_ranks.py."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{Path.cwd()}/meeting", rank=0, world_size=1
+    )
+    try:
+        yield {}
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 _STAND_INS: dict[str, Callable[[], Iterator[Names]]] = {
     "README.md": _readme,
     "exec.md": _exec,
@@ -218,6 +229,7 @@ _STAND_INS: dict[str, Callable[[], Iterator[Names]]] = {
     "integrations.md": _integrations,
     "launchers.md": _launchers,
     "results.md": _results,
+    "offload.md": _offload,
     "s3.md": _s3,
 }
 

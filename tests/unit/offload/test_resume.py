@@ -368,3 +368,13 @@ def test_two_pins_of_one_generation(tmp_path: Path) -> None:
         with AdamW.resume(make_parameters(3), tmp_path, step=step, verify=True) as again:
             assert again.param_groups[0]["lr"] == lr
             assert_equal(snapshot(again), stock_snapshots(1)[0])
+
+
+def test_a_failed_resume_leaves_the_groups_alone(tmp_path: Path) -> None:
+    """torch fills in the dicts that it gets; a new training after the error has its own values."""
+    groups = [{"params": make_parameters(), "weight_decay": 0.5}]
+    with pytest.raises(TargetError):
+        AdamW.resume(groups, tmp_path)
+    with AdamW(groups, tmp_path, lr=1e-2, **OPTIONS) as optimizer:
+        (group,) = optimizer.param_groups
+        assert (group["lr"], group["weight_decay"]) == (1e-2, 0.5)

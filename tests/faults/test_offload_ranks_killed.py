@@ -1,0 +1,152 @@
+"""kill -9 of one rank of an FSDP2 job with offloaded state, and then of the job: a restart takes
+the newest step that all ranks have, and ends with the bits of a training that was not killed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.offload_ranks import STEPS, Job, run_job
+
+_STORE = "iobench.offload.store.GenerationStore"
+_FILE = "iobench.offload.files.StateFile"
+_RANKS = "iobench.offload.shards.Ranks"
+_CALLS = {
+    "iobench.writers.direct.in_flight.InFlight.start": 60,
+    "iobench.offload.chunks.ChunkWriter.write": 12,
+    "iobench.offload.update.ChunkUpdate.__call__": 15,
+    f"{_FILE}.sync": 16,
+    f"{_FILE}.write": 7,
+    f"{_STORE}.commit": 5,
+    f"{_STORE}.pin": 2,
+    f"{_STORE}.agree": 5,
+    f"{_RANKS}.minimum": 5,
+    f"{_RANKS}.gather": 3,
+}
+"""Functions at the steps of a commit, and how often a rank calls them."""
+_BEGINS = ("iobench.offload.files.make_files", "iobench.offload.files.write_text")
+_RESUMES = (f"{_STORE}.rewind", f"{_RANKS}.common", "iobench.offload.chunks.ChunkReader.start")
+
+
+class _Jobs:
+    """Jobs of `size` ranks in one directory, and the digests of each step of a stock training."""
+
+    def __init__(self, size: int, base: Path) -> None:
+        self.size, self.base = size, base
+        stock = run_job("stock", size, base)
+        assert stock.codes == [0] * size, stock.errors
+        self.expected = stock.digests()
+
+    def run(self, point: str = "", victim: int = 0, kind: str = "offload") -> Job:
+        """Run the job; check what every rank has reported."""
+        job = run_job(kind, self.size, self.base, point=point, victim=victim)
+        if point:
+            assert job.codes[victim] in (0, -signal.SIGKILL), job.errors[victim]
+        for expected, found in zip(self.expected, job.digests(), strict=True):
+            assert found.items() <= expected.items(), point
+        return job
+
+    def finish(self) -> int:
+        """Go on to the end; return the step that the ranks went on from."""
+        job = self.run()
+        assert job.codes == [0] * self.size, job.errors
+        assert all(lines[-1] == {"done": STEPS} for lines in job.lines)
+        assert all(STEPS in found for found in job.digests())
+        shutil.rmtree(self.base / "state")
+        return job.resumed()
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def jobs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[_Jobs]:
+    base = tmp_path_factory.mktemp(f"ranks{request.param}")
+    yield _Jobs(request.param, base)
+    shutil.rmtree(base)
+
+
+_NAMED = [
+    *((f"{name}:{when}:1", 0, 0) for name in _BEGINS for when in ("before", "after")),
+    ("iobench.offload.chunks.ChunkWriter.write:before:5", 0, 4),
+    # The syncs of a commit are those of both data files and of its record; a pin has one.
+    *((f"{_FILE}.sync:{when}:7", 1, 2) for when in ("before", "after")),  # the pin of step 2
+    *((f"{_FILE}.sync:{when}:{call}", 2, 2) for when in ("before", "after") for call in (8, 9)),
+    *((f"{_FILE}.write:{when}:3", 1, 2) for when in ("before", "after")),  # the pin, too
+    *((f"{_STORE}.pin:{when}:1", 1, 2) for when in ("before", "after")),
+    (f"{_STORE}.commit:before:3", 2, 2),
+    (f"{_STORE}.commit:after:3", 2, 3),
+    (f"{_RANKS}.minimum:before:4", 2, 3),
+    (f"{_RANKS}.minimum:after:4", 3, 3),
+    *((f"{_STORE}.agree:{when}:4", 3, 3) for when in ("before", "after")),
+]
+"""Points, and between which steps the restart must go on."""
+
+
+@pytest.mark.parametrize(("point", "least", "most"), _NAMED)
+def test_named_points(point: str, least: int, most: int, jobs: _Jobs) -> None:
+    """Each phase of the construction, of a commit, a pin and the agreement on it."""
+    job = jobs.run(point, jobs.size - 1)
+    assert job.codes[-1] == -signal.SIGKILL
+    assert least <= jobs.finish() <= most
+
+
+@pytest.mark.parametrize(
+    "point", [f"{name}:{when}:1" for name in _RESUMES for when in ("before", "after")]
+)
+def test_killed_in_resume(point: str, jobs: _Jobs) -> None:
+    """A rank that is killed while it resumes leaves the step that the others have chosen."""
+    jobs.run(f"{_STORE}.commit:before:4", 1)
+    before = jobs.run(point, 0)
+    assert before.codes[0] == -signal.SIGKILL
+    assert jobs.finish() == 3
+
+
+def test_ranks_wait_for_one_that_is_late(jobs: _Jobs) -> None:
+    """A rank that waits before its commit, and is killed: the others have not gone so far that they
+    overwrite what it has."""
+    point = f"{_STORE}.commit:before:2"
+    job = jobs.run(f"{point}:kill+{point}:slow", 0, "offload-quiet")
+    assert job.codes[0] == -signal.SIGKILL
+    assert jobs.finish() == 1
+
+
+def test_two_histories_are_not_mixed(jobs: _Jobs) -> None:
+    """Rank 0 has step 3 of the first job only, and the others that of the second."""
+    point = f"{_STORE}.commit:before:3"
+    jobs.run(f"{point}:kill+{point}:slow", 1)
+    point = f"{_RANKS}.minimum:after:1"
+    job = jobs.run(f"{point}:slow+{point}:kill", 0)
+    assert job.codes[0] == -signal.SIGKILL
+    assert job.resumed() == 2
+    assert jobs.finish() == 2
+
+
+def test_a_pin_that_one_rank_lacks(jobs: _Jobs) -> None:
+    """The others have replaced the pin before, and its extra: all go on from that one."""
+    point = f"{_STORE}.pin:before:2"
+    job = jobs.run(f"{point}:kill+{point}:slow", 1)
+    assert job.codes[1] == -signal.SIGKILL
+    job = jobs.run(kind="offload-pinned")
+    assert job.resumed() == 2
+    for first, *_ in job.lines:
+        assert (first["pinned"], first["extra"]) == ([2], {"step": 2})
+    assert jobs.finish() == STEPS
+
+
+def test_random_points(jobs: _Jobs) -> None:
+    """Jobs with a rank that is killed at a random call, again and again until they end."""
+    seed = random.randrange(2**32)
+    choose = random.Random(seed)
+    try:
+        for _ in range(8):
+            name = choose.choice(sorted(_CALLS))
+            point = f"{name}:{choose.choice(['before', 'after'])}:{choose.randint(1, _CALLS[name])}"
+            jobs.run(point, choose.randrange(jobs.size))
+        jobs.finish()
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise

@@ -1,0 +1,259 @@
+"""Jobs of FSDP2 ranks with offloaded state, and the same jobs with torch.optim.AdamW.
+
+    python -m support.offload_ranks KIND DIRECTORY STEPS [POINT]
+
+runs one rank, with torchrun's variables. It prints a JSON line for each step, with a digest of the
+local shards of parameters and state. KIND is "stock" or "offload". With "-save" a Checkpointer
+saves model and optimizer at the end, with "-load" the training goes on from there. With "-pinned"
+it goes on from the newest pin. With "-quiet" it neither pins nor prints before its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from support.preloaded import Preloaded
+
+__all__ = ["STEPS", "Job", "built_model", "run_job", "train_step"]
+
+STEPS = 5
+PIN_EVERY = 2
+VALUES: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.99)}
+OPTIONS: dict[str, Any] = {"chunk_elements": 1024, "memory": "1MiB", "block_size": "8KiB"}
+
+
+def built_model(mesh: Any, seed: int = 0) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
+    """A sharded model and its two parameter groups; its first layer is frozen.
+
+    Shards are uneven: 37 rows over 2 or 4 ranks, and 3 of them leave the last rank without any.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 40),
+        torch.nn.Linear(40, 37),
+        torch.nn.Linear(37, 64),
+        torch.nn.Linear(64, 3),
+    )
+    model[0].requires_grad_(False)
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    named = list(model.named_parameters())
+    groups = [
+        {"params": [one for name, one in named if "weight" in name], "weight_decay": 0.1},
+        {"params": [one for name, one in named if "bias" in name], "weight_decay": 0.0, "lr": 3e-3},
+    ]
+    return model, groups
+
+
+def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Two backward calls with clipping; in some steps, ranks lack gradients."""
+    rank = torch.distributed.get_rank()
+    optimizer.zero_grad()
+    for batch in range(2):
+        made = torch.Generator().manual_seed(1000 * step + 10 * batch + rank)
+        model(torch.randn(6, 8, generator=made)).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    parameters = list(model.parameters())
+    if step == 1 and rank == 1:  # one parameter, in one rank
+        parameters[2].grad = None
+    if step in (2, 4) and rank == 0:  # all of them
+        for parameter in parameters:
+            parameter.grad = None
+    optimizer.step()
+
+
+def digest(optimizer: torch.optim.Optimizer) -> str:
+    """Of the shards of this rank: parameters, moments and counts."""
+    found = xxhash.xxh3_64()
+    state = optimizer.state_dict()["state"]
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    for index, parameter in enumerate(parameters):
+        own = [parameter, *(value for _, value in sorted(state.get(index, {}).items()))]
+        for tensor in own:
+            local = getattr(tensor, "_local_tensor", tensor).detach()
+            found.update(f"{index} {list(local.shape)}".encode())
+            found.update(local.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def _say(**what: Any) -> None:
+    # One write, because a kill falls between two.
+    os.write(1, (json.dumps(what) + "\n").encode())
+
+
+def _offloaded(groups: list[dict[str, Any]], directory: Path, step: Any) -> Any:
+    """The optimizer of the last run, or a new one if the ranks have no generation in common."""
+    from iobench.errors import IobenchError
+    from iobench.offload import AdamW
+
+    try:
+        optimizer = AdamW.resume(groups, directory, step=step, memory=OPTIONS["memory"])
+    except IobenchError as error:
+        own = (
+            directory
+            / f"rank-{torch.distributed.get_rank()}-of-{torch.distributed.get_world_size()}"
+        )
+        torch.distributed.barrier()
+        shutil.rmtree(own, ignore_errors=True)
+        torch.distributed.barrier()
+        _say(resumed=0, why=f"{type(error).__name__}: {error}")
+        return AdamW(groups, directory, **VALUES, **OPTIONS)
+    assert optimizer.restored is not None
+    found = {"pinned": optimizer.pinned(), "extra": optimizer.restored.extra}
+    _say(resumed=optimizer.updates, digest=digest(optimizer), **found)
+    return optimizer
+
+
+def _loaded(model: torch.nn.Module, optimizer: Any, mesh: Any, directory: Path) -> int:
+    """Take model and optimizer from the checkpoint of any number of ranks; return its step."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    import iobench
+
+    with iobench.Checkpointer(directory, keep=iobench.KeepLast(1)) as ckpt:
+        saved = ckpt.load()
+    set_model_state_dict(model, saved["model"], options=StateDictOptions(full_state_dict=True))
+    if isinstance(optimizer, torch.optim.AdamW):
+        for values in saved["optimizer"]["state"].values():
+            for name, value in values.items():
+                values[name] = distribute_tensor(value, mesh, [Shard(0)]) if value.ndim else value
+    optimizer.load_state_dict(saved["optimizer"])
+    return int(saved["step"])
+
+
+def _saved(model: torch.nn.Module, optimizer: Any, step: int, directory: Path) -> None:
+    import iobench
+
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    with iobench.Checkpointer(directory, keep=iobench.KeepLast(1)) as ckpt:
+        ckpt.save(state, step)
+
+
+def _main(kind: str, directory: str, steps: str, *points: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{os.environ['MEETING']}",
+        timeout=timedelta(seconds=30),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    model, groups = built_model(mesh)
+    if points:
+        import iobench.offload.optimizer  # noqa: F401 -- before its functions are replaced
+        from support.kill_points import arm
+
+        for point in points[0].split("+"):
+            arm(point)
+    offload, checkpoint, first = "offload" in kind, Path(directory).parent / "checkpoints", 0
+    if offload:
+        optimizer = _offloaded(groups, Path(directory), "pinned" if "-pinned" in kind else "latest")
+        first = optimizer.updates
+    else:
+        optimizer = torch.optim.AdamW(groups, **VALUES, fused=True)
+    if "-load" in kind:
+        first = _loaded(model, optimizer, mesh, checkpoint)
+        _say(step=first, digest=digest(optimizer))
+    for step in range(first, int(steps)):
+        train_step(model, optimizer, step)
+        last = step + 1 == int(steps)
+        if offload and (step + 1) % PIN_EVERY == 0 and "-quiet" not in kind:
+            optimizer.pin(step + 1, {"step": step + 1})
+        # A digest waits. In the other steps writes go on.
+        if not offload or last or (step % 2 and "-quiet" not in kind):
+            _say(step=step + 1, digest=digest(optimizer))
+    if "-save" in kind:
+        _saved(model, optimizer, int(steps), checkpoint)
+    if offload:
+        optimizer.close()
+    torch.distributed.barrier()
+    _say(done=int(steps))
+    os._exit(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the ranks of a job have printed, and their exit codes."""
+
+    lines: list[list[dict[str, Any]]]
+    codes: list[int]
+    errors: list[str]
+
+    def digests(self) -> list[dict[int, str]]:
+        """The digests of each rank by step."""
+        return [
+            {one.get("step", one.get("resumed")): one["digest"] for one in lines if "digest" in one}
+            for lines in self.lines
+        ]
+
+    def resumed(self) -> int:
+        """The step that all ranks went on from."""
+        (step,) = {one["resumed"] for lines in self.lines for one in lines if "resumed" in one}
+        return int(step)
+
+
+def run_job(
+    kind: str, size: int, base: Path, *, steps: int = STEPS, point: str = "", victim: int = 0
+) -> Job:
+    """Run a job of `size` ranks to its end. When the victim has met its `point`, all are killed."""
+    meeting = base / f"meeting-{time.monotonic_ns()}"
+    ranks = []
+    with contextlib.ExitStack() as stack:
+        for rank in range(size):
+            points = [point] if point and rank == victim else []
+            ranks.append(
+                Preloaded(
+                    ["-m", "support.offload_ranks", kind, base / "state", steps, *points],
+                    env={
+                        **os.environ,
+                        "RANK": str(rank),
+                        "WORLD_SIZE": str(size),
+                        "MEETING": str(meeting),
+                        "OMP_NUM_THREADS": "1",
+                        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=stack.enter_context((base / f"out-{rank}").open("w+")),
+                    stderr=stack.enter_context((base / f"err-{rank}").open("w+")),
+                )
+            )
+        try:
+            ranks[victim].wait(120)
+            if ranks[victim].returncode:  # as torchrun does
+                for one in ranks:
+                    if one.poll() is None:
+                        one.kill()
+            codes = [one.wait(120) for one in ranks]
+        finally:
+            for one in ranks:
+                if one.poll() is None:
+                    one.kill()
+                    one.wait()
+    lines = [
+        [json.loads(line) for line in (base / f"out-{rank}").read_text().splitlines()]
+        for rank in range(size)
+    ]
+    errors = [(base / f"err-{rank}").read_text() for rank in range(size)]
+    return Job(lines=lines, codes=codes, errors=errors)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
