@@ -13,7 +13,7 @@ import torch
 
 from iobench.errors import OptionError, UsageError
 from iobench.offload.model import ChunkPace, StepModel
-from iobench.offload.record import GenerationRecord, HeldBy, check_groups
+from iobench.offload.record import GenerationRecord, Pin, check_groups
 from iobench.offload.store import Commit, GenerationStore
 from iobench.offload.stream import ChunkStream, Update
 from iobench.offload.update import ChunkUpdate
@@ -193,14 +193,12 @@ class Engine:
         newest = self.store.newest
         return newest.generation if newest else 0
 
-    def pin(
-        self, step: int, extra: bytes | None, groups: Groups, held: HeldBy | None = None
-    ) -> None:
+    def pin(self, pin: Pin, extra: bytes | None, groups: Groups) -> None:
         """Pin the last generation with these values of the groups; waits for nothing."""
         if not self._generation:
-            raise UsageError(f"step {step}: nothing to pin before the first call of step()")
+            raise UsageError(f"step {pin.step}: nothing to pin before the first call of step()")
         check_groups(self.layout, groups)
-        self._stream.pin(step, extra, groups, held)
+        self._stream.pin(pin, extra, groups)
 
     def unpin(self, names: Collection[str]) -> None:
         """Release the held pins with these names; waits for nothing."""
@@ -225,7 +223,7 @@ class Engine:
             updates=self._updates,
             durable_updates=newest.updates if newest else 0,
             pinned=tuple(pin.step for pin in self.store.pins),
-            held=sum(pin.held is not None for pin in self.store.pins),
+            held=sum(bool(pin.name) for pin in self.store.pins),
         )
 
     def close(self) -> None:

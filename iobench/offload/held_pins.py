@@ -23,7 +23,7 @@ from iobench.errors import (
 from iobench.offload.exported import ExportedState, SlotsFile, description_of, file_of
 from iobench.offload.files import read_layout
 from iobench.offload.groups import kind_of, put_values, specs_of
-from iobench.offload.record import GenerationRecord, HeldBy
+from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.record_areas import RECORDS, read_records, record_of_pin
 from iobench.offload.restore import HeldPin
 from iobench.offload.state import OptimizerState
@@ -67,12 +67,10 @@ class HeldPins:
     def found(self, owner: str) -> list[FoundPin]:
         """Wait until all is durable, and return the held pins, the oldest first."""
         self.wait()
-        held = [one for one in self._state.running().store.pins if one.held is not None]
-        self._state.held.update(one.held.name for one in held if one.held)
+        held = [one for one in self._state.running().store.pins if one.name]
+        self._state.held.update(one.name for one in held)
         return [
-            FoundPin(name=one.held.name, step=one.step, own=one.held.owner == _digest(owner))
-            for one in held
-            if one.held
+            FoundPin(name=one.name, step=one.step, own=one.owner == _digest(owner)) for one in held
         ]
 
     def hold(self, step: int, owner: str) -> str:
@@ -82,7 +80,7 @@ class HeldPins:
         failure.
         """
         name = secrets.token_hex(8)
-        self._state.pin(step, held=HeldBy(name, _digest(owner)))
+        self._state.pin(Pin(step, name, _digest(owner)))
         return name
 
     def release(self, names: Collection[str]) -> None:
@@ -200,6 +198,6 @@ def _digest(owner: str) -> str:
 
 def _pinned_record(records: list[GenerationRecord], name: str) -> GenerationRecord | None:
     for pin in records[0].pins if records else ():
-        if pin.held is not None and pin.held.name == name:
+        if pin.name == name:
             return record_of_pin(records, pin)
     return None

@@ -16,6 +16,7 @@ from iobench.offload.engine import EngineOptions
 from iobench.offload.groups import adam_defaults, check_values, kept_values, kind_of, put_values
 from iobench.offload.held_pins import HeldPins
 from iobench.offload.mover import warn_without_io_uring
+from iobench.offload.record import Pin
 from iobench.offload.restore import Restored, Wanted, saved_extra
 from iobench.offload.state import OptimizerState
 from iobench.offload.stock import (
@@ -216,7 +217,7 @@ class AdamW(Optimizer):
         state = self._open_state()
         if not state.running().layout.pins:
             raise UsageError("pins=0: no generation can be pinned; construct with pins=1 or more")
-        state.pin(step, None if extra is None else saved_extra(extra))
+        state.pin(Pin(step), None if extra is None else saved_extra(extra))
 
     @staticmethod
     def checkpointer_kind() -> type[Any]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
-    *("NOWHERE", "ROW", "GenerationRecord", "HeldBy", "Pin"),
+    *("NOWHERE", "ROW", "GenerationRecord", "Pin"),
     *("area_bytes", "check_groups", "empty_rows", "with_pin"),
 ]
 
@@ -41,26 +41,26 @@ _JSON_BYTES_PER_GROUP = 4 << 10
 _JSON_BYTES_PER_PIN = 256
 
 
-class HeldBy(NamedTuple):
-    """Who holds a pin that stays until it is released."""
-
-    name: str
-    """Random, and in the manifest of the checkpoint."""
-    owner: str
-    """XXH3 of the name of the Checkpointer's directory: a record has little space for each pin."""
-
-
 class Pin(NamedTuple):
-    """A generation that is kept: a checkpoint. `step` is the trainer's own number."""
+    """A generation that is kept: a checkpoint."""
 
-    generation: int
     step: int
-    extra: str | None
+    """The trainer's own number."""
+    name: str = ""
+    """Random, in the manifest of a Checkpointer's checkpoint: the pin stays until it is released.
+    One without a name gives way to later ones of the trainer."""
+    owner: str = ""
+    """XXH3 of the name of the Checkpointer's directory: a record has little space for each pin."""
+    extra: str | None = None
     """XXH3 of the file with the values that the trainer added; None without any."""
-    held: HeldBy | None = None
-    """None: it gives way to later pins of the trainer."""
+    generation: int = 0
     sequence: int = 0
     """The number of its own record, whose groups are those at the time of the pin."""
+
+    def to_json(self) -> list[Any]:
+        """Return the values in their order in a record."""
+        held = [self.name, self.owner] if self.name else None
+        return [self.generation, self.step, self.extra, held, self.sequence]
 
     @classmethod
     def of_json(
@@ -68,8 +68,9 @@ class Pin(NamedTuple):
     ) -> Pin:
         """Return the pin that a record has as these values."""
         if held is True:  # of an older version, where an extra file named it and its owner
-            return cls(generation, step, extra, HeldBy(extra or "", ""))
-        return cls(generation, step, extra, HeldBy(*held) if held else None, sequence)
+            held = (extra or "", "")
+        name, owner = held or ("", "")
+        return cls(step, name, owner, extra, generation, sequence)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,7 +111,7 @@ class GenerationRecord:
                 "updates": self.updates,
                 "run": self.run,
                 "groups": [dict(group) for group in self.groups],
-                "pins": [list(pin) for pin in self.pins],
+                "pins": [pin.to_json() for pin in self.pins],
                 "damaged": self.damaged,
                 "time_s": self.time_s,
                 "elapsed_s": self.elapsed_s,
@@ -194,11 +195,11 @@ def check_groups(layout: StateLayout, groups: Sequence[Mapping[str, Any]]) -> No
 
 
 def with_pin(pins: Sequence[Pin], new: Pin, most: int) -> tuple[Pin, ...]:
-    """Return at most `most` pins with `new` as the last. Held ones stay; of the others that of the
-    same step and then the oldest give way. Raises UsageError when all are held."""
-    found = [pin for pin in pins if pin.held or new.held or pin.step != new.step]
+    """Return at most `most` pins with `new` as the last. Those with a name stay; of the others that
+    of the same step and then the oldest give way. Raises UsageError when all have names."""
+    found = [pin for pin in pins if pin.name or new.name or pin.step != new.step]
     while len(found) >= most:
-        oldest = next((pin for pin in found if not pin.held), None)
+        oldest = next((pin for pin in found if not pin.name), None)
         if oldest is None:
             raise UsageError(f"all {most} pins belong to checkpoints of a Checkpointer")
         found.remove(oldest)

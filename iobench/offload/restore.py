@@ -78,7 +78,7 @@ def candidates(
     """
     if isinstance(wanted, HeldPin):
         for pin in store.pins:
-            if pin.held is not None and pin.held.name == wanted.name:
+            if pin.name == wanted.name:
                 yield _Candidate(store.record_of(pin), pin, True)
         return
     if wanted == "latest":
@@ -262,7 +262,7 @@ def saved_extra(extra: Any) -> bytes:
 def _extra_of(store: GenerationStore, pin: Pin | None) -> Any:
     """Return what was given to `pin`. If its file is damaged, the generation is still good."""
     try:
-        extra = store.extra(pin) if pin is not None and pin.held is None else None
+        extra = store.extra(pin) if pin is not None and not pin.name else None
     except DataMismatchError as error:
         warnings.warn(
             f"{error}; the state of step {pin.step if pin else None} is whole and is taken, "

@@ -23,7 +23,7 @@ from iobench.offload.model import (
     marks_of,
     place,
 )
-from iobench.offload.record import HeldBy
+from iobench.offload.record import Pin
 from iobench.offload.restore import Restored, Wanted, open_state
 from iobench.offload.shards import Ranks, local_gradient
 from iobench.offload.store import GenerationStore
@@ -217,19 +217,19 @@ class OptimizerState:
         engine.store.agree()
         return none < 0
 
-    def pin(self, step: int, extra: bytes | None = None, held: HeldBy | None = None) -> None:
+    def pin(self, pin: Pin, extra: bytes | None = None) -> None:
         """Pin the state after the last step, with the groups as they are now. See Engine.pin.
 
         Raises UsageError when all pins are held.
         """
         engine = self.settled()
         most = engine.layout.pins
-        durable = engine.progress().held if held is None else 0  # some may be on their way out
+        durable = 0 if pin.name else engine.progress().held  # some may be on their way out
         if max(len(self.held), durable) >= most:
             raise UsageError(f"all pins={most} belong to checkpoints of a Checkpointer")
-        engine.pin(step, extra, kept_values(self.groups), held)
-        if held is not None:
-            self.held.add(held.name)
+        engine.pin(pin, extra, kept_values(self.groups))
+        if pin.name:
+            self.held.add(pin.name)
 
     def replace(self, source: StateSource, updates: int) -> None:
         """Make the next generation of `source`, and fill the parameters; durable on return."""

@@ -35,7 +35,7 @@ from iobench.offload.files import (
     read_layout,
 )
 from iobench.offload.layout import BLOCK, DataFile, StateLayout
-from iobench.offload.record import NOWHERE, GenerationRecord, HeldBy, Pin, empty_rows, with_pin
+from iobench.offload.record import NOWHERE, GenerationRecord, Pin, empty_rows, with_pin
 from iobench.offload.record_areas import RECORDS, RecordAreas, read_records, record_of_pin
 from iobench.regular_file import read_regular
 from iobench.writers.local.new_file import sync_directory, write_bytes
@@ -177,7 +177,7 @@ class GenerationStore:
     def held(self, name: str) -> GenerationRecord | None:
         """Return the record of the held pin with this name; None if there is none yet."""
         for pin in self.pins:
-            if pin.held is not None and pin.held.name == name:
+            if pin.name == name:
                 return self._find(pin)
         return None
 
@@ -281,12 +281,11 @@ class GenerationStore:
 
     def pin(
         self,
-        step: int,
+        pin: Pin,
         extra: bytes | None,
         groups: Sequence[Mapping[str, Any]],
-        held: HeldBy | None = None,
-    ) -> Pin:
-        """Keep the newest generation as the checkpoint `step`; durable on return.
+    ) -> None:
+        """Keep the newest generation as the checkpoint `pin.step`; durable on return.
 
         `groups` replace its values of the groups: a scheduler has changed them since its commit.
         The oldest pin, and one with the same step, give way once this one is durable; held ones
@@ -297,13 +296,12 @@ class GenerationStore:
             raise UsageError(f"{self.directory}: nothing can be pinned")
         digest = None if extra is None else self._write_extra(extra)
         sequence = self._sequence + 1
-        pin = Pin(newest.generation, step, digest, held, sequence)
+        pin = pin._replace(extra=digest, generation=newest.generation, sequence=sequence)
         pins = with_pin(self.pins, pin, self.layout.pins)
         self._write(replace(newest, sequence=sequence, pins=pins, groups=groups))
         self.pins, self._free = pins, None
         if not self._ranked:
             self._remove_unpinned()
-        return pin
 
     def _write_extra(self, extra: bytes) -> str:
         digest = xxhash.xxh3_64_hexdigest(extra)
@@ -315,7 +313,7 @@ class GenerationStore:
     def unpin(self, names: Collection[str]) -> None:
         """Give up the held pins with these names; durable on return."""
         newest = self.newest
-        left = tuple(pin for pin in self.pins if pin.held is None or pin.held.name not in names)
+        left = tuple(pin for pin in self.pins if pin.name not in names)
         if newest is None or len(left) == len(self.pins):
             return
         base = self._base

@@ -29,7 +29,7 @@ from iobench.offload.buffers import ChunkBuffer
 from iobench.offload.chunks import ChunkReader, ChunkWriter, DamagedChunkError
 from iobench.offload.model import AtOnce, ChunkPace
 from iobench.offload.mover import Mover
-from iobench.offload.record import GenerationRecord, HeldBy
+from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.store import Commit, GenerationStore
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
@@ -195,15 +195,9 @@ class ChunkStream:
         self._submit(lambda writer: writer.commit(self._rows, commit))
         self._uncommitted = False
 
-    def pin(
-        self,
-        step: int,
-        extra: bytes | None,
-        groups: Sequence[Mapping[str, Any]],
-        held: HeldBy | None,
-    ) -> None:
+    def pin(self, pin: Pin, extra: bytes | None, groups: Sequence[Mapping[str, Any]]) -> None:
         """Pin the last committed generation. Waits for nothing."""
-        self._submit(lambda _: self._store.pin(step, extra, groups, held))
+        self._submit(lambda _: self._store.pin(pin, extra, groups))
 
     def unpin(self, names: Collection[str]) -> None:
         """Release held pins, after all that was submitted. Waits for nothing."""

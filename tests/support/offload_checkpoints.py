@@ -65,7 +65,7 @@ def train_with_checkpoints(directory: Path, steps: int, *, overlap: bool = False
 def held(directory: Path) -> dict[str, Pin]:
     """The held pins of a state directory, by name."""
     records = read_records(directory, read_layout(directory))
-    return {pin.held.name: pin for pin in (records[0].pins if records else ()) if pin.held}
+    return {pin.name: pin for pin in (records[0].pins if records else ()) if pin.name}
 
 
 def named(directory: Path) -> dict[int, str]:

@@ -10,7 +10,7 @@ import xxhash
 
 from iobench.errors import UsageError
 from iobench.offload.layout import BLOCK, UNIT, ParameterSpec, StateLayout
-from iobench.offload.record import _HEAD, GenerationRecord, HeldBy, Pin, area_bytes, empty_rows
+from iobench.offload.record import _HEAD, GenerationRecord, Pin, area_bytes, empty_rows
 
 _LAYOUT = StateLayout(
     parameters=(ParameterSpec(name="a", shape=(5000,), dtype="bfloat16", group=0),),
@@ -30,7 +30,7 @@ def _record() -> GenerationRecord:
         rows=rows,
         counts=np.array([4], dtype=np.uint64),
         groups=[{"lr": 0.1 + 0.2, "betas": [0.9, 0.999]}],
-        pins=(Pin(3, 50, None), Pin(6, 100, "0" * 16, HeldBy("f" * 16, "e" * 16), 7)),
+        pins=(Pin(50, generation=3), Pin(100, "f" * 16, "e" * 16, "0" * 16, 6, 7)),
         time_s=1.5,
     )
 
@@ -63,8 +63,8 @@ def test_pins_of_an_older_version() -> None:
     pins = [[3, 50, "a" * 16], [4, 60, None, False], [6, 100, "0" * 16, True]]
     found = GenerationRecord.decode(_rewritten(data, pins=pins), _LAYOUT)
     assert found is not None
-    held = HeldBy("0" * 16, "")
-    assert found.pins == (Pin(3, 50, "a" * 16), Pin(4, 60, None), Pin(6, 100, "0" * 16, held))
+    first = Pin(50, extra="a" * 16, generation=3)
+    assert found.pins == (first, Pin(60, generation=4), Pin(100, "0" * 16, "", "0" * 16, 6))
 
 
 def test_a_record_of_another_version() -> None:
