@@ -46,6 +46,10 @@ class AdamW(Optimizer):
     bytes for each fp32 tensor and the parameter's own bytes, for each element. They are reserved at
     construction.
 
+    Parameters that are DTensors (FSDP2): each rank keeps its local shards in a directory of its own
+    below `directory`. All ranks of torch's default process group call the same methods; a failure
+    in one of them is a RankError in the others.
+
     Raises OptionError and UsageError for wrong arguments, TargetError when `directory` holds a
     training already, is in use, cannot be written or has too little space, and UnavailableError
     without direct I/O. Without io_uring, threads read and write, with a RuntimeWarning. After a
@@ -201,7 +205,7 @@ class AdamW(Optimizer):
     # Checkpoints.
 
     def durable(self) -> int:
-        """Return how many calls of `step` the newest generation on storage includes."""
+        """Return how many calls of `step` the newest generation of this rank on storage includes."""
         return self._open_state().settled().progress().durable_updates
 
     def pin(self, step: int, extra: Any = None) -> None:

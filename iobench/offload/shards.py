@@ -8,6 +8,7 @@ generation in common then, and at most one more.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from iobench.errors import RankError, StateError, TargetError
 
 __all__ = ["Ranks", "local_gradient", "local_part", "local_shard"]
 
+_NAME = re.compile(r"rank-\d+-of-(\d+)")
 _T = TypeVar("_T")
 
 
@@ -84,7 +86,8 @@ class Ranks:
         """
         if not self.sharded:
             return directory
-        sizes = {int(path.name.split("-")[3]) for path in directory.glob("rank-*-of-*")}
+        names = [path.name for path in directory.glob("rank-*-of-*")]
+        sizes = {int(found[1]) for name in names if (found := _NAME.fullmatch(name))}
         if others := sorted(sizes - {self.size}):
             raise TargetError(
                 f"{directory}: has the state of {others[0]} ranks; this job has {self.size}. Use "

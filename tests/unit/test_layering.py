@@ -79,6 +79,17 @@ def test_imports_only_go_down(module: str, path: Path) -> None:
     assert not upward, f"{module} imports {', '.join(upward)}: that is upwards"
 
 
+def test_offload_is_a_leaf() -> None:
+    """Only its verb imports it: `Checkpointer(offload=...)` asks the optimizer for the class."""
+    importers = {
+        module
+        for module, path in _modules()
+        if _part(module) != "offload"
+        and "offload" in map(_part, _imports(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    assert importers == {"iobench.cli.offload"}
+
+
 def test_every_part_has_its_floor() -> None:
     """No part of the package lacks a floor."""
     parts = {_part(module) for module, _ in _modules()}

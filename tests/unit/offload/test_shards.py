@@ -12,7 +12,7 @@ from support.offload_training import OPTIONS, make_parameters
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import iobench
-from iobench.errors import OptionError, RankError, StateError, UsageError
+from iobench.errors import OptionError, RankError, StateError, TargetError, UsageError
 from iobench.offload import AdamW
 from iobench.offload.shards import Ranks, local_part
 
@@ -88,6 +88,16 @@ class _TwoRanks(Ranks):
 
     def gather(self, value: Any) -> list[Any]:
         return [value, self.other]
+
+
+def test_directories_of_other_numbers_of_ranks(mesh: Any, tmp_path: Path) -> None:
+    """An error for a resume and for a new training; other names do not matter."""
+    (tmp_path / "rank-notes-of-mine").mkdir()
+    ranks = Ranks([_sharded(mesh, 4, 3)])
+    assert ranks.directory(tmp_path).name == "rank-0-of-1"
+    (tmp_path / "rank-1-of-2").mkdir()
+    with pytest.raises(TargetError, match="has the state of 2 ranks; this job has 1"):
+        ranks.directory(tmp_path)
 
 
 def test_an_error_of_another_rank() -> None:
