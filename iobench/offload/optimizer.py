@@ -205,7 +205,7 @@ class AdamW(Optimizer):
     # Checkpoints.
 
     def durable(self) -> int:
-        """Return how many calls of `step` the newest generation of this rank on storage includes."""
+        """Return how many calls of `step` the newest generation of this rank on storage has."""
         return self._open_state().settled().progress().durable_updates
 
     def pin(self, step: int, extra: Any = None) -> None:

@@ -18,7 +18,7 @@ from iobench.offload.chunks import read_chunks
 from iobench.offload.groups import kind_of, put_values, specs_of
 from iobench.offload.model import flat_view
 from iobench.offload.record import GenerationRecord, Pin
-from iobench.offload.shards import Ranks
+from iobench.offload.shards import ShardRanks
 from iobench.offload.store import GenerationStore
 
 __all__ = [
@@ -122,7 +122,7 @@ def open_state(
     groups: Sequence[dict[str, Any]],
     kind: str,
     wanted: Wanted,
-    ranks: Ranks,
+    ranks: ShardRanks,
     *,
     verify: bool,
     iodepth: int,
@@ -166,7 +166,7 @@ def restore(
     store: GenerationStore,
     parameters: Sequence[torch.Tensor],
     wanted: Wanted,
-    ranks: Ranks,
+    ranks: ShardRanks,
     *,
     verify: bool,
     iodepth: int,
@@ -229,7 +229,9 @@ def restore(
     raise DataMismatchError(f"{store.directory}: {'; '.join(passed)}. {_offer(store)}")
 
 
-def _go_on(store: GenerationStore, record: GenerationRecord, pin: Pin | None, ranks: Ranks) -> None:
+def _go_on(
+    store: GenerationStore, record: GenerationRecord, pin: Pin | None, ranks: ShardRanks
+) -> None:
     """Let the next generation follow `record`. Ranks keep the pins that all have."""
     if not ranks.sharded:
         store.continue_from(record)

@@ -1,4 +1,4 @@
-"""Ranks: a job whose parameters are DTensors (FSDP2). Each rank keeps its local shards on storage.
+"""ShardRanks: the ranks of a job whose parameters are DTensors (FSDP2). Each keeps its own shards.
 
 Nothing of them is gathered or sent: a rank has a state directory of its own. What the ranks agree
 on is which step they are in. A step overwrites the slots of the generation before the last one, so
@@ -19,7 +19,7 @@ import torch
 from iobench.checkpoint.load.like import is_sharded, local_box
 from iobench.errors import RankError, StateError, TargetError
 
-__all__ = ["Ranks", "local_gradient", "local_part", "local_shard"]
+__all__ = ["ShardRanks", "local_gradient", "local_part", "local_shard"]
 
 _NAME = re.compile(r"rank-\d+-of-(\d+)")
 _T = TypeVar("_T")
@@ -30,7 +30,7 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     if not is_sharded(tensor):
         return tensor
     with torch.no_grad():  # else it would be another tensor of the graph
-        local: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
+        local: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]  # of DTensors
     return local
 
 
@@ -60,14 +60,15 @@ def local_part(value: Any, parameter: torch.Tensor) -> Any:
     return value.contiguous()
 
 
-class Ranks:
+class ShardRanks:
     """The ranks of a job that have shards of the same parameters, or one process alone.
 
     They talk in torch's default process group. All of them call the same methods in the same order.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        meshes = [one.device_mesh for one in parameters if is_sharded(one)]  # type: ignore[attr-defined]
+        sharded: list[Any] = [one for one in parameters if is_sharded(one)]
+        meshes = [one.device_mesh for one in sharded]
         self._device = meshes[0].device_type if meshes else None
         self.rank, self.size = 0, 1
         if meshes:

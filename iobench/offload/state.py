@@ -25,7 +25,7 @@ from iobench.offload.model import (
 )
 from iobench.offload.record import Pin
 from iobench.offload.restore import Restored, Wanted, open_state
-from iobench.offload.shards import Ranks, local_gradient
+from iobench.offload.shards import ShardRanks, local_gradient
 from iobench.offload.store import GenerationStore
 from iobench.writers.blocks import interpreter_end
 
@@ -67,7 +67,7 @@ class OptimizerState:
     ) -> None:
         """`kind`: the name of the optimizer; see `groups.kind_of`."""
         self.groups, self.kind = groups, kind
-        self.ranks = Ranks(self.parameters())
+        self.ranks = ShardRanks(self.parameters())
         if overlap and self.ranks.sharded:
             raise OptionError("overlap=True: not with DTensors; FSDP2 reduces gradients later")
         self.directory = self.ranks.each(lambda: self.ranks.directory(directory.absolute()))

@@ -14,7 +14,7 @@ from support.offload_ranks import STEPS, Job, run_job
 
 _STORE = "iobench.offload.store.GenerationStore"
 _FILE = "iobench.offload.files.StateFile"
-_RANKS = "iobench.offload.shards.Ranks"
+_RANKS = "iobench.offload.shards.ShardRanks"
 _CALLS = {
     "iobench.writers.direct.in_flight.InFlight.start": 60,
     "iobench.offload.chunks.ChunkWriter.write": 12,

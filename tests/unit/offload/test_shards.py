@@ -1,4 +1,4 @@
-"""Ranks of one process, and what is refused with DTensors. Real jobs: test_offload_ranks.py."""
+"""Jobs of one rank, and what is refused with DTensors. Jobs of several: test_offload_ranks.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import iobench
 from iobench.errors import OptionError, RankError, StateError, TargetError, UsageError
 from iobench.offload import AdamW
-from iobench.offload.shards import Ranks, local_part
+from iobench.offload.shards import ShardRanks, local_part
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_the_state_is_of_dtensors(mesh: Any, tmp_path: Path) -> None:
             optimizer.load_state_dict(found)
 
 
-class _TwoRanks(Ranks):
+class _TwoRanks(ShardRanks):
     """This rank, and one that answers."""
 
     def __init__(self, other: Any) -> None:
@@ -93,7 +93,7 @@ class _TwoRanks(Ranks):
 def test_directories_of_other_numbers_of_ranks(mesh: Any, tmp_path: Path) -> None:
     """An error for a resume and for a new training; other names do not matter."""
     (tmp_path / "rank-notes-of-mine").mkdir()
-    ranks = Ranks([_sharded(mesh, 4, 3)])
+    ranks = ShardRanks([_sharded(mesh, 4, 3)])
     assert ranks.directory(tmp_path).name == "rank-0-of-1"
     (tmp_path / "rank-1-of-2").mkdir()
     with pytest.raises(TargetError, match="has the state of 2 ranks; this job has 1"):
