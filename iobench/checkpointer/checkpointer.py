@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -194,17 +194,10 @@ class Checkpointer(LocalCheckpointer):
             )
         self._deadline_s, self._writers_per_node = float(deadline_s), many
         LocalCheckpointer.__init__(self, location, slots=2 if slots is None else slots, **options)
-        if self._events is not None:
-            self._tell_of_copies(self._events.remote)
-        self._start_tier()
-
-    def _tell_of_copies(self, on_durable: Callable[[int], None]) -> None:
         if self._tier is not None:
-            self._tier.drain.queue.on_durable = on_durable
-
-    def _start_tier(self) -> None:
-        if self._tier is not None:
-            self._tier.start(self._ledger.ages())
+            if self._events is not None:
+                self._tier.drain.queue.on_durable = self._events.remote
+            self._tier.drain.start(lambda: self._ledger.ages())
 
     def _store_at(self, location: str | Path) -> CheckpointStore:
         if self._remote is None:
@@ -212,13 +205,13 @@ class Checkpointer(LocalCheckpointer):
         self._writer.check_scheme(location)
         if is_s3(location):
             raise OptionError(f"{location}: with tiers, checkpoints are saved to a directory first")
-        return self._open_tier(Path(location), self._remote)
+        self._tier = self._new_tier(Path(location), self._remote)
+        return self._tier
 
-    def _open_tier(self, directory: Path, remote: Remote) -> CheckpointStore:
+    def _new_tier(self, directory: Path, remote: Remote) -> LocalTier:
         from iobench.remote.local_tier import LocalTier  # here: it takes time to import
 
-        self._tier = LocalTier(directory, remote)
-        return self._tier
+        return LocalTier(directory, remote)
 
     def _kept(self, keep: Retention) -> Retention:
         """Return the retention of the local tier, which also keeps what is not copied yet."""
@@ -325,11 +318,8 @@ class Checkpointer(LocalCheckpointer):
         if until == "remote":
             if self._remote is None:
                 raise UsageError('wait(until="remote") needs tiers=[Remote(...)]')
-            self._wait_for_copies()
-
-    def _wait_for_copies(self) -> None:
-        assert self._tier is not None
-        self._tier.drain.wait()
+            assert self._tier is not None
+            self._tier.drain.wait()
 
     @property
     def _is_open(self) -> bool:

@@ -131,7 +131,7 @@ class RankedCheckpointer(RankedReads):
             placing=placing,
             replicator=self._replicator,
             hosts=hosts,
-            drain=self._drain,
+            tier=self._tier,
         )
         self._committer = committer  # type: ignore[assignment]  # of several ranks
         self._persister = self._new_persister(pool, committer, users)
@@ -154,7 +154,7 @@ class RankedCheckpointer(RankedReads):
             keep=keep,
             store=self._store,
             local=self._tier,
-            stored=None if self._drain is None else self._drain.copies,
+            stored=None if self._tier is None else self._tier.copies,
             in_order=self._in_order or self._replicator is not None,
             turns=turns,
         )
@@ -211,9 +211,9 @@ class RankedCheckpointer(RankedReads):
         """Tell the other ranks about the save of `step`. An error here is raised in all ranks."""
         self._check_usable()
         save = Save(step=step, status="copying", created_s=time.time())
-        if self._drain is not None:
-            save.tiers = self._drain.copies
-            save.lag_wait_s = self._drain.wait_for_lag(self._agreed, step)
+        if self._tier is not None:
+            save.tiers = self._tier.copies
+            save.lag_wait_s = self._tier.drain.wait_for_lag(step)
 
         def look() -> LocalState:
             self._finish_copy()
@@ -349,8 +349,8 @@ class RankedCheckpointer(RankedReads):
         failures: list[Exception] = []
         together = True
         try:
-            if self._drain is not None:
-                self._drain.finish(self._agreed)
+            if self._tier is not None:
+                self._tier.drain.finish()
         except Exception as error:  # noqa: BLE001 -- raised below; a filter may raise a warning
             failures.append(error)
         try:
@@ -362,11 +362,7 @@ class RankedCheckpointer(RankedReads):
             if self._replicator is not None:
                 self._replicator.close(finished=together)
         finally:
-            try:
-                LocalCheckpointer.close(self)
-            finally:
-                if self._drain is not None:
-                    self._drain.stop()
+            LocalCheckpointer.close(self)
         if failures:
             raise failures[0]
 

@@ -12,7 +12,6 @@ from iobench.checkpoint.load.candidates import StoredCandidates
 from iobench.checkpoint.load.reader import piece_reader
 from iobench.checkpoint.ranked.content import data_file
 from iobench.checkpoint.restore import Loaded, OnCorrupt, RestoringRanks, restore
-from iobench.checkpoint.store import CheckpointStore
 from iobench.checkpointer.checkpointer import Checkpointer
 from iobench.errors import DataMismatchError
 from iobench.ranks.control import Control
@@ -23,7 +22,7 @@ from iobench.replicas.restoring import Chosen, Restoring
 
 if TYPE_CHECKING:
     from iobench.remote.both_tiers import TieredCandidates
-    from iobench.remote.ranked.ranked_drain import RankedDrain
+    from iobench.remote.local_tier import LocalTier
     from iobench.remote.remote import Remote
 
 __all__ = ["RankedReads"]
@@ -35,7 +34,6 @@ class RankedReads(Checkpointer):
     _world: World
     _control: Control
     _replicator: Replicator | None = None
-    _drain: RankedDrain | None = None
 
     def _together(
         self, phase: str, work: Callable[[], T], tell: Callable[[T], Any] | None = None
@@ -45,22 +43,16 @@ class RankedReads(Checkpointer):
     def _agreed(self, phase: str, work: Callable[[], Any]) -> list[Any]:
         return self._together(phase, work)[1]
 
-    def _open_tier(self, directory: Path, remote: Remote) -> CheckpointStore:
-        from iobench.remote.ranked.ranked_drain import RankedDrain  # here: it takes time to import
+    def _new_tier(self, directory: Path, remote: Remote) -> LocalTier:
+        from iobench.remote.drain import DrainRanks  # here: it takes time to import
+        from iobench.remote.local_tier import LocalTier
 
-        control = self._control.sub("drain", aside=True)
-        self._drain = RankedDrain(directory, remote, control, deadline_s=self._deadline_s)
-        self._tier = self._drain.tier
-        return self._drain.store
-
-    def _start_tier(self) -> None:
-        drain = self._drain
-        if drain is not None:
-            self._agreed("drain", lambda: drain.start(lambda: self._ledger.ages()))
-
-    def _tell_of_copies(self, on_durable: Callable[[int], None]) -> None:
-        if self._drain is not None:
-            self._drain.tell_of_copies(on_durable)
+        ranks = DrainRanks(
+            thread=self._control.sub("drain", aside=True),
+            trainer=self._control,
+            deadline_s=self._deadline_s,
+        )
+        return LocalTier(directory, remote, ranks)
 
     def _restore(
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
@@ -144,27 +136,23 @@ class RankedReads(Checkpointer):
 
     def _both_tiers(self) -> TieredCandidates | None:
         """Return the checkpoints of both tiers, as rank 0 sees them; None without tiers."""
-        if self._drain is None:
+        tier = self._tier
+        if tier is None:
             return None
 
         from iobench.remote.both_tiers import Listed, TieredCandidates
 
-        found = self._agreed(
-            "list of the tiers",
-            lambda: None if self._tier is None else self._nearest(self._tier).listed(),
-        )[0]
-        remote = self._drain.remote
+        def listed() -> list[Any] | None:
+            return self._nearest(tier).listed() if self._world.rank == 0 else None
+
+        found = self._agreed("list of the tiers", listed)[0]
         return TieredCandidates(
-            self._drain.store,
+            tier,
             self._writer,
-            str(remote),
-            remote.writer,
+            str(tier.remote),
+            tier.remote.writer,
             [Listed(*one) for one in found],
         )
-
-    def _wait_for_copies(self) -> None:
-        assert self._drain is not None
-        self._drain.wait(self._agreed)
 
     @property
     def replicas(self) -> tuple[Replicated, ...]:

@@ -11,16 +11,22 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import msgspec
 
 from iobench import linux
 from iobench.checkpoint.copies import CopyState
+from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import IobenchError, RankError, TargetError, TransferError
+from iobench.errors import IobenchError, RankError, TargetError, TransferError, UsageError
+from iobench.ranks.control import Control
+from iobench.ranks.together import together
+from iobench.ranks.world import World
 from iobench.remote.drain_step import DrainStep
-from iobench.remote.drain_waits import LOOK_AGAIN_S, DrainWaits
-from iobench.remote.file_copier import FileCopier
+from iobench.remote.file_copier import FileCopier, shown_error, states_of
 from iobench.remote.journal import DrainEvent, DrainJournal, Event
 from iobench.remote.lag import exceeded, late
 from iobench.remote.observed import LOCAL, REMOTE, ObservedRates
@@ -35,53 +41,100 @@ from iobench.remote.source_file import (
 )
 from iobench.writers.blocks import interpreter_end
 
-__all__ = ["Drain", "NewCopier"]
-
-NewCopier = Callable[..., FileCopier]
-"""Makes a FileCopier from `local`, `remote`, `pace` and `offload`."""
+__all__ = ["ALONE", "Drain", "DrainRanks"]
 
 _NICE = 10
 _JOIN_S = 10.0
+_LOOK_AGAIN_S = 1.0
+
+T = TypeVar("T")
 
 
-class Drain(DrainWaits):
+@dataclass(frozen=True, kw_only=True)
+class DrainRanks:
+    """The ranks of a job: `thread` is for the calls of the drain's thread, `trainer` for others.
+
+    A call of the trainers is answered within `deadline_s`; a wait makes as many as it takes.
+    """
+
+    thread: Control
+    trainer: Control
+    deadline_s: float
+
+
+_alone = Control(World.single())
+ALONE = DrainRanks(thread=_alone, trainer=_alone, deadline_s=math.inf)
+
+
+class Drain:
     """A thread that copies each checkpoint of `local`, the last saved one first.
 
     Every copy is then read back. What is done is in the two tiers themselves, so a process that
     is killed at any moment goes on when it is started again. Errors never reach the trainer except
     by `wait`: the drain tries again after 0.5 s, 0.75 s and so on, up to 5 minutes.
+
+    In a job of several ranks each rank moves its own files. Rank 0 decides which checkpoint is
+    copied, tried again or given up, and publishes; a thread in each other rank does what it asks
+    for. `start`, `wait`, `finish` and `wait_for_lag` are calls of all ranks then.
     """
 
     offload: PinnedFiles | None = None  # the generations of the checkpoints, copied too
+    failures = 0
+    """How many attempts have failed."""
+    failure: Exception | None = None
+    """Why the last attempt failed; None after a success."""
 
     def __init__(
         self,
         local: DirectoryStore,
         remote: RemoteTier,
         rates: ObservedRates,
-        new_copier: NewCopier = FileCopier,
+        ranks: DrainRanks = ALONE,
     ) -> None:
-        self._local, self.remote = local, remote
+        self._local, self.remote, self._ranks = local, remote, ranks
+        self.leads = ranks.thread.world.rank == 0
         self.queue = DrainQueue(in_order=remote.options.every_save)
         self._max_lag_s = remote.options.max_lag_s
         self.journal = DrainJournal(local.directory)
         self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
-        self._copier = new_copier(
-            local=local, remote=remote, pace=self._pace, offload=lambda: self.offload
+        self._copier = FileCopier(
+            local=local,
+            remote=remote,
+            pace=self._pace,
+            control=ranks.thread,
+            offload=lambda: self.offload,
         )
         self._step = DrainStep(local=local, remote=remote, queue=self.queue, copier=self._copier)
         self._saving = self._failed_in_a_row = 0
+        self._hurry_at_s = math.inf
         self._rates = rates
         self._untidy = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="iobench-drain", daemon=True)
 
-    def start(self, ages: Mapping[int, tuple[int, float]]) -> None:
-        """Start the thread. `ages` has serial numbers and times of the local checkpoints, by step.
+    def _led(self, phase: str, ask: Callable[[], T]) -> T:
+        """Return in all ranks what `ask` returns in rank 0; raise what it raises."""
+        if self._ranks.trainer.world.size == 1:
+            return ask()
+        told: list[T] = together(
+            self._ranks.trainer,
+            phase,
+            lambda: ask() if self.leads else None,
+            deadline_s=self._ranks.deadline_s,
+        )[1]
+        return told[0]
+
+    def start(self, ages: Callable[[], Mapping[int, tuple[int, float]]]) -> None:
+        """Start the thread. `ages` returns serial numbers and times of the local checkpoints.
 
         They wait from now on: the time before does not count. Raises TransferError when the journal
         cannot be read, TargetError when it is a link or not a regular file.
         """
+        self._led("drain", lambda: self._look_at_local(ages()))
+        self._thread.start()
+        interpreter_end.at_end(self, Drain._at_end)
+
+    def _look_at_local(self, ages: Mapping[int, tuple[int, float]]) -> None:
         for step, (serial, created_s) in ages.items():
             entry = Queued(
                 step=step,
@@ -95,8 +148,6 @@ class Drain(DrainWaits):
         self.journal.shorten()
         self._rates.recall(self._events())
         self._note("remote", where=str(self.remote), why=self.remote.options.described_lag)
-        self._thread.start()
-        interpreter_end.at_end(self, Drain._at_end)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -114,6 +165,22 @@ class Drain(DrainWaits):
         written = replace(entry, size_bytes=entry.size_bytes - more)
         self._note("saved", written, elapsed_s=elapsed_s)
         self._rates.add(LOCAL, written.size_bytes, elapsed_s)
+
+    def committed(self, save: Save, serial: int, *, direct: bool) -> None:
+        """Record a save of all ranks in another rank than 0, until rank 0 tells its state.
+
+        `direct`: it is durable in the remote tier, and not in the local one.
+        """
+        entry = Queued(
+            step=save.step,
+            serial=serial,
+            since_s=time.monotonic(),
+            created_s=save.created_s,
+            state="durable" if direct else "waiting",
+            durable_at_s=time.time() if direct else None,
+            local=not direct,
+        )
+        self.queue.learn(entry, newer=True)
 
     def sent_directly(self, save: Save, serial: int, size_bytes: int, elapsed_s: float) -> None:
         """Record a save that is durable in the remote tier, and not in the local one."""
@@ -139,29 +206,91 @@ class Drain(DrainWaits):
         """Record why a checkpoint was saved to `tier`."""
         self._note("placed", step=step, where=tier, why=why)
 
-    def wait_for_lag(self, step: int, within_s: float = math.inf) -> float:
+    def wait_for_lag(self, step: int) -> float:
         """Let the save of `step` wait while the lag exceeds its limit; return the seconds.
 
-        It does not wait for a remote tier that fails, or if saves never wait, and `within_s` at
-        most.
+        It does not wait for a remote tier that fails, or if saves never wait.
         """
-        if self.remote.options.past_lag != "wait":
-            return 0.0
+        waited_s = 0.0
+        if self.remote.options.past_lag == "wait":
+            again = True
+            while again:
+                found_s, again = self._led("lag", lambda: self._wait_for_lag(step))
+                waited_s += found_s
+        return waited_s
+
+    def _wait_for_lag(self, step: int) -> tuple[float, bool]:
+        """Return the seconds, and whether to wait on."""
         began_s, first = time.monotonic(), ""
+        until_s, again = self._until_s(), False
         with self.queue.changed:
-            while self.failure is None and self._thread.is_alive():
-                if time.monotonic() > began_s + within_s:
-                    break
+            while self.failure is None and self._thread.is_alive() and not again:
                 why = exceeded(self.queue.not_durable(), self._max_lag_s, time.monotonic())
                 if not why:
                     break
                 first = first or why
-                self.queue.changed.wait(LOOK_AGAIN_S)
+                self.queue.changed.wait(_LOOK_AGAIN_S)
+                again = time.monotonic() > until_s
         if not first:
-            return 0.0
+            return 0.0, False
         waited_s = time.monotonic() - began_s
         self._note("waited", step=step, elapsed_s=waited_s, why=first)
-        return waited_s
+        return waited_s, again
+
+    def _until_s(self) -> float:
+        """Return until when a call of the trainers may wait."""
+        return time.monotonic() + self._ranks.deadline_s / 2
+
+    def wait(self) -> None:
+        """Wait until every checkpoint is durable in the remote tier, or given up.
+
+        Raises the error of an attempt that fails meanwhile; the next attempts go on. Raises
+        TransferError if the drain was stopped.
+        """
+        seen = self._led("remote tier", lambda: self.failures)
+        while self._led("wait for copies", lambda: self._wait(seen)):
+            pass
+
+    def _wait(self, seen: int) -> bool:
+        """Return whether to wait on."""
+        left, failure = self._left(lambda: self.failures > seen)
+        if left and failure is not None:
+            raise failure
+        if left:
+            raise TransferError(f"the drain has ended; steps {left} are not in {self.remote}")
+        return left is None
+
+    def finish(self) -> None:
+        """Wait like `wait`, but not for a remote tier that fails: a RuntimeWarning says so."""
+        while self._led("wait for copies", self._finish):
+            pass
+
+    def _finish(self) -> bool:
+        left, failure = self._left(lambda: True)
+        if left:
+            warnings.warn(
+                f"steps {left} are not in {self.remote} yet ({failure}); they are "
+                "in the local tier, and the next Checkpointer of it goes on",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return left is None
+
+    def _left(self, counts: Callable[[], bool]) -> tuple[list[int] | None, Exception | None]:
+        """Wait until all is copied, or the drain has ended, or has a failure that `counts()`.
+
+        Return the steps that are not in the remote tier, None to wait on, and the failure.
+        """
+        until_s = self._until_s()
+        with self.queue.changed:
+            while self.queue.not_durable() and self._thread.is_alive():
+                if self.failure is not None and counts():
+                    break
+                if time.monotonic() > until_s:
+                    return None, None
+                self.queue.changed.wait(_LOOK_AGAIN_S)
+            failure = self.failure if counts() else None
+            return sorted(one.step for one in self.queue.not_durable()), failure
 
     def eta_s(self, step: int) -> float | None:
         """Return the seconds until `step` is expected in the remote tier; None if unknown."""
@@ -200,11 +329,46 @@ class Drain(DrainWaits):
     def _must_yield(self) -> bool:
         if not self._saving:
             return False
+        if not self.leads:
+            return time.monotonic() < self._hurry_at_s
         return not exceeded(self.queue.not_durable(), self._max_lag_s / 2, time.monotonic())
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # at the trainer's priority then
             linux.yield_to_others(_NICE)
+        (self._lead if self.leads else self._follow)()
+        with contextlib.suppress(IobenchError):
+            self.remote.close()
+
+    def _follow(self) -> None:
+        """Do what rank 0 asks for, until the drain ends or a rank is lost."""
+        # RankError: the trainer's thread raises it. UsageError: the connection was closed.
+        with contextlib.suppress(RankError, UsageError):
+            while (order := self._copier.next())["do"] != "end":
+                if order["do"] == "note":
+                    for entry in states_of(order["states"]):
+                        self.queue.learn(entry)
+                    for step, serial in order["gone"]:
+                        self.queue.lost(step, serial)
+                else:
+                    self._copier.answer(self._answer(order))
+
+    def _answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer, also of what fails in any way: rank 0 waits for it."""
+        try:
+            files = msgspec.convert(order["files"], list[FileRecord])
+            self._hurry_at_s = time.monotonic() + order["hurry_after_s"]
+            self._pace.begin()
+            if order["do"] == "send":
+                shown = [[order["step"], order["serial"], "draining", None, True]]
+                self.queue.learn(*states_of(shown))
+            return {"sent": self._copier.done(order, files)}
+        except Exception as error:  # noqa: BLE001 -- rank 0 raises it
+            with contextlib.suppress(Exception):  # of a client: the next order asks for it again
+                self.remote.renew()
+            return {"error": shown_error(error)}
+
+    def _lead(self) -> None:
         while not self._pace.stop.is_set():
             try:
                 self._give_up_late()
@@ -212,8 +376,8 @@ class Drain(DrainWaits):
                     self._look_at_remote()
                 self._give_up_unkept()
                 self._tidy()
+                self._copier.tell(self.queue.entries())  # each of them, before it is forgotten
                 self.queue.forget_settled(self.remote.holds if self.remote.is_open else None)
-                self._copier.tell(self.queue.entries())
                 self._work()
             except DrainStoppedError:
                 break
@@ -225,8 +389,6 @@ class Drain(DrainWaits):
                 self._fail(error)
         with contextlib.suppress(IobenchError):  # its process ends; the next one tidies up
             self._copier.end()
-        with contextlib.suppress(IobenchError):
-            self.remote.close()
 
     def _work(self) -> None:
         """Work on the next checkpoint, or wait until there is one."""
@@ -234,7 +396,7 @@ class Drain(DrainWaits):
             entry = self.queue.next()
             if entry is None:
                 self._succeeded()
-                self.queue.changed.wait(LOOK_AGAIN_S)
+                self.queue.changed.wait(_LOOK_AGAIN_S)
                 return
         try:
             self._work_on(entry)
@@ -266,7 +428,7 @@ class Drain(DrainWaits):
         """Settle a checkpoint whose local files are removed or damaged."""
         self._untidy = True
         if not self._local.locate(entry.step).exists():
-            self.queue.lost(entry)
+            self.queue.lost(entry.step, entry.serial)
         elif self.queue.move(entry, "failed", of=PENDING):
             self._note("failed", entry, why=str(error))
             self._tell(f"step {entry.step} is not copied to {self.remote}: {error}")
@@ -322,21 +484,18 @@ class Drain(DrainWaits):
             self.remote.tidy([one.step for one in self.queue.not_durable()])
             self._untidy = False
 
-    def settle_one(self, within_s: float = math.inf) -> bool | None:
+    def settle_one(self) -> bool:
         """Wait until one checkpoint more is read back; False if that will not happen.
 
-        None if it has not happened after `within_s`. A remote tier that fails: the oldest copy is
-        given up, unless every save must be copied.
+        A remote tier that fails: the oldest copy is given up, unless every save must be copied. In
+        a job of one rank.
         """
-        until_s = time.monotonic() + within_s
         with self.queue.changed:
             before = {one.serial for one in self.queue.pending()}
             while self.failure is None and self._thread.is_alive():
                 if not before or before - {one.serial for one in self.queue.pending()}:
                     return bool(before)
-                if time.monotonic() > until_s:
-                    return None
-                self.queue.changed.wait(LOOK_AGAIN_S)
+                self.queue.changed.wait(_LOOK_AGAIN_S)
             left = self.queue.pending()[1:]
             if self.failure is None or not left or self.remote.options.every_save:
                 return False

@@ -3,36 +3,61 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
+from iobench.checkpoint.ranked.content import data_file
 from iobench.checkpoint.store import DirectoryStore
-from iobench.remote.pace import DrainPace
-from iobench.remote.queue import Queued
+from iobench.errors import DataMismatchError, TransferError
+from iobench.ranks.control import Control
+from iobench.remote.pace import DrainPace, DrainStoppedError
+from iobench.remote.queue import NOT_DURABLE, Queued
 from iobench.remote.read_back import compare_file, read_back
 from iobench.remote.remote import RemoteTier
 from iobench.remote.source_file import LocalDamageError, PinnedFiles, SourceFile
 from iobench.writers.image import Bytes
 from iobench.writers.source import LocalSource
 
-__all__ = ["FileCopier"]
+__all__ = ["FileCopier", "shares", "shown_error", "states_of"]
+
+_NO_DEADLINE_S = 1e9
+"""A copy takes as long as it takes. A rank that is lost meanwhile is found by its silence."""
+
+_KINDS = {
+    "local": LocalDamageError,
+    "stopped": DrainStoppedError,
+    "mismatch": DataMismatchError,
+    "failed": TransferError,
+}
+"""Errors by the name that other ranks get. The first kind that a rank has counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileCopier:
-    """Moves files from `local` to `remote` at a pace, in this process.
+    """Moves files from `local` to `remote` at a pace; every rank moves a share.
 
-    A job of several ranks has another one, which lets each rank move a share.
+    So the rate grows with the number of nodes. `send`, `compare_local` and `read_back` are for the
+    thread of rank 0. The others do in a thread of their own what it asks for: `next`, `done` and
+    `answer`. An error of one rank is an error of the whole call. RankError means that a rank is
+    lost, and that no call works any more.
     """
 
     local: DirectoryStore
     remote: RemoteTier
     pace: DrainPace
+    control: Control
     offload: Callable[[], PinnedFiles | None]
     """Returns the state that has the pinned generations of checkpoints."""
+    _told: dict[int, Queued] = field(default_factory=dict)
+
+    # Rank 0.
 
     def send(
         self,
@@ -44,11 +69,123 @@ class FileCopier:
     ) -> int:
         """Send files of a checkpoint to `place`, of RemoteTier.place; return the bytes sent.
 
-        Also those of its `pinned` generations. What was there already is not sent. The files are
-        durable on return. Raises LocalDamageError, TransferError, DrainStoppedError.
+        Also those of its `pinned` generations, in a job of one rank. What was there already is not
+        sent. The files are durable on return. Raises LocalDamageError, TransferError,
+        DrainStoppedError.
         """
-        copy, sent = self.remote.copy(place, serial, self.pace), 0
-        directory = self.local.locate(step)
+        order = {"do": "send", "step": step, "serial": serial, "place": str(place)}
+        sent = self._together(order, files, pinned)
+        copy = self.remote.copy(place, serial, self.pace)
+        for part in shares(files, self.control.world.size)[1:]:
+            for file in part:
+                copy.check(file.path, file.size_bytes)
+        return sent
+
+    def compare_local(
+        self, step: int, files: Sequence[FileRecord], pinned: Sequence[PinnedGeneration] = ()
+    ) -> None:
+        """Compare the local files, and those of `pinned`. Raises DataMismatchError, OSError."""
+        self._together({"do": "compare", "step": step}, files, pinned)
+
+    def read_back(self, where: str | Path, files: Sequence[FileRecord]) -> None:
+        """Compare `files` at `where` in the remote tier. Raises what `read_back` raises."""
+        self._together({"do": "read back", "place": str(where)}, files)
+
+    def tell(self, entries: Sequence[Queued]) -> None:
+        """Let the other ranks know the states of copies that have changed since the last call."""
+        now = {one.step: one for one in entries}
+        changed = [one for one in entries if self._told.get(one.step) != one]
+        gone = [[one.step, one.serial] for one in self._told.values() if one.step not in now]
+        if changed or gone:
+            self._told.clear()
+            self._told.update(now)
+            states = [
+                [one.step, one.serial, one.state, one.durable_at_s, one.local] for one in changed
+            ]
+            order = {"do": "note", "states": states, "gone": gone}
+            self._scatter([order] * self.control.world.size)
+
+    def end(self) -> None:
+        """Let the threads of the other ranks end."""
+        self._scatter([{"do": "end"}] * self.control.world.size)
+
+    def _together(
+        self,
+        order: dict[str, Any],
+        files: Sequence[FileRecord],
+        pinned: Sequence[PinnedGeneration] = (),
+    ) -> int:
+        """Let all ranks move their parts. Return the bytes sent; raise when all have ended."""
+        own, *others = shares(files, self.control.world.size)
+        if order["do"] == "send":  # 100,000 pieces are sent only where they are needed
+            others = [[msgspec.structs.replace(one, pieces=()) for one in part] for part in others]
+        order["hurry_after_s"] = self._hurry_after_s()
+        self._scatter([order, *({**order, "files": msgspec.to_builtins(one)} for one in others)])
+        answer: dict[str, Any] = {}
+        failure: Exception | None = None
+        try:
+            answer["sent"] = self.done(order, own, pinned)
+        except Exception as error:  # noqa: BLE001 -- raised below, when the others have ended
+            failure = error
+        every = self.answer(answer)
+        failed = {
+            f"rank {rank} (host {one['host']})": one["error"]
+            for rank, one in enumerate(every)
+            if rank and "error" in one
+        }
+        if failure is not None and not failed:
+            raise failure
+        if failed:
+            own_error = {} if failure is None else {"rank 0": shown_error(failure)}
+            raise _worst({**failed, **own_error}) from failure
+        return sum(one["sent"] for one in every)
+
+    def _hurry_after_s(self) -> float:
+        """Return the seconds after which copies no longer wait for saves: at half of the lag."""
+        waiting = [one.since_s for one in self._told.values() if one.state in NOT_DURABLE]
+        half_s = self.remote.options.max_lag_s / 2
+        return min(waiting, default=time.monotonic()) + half_s - time.monotonic()
+
+    def _scatter(self, orders: list[dict[str, Any]]) -> None:
+        self.control.scatter("next copy", orders, deadline_s=_NO_DEADLINE_S)
+
+    # The other ranks.
+
+    def next(self) -> dict[str, Any]:
+        """Wait for the next order of rank 0. Raises RankError when a rank is lost."""
+        found: dict[str, Any] = self.control.scatter("next copy", deadline_s=_NO_DEADLINE_S)
+        return found
+
+    def answer(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """Tell rank 0 what became of its order. Return the answers of all ranks in rank 0."""
+        answer = {"host": self.control.world.host, **answer}
+        return self.control.gather("copied", answer, deadline_s=_NO_DEADLINE_S)
+
+    # All ranks.
+
+    def done(
+        self,
+        order: Mapping[str, Any],
+        files: Sequence[FileRecord],
+        pinned: Sequence[PinnedGeneration] = (),
+    ) -> int:
+        """Do what rank 0 asks for with the files of this rank. Return the bytes sent."""
+        if order["do"] == "send":
+            return self._send(order, files, pinned)
+        if order["do"] == "compare":
+            self._compare(order["step"], files, pinned)
+        else:
+            read_back(files, order["place"], self.remote.writer.open_source, self.pace.wait)
+        return 0
+
+    def _send(
+        self,
+        order: Mapping[str, Any],
+        files: Sequence[FileRecord],
+        pinned: Sequence[PinnedGeneration],
+    ) -> int:
+        copy, sent = self.remote.copy(order["place"], order["serial"], self.pace), 0
+        directory = self.local.locate(order["step"])
         for file in files:
             with SourceFile(directory, file.path, file.size_bytes) as source:
                 sent += copy.send(source)
@@ -58,12 +195,10 @@ class FileCopier:
                     sent += copy.send(source)
         return sent
 
-    def compare_local(
-        self, step: int, files: Sequence[FileRecord], pinned: Sequence[PinnedGeneration] = ()
+    def _compare(
+        self, step: int, files: Sequence[FileRecord], pinned: Sequence[PinnedGeneration]
     ) -> None:
-        """Compare the local files, and those of `pinned`. Raises DataMismatchError, OSError."""
-        where = str(self.local.locate(step))
-        read_back(files, where, LocalSource, self.pace.wait)
+        read_back(files, str(self.local.locate(step)), LocalSource, self.pace.wait)
         for one in pinned:
             for file in one.files:
                 with self._opened(one, file) as source:
@@ -82,12 +217,54 @@ class FileCopier:
             self.pace.wait(len(block))
             yield block
 
-    def read_back(self, where: str | Path, files: Sequence[FileRecord]) -> None:
-        """Compare `files` at `where` in the remote tier. Raises what `read_back` raises."""
-        read_back(files, where, self.remote.writer.open_source, self.pace.wait)
 
-    def tell(self, entries: Sequence[Queued]) -> None:
-        """Let other ranks know the states of the copies; there are none."""
+def shares(files: Sequence[FileRecord], ranks: int) -> list[list[FileRecord]]:
+    """Return the files of each rank: those that it saved itself, and of the others an equal part.
 
-    def end(self) -> None:
-        """The drain has ended."""
+    The others are shared out by size, the largest first, to the rank with the fewest bytes.
+    """
+    own = {data_file(rank): rank for rank in range(ranks)}
+    found: list[list[FileRecord]] = [[] for _ in range(ranks)]
+    sizes = [0] * ranks
+    for file in sorted(files, key=lambda file: (file.path not in own, -file.size_bytes)):
+        rank = own.get(file.path, min(range(ranks), key=sizes.__getitem__))
+        found[rank].append(file)
+        sizes[rank] += file.size_bytes
+    return found
+
+
+def shown_error(error: Exception) -> list[Any]:
+    """Return an error as its kind, text and errno, for rank 0."""
+    kind = next((name for name, one in _KINDS.items() if isinstance(error, one)), "failed")
+    known = kind != "failed" or isinstance(error, TransferError)
+    return [kind, str(error) if known else repr(error), getattr(error, "errno", None)]
+
+
+def _worst(answers: Mapping[str, Sequence[Any]]) -> Exception:
+    """Return the error of the ranks that failed; `answers` maps their names to their errors.
+
+    Damage of local files counts first, then a drain that was stopped, damage of the copy, and all
+    others.
+    """
+    kind = next(name for name in _KINDS if any(one[0] == name for one in answers.values()))
+    found = {name: one for name, one in answers.items() if one[0] == kind}
+    error: Exception = _KINDS[kind]("; ".join(f"{name}: {one[1]}" for name, one in found.items()))
+    if isinstance(error, TransferError):
+        error.errno = next(iter(found.values()))[2]
+    return error
+
+
+def states_of(shown: Sequence[Sequence[Any]]) -> list[Queued]:
+    """Return the states of copies that rank 0 has told; see `FileCopier.tell`."""
+    return [
+        Queued(
+            step=step,
+            serial=serial,
+            since_s=0.0,
+            created_s=0.0,
+            state=state,
+            durable_at_s=durable_at_s,
+            local=local,
+        )
+        for step, serial, state, durable_at_s, local in shown
+    ]

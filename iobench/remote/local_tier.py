@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from iobench.checkpoint.copies import Copy
@@ -15,8 +16,7 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError
-from iobench.remote.drain import Drain, NewCopier
-from iobench.remote.file_copier import FileCopier
+from iobench.remote.drain import ALONE, Drain, DrainRanks
 from iobench.remote.observed import ObservedRates
 from iobench.remote.queue import Queued
 from iobench.remote.remote import Remote, RemoteTier
@@ -41,21 +41,20 @@ class KeepUntilCopied(Retention):
 class LocalTier(DirectoryStore):
     """A DirectoryStore that hands each new checkpoint to a Drain.
 
-    The drain starts with `start` and ends with `release`.
+    The drain starts with `Drain.start` and ends with `release`. Of several ranks, rank 0 has the
+    lock and writes checkpoints; all of them take part in the drain.
     """
 
-    def __init__(
-        self, directory: Path, options: Remote, new_copier: NewCopier = FileCopier
-    ) -> None:
+    def __init__(self, directory: Path, options: Remote, ranks: DrainRanks = ALONE) -> None:
+        """Raises OptionError in all ranks alike."""
         super().__init__(directory)
+        limit, count = options.rate_bytes_per_s, ranks.thread.world.size
+        if limit is not None:
+            options = replace(options, bandwidth_limit=max(1, limit // count))
         self.remote = RemoteTier(options)
         self.remote.check(self.directory)
         self.rates = ObservedRates()
-        self.drain = Drain(self, self.remote, self.rates, new_copier)
-
-    def start(self, ages: Mapping[int, tuple[int, float]]) -> None:
-        """Start the drain of the checkpoints `ages`. The lock of the directory is held."""
-        self.drain.start(ages)
+        self.drain = Drain(self, self.remote, self.rates, ranks)
 
     def keeping(self, keep: Retention) -> Retention:
         """Return `keep`, which also keeps what is not in the remote tier yet."""
@@ -67,7 +66,7 @@ class LocalTier(DirectoryStore):
         A drain that still waits for an answer of the remote tier may publish a copy. So the lock
         stays until it has ended, and a RuntimeWarning says so.
         """
-        if self.drain.stop():
+        if self.drain.stop() or not self.drain.leads:
             super().release()
             return
         if not interpreter_end.begun():  # else the lock ends with the process

@@ -70,6 +70,23 @@ class DrainQueue:
                 self._tell(entry.step, entry.state if new else None)
             self.changed.notify_all()
 
+    def learn(self, entry: Queued, *, newer: bool = False) -> None:
+        """Add what rank 0 has told, in another rank, unless the step was saved anew since.
+
+        `newer`: only if nothing of this save is known.
+        """
+        with self.changed:
+            known = self._entries.get(entry.step)
+            if known is None or known.serial < entry.serial:
+                there = False
+            elif known.serial == entry.serial and not newer:
+                there = known.is_there
+            else:
+                return
+            self._entries[entry.step] = entry
+            if entry.is_there and not there:
+                self._tell(entry.step, "durable")
+
     def move(self, entry: Queued, state: CopyState, *, of: Collection[CopyState]) -> bool:
         """Set the state of `entry` if it is one `of` these: compare and set.
 
@@ -101,12 +118,12 @@ class DrainQueue:
             self._entries.pop(step, None)
             self.changed.notify_all()
 
-    def lost(self, entry: Queued) -> None:
-        """Remove `entry`, unless its step was saved anew."""
+    def lost(self, step: int, serial: int) -> None:
+        """Remove the entry of a step, unless it was saved anew."""
         with self.changed:
-            found = self.get(entry.step)
-            if found is not None and found.serial == entry.serial:
-                self.forget(entry.step)
+            found = self.get(step)
+            if found is not None and found.serial == serial:
+                self.forget(step)
 
     def retired(self, steps: Collection[int]) -> None:
         """Record that the local tier has no checkpoints of `steps` any more."""

@@ -35,7 +35,7 @@ writer = S3Writer(part_size="5MiB", threads=1) if remote.startswith("s3") else "
 placement = Placement(goal="capacity")
 try:
     with Checkpointer(local, tiers=[Remote(remote, writer=writer)], placement=placement) as ckpt:
-        if ckpt._tier is not None:
+        if ckpt._tier is not None and ckpt._tier.drain.leads:
             tiers.until(lambda: ckpt._tier.remote.is_open)
         if victim is None:  # the next start
             print(ckpt.load()["w"].unique().tolist(), flush=True)

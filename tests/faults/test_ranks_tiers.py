@@ -53,12 +53,11 @@ except RankError as error:
 
 _FILE = 10**7
 """Bytes that each of the two ranks copies."""
-_FOLLOWER = "iobench.remote.ranked.follower.DrainFollower"
-_COPIER = "iobench.remote.ranked.rank_copier.RankCopier"
+_COPIER = "iobench.remote.file_copier.FileCopier"
 _POINTS = [
-    (1, f"{_FOLLOWER}._next:after", 0),
+    (1, f"{_COPIER}.next:after", 0),
     (1, "iobench.remote.source_file.SourceFile.read:after:2", BLOCK_BYTES),
-    (1, f"{_FOLLOWER}._done:after:1:stop", _FILE),
+    (1, f"{_COPIER}.done:after:1:stop", _FILE),
     (1, "iobench.remote.file_copier.read_back:before", 2 * _FILE),
     (0, "iobench.remote.source_file.SourceFile.read:before:2", BLOCK_BYTES),
     (0, f"{_COPIER}._together:after", 2 * _FILE),

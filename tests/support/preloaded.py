@@ -35,7 +35,7 @@ _MODULES = (
     *("iobench.checkpoint.load.pieces", "iobench.replicas.replicator", "iobench.integrations.dcp"),
     *("iobench.offload.optimizer", "iobench.offload.checkpointer"),
     *(
-        "iobench.remote.ranked.ranked_drain",
+        "iobench.remote.local_tier",
         "iobench.remote.both_tiers",
         "iobench.remote.nearest",
     ),

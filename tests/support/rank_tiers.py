@@ -46,13 +46,13 @@ def _opened(
 def _moved(what: str) -> Iterator[list[str]]:
     """Record the files that this rank sends, or reads back."""
     names: list[str] = []
-    original = getattr(FileCopier, what)
+    original = FileCopier.done
 
-    def move(self: FileCopier, *args: Any) -> Any:
-        names.extend(file.path for file in args[3 if what == "send" else 1])
-        return original(self, *args)
+    def done(self: FileCopier, order: Any, files: Any, *more: Any) -> int:
+        names.extend(file.path for file in files if order["do"] == what)
+        return original(self, order, files, *more)
 
-    with mock.patch.object(FileCopier, what, move):
+    with mock.patch.object(FileCopier, "done", done):
         yield names
 
 
@@ -72,7 +72,7 @@ def saves(
     told: list[tuple[int, str]] = []
     with (
         _moved("send") as sent,
-        _moved("read_back") as compared,
+        _moved("read back") as compared,
         _opened(
             size,
             local,
@@ -156,12 +156,12 @@ def warned(size: int, local: str, remote: str) -> list[Any]:
 
     def finish(*_: Any) -> bool:
         warnings.warn("step 1 is not copied", RuntimeWarning, stacklevel=2)
-        return True
+        return False
 
     with contextlib.ExitStack() as stack:
         ckpt = stack.enter_context(_opened(size, local, remote, {}))
         ckpt.save({"w": torch.ones(3)}, 1)
-        with mock.patch.object(Drain, "finish", finish), warnings.catch_warnings():
+        with mock.patch.object(Drain, "_finish", finish), warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
             first = _raised(ckpt.close)
         open_still = ckpt._unclosed.alive

@@ -42,7 +42,7 @@ from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
     from iobench.checkpointer.saves.placing import Placing
-    from iobench.remote.ranked.ranked_drain import RankedDrain
+    from iobench.remote.local_tier import LocalTier
 
 __all__ = ["RankCommitter"]
 
@@ -66,7 +66,7 @@ class RankCommitter:
     assembly: Assembly | None
     hosts: Sequence[str]
     replicator: Replicator | None = None
-    drain: RankedDrain | None = None
+    tier: LocalTier | None = None
     placing: Placing | None = None
     gone: Callable[[], list[int]] = list
     """Returns the numbers of superseded saves that were not announced yet, in rank 0."""
@@ -221,8 +221,8 @@ class RankCommitter:
             if ending.again:
                 return self._follow(save, content, memory)
             raise error from own.failure
-        if order.remote and self.drain is not None:
-            self.drain.sent_directly(order.step, order.serial)
+        if self.tier is not None:
+            self.tier.drain.committed(save, order.serial, direct=order.remote)
         if ending.probe:
             self._probe(ending.probe, memory, None)
         return Committed(order.serial, own.written())
@@ -252,8 +252,7 @@ class RankCommitter:
         """Write the part of this rank."""
         save.status = "writing"
         version = Version(order.serial, order.step, order.attempt)
-        drain = self.drain
-        waits = drain.saving(order.step, order.serial) if drain is not None else nullcontext()
+        waits = nullcontext() if self.tier is None else self.tier.drain.saving()
         try:
             with waits, Offering(self.replicator, version, save.created_s) as offering:
                 if save.error is not None:
@@ -269,10 +268,10 @@ class RankCommitter:
 
     @contextmanager
     def _writer_of(self, order: Order) -> Iterator[PartWriter]:
-        if not order.remote or self.drain is None:
+        if not order.remote or self.tier is None:
             yield self.parts
             return
-        remote = self.drain.remote
+        remote = self.tier.remote
         with remote.using() as writer, within_limit(writer, order.limit_s, order.directory):
             limit = remote.options.rate_bytes_per_s
             yield replace(self.parts, writer=writer, rate_bytes_per_s=limit)

@@ -10,14 +10,13 @@ from typing import Any, cast
 import pytest
 
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.store import DirectoryStore
 from iobench.checkpointer.saves.placing import RemotePlace
 from iobench.errors import RankError
 from iobench.ranks.control import Control
+from iobench.remote.drain import DrainRanks
+from iobench.remote.file_copier import FileCopier, states_of
+from iobench.remote.local_tier import LocalTier
 from iobench.remote.queue import DrainQueue, Queued
-from iobench.remote.ranked.follower import DrainFollower
-from iobench.remote.ranked.messages import states_of
-from iobench.remote.ranked.rank_copier import RankCopier
 from iobench.remote.remote import Remote, RemoteTier
 
 
@@ -25,7 +24,7 @@ class _Hub:
     """A Control that keeps the orders, and gives those of `orders` to a follower."""
 
     def __init__(self, *orders: dict[str, Any]) -> None:
-        self.world = SimpleNamespace(size=2, host="node1")
+        self.world = SimpleNamespace(rank=1, size=2, host="node1")
         self.sent: list[dict[str, Any]] = []
         self.answers: list[Any] = []
         self._orders = [*orders]
@@ -48,16 +47,17 @@ def _queued(step: int, **more: Any) -> Queued:
     return Queued(step=step, serial=step, since_s=0.0, created_s=0.0, **more)
 
 
-def _copier(hub: _Hub) -> RankCopier:
+def _copier(hub: _Hub) -> FileCopier:
     anything = cast(Any, None)
-    return RankCopier(
+    return FileCopier(
         local=anything, remote=anything, pace=anything, offload=anything, control=cast(Control, hub)
     )
 
 
-def _follower(hub: _Hub, tmp_path: Path) -> DrainFollower:
-    remote = RemoteTier(Remote(tmp_path / "remote"))
-    return DrainFollower(cast(Control, hub), DirectoryStore(tmp_path / "local"), remote)
+def _follower(hub: _Hub, tmp_path: Path) -> LocalTier:
+    control = cast(Control, hub)
+    ranks = DrainRanks(thread=control, trainer=control, deadline_s=1.0)
+    return LocalTier(tmp_path / "local", Remote(tmp_path / "remote"), ranks)
 
 
 def _saved(step: int) -> Save:
@@ -74,7 +74,7 @@ def test_only_differences_are_sent() -> None:
     copier.tell([*entries[1:-1], replace(entries[-1], state="superseded")])
     assert len(hub.sent) == 2
     assert len(hub.sent[0]["states"]) == 10_000
-    (changed,) = states_of(hub.sent[1]["states"]).values()
+    (changed,) = states_of(hub.sent[1]["states"])
     assert (changed.step, changed.state) == (9_999, "superseded")
     assert hub.sent[1]["gone"] == [[0, 0]]
 
@@ -84,20 +84,41 @@ def test_a_rank_follows_the_differences(tmp_path: Path) -> None:
     hub = _Hub()
     copier, follower = _copier(hub), _follower(hub, tmp_path)
     for step in (1, 2):
-        with follower.saving(step, step):
-            pass
+        follower.drain.committed(_saved(step), step, direct=False)
     assert [one.state for one in follower.copies(_saved(1))] == ["durable", "waiting"]
     one, two = _queued(1, state="verified"), _queued(2, state="draining")
     copier.tell([two, one])
     copier.tell([two, replace(one, local=False)])
-    for order in hub.sent:
-        follower._note(order)
+    _hear(follower, hub.sent)
     assert [copy.state for copy in follower.copies(_saved(1))] == ["verified"]
     assert [copy.state for copy in follower.copies(_saved(2))] == ["durable", "draining"]
     copier.tell([two])
-    follower._note(hub.sent[-1])
+    _hear(follower, hub.sent[-1:])
     assert follower.copies(_saved(1)) == []
     assert [copy.state for copy in follower.copies(_saved(2))] == ["durable", "draining"]
+
+
+def _hear(follower: LocalTier, orders: list[dict[str, Any]]) -> None:
+    """Let a rank follow these orders."""
+    follower.drain._copier.control._orders[:] = orders  # type: ignore[attr-defined]  # a _Hub
+    follower.drain._run()
+
+
+def test_a_direct_save_is_known_at_once(tmp_path: Path) -> None:
+    """Rank 0 reports the states of copies later, and each copy is reported to the user once."""
+    hub, durable = _Hub(), list[int]()
+    copier, follower = _copier(hub), _follower(hub, tmp_path)
+    follower.drain.queue.on_durable = durable.append
+    follower.drain.committed(_saved(1), 1, direct=True)
+    copier.tell([_queued(1, state="durable", local=False)])
+    copier.tell([_queued(1, state="verified", local=False), _queued(2, state="verified")])
+    _hear(follower, hub.sent)
+    assert [copy.state for copy in follower.copies(_saved(1))] == ["verified"]
+    assert durable == [1, 2]
+    follower.drain.committed(_saved(2), 2, direct=False)  # what rank 0 has reported is newer
+    assert [copy.state for copy in follower.copies(_saved(2))] == ["durable", "verified"]
+    follower.drain.committed(_saved(2), 3, direct=False)  # saved anew
+    assert [copy.state for copy in follower.copies(_saved(2))] == ["durable", "waiting"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +132,7 @@ def test_a_rank_follows_the_differences(tmp_path: Path) -> None:
 def test_every_order_gets_an_answer(order: dict[str, Any], tmp_path: Path) -> None:
     """Rank 0 waits for it without a deadline."""
     hub = _Hub(order)
-    _follower(hub, tmp_path)._run()
+    _follower(hub, tmp_path).drain._run()
     ((answer),) = hub.answers
     assert answer["host"] == "node1"
     assert answer["error"][0] == "failed"
@@ -127,7 +148,7 @@ def test_an_answer_when_the_remote_tier_cannot_begin_anew(
 
     monkeypatch.setattr(RemoteTier, "renew", renew)
     hub = _Hub({"do": "send"})
-    _follower(hub, tmp_path)._run()
+    _follower(hub, tmp_path).drain._run()
     assert len(hub.answers) == 1
 
 
