@@ -49,6 +49,7 @@ SECTIONS = {
     "Tune": {"autotune": ""},
     "Use in your trainer": {
         "checkpointer": "",
+        "verify": "",
         "tiers": "",
         "offload": "",
         "integrations": "",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from iobench.remote.placement import Placement
     from iobench.remote.remote import Remote
     from iobench.replicas.partner import Partner
+    from iobench.verification.inventory import VerifyFinding, VerifyReport
+    from iobench.verification.verify import verify
     from iobench.writers.base import Writer
     from iobench.writers.config import dump_writer, load_writer
     from iobench.writers.image import FileImage
@@ -50,6 +52,8 @@ __all__ = [
     "Save",
     "SavedPerRank",
     "Transfer",
+    "VerifyFinding",
+    "VerifyReport",
     "World",
     "Writer",
     "__version__",
@@ -57,6 +61,7 @@ __all__ = [
     "load_checkpoint",
     "load_writer",
     "set_default_writer",
+    "verify",
 ]
 
 _HOMES = {
@@ -76,12 +81,15 @@ _HOMES = {
     "SavedPerRank": "iobench.checkpoint.per_rank",
     "Partner": "iobench.replicas.partner",
     "Transfer": "iobench.writers.transfer",
+    "VerifyFinding": "iobench.verification.inventory",
+    "VerifyReport": "iobench.verification.inventory",
     "World": "iobench.ranks.world",
     "Writer": "iobench.writers.base",
     "dump_writer": "iobench.writers.config",
     "load_checkpoint": "iobench.checkpoint.restore",
     "load_writer": "iobench.writers.config",
     "set_default_writer": "iobench.integrations.default_writer",
+    "verify": "iobench.verification.verify",
 }
 _MODULES = (
     *("errors", "formats", "integrations", "offload", "results", "safetensors"),

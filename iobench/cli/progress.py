@@ -20,13 +20,13 @@ from iobench.cli import interrupts
 from iobench.results import CeilingSample, Failure, Sample, TrainBlock
 from iobench.results.setting import at_target
 from iobench.text import printable
-from iobench.units import GIB, format_rate, format_seconds
+from iobench.units import GIB, format_rate, format_seconds, format_size
 
 if TYPE_CHECKING:
     from iobench.tune.measurement import Step
     from iobench.tune.space import Candidate
 
-__all__ = ["StderrProgress", "TrainProgress", "TuneProgress"]
+__all__ = ["StderrProgress", "TrainProgress", "TuneProgress", "VerifyProgress"]
 
 _REFRESH_PER_S = 2  # redrawing takes CPU from what is being timed
 _BAR_WIDTH = 12
@@ -145,3 +145,20 @@ class TrainProgress(_Steps):
         each = f"{format_seconds(block.wall_s / len(block.step_s))} a step"
         wall = format_seconds(block.wall_s)
         self._line(f"{block.repetition + 1} {label}: {wall}, {each}", f"last {each}")
+
+
+class VerifyProgress(_Steps):
+    """Shows how much `iobench verify` has read of a path."""
+
+    def __init__(self, path: str, *, quiet: bool = False) -> None:
+        super().__init__(quiet=quiet)
+        self._path = path
+
+    def read(self, done_bytes: int, total_bytes: int) -> None:
+        interrupts.check()
+        if self._bar is None:
+            self.begin(total_bytes)
+        if self._bar:
+            last = f"{format_size(done_bytes)} of {format_size(total_bytes)}"
+            shown = {"description": printable(self._path), "last": last}
+            self._bar.update(self._task, completed=done_bytes, total=total_bytes, **shown)

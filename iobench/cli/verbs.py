@@ -34,6 +34,7 @@ _VERBS = {
     "agent": "app",
     "offload": "app",
     "tiers": "tiers",
+    "verify": "verify",
 }
 """The name of its function or app, in the module of `iobench.cli` that has the verb's name. That
 module may have SETTINGS of the command."""
@@ -42,7 +43,7 @@ module may have SETTINGS of the command."""
 _GROUPS = {
     "Measure": ("run", "autotune", "train", "doctor"),
     "Read": ("show", "compare", "plan", "reproduce"),
-    "Use": ("exec", "offload", "tiers", "agent"),
+    "Use": ("exec", "verify", "offload", "tiers", "agent"),
     "Manage": ("workloads", "writers", "results", "s3"),
 }
 """The sections of `iobench --help`."""
@@ -102,6 +103,11 @@ EXAMPLES = {
         "iobench tiers checkpoints/",
         "iobench tiers checkpoints/ --format json",
         "watch iobench tiers checkpoints/",
+    ),
+    "verify": (
+        "iobench verify runs/a",
+        "iobench verify ./Llama-3.1-8B --record",
+        "iobench verify model.pt --against model.safetensors",
     ),
     "agent": (
         "iobench agent status",

@@ -18,7 +18,7 @@ from iobench.formats.safetensors_header import DTYPES, METADATA
 from iobench.formats.tensors import array_dtype, torch_dtype
 from iobench.text import parse_json
 
-__all__ = ["Kind", "TensorRun", "runs_of"]
+__all__ = ["Kind", "TensorRun", "runs_of", "tensors_of"]
 
 _CODES = {code: (name, item_bytes) for name, (code, item_bytes) in DTYPES.items()}
 _INTEGERS = frozenset((int,))
@@ -87,11 +87,19 @@ def runs_of(file: str, header: bytes, data_bytes: int, *, one_by_one: bool) -> l
     key, last = (header, data_bytes, one_by_one), _last  # another thread may replace it
     if last is not None and last[0] == key:
         return last[1]
-    places = sorted(_places(file, _entries(file, header)))
+    places = tensors_of(file, header)
     _check_gapless(file, places, data_bytes)
     runs = list(_in_runs(places, 8 + len(header), one_by_one=one_by_one))
     _last = key, runs
     return runs
+
+
+def tensors_of(file: str, header: bytes) -> list[tuple[int, int, str, Kind]]:
+    """Return [begin, end) in the data section, name and kind of each tensor, in file order.
+
+    Gaps and the file's size are not checked. Raises what `runs_of` raises.
+    """
+    return sorted(_places(file, _entries(file, header)))
 
 
 _last: tuple[tuple[bytes, int, bool], list[TensorRun]] | None = None

@@ -15,6 +15,7 @@ _FLOORS = (
     *("cli", "report", "tune", "claims", "train", "goodput", "integrations", "bench", "peers"),
     *(
         "results",
+        "verification",
         "offload",
         "checkpointer",
         "replicas",

@@ -1,0 +1,131 @@
+"""`iobench verify`: whether checkpoints are whole, by their checksums, sizes and indexes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from iobench.cli.given import FormatOption, ListingFormat, QuietOption
+from iobench.cli.progress import VerifyProgress
+from iobench.errors import DataMismatchError, UsageError
+from iobench.report.render import write_json
+from iobench.text import printable, printable_values
+from iobench.units import count_of, format_rate, format_seconds, format_size
+
+if TYPE_CHECKING:
+    from iobench.verification.inventory import VerifyReport
+
+_SHOWN = 8  # files without checksums, of each reason
+
+
+def verify(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...", help="Files, directories or s3://bucket/prefix, of any format."
+        ),
+    ],
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record",
+            help="Write iobench-verify.json with the XXH3-64 of every tensor; later runs compare.",
+        ),
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="OTHER",
+            help="Compare tensor by tensor with this checkpoint, of any format.",
+        ),
+    ] = None,
+    values: Annotated[
+        bool, typer.Option("--values", help="Count NaN, infinities and tensors of zeros.")
+    ] = False,
+    writer: Annotated[
+        str | None,
+        typer.Option(
+            "--writer",
+            help="Reads: a writer or writer.toml.",
+            show_default="hybrid; s3 in a bucket",
+        ),
+    ] = None,
+    format_: FormatOption = ListingFormat.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Check that checkpoints are whole; exit code 4 if they are not.
+
+    Reads every byte once, compares the checksums that there are, and says where there are none.
+    Nothing is unpickled that could run code.
+    """
+    from iobench.verification.against import verify_against
+    from iobench.verification.verify import verify as verify_path
+
+    if against is not None and (len(paths) > 1 or record):
+        raise UsageError("--against compares one PATH with OTHER, without --record")
+    reports: dict[str, VerifyReport] = {}
+    for path in paths:
+        with VerifyProgress(path, quiet=quiet) as progress:
+            if against is not None:
+                reports[path] = verify_against(
+                    path, against, writer=writer, values=values, progress=progress.read
+                )
+            else:
+                reports[path] = verify_path(
+                    path, writer=writer, record=record, values=values, progress=progress.read
+                )
+        if format_ is ListingFormat.TABLE:
+            _print(path, reports[path])
+    if format_ is ListingFormat.JSON:
+        listed = [_as_json(path, one) for path, one in reports.items()]
+        write_json({"schema": "iobench.verify/1", "reports": listed}, sys.stdout)
+    errors = sum(len(one.errors) for one in reports.values())
+    if errors:
+        bad = ", ".join(path for path, one in reports.items() if not one.ok)
+        raise DataMismatchError(f"{bad}: {count_of(errors, 'error')}")
+
+
+def _print(path: str, report: VerifyReport) -> None:
+    rate = format_rate(report.size_bytes / max(report.elapsed_s, 1e-9))
+    print(
+        f"{printable(path)}: {', '.join(report.kinds) or 'recorded files'}; "
+        f"{count_of(report.files, 'file')}, {count_of(report.tensors, 'tensor')}, "
+        f"{format_size(report.size_bytes)} in {format_seconds(report.elapsed_s)}, {rate}"
+    )
+    for finding in report.findings:
+        print(f"  {finding.severity:<8} {finding}")
+    by_reason: dict[str, list[str]] = {}
+    for file, why in report.unproved.items():
+        by_reason.setdefault(why, []).append(file)
+    for why, files in by_reason.items():
+        more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+        print(f"  unproved {printable(', '.join(files[:_SHOWN]) + more + ': ' + why)}")
+    if report.values is not None:
+        found = report.values
+        zeros = count_of(found["zero_tensors"], "tensor")
+        print(f"  values   {found['nan']} NaN, {found['inf']} infinite, {zeros} of zeros")
+    result = "whole" if report.ok else f"damaged: {count_of(len(report.errors), 'error')}"
+    print(f"  result   {result}")
+
+
+def _as_json(path: str, report: VerifyReport) -> dict[str, Any]:
+    found = {
+        "path": path,
+        "ok": report.ok,
+        "kinds": list(report.kinds),
+        "files": report.files,
+        "tensors": report.tensors,
+        "size_bytes": report.size_bytes,
+        "proved_bytes": report.proved_bytes,
+        "elapsed_s": report.elapsed_s,
+        "findings": [
+            {"severity": f.severity, "path": f.path, "tensor": f.tensor, "what": f.what}
+            for f in report.findings
+        ],
+        "unproved": dict(report.unproved),
+        "values": report.values and dict(report.values),
+    }
+    return dict(printable_values(found))

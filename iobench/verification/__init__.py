@@ -1,0 +1,1 @@
+"""`iobench verify`: whether stored checkpoints are whole, whatever wrote them."""

@@ -1,0 +1,196 @@
+"""Directories of torch's distributed checkpoints: `.metadata`, and items in files `*.distcp`."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import defaultdict
+from contextlib import closing
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+
+from iobench.errors import DataMismatchError, TransferError
+from iobench.formats.tensors import dtype_name
+from iobench.formats.torch_index import DAMAGE, TorchIndex
+from iobench.verification.inventory import Inventory, ListedTensor, TensorPart
+from iobench.verification.location import CachedSource, Location, Slice, unreadable
+from iobench.verification.tensor_files import Other, add_zip, tensors_of_zip
+
+__all__ = ["DATA", "METADATA", "add_directory"]
+
+METADATA, DATA = ".metadata", ".distcp"
+
+_DATACLASSES = (
+    *("Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata"),
+    *("TensorProperties", "ChunkStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+)
+_ADMITTED: dict[tuple[str, str], Any] = {
+    **{(metadata.__name__, name): getattr(metadata, name) for name in _DATACLASSES},
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): lambda name: name,
+    ("collections", "OrderedDict"): dict,
+    **{("pathlib", name): lambda *parts: "/".join(parts) for name in ("PosixPath", "Path")},
+    **{
+        ("torch", name): value
+        for name, value in vars(torch).items()
+        if isinstance(value, torch.dtype)
+    },
+}
+"""What a `.metadata` consists of, and nothing that could run code."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ADMITTED:
+            return _ADMITTED[module, name]
+        if module.startswith("megatron."):
+            return Other
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of metadata")
+
+
+def add_directory(inventory: Inventory, location: Location, folder: str) -> None:
+    """Add the checkpoint in `folder`, or what is wrong with it."""
+    inventory.found("DCP")
+    prefix = f"{folder}/" if folder else ""
+    index = prefix + METADATA
+    try:
+        if index not in inventory.sizes:
+            raise DataMismatchError("is missing: without it no tensor can be found")
+        found = _metadata(location.read(index))
+    except (DataMismatchError, TransferError) as error:
+        inventory.error(index, unreadable(error))
+        return
+    inventory.unproved[index] = "DCP's metadata has no checksum"
+    inventory.file(index)
+    items: dict[str, list[_Item]] = defaultdict(list)
+    for key, stored in found.storage_data.items():
+        items[prefix + stored.relative_path].append((stored.offset, stored.length, key, stored))
+    for path in [path for path in inventory.sizes if path.startswith(prefix)]:
+        if path.endswith(DATA) and path not in items and "/" not in path[len(prefix) :]:
+            inventory.error(path, "is not in .metadata: an extra file")
+    parts: dict[str, list[TensorPart]] = defaultdict(list)
+    for path, wanted in sorted(items.items()):
+        _add_items(inventory, location, path, sorted(wanted, key=lambda one: one[:2]), found, parts)
+    stored_at: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for key in found.storage_data:
+        stored_at[key.fqn].add(tuple(key.offset or ()))
+    for name, described in found.state_dict_metadata.items():
+        if isinstance(described, metadata.TensorStorageMetadata):
+            _add_tensor(inventory, index, name, described, stored_at[name], parts[name])
+        elif not stored_at[name]:
+            inventory.error(index, "names no file for it", name)
+
+
+_Item = tuple[int, int, metadata.MetadataIndex, Any]
+"""Offset, length, key and stored place of an item."""
+
+
+def _metadata(data: bytes) -> metadata.Metadata:
+    try:
+        found = _Unpickler(io.BytesIO(data)).load()
+        if not isinstance(found, metadata.Metadata):
+            raise TypeError(f"it is a {type(found).__name__}")
+        for key, stored in found.storage_data.items():
+            if not isinstance(key, metadata.MetadataIndex):
+                raise TypeError(f"a key is a {type(key).__name__}")
+            _ = (stored.relative_path + "", stored.offset + 0, stored.length + 0)
+        _ = found.state_dict_metadata.items()
+    except (*DAMAGE, pickle.UnpicklingError, AttributeError, ImportError) as error:
+        raise DataMismatchError(f"not metadata of DCP ({error})") from error
+    return found
+
+
+def _add_items(
+    inventory: Inventory,
+    location: Location,
+    path: str,
+    items: list[_Item],
+    found: metadata.Metadata,
+    parts: dict[str, list[TensorPart]],
+) -> None:
+    """Add the items of the file `path`, and to `parts` those of tensors by name."""
+    names = [key.fqn for _, _, key, _ in items]
+    if inventory.sizes.get(path, -1) < 0:
+        inventory.error(path, f"is missing; it has {len(items)} items", names[0])
+        return
+    size = inventory.file(path).size_bytes
+    end = 0
+    with closing(location.source(path)) as opened:
+        source = CachedSource(opened, size)
+        for start, length, key, stored in items:
+            try:
+                if start + length > size:
+                    missing = start + length - max(start, size)
+                    raise DataMismatchError(f"the file ends too early: {missing} bytes are missing")
+                if start < end:
+                    raise DataMismatchError("overlaps the item before it")
+                part = _add_item(inventory, source, path, start, key, stored, found)
+                if part is not None:
+                    parts[key.fqn].append(part)
+            except (DataMismatchError, TransferError) as error:
+                inventory.error(path, unreadable(error), key.fqn)
+            end = max(end, start + length)
+    if end < size:
+        inventory.error(path, f"{size - end} bytes follow the last item")
+
+
+def _add_item(
+    inventory: Inventory,
+    source: CachedSource,
+    path: str,
+    start: int,
+    key: metadata.MetadataIndex,
+    stored: Any,
+    found: metadata.Metadata,
+) -> TensorPart | None:
+    """Add one item; return the part of a tensor that it is."""
+    described = found.state_dict_metadata.get(key.fqn)
+    if getattr(stored, "transform_descriptors", None):
+        inventory.unproved[path] = f"is encoded by {', '.join(stored.transform_descriptors)}"
+        return None
+    item = Slice(source, start, start + stored.length)
+    if source.read(start, start + 4) != b"PK\x03\x04":
+        if isinstance(described, metadata.BytesStorageMetadata):
+            inventory.unproved[path] = "has values without checksum"
+            return None
+        raise DataMismatchError("does not begin with a zip of torch.save")
+    add_zip(inventory, path, item, [], offset=start, name=key.fqn)
+    if not isinstance(described, metadata.TensorStorageMetadata):
+        return None
+    try:
+        index = TorchIndex.read(path, item)
+        _, tensor, begin, strides = next(iter(tensors_of_zip(index, item)))
+    except (*DAMAGE, pickle.UnpicklingError, StopIteration) as error:
+        raise DataMismatchError(f"its zip has no tensor ({error})") from error
+    offsets = tuple(key.offset or (0,) * len(described.size))
+    chunk = next((one for one in described.chunks if tuple(one.offsets) == offsets), None)
+    wanted = described.properties.dtype, tuple(chunk.sizes) if chunk else ()
+    if (tensor.dtype, tuple(tensor.shape)) != wanted:
+        raise DataMismatchError(
+            f"is {dtype_name(tensor.dtype)} {list(tensor.shape)}, "
+            f".metadata says {dtype_name(wanted[0])} {list(wanted[1])}"
+        )
+    begin, stop = start + begin, start + begin + tensor.numel() * tensor.itemsize
+    return TensorPart(path, begin, stop, offsets, wanted[1], strides)
+
+
+def _add_tensor(
+    inventory: Inventory,
+    index: str,
+    name: str,
+    described: metadata.TensorStorageMetadata,
+    stored: set[tuple[int, ...]],
+    parts: list[TensorPart],
+) -> None:
+    shape = tuple(described.size)
+    for chunk in described.chunks:
+        if tuple(chunk.offsets) not in stored and (any(chunk.offsets) or () not in stored):
+            inventory.error(index, f"names no file for the part at {list(chunk.offsets)}", name)
+    held = sum(prod(chunk.sizes) for chunk in described.chunks)
+    if held != prod(shape):
+        inventory.error(index, f"its parts have {held} of {prod(shape)} elements", name)
+    inventory.add(ListedTensor(name, dtype_name(described.properties.dtype), shape, tuple(parts)))

@@ -1,0 +1,290 @@
+"""Reads every byte of an inventory once, and compares what has a checksum."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import xxhash
+from isal import isal_zlib
+
+from iobench import linux
+from iobench.environment.memory import host_takes_free_memory
+from iobench.errors import DataMismatchError, TransferError
+from iobench.formats.many_parts import WindowImage
+from iobench.units import MIB
+from iobench.verification.inventory import CheckedRange, Inventory, ListedFile
+from iobench.verification.location import Location, unreadable
+from iobench.writers.blocks.channel import Channel, Lease
+from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.image import Bytes
+
+__all__ = ["Layer", "Progress", "read_all"]
+
+Progress = Callable[[int, int], None]
+"""Gets the bytes that were read, and those to read in all."""
+
+_WINDOW = 32 * MIB
+_WINDOWS = 3  # one is checked while the next ones are read
+_EDGE = 8  # bytes of the widest value
+
+
+class Layer(ABC):
+    """Gets the bytes of ranges as they come, in the order of the file, and judges each range."""
+
+    def __init__(self, ranges: Iterable[CheckedRange]) -> None:
+        self._ranges = sorted(ranges)
+        self._number = 0
+        self._state: Any = None
+
+    def take(self, start: int, data: Bytes) -> None:
+        """Take the next bytes of the file, from `start` on."""
+        stop = start + len(data)
+        while self._number < len(self._ranges):
+            one = self._ranges[self._number]
+            begin, end = max(one.start, start), min(one.stop, stop)
+            if self._state is None and (begin < end or one.stop <= stop):
+                self._state = self.begin(one)
+            if begin < end:
+                self._state = self.update(self._state, data[begin - start : end - start])
+            if one.stop > stop:
+                return
+            self.end(one, self._state)
+            self._state = None
+            self._number += 1
+
+    @abstractmethod
+    def begin(self, one: CheckedRange) -> Any:
+        """Return the state of a new range."""
+
+    @abstractmethod
+    def update(self, state: Any, data: Bytes) -> Any:
+        """Return the state after more bytes of the range."""
+
+    @abstractmethod
+    def end(self, one: CheckedRange, state: Any) -> None:
+        """Judge a range whose bytes were all taken."""
+
+
+class _Checksums(Layer):
+    """Compares XXH3-64, CRC-32 and local headers of zips."""
+
+    def __init__(self, ranges: Iterable[CheckedRange], wrong: Callable[..., None]) -> None:
+        super().__init__(ranges)
+        self._wrong = wrong
+
+    def begin(self, one: CheckedRange) -> Any:
+        if one.xxh3_64:
+            return xxhash.xxh3_64()
+        return b"" if one.head else 0
+
+    def update(self, state: Any, data: Bytes) -> Any:
+        if isinstance(state, int):
+            return isal_zlib.crc32(data, state)
+        if isinstance(state, bytes):
+            return state + data.tobytes()
+        state.update(data.data)
+        return state
+
+    def end(self, one: CheckedRange, state: Any) -> None:
+        if isinstance(state, int):
+            right, what = one.crc32 is None or state == one.crc32, "its CRC-32 differs"
+        elif isinstance(state, bytes):
+            named = state[30 : 30 + len(one.head)] == one.head
+            right, what = state.startswith(b"PK\x03\x04") and named, "its header in the zip differs"
+        else:
+            right, what = state.hexdigest() == one.xxh3_64, "its XXH3 checksum differs"
+        if not right:
+            self._wrong(one, what)
+
+
+class _Holes:
+    """Finds whole pages of zeros, such as a file system leaves after a power cut."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int]] = []
+        """[start, stop) of zeros with another byte directly before and after, in whole pages."""
+        self._start: int | None = None
+        self._last = b"\1" * _EDGE  # before the file is no zero
+        self._stop = 0
+
+    def take(self, start: int, data: Bytes) -> None:
+        """Take the next bytes of the file; `start` is the begin of a page."""
+        whole = len(data) - len(data) % linux.PAGE
+        words = data[:whole].view(np.uint64).reshape(-1, linux.PAGE // 8)
+        maybe = np.flatnonzero(words[:, 0] == 0)
+        zero = maybe[~np.any(words[maybe], axis=1)].tolist()
+        if len(data) > whole and not data[whole:].any():
+            zero.append(whole // linux.PAGE)
+        at = 0
+        for number in zero:
+            if number > at:
+                self._end(start, at, data)
+            if number > at or not number:
+                self._begin(start, number, data)
+            at = number + 1
+        if at * linux.PAGE < len(data):
+            self._end(start, at, data)
+        self._last, self._stop = data[-_EDGE:].tobytes(), start + len(data)
+
+    def _begin(self, start: int, number: int, data: Bytes) -> None:
+        if self._start is not None:
+            return  # it goes on from the window before
+        at = number * linux.PAGE
+        before = data[at - _EDGE : at].tobytes() if at else self._last
+        if any(before):
+            self._start = start + at
+
+    def _end(self, start: int, number: int, data: Bytes) -> None:
+        """End the hole before the page `number` of this window, which is not zero."""
+        at = number * linux.PAGE
+        if self._start is not None and any(data[at : at + _EDGE].tobytes()):
+            self.found.append((self._start, start + at))
+        self._start = None
+
+    def finish(self) -> list[tuple[int, int]]:
+        """Return all of them at the end of the file."""
+        if self._start is not None:
+            self.found.append((self._start, self._stop))
+        return self.found
+
+
+def read_all(
+    inventory: Inventory,
+    location: Location,
+    extra: Callable[[str, ListedFile], list[Layer]],
+    progress: Progress | None = None,
+) -> None:
+    """Read all files of `inventory`, and add what is wrong to it.
+
+    Memory is bounded by a few windows of 32 MiB. `extra` returns more layers of a file that take
+    its bytes. Raises TransferError for an error that is no damage.
+    """
+    total = sum(one.size_bytes for one in inventory.files.values())
+    spare = [fresh_pages(_WINDOW, huge=not host_takes_free_memory()) for _ in range(_WINDOWS)]
+    failed: dict[str, str] = {}
+
+    def fetch(window: _Window) -> None:
+        path, size, start, stop = window[:4]
+        try:
+            image = WindowImage(path, size, start, window[4])
+            location.writer.read(image, location.home, start=start, stop=stop)
+        except (DataMismatchError, TransferError) as error:
+            failed.setdefault(path, unreadable(error))
+
+    ahead: Channel[_Window] = Channel(
+        lambda: ahead.serve(fetch), name="iobench-verify", limit=_WINDOWS
+    )
+    waiting: list[Lease[_Window]] = []
+    done, check = 0, _FileCheck()
+    try:
+        for path, size, start, stop in itertools.chain(_windows(inventory), [("", 0, 0, 0)]):
+            while waiting and (not spare or not path):
+                lease = waiting.pop(0)
+                ahead.wait(lease)
+                name, _, begin, end, memory = lease.item
+                if check.path != name:
+                    check.finish(failed)
+                    file = inventory.files[name]
+                    check = _FileCheck(inventory, name, file, extra(name, file))
+                check.take(begin, memory[: end - begin])
+                spare.append(memory)
+                done += end - begin
+                if progress is not None:
+                    progress(done, total)
+            if path:
+                lease = Lease((path, size, start, stop, spare.pop()))
+                waiting.append(lease)
+                ahead.submit(lease)
+        check.finish(failed)
+    finally:
+        ahead.close(drop=True)
+
+
+_Window = tuple[str, int, int, int, Bytes]
+
+
+def _windows(inventory: Inventory) -> Iterator[tuple[str, int, int, int]]:
+    """Yield path, size, start and stop."""
+    for path, file in inventory.files.items():
+        for start in range(0, file.size_bytes, _WINDOW):
+            yield path, file.size_bytes, start, min(start + _WINDOW, file.size_bytes)
+
+
+class _FileCheck:
+    """The checks of one file."""
+
+    def __init__(
+        self,
+        inventory: Inventory | None = None,
+        path: str = "",
+        file: ListedFile | None = None,
+        extra: list[Layer] | None = None,
+    ) -> None:
+        self.path = path
+        self._inventory, self._file = inventory, file
+        self._wrong: list[tuple[CheckedRange, str]] = []
+        self._holes = _Holes()
+        self._layers = list(extra or [])
+        if file is not None:
+            self._layers += [_Checksums(layer, self._add) for layer in file.layers]
+
+    def _add(self, one: CheckedRange, what: str) -> None:
+        self._wrong.append((one, what))
+
+    def take(self, start: int, data: Bytes) -> None:
+        self._holes.take(start, data)
+        for layer in self._layers:
+            layer.take(start, data)
+
+    def finish(self, failed: dict[str, str]) -> None:
+        """Add the findings."""
+        if self._inventory is None or self._file is None:
+            return
+        if self.path in failed:
+            self._inventory.error(self.path, failed[self.path])
+            return
+        holes = self._holes.finish()
+        for one, what in dict.fromkeys(self._wrong):
+            zeros = [h for h in holes if h[0] < one.stop and one.start < h[1]]
+            if zeros:
+                what += f"; bytes [{zeros[0][0]}, {zeros[0][1]}) are zeros: a hole"
+            self._inventory.error(self.path, what, one.name)
+        if not self._wrong:
+            self._check_holes(holes)
+
+    def _check_holes(self, holes: list[tuple[int, int]]) -> None:
+        """Add holes where no checksum proves the zeros.
+
+        Zeros that someone saved begin and end at rows of a tensor, as a rule: an unused row of an
+        embedding, a bias. A hole begins and ends at pages, so inside of rows.
+        """
+        assert self._file is not None
+        assert self._inventory is not None
+        proved = sorted(r for layer in self._file.layers for r in layer if not r.head)
+        parts = sorted(self._file.parts, key=lambda one: one[2].start)
+        starts = [part.start for _, _, part in parts]
+        for start, stop in holes:
+            if any(r.start <= start and stop <= r.stop for r in proved):
+                continue
+            inside = [
+                parts[at][0]
+                for edge in (start, stop)
+                if (at := bisect_right(starts, edge) - 1) >= 0 and _inside_row(parts[at], edge)
+            ]
+            if inside or not parts:
+                name = inside[0] if inside else ""
+                what = f"bytes [{start}, {stop}) are whole pages of zeros, inside of a row: a hole"
+                self._inventory.error(self.path, what, name)
+
+
+def _inside_row(listed: tuple[str, str, Any], edge: int) -> bool:
+    _, _, part = listed
+    rows = int(np.prod(part.sizes[:-1], dtype=np.int64)) if part.sizes else 1
+    row_bytes = (part.stop - part.start) // max(rows, 1)
+    inside = edge < part.stop and row_bytes > 0
+    return bool(inside and (edge - part.start) % row_bytes)

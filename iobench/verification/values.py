@@ -1,0 +1,133 @@
+"""Counts NaN, infinities, and tensors of zeros alone, while files are read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from iobench.verification.inventory import CheckedRange, Inventory, ListedFile
+from iobench.verification.reading import Layer
+from iobench.writers.image import Bytes
+
+__all__ = ["ValueCounts"]
+
+_FLOATS: dict[str, tuple[str, int, int]] = {
+    "float8_e5m2": ("u1", 0x7C, 0x03),
+    "float16": ("u2", 0x7C00, 0x03FF),
+    "bfloat16": ("u2", 0x7F80, 0x007F),
+    "float32": ("u4", 0x7F800000, 0x007FFFFF),
+    "complex64": ("u4", 0x7F800000, 0x007FFFFF),
+    "float64": ("u8", 0x7FF << 52, (1 << 52) - 1),
+    "complex128": ("u8", 0x7FF << 52, (1 << 52) - 1),
+}
+"""dtype -> numpy's unsigned type, bits of the exponent, bits of the fraction (IEEE 754)."""
+_NAN_ONLY = {"float8_e4m3fn": ("u1", 0x7F)}
+"""A type without infinities: its one NaN, without the sign (arXiv 2209.05433)."""
+
+
+class ValueCounts:
+    """The counts of all tensors of an inventory."""
+
+    def __init__(self) -> None:
+        self.nan: Counter[tuple[str, str]] = Counter()
+        """By file and tensor."""
+        self.inf: Counter[tuple[str, str]] = Counter()
+        self._nonzero: dict[str, bool] = {}
+
+    def layers(self, path: str, file: ListedFile) -> list[Layer]:
+        """Return layers that count the values of a file; those of tied tensors once."""
+        left = sorted({part[:3]: (name, dtype) for name, dtype, part in file.parts}.items())
+        dtypes = dict(dict(left).values())
+        layers: list[Layer] = []
+        while left:
+            chosen, rest, end = list[CheckedRange](), [], 0
+            for key, (name, dtype) in left:
+                if key[1] >= end:
+                    chosen.append(CheckedRange(key[1], key[2], name))
+                    end = key[2]
+                else:
+                    rest.append((key, (name, dtype)))
+            layers.append(_Values(path, chosen, dtypes, self))
+            left = rest
+        return layers
+
+    def count(self, path: str, name: str, dtype: str, data: Bytes) -> None:
+        """Add the counts of a whole tensor."""
+        running = _Running(dtype)
+        running.add(data)
+        if len(data):
+            self.note(path, name, running.nan, running.inf, nonzero=running.nonzero)
+
+    def note(self, path: str, name: str, nan: int, inf: int, *, nonzero: bool) -> None:
+        """Add the counts of a part of a tensor."""
+        self.nan[path, name] += nan
+        self.inf[path, name] += inf
+        self._nonzero[name] = self._nonzero.get(name, False) or nonzero
+
+    def summary(self, inventory: Inventory) -> dict[str, int]:
+        """Return the sums, and add a warning for each tensor with NaN or infinities."""
+        for (path, name), nan in sorted(self.nan.items()):
+            inf = self.inf[path, name]
+            if nan or inf:
+                inventory.warn(path, f"has {nan} NaN and {inf} infinite values", name)
+        return {
+            "nan": self.nan.total(),
+            "inf": self.inf.total(),
+            "zero_tensors": sum(not one for one in self._nonzero.values()),
+        }
+
+
+class _Values(Layer):
+    def __init__(
+        self,
+        path: str,
+        ranges: Iterable[CheckedRange],
+        dtypes: dict[str, str],
+        counts: ValueCounts,
+    ) -> None:
+        super().__init__(ranges)
+        self._path, self._dtypes, self._counts = path, dtypes, counts
+
+    def begin(self, one: CheckedRange) -> Any:
+        return _Running(self._dtypes[one.name])
+
+    def update(self, state: Any, data: Bytes) -> Any:
+        state.add(data)
+        return state
+
+    def end(self, one: CheckedRange, state: Any) -> None:
+        if one.start < one.stop:
+            self._counts.note(self._path, one.name, state.nan, state.inf, nonzero=state.nonzero)
+
+
+class _Running:
+    """The counts of one part of a tensor; a value may be in two windows."""
+
+    def __init__(self, dtype: str) -> None:
+        self.nan = self.inf = 0
+        self.nonzero = False
+        self._dtype, self._rest = dtype, b""
+
+    def add(self, data: Bytes) -> None:
+        self.nonzero = self.nonzero or bool(data.any())
+        kind = (_FLOATS.get(self._dtype) or _NAN_ONLY.get(self._dtype) or ("",))[0]
+        if not kind:
+            return
+        if self._rest:
+            data = np.frombuffer(self._rest + data.tobytes(), dtype=np.uint8)
+        whole = len(data) - len(data) % np.dtype(kind).itemsize
+        self._rest = data[whole:].tobytes()
+        if data.ctypes.data % np.dtype(kind).itemsize:
+            data = data[:whole].copy()
+        values = data[:whole].view(kind)
+        if self._dtype in _NAN_ONLY:
+            self.nan += int(np.count_nonzero(values & 0x7F == _NAN_ONLY[self._dtype][1]))
+            return
+        _, exponent, fraction = _FLOATS[self._dtype]
+        special = values[values & exponent == exponent] & fraction
+        nan = int(np.count_nonzero(special))
+        self.nan += nan
+        self.inf += len(special) - nan

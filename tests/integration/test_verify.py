@@ -1,0 +1,605 @@
+"""iobench verify: finds all damage of a corpus, names file and tensor, and gives no false alarm."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pickle
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.checkpoint_corpus import (
+    GOOD,
+    change_header,
+    change_metadata,
+    cut,
+    flip,
+    make,
+    zeros,
+)
+
+import iobench
+from iobench.errors import UsageError
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks that make the corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """Makes each checkpoint of the corpus once; tests damage copies of them."""
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # a minute
+    os.environ["LOCAL_RANK"] = "0"
+    at = tmp_path_factory.mktemp("corpus")
+    store = f"file://{at / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+
+    def made(name: str) -> Path:
+        return at / name if (at / name).exists() else make(name, at)
+
+    try:
+        yield made
+    finally:
+        torch.distributed.destroy_process_group()
+        del os.environ["LOCAL_RANK"]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_no_false_alarm(name: str, corpus: Callable[[str], Path], tmp_path: Path) -> None:
+    """Nothing is found in a whole checkpoint, also after its checksums were recorded; then every
+    byte is proved."""
+    copy = tmp_path / name
+    shutil.copytree(corpus(name), copy)
+    found = iobench.verify(copy, values=True)
+    assert found.findings == tuple(f for f in found.findings if "infinite" in f.what)
+    assert found.kinds
+    assert iobench.verify(copy, record=True).ok
+    again = iobench.verify(copy)
+    assert (again.findings, again.unproved) == ((), {})
+    assert again.proved_bytes == again.size_bytes > 0
+
+
+_SHARD = "model-00002-of-00005.safetensors"
+_STEP = "global_step1"
+_OPTIMIZER = f"{_STEP}/zero_pp_rank_0_mp_rank_00_optim_states.pt"
+_MODEL = f"{_STEP}/mp_rank_00_model_states.pt"
+
+
+def _tensor_at(file: Path, name: str) -> int:
+    """The offset of a tensor in a safetensors file."""
+    data = file.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    begin: int = json.loads(data[8 : 8 + length])[name]["data_offsets"][0]
+    return 8 + length + begin
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _first(name: str) -> bytes:
+    """The first bytes of a tensor of the state that most of the corpus has."""
+    return _bytes_of(_corpus_state()[name])[:32]
+
+
+def _corpus_state(seed: int = 0) -> dict[str, torch.Tensor]:
+    from support import checkpoint_corpus
+
+    return checkpoint_corpus._state(seed)
+
+
+def _drop_tensor(file: Path, name: str) -> None:
+    tensors = load_file(file)
+    tensors.pop(name)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _add_tensor(file: Path, name: str, tensor: torch.Tensor) -> None:
+    save_file({**load_file(file), name: tensor}, file, metadata={"format": "pt"})
+
+
+def _shape(name: str, shape: list[int]) -> Callable[[Any], None]:
+    def change(header: Any) -> None:
+        header[name]["shape"] = shape
+
+    return change
+
+
+def _dtype(found: Any) -> None:
+    name = "model.layers.0.weight"
+    old = found.state_dict_metadata[name]
+    old.properties.dtype = torch.float64
+
+
+def _chunk(found: Any) -> None:
+    name = "model.layers.0.weight"
+    key = next(one for one in found.storage_data if one.fqn == name)
+    del found.storage_data[key]
+
+
+def _evil(file: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(file.parent / "ran"),)
+
+    file.write_bytes(pickle.dumps(Evil()))
+
+
+BAD: dict[str, tuple[str, Callable[[Path], object], str, str, str]] = {
+    "safetensors-cut": (
+        "safetensors",
+        lambda d: cut(d / "model.safetensors", 100),
+        *("model.safetensors", "head.weight", "100 bytes are missing"),
+    ),
+    "safetensors-grown": (
+        "safetensors",
+        lambda d: (d / "model.safetensors").open("ab").write(bytes(5)),
+        *("model.safetensors", "", "5 bytes follow the last tensor"),
+    ),
+    "safetensors-empty": (
+        "safetensors",
+        lambda d: os.truncate(d / "model.safetensors", 0),
+        *("model.safetensors", "", "not a safetensors file"),
+    ),
+    "safetensors-header": (
+        "safetensors",
+        lambda d: flip(d / "model.safetensors", 8),
+        *("model.safetensors", "", "not a safetensors file"),
+    ),
+    "safetensors-shape": (
+        "safetensors",
+        lambda d: change_header(d / "model.safetensors", _shape("layers.0.weight", [69, 64])),
+        *("model.safetensors", "", "'layers.0.weight' has 24576 bytes"),
+    ),
+    "safetensors-hole": (
+        "safetensors",
+        lambda d: zeros(d / "model.safetensors", 1, 2),
+        *("model.safetensors", "layers.0.weight", "zeros"),
+    ),
+    "safetensors-hole-at-the-end": (
+        "safetensors-iobench",
+        lambda d: zeros(d / "weights.safetensors", 10, 9),
+        *("weights.safetensors", "head.weight", "zeros"),
+    ),
+    "safetensors-all-zeros": (
+        "safetensors",
+        lambda d: zeros(d / "model.safetensors", 0, 100),
+        *("model.safetensors", "", "not a safetensors file"),
+    ),
+    "hf-shard-missing": (
+        "hf-shards",
+        lambda d: (d / _SHARD).unlink(),
+        *(_SHARD, "model.layers.0.input_layernorm.weight", "is missing"),
+    ),
+    "hf-shard-extra": (
+        "hf-shards",
+        lambda d: shutil.copy(d / _SHARD, d / "model-00006-of-00006.safetensors"),
+        *("model-00006-of-00006.safetensors", "", "an extra shard"),
+    ),
+    "hf-shard-cut": (
+        "hf-shards",
+        lambda d: cut(d / _SHARD, 30000),
+        *(_SHARD, "model.layers.1.self_attn.q_proj.weight", "bytes are missing"),
+    ),
+    "hf-shard-swapped": (
+        "hf-shards",
+        lambda d: shutil.copy(d / "model-00003-of-00005.safetensors", d / _SHARD),
+        *(_SHARD, "model.layers.0.mlp.gate_proj.weight", "lacks a tensor"),
+    ),
+    "hf-tensor-missing": (
+        "hf-shards",
+        lambda d: _drop_tensor(d / _SHARD, "model.layers.0.mlp.gate_proj.weight"),
+        *(_SHARD, "model.layers.0.mlp.gate_proj.weight", "lacks a tensor"),
+    ),
+    "hf-tensor-twice": (
+        "hf-shards",
+        lambda d: _add_tensor(d / _SHARD, "model.norm.weight", torch.ones(64)),
+        *(_SHARD, "model.norm.weight", "twice"),
+    ),
+    "hf-tensor-unknown": (
+        "hf-shards",
+        lambda d: _add_tensor(d / _SHARD, "more", torch.ones(64)),
+        *(_SHARD, "more", "not in model.safetensors.index.json"),
+    ),
+    "hf-index-torn": (
+        "hf-shards",
+        lambda d: cut(d / "model.safetensors.index.json", 100),
+        *("model.safetensors.index.json", "", "not JSON"),
+    ),
+    "hf-index-missing": (
+        "hf-shards",
+        lambda d: ((d / "model.safetensors.index.json").unlink(), (d / _SHARD).unlink()),
+        *(_SHARD, "", "is missing among its shards"),
+    ),
+    "hf-config-zeros": (
+        "hf",
+        lambda d: zeros(d / "config.json", 0),
+        *("config.json", "", "zeros instead of JSON"),
+    ),
+    "hf-hole": (
+        "hf",
+        lambda d: zeros(d / "model.safetensors", 40, 3),
+        *("model.safetensors", "model.layers.0.mlp.gate_proj.weight", "zeros"),
+    ),
+    "hf-bin-flip": (
+        "hf-bin",
+        lambda d: flip(d / "pytorch_model-00001-of-00002.bin", 30000),
+        *("pytorch_model-00001-of-00002.bin", "model.embed_tokens.weight", "CRC-32"),
+    ),
+    "hf-bin-missing": (
+        "hf-bin",
+        lambda d: (d / "pytorch_model-00002-of-00002.bin").unlink(),
+        *("pytorch_model-00002-of-00002.bin", "model.layers.2.self_attn.k_proj.weight", "missing"),
+    ),
+    "hf-trainer-optimizer": (
+        "hf-trainer",
+        lambda d: cut(d / "checkpoint-4" / "optimizer.pt", 1000),
+        *("checkpoint-4/optimizer.pt", "", "not a whole zip"),
+    ),
+    "torch-flip": (
+        "torch",
+        lambda d: flip(d / "model.pt", _first("layers.1.weight")),
+        *("model.pt", "model.layers.1.weight", "CRC-32"),
+    ),
+    "torch-pickle": (
+        "torch",
+        lambda d: flip(d / "model.pt", b"layers.1.weight"),
+        *("model.pt", "", "CRC-32"),
+    ),
+    "torch-directory": (
+        "torch",
+        lambda d: flip(d / "model.pt", (d / "model.pt").read_bytes().rindex(b"data/1")),
+        *("model.pt", "", "header in the zip"),
+    ),
+    "torch-cut": (
+        "torch",
+        lambda d: cut(d / "model.pt", 20000),
+        *("model.pt", "", "not a whole zip"),
+    ),
+    "torch-hole": (
+        "torch-odd",
+        lambda d: zeros(d / "odd.pt", 300, 4),
+        *("odd.pt", "embedding", "a hole"),
+    ),
+    "torch-begin": (
+        "torch",
+        lambda d: zeros(d / "model.pt", 0),
+        *("model.pt", "", "begins with zeros"),
+    ),
+    "torch-object": (
+        "torch-object",
+        lambda d: flip(d / "model.pt", _first("layers.1.weight")),
+        *("model.pt", "model.layers.1.weight", "CRC-32"),
+    ),
+    "lightning-flip": (
+        "lightning",
+        lambda d: flip(d / "last.ckpt", 10000),
+        *("last.ckpt", "state_dict.layer.weight", "CRC-32"),
+    ),
+    "dcp-flip": (
+        "dcp",
+        lambda d: flip(d / "__0_0.distcp", _first("layers.1.weight")),
+        *("__0_0.distcp", "model.layers.1.weight", "CRC-32"),
+    ),
+    "dcp-cut": (
+        "dcp",
+        lambda d: cut(d / "__0_0.distcp", 5000),
+        *("__0_0.distcp", "", "bytes are missing"),
+    ),
+    "dcp-hole": (
+        "dcp",
+        lambda d: zeros(d / "__0_0.distcp", 4, 2),
+        *("__0_0.distcp", "", "a hole"),
+    ),
+    "dcp-file-missing": (
+        "dcp-files",
+        lambda d: (d / "__0_1.distcp").unlink(),
+        *("__0_1.distcp", "model.", "is missing"),
+    ),
+    "dcp-file-extra": (
+        "dcp",
+        lambda d: shutil.copy(d / "__0_0.distcp", d / "__1_0.distcp"),
+        *("__1_0.distcp", "", "an extra file"),
+    ),
+    "dcp-metadata-missing": (
+        "dcp",
+        lambda d: (d / ".metadata").unlink(),
+        *(".metadata", "", "is missing"),
+    ),
+    "dcp-metadata-torn": (
+        "dcp",
+        lambda d: cut(d / ".metadata", 50),
+        *(".metadata", "", "not metadata of DCP"),
+    ),
+    "dcp-metadata-evil": (
+        "dcp",
+        lambda d: _evil(d / ".metadata"),
+        *(".metadata", "", "posix.mkdir"),
+    ),
+    "dcp-dtype": (
+        "dcp",
+        lambda d: change_metadata(d, _dtype),
+        *("__0_0.distcp", "model.layers.0.weight", ".metadata says float64"),
+    ),
+    "dcp-chunk": (
+        "dcp",
+        lambda d: change_metadata(d, _chunk),
+        *(".metadata", "model.layers.0.weight", "names no file"),
+    ),
+    "megatron-common": (
+        "megatron",
+        lambda d: (d / "iter_0000500" / "common.pt").unlink(),
+        *("iter_0000500/common.pt", "", "is missing"),
+    ),
+    "megatron-pointer": (
+        "megatron",
+        lambda d: (d / "latest_checkpointed_iteration.txt").write_text("600"),
+        *("latest_checkpointed_iteration.txt", "", "no iter_0000600"),
+    ),
+    "deepspeed-flip": (
+        "deepspeed-2",
+        lambda d: flip(d / _OPTIMIZER, 20000),
+        *(_OPTIMIZER, "optimizer_state_dict.base_optimizer_state.state.0.exp_avg_sq", "differs"),
+    ),
+    "deepspeed-rank": (
+        "deepspeed-ranks",
+        lambda d: (d / _OPTIMIZER).unlink(),
+        *(_OPTIMIZER, "", "is missing among the optim states"),
+    ),
+    "deepspeed-model": (
+        "deepspeed-1",
+        lambda d: (d / _MODEL).unlink(),
+        *(_MODEL, "", "is missing"),
+    ),
+    "deepspeed-latest": (
+        "deepspeed-1",
+        lambda d: shutil.rmtree(d / _STEP),
+        *("latest", "", "there is no global_step1"),
+    ),
+    "run-flip": (
+        "run",
+        lambda d: flip(
+            d / "step-20/tensors.safetensors",
+            _tensor_at(d / "step-20/tensors.safetensors", "model.head.weight"),
+        ),
+        *("step-20/tensors.safetensors", "model.head.weight", "XXH3"),
+    ),
+    "run-cut": (
+        "run",
+        lambda d: cut(d / "step-20/tensors.safetensors", 10),
+        *("step-20/tensors.safetensors", "model.head.weight", "10 bytes are missing"),
+    ),
+    "run-hole": (
+        "run",
+        lambda d: zeros(d / "step-10/tensors.safetensors", 2, 1),
+        *("step-10/tensors.safetensors", "model.layers.0.weight", "a hole"),
+    ),
+    "run-file": (
+        "run",
+        lambda d: (d / "step-10/tensors.safetensors").unlink(),
+        *("step-10/tensors.safetensors", "model.", "is missing"),
+    ),
+    "run-values": (
+        "run-values",
+        lambda d: flip(d / "step-1/state.json", 3),
+        *("step-1/state.json", "", "XXH3"),
+    ),
+    "run-manifest": (
+        "run",
+        lambda d: flip(d / "step-10/manifest.json", 100),
+        *("step-10/manifest.json", "", "damaged, its checksum"),
+    ),
+    "run-manifest-missing": (
+        "run",
+        lambda d: (d / "step-10/manifest.json").unlink(),
+        *("step-10/manifest.json", "", "no complete checkpoint"),
+    ),
+    "run-extra": (
+        "run",
+        lambda d: shutil.copy(
+            d / "step-10/tensors.safetensors", d / "step-20/tensors-2.safetensors"
+        ),
+        *("step-20/tensors-2.safetensors", "", "not in the manifest"),
+    ),
+}
+"""The whole checkpoint, what is done to it, and the file, the tensor and the words of a finding."""
+
+
+def _named(report: Any, path: str, tensor: str, what: str) -> bool:
+    return any(
+        (one.path, tensor in one.tensor, what in one.what) == (path, True, True)
+        and (tensor == "" or tensor.endswith(".") or one.tensor == tensor)
+        for one in report.errors
+    )
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_damage_is_found_and_named(
+    name: str, corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    good, damage, path, tensor, what = BAD[name]
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus(good), copy)
+    damage(copy)
+    report = iobench.verify(copy)
+    assert not report.ok
+    assert _named(report, path, tensor, what), [str(one) for one in report.findings]
+    assert not (copy / "ran").exists()
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(BAD) >= 40
+    assert {good for good, *_ in BAD.values()} <= GOOD.keys()
+
+
+# The command.
+
+
+def test_the_command(
+    corpus: Callable[[str], Path], iobench_inside: Command, tmp_path: Path
+) -> None:
+    """Exit code 0 or 4, a line for each finding, JSON, and 2 for what is no checkpoint."""
+    copy = tmp_path / "run"
+    shutil.copytree(corpus("run"), copy)
+    whole = iobench_inside("verify", copy)
+    assert (whole.returncode, whole.stderr) == (0, "")
+    assert "result   whole" in whole.stdout
+    cut(copy / "step-10/tensors.safetensors", 10)
+    damaged = iobench_inside("verify", copy, corpus("torch"))
+    assert damaged.returncode == 4
+    assert "step-10/tensors.safetensors: model.head.weight: the file ends" in damaged.stdout
+    assert damaged.stderr == f"iobench: {copy}: 1 error\n"
+    both = json.loads(run("verify", copy, corpus("torch"), "--format", "json").stdout)
+    assert both["schema"] == "iobench.verify/1"
+    assert [one["ok"] for one in both["reports"]] == [False, True]
+    (finding,) = both["reports"][0]["findings"]
+    assert finding["tensor"] == "model.head.weight"
+    (tmp_path / "text").write_text("text")
+    for wrong in (tmp_path / "text", tmp_path / "missing"):
+        done = iobench_inside("verify", wrong)
+        assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_record_is_compared(corpus: Callable[[str], Path], tmp_path: Path) -> None:
+    """Of a directory and of a single file: a flipped bit that nothing else shows, and the config of
+    the model."""
+    copy = tmp_path / "hf"
+    shutil.copytree(corpus("hf"), copy)
+    file = copy / "model.safetensors"
+    at = _tensor_at(file, "model.norm.weight")
+    for target, recorded in ((copy, copy / "iobench-verify.json"), (file, None)):
+        report = iobench.verify(target, record=True)
+        assert report.ok
+        assert recorded is None or recorded.exists()
+        flip(file, at)
+        (wrong,) = iobench.verify(target).errors
+        assert (wrong.path, wrong.tensor) == (file.name, "model.norm.weight")
+        assert not iobench.verify(target, record=False).ok
+        flip(file, at)
+        assert iobench.verify(target).ok
+    flip(copy / "config.json", b"vocab_size")
+    (wrong,) = iobench.verify(copy).errors
+    assert (wrong.path, "XXH3" in wrong.what) == ("config.json", True)
+    flip(copy / "iobench-verify.json", 30)
+    assert "iobench-verify.json" in [one.path for one in iobench.verify(copy).errors]
+
+
+def test_damage_is_not_recorded(corpus: Callable[[str], Path], tmp_path: Path) -> None:
+    """A record of damaged files would prove them."""
+    copy = tmp_path / "torch"
+    shutil.copytree(corpus("torch"), copy)
+    flip(copy / "model.pt", _first("layers.1.weight"))
+    assert not iobench.verify(copy, record=True).ok
+    assert [one.name for one in copy.iterdir()] == ["model.pt"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("torch", "safetensors"), ("dcp", "torch"), ("run", "dcp-files"), ("dcp", "megatron")],
+)
+def test_against(one: str, other: str, corpus: Callable[[str], Path], tmp_path: Path) -> None:
+    """Formats and prefixes do not matter; a value, a shape and a missing tensor do."""
+    from iobench.verification.against import verify_against
+
+    first = corpus(one) / "step-10" if one == "run" else corpus(one)
+    second = corpus(other)
+    if one == "run":
+        first = tmp_path / "own"
+        with iobench.Checkpointer(first) as checkpointer:
+            checkpointer.save({"model": _corpus_state()}, 1)
+    report = verify_against(first, second, values=True)
+    assert (report.findings, report.tensors) == ((), 4)
+    assert report.values == {"nan": 0, "inf": 0, "zero_tensors": 1}
+    changed = _corpus_state()
+    changed["layers.0.weight"][3, 4] += 1
+    changed["layers.0.bias"] = torch.zeros(63)
+    del changed["head.weight"]
+    changed["new"] = torch.ones(2)
+    torch.save({"model": changed}, tmp_path / "changed.pt")
+    found = {
+        f.tensor.split(".", 1)[-1]: f.what
+        for f in verify_against(tmp_path / "changed.pt", corpus("torch")).errors
+    }
+    assert found["layers.0.weight"].startswith("1 of 6144 values differ")
+    assert "[63], but float32 [64]" in found["layers.0.bias"]
+    assert {"head.weight", "new"} <= found.keys()
+    with pytest.raises(UsageError, match="no tensor of the same name"):
+        verify_against(corpus("torch"), corpus("adapter"))
+
+
+def test_values_are_counted(tmp_path: Path) -> None:
+    """NaN, infinities and tensors of zeros, of every floating type."""
+    for number, dtype in enumerate(
+        (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2)
+    ):
+        values = torch.tensor([1.0, float("nan"), float("inf"), -float("inf"), 0.0]).to(dtype)
+        save_file(
+            {"x": values, "z": torch.zeros(3, dtype=dtype)}, tmp_path / f"{number}.safetensors"
+        )
+    save_file(
+        {"x": torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn)}, tmp_path / "8.safetensors"
+    )
+    report = iobench.verify(tmp_path, values=True)
+    assert report.ok
+    assert report.values == {"nan": 6, "inf": 10, "zero_tensors": 5}
+    assert len(report.findings) == 6
+
+
+def test_in_a_bucket(server: Any, corpus: Callable[[str], Path], tmp_path: Path) -> None:
+    """Whole and damaged, of several formats."""
+    with server.active():
+        writer = iobench.load_writer("s3")
+        for name in ("run", "dcp", "hf-shards", "torch"):
+            for file in sorted(corpus(name).rglob("*")):
+                if file.is_file() and file.name != ".iobench-lock":
+                    data = file.read_bytes()
+                    image = iobench.FileImage.of(str(file.relative_to(corpus(name))), [data])
+                    writer.write(image, f"{server.target}/{name}")
+            report = iobench.verify(f"{server.target}/{name}")
+            assert (report.findings, report.ok) == ((), True)
+        bad = bytearray((corpus("dcp") / "__0_0.distcp").read_bytes())
+        bad[bad.index(_first("layers.1.weight"))] ^= 1
+        image = iobench.FileImage.of("__0_0.distcp", [bytes(bad)])
+        writer.write(image, f"{server.target}/dcp")
+        (wrong,) = iobench.verify(f"{server.target}/dcp").errors
+        assert (wrong.path, wrong.tensor) == ("__0_0.distcp", "model.layers.1.weight")
+        assert iobench.verify(f"{server.target}/torch/model.pt").ok
+
+
+def test_the_page(corpus: Callable[[str], Path], tmp_path: Path, iobench_inside: Command) -> None:
+    """Every command of docs/verify.md works, on checkpoints of these names."""
+    names = {
+        "runs/a": "run",
+        "Llama-3.1-8B": "hf",
+        "checkpoints/dcp": "dcp",
+        "lightning": "lightning",
+    }
+    for target, name in {**names, "deepspeed": "deepspeed-1"}.items():
+        shutil.copytree(corpus(name), tmp_path / target)
+    shutil.copy(corpus("torch") / "model.pt", tmp_path / "model.pt")
+    shutil.copy(corpus("safetensors") / "model.safetensors", tmp_path / "model.safetensors")
+    page = (Path(__file__).parents[2] / "docs/verify.md").read_text()
+    lines = [
+        line.split("#")[0].split()[1:]
+        for line in page.splitlines()
+        if line.startswith("    iobench ")
+    ]
+    assert len(lines) >= 6
+    for words in lines:
+        if not any(word.startswith("s3://") for word in words):
+            done = iobench_inside(*words, cwd=tmp_path)
+            assert done.returncode == 0, (words, done.stdout, done.stderr)
+    for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        with contextlib.chdir(tmp_path):
+            exec(block, {})
