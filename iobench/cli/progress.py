@@ -160,5 +160,10 @@ class VerifyProgress(_Steps):
             self.begin(total_bytes)
         if self._bar:
             last = f"{format_size(done_bytes)} of {format_size(total_bytes)}"
-            shown = {"description": printable(self._path), "last": last}
-            self._bar.update(self._task, completed=done_bytes, total=total_bytes, **shown)
+            self._bar.update(
+                self._task,
+                completed=done_bytes,
+                total=total_bytes,
+                description=printable(self._path),
+                last=last,
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +43,9 @@ def verify_against(
     began = time.perf_counter()
     sides = [_Side(one, writer_for(one, writer)) for one in (path, other)]
     found = sides[0].inventory
-    for finding in sides[1].inventory.findings:
-        found.error(f"{other}/{finding.path}", finding.what, finding.tensor)
+    found.findings += [
+        replace(one, path=f"{other}/{one.path}") for one in sides[1].inventory.findings
+    ]
     first, second = (side.by_name() for side in sides)
     if not first.keys() & second.keys():
         first, second = _without_prefix(first), _without_prefix(second)
@@ -150,7 +152,7 @@ def _difference(
     except (DataMismatchError, TransferError) as error:
         return unreadable(error)
     if counts is not None:
-        counts.count(_file(one), one.name, one.dtype, data)
+        counts.count(_file(one), one, data)
     if np.array_equal(data, expected):
         return ""
     width = torch_dtype(one.dtype).itemsize

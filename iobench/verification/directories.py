@@ -14,14 +14,13 @@ from iobench.errors import DataMismatchError, TransferError
 from iobench.verification import dcp
 from iobench.verification.inventory import CheckedRange, Inventory
 from iobench.verification.location import Location, unreadable
-from iobench.verification.tensor_files import SUFFIXES, add_file
+from iobench.verification.tensor_files import add_file, has_tensors
 
 __all__ = ["SIDECAR", "add_all", "add_record"]
 
 SIDECAR = "iobench-verify.json"
 """The file that `iobench verify --record` writes: a manifest of all files."""
 
-_DATA = (*SUFFIXES, dcp.DATA)
 _INDEX = ".index.json"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
 _TOKENIZERS = (
@@ -40,7 +39,8 @@ def add_all(inventory: Inventory, location: Location) -> None:
     """Recognise every directory of `location`, and add its files and what is wrong with them."""
     if location.single:
         (path,) = inventory.sizes
-        add_file(inventory, location, path)
+        if has_tensors(path):
+            add_file(inventory, location, path)
         return
     folders = {posixpath.dirname(path) for path in inventory.sizes}
     for folder in sorted({"", *folders}):
@@ -51,13 +51,17 @@ def add_all(inventory: Inventory, location: Location) -> None:
             dcp.add_directory(inventory, location, folder)
         _check_step(inventory, folder, names)
         for name in names:
-            if name.endswith(SUFFIXES):
+            if has_tensors(name):
                 add_file(inventory, location, _in(folder, name))
         _check_folder(inventory, location, folder, names)
 
 
 def _in(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
+
+
+def _is_data(name: str) -> bool:
+    return has_tensors(name) or name.endswith(dcp.DATA)
 
 
 def _check_step(inventory: Inventory, folder: str, names: Iterable[str]) -> None:
@@ -87,13 +91,13 @@ def _add_own(inventory: Inventory, location: Location, folder: str) -> bool:
         )
     named = {record.path for record in manifest.files}
     for name in inventory.below(folder):
-        if name.endswith(_DATA) and name not in named:
+        if _is_data(name) and name not in named:
             inventory.error(_in(folder, name), "is not in the manifest: an extra file")
     if len(inventory.findings) == faults and dcp.METADATA in named:
         dcp.add_directory(inventory, location, folder)
     elif len(inventory.findings) == faults:
         for name in named:
-            if name.endswith(SUFFIXES):
+            if has_tensors(name):
                 add_file(inventory, location, _in(folder, name))
     return True
 
@@ -147,7 +151,7 @@ def _check_folder(
         inventory.warn(folder or ".", "has no config.json: transformers cannot load it")
     if "config.json" in names and weights:
         inventory.found("Hugging Face")
-    if any(name.endswith(_DATA) for name in names):
+    if any(map(_is_data, names)):
         for name in names:
             if name.endswith(".json") and not name.endswith((_INDEX, SIDECAR)):
                 location.json(inventory, _in(folder, name))

@@ -114,8 +114,8 @@ class ListedFile:
 
     size_bytes: int
     layers: list[list[CheckedRange]] = field(default_factory=list)
-    parts: list[tuple[str, str, TensorPart]] = field(default_factory=list)
-    """(tensor, dtype, part) of tensors, in any order."""
+    parts: list[tuple[ListedTensor, TensorPart]] = field(default_factory=list)
+    """The parts of tensors in this file, in any order."""
 
     @property
     def proved_bytes(self) -> int:
@@ -160,7 +160,7 @@ class Inventory:
         """Add a tensor; its files will be read."""
         self.tensors.append(tensor)
         for part in tensor.parts:
-            self.file(part.file).parts.append((tensor.name, tensor.dtype, part))
+            self.file(part.file).parts.append((tensor, part))
 
     def below(self, folder: str) -> dict[str, int]:
         """Return the sizes of the files directly in `folder`, by name."""

@@ -17,7 +17,7 @@ from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, TransferError
 from iobench.formats.many_parts import WindowImage
 from iobench.units import MIB
-from iobench.verification.inventory import CheckedRange, Inventory, ListedFile
+from iobench.verification.inventory import CheckedRange, Inventory, ListedFile, TensorPart
 from iobench.verification.location import Location, unreadable
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.pages import fresh_pages
@@ -266,15 +266,15 @@ class _FileCheck:
         assert self._file is not None
         assert self._inventory is not None
         proved = sorted(r for layer in self._file.layers for r in layer if not r.head)
-        parts = sorted(self._file.parts, key=lambda one: one[2].start)
-        starts = [part.start for _, _, part in parts]
+        parts = sorted(self._file.parts, key=lambda one: one[1].start)
+        starts = [part.start for _, part in parts]
         for start, stop in holes:
             if any(r.start <= start and stop <= r.stop for r in proved):
                 continue
             inside = [
-                parts[at][0]
+                parts[at][0].name
                 for edge in (start, stop)
-                if (at := bisect_right(starts, edge) - 1) >= 0 and _inside_row(parts[at], edge)
+                if (at := bisect_right(starts, edge) - 1) >= 0 and _inside_row(parts[at][1], edge)
             ]
             if inside or not parts:
                 name = inside[0] if inside else ""
@@ -282,8 +282,7 @@ class _FileCheck:
                 self._inventory.error(self.path, what, name)
 
 
-def _inside_row(listed: tuple[str, str, Any], edge: int) -> bool:
-    _, _, part = listed
+def _inside_row(part: TensorPart, edge: int) -> bool:
     rows = int(np.prod(part.sizes[:-1], dtype=np.int64)) if part.sizes else 1
     row_bytes = (part.stop - part.start) // max(rows, 1)
     inside = edge < part.stop and row_bytes > 0

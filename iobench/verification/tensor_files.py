@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -25,17 +26,22 @@ from iobench.verification.inventory import (
 from iobench.verification.location import Location, unreadable
 from iobench.writers.source import Source
 
-__all__ = ["SUFFIXES", "TORCH", "Other", "add_file", "add_zip", "tensors_of_zip"]
+__all__ = ["Other", "add_file", "add_zip", "has_tensors", "tensors_of_zip"]
 
-TORCH = (".pt", ".pth", ".bin", ".ckpt")
-SUFFIXES = (".safetensors", *TORCH)
-"""Names of files with tensors end so."""
-
-_ZIP, _PICKLE = b"PK\x03\x04", b"\x80\x02\x8a\x0a"  # the second: torch.save before version 1.6
+_TENSORS = re.compile(
+    r".*\.(safetensors|pt|pth|ckpt)|.*(model|optimizer|scheduler|training_args)[^/]*\.bin"
+)
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _REFUSED = (pickle.UnpicklingError, AttributeError, ImportError)
 """What `weights_only` raises for classes that it does not admit."""
 _NO_CHECKSUM = "safetensors has no checksums; iobench verify --record makes some"
+_HEAD = 30  # bytes of a local header before the name
 _CUT = "the file ends too early: {} bytes are missing"
+
+
+def has_tensors(path: str) -> bool:
+    """Return whether a file of this name has tensors, as a rule: `data.bin` has none."""
+    return _TENSORS.fullmatch(path) is not None
 
 
 def add_file(inventory: Inventory, location: Location, path: str) -> None:
@@ -76,9 +82,9 @@ def _add_safetensors(inventory: Inventory, location: Location, path: str) -> Non
 def _add_torch(inventory: Inventory, location: Location, path: str) -> None:
     with closing(location.source(path)) as source:
         begin = source.read(len(_ZIP))
-        if begin == _PICKLE[: len(_ZIP)]:
-            inventory.found("torch (before 1.6)")
-            inventory.unproved[path] = "is a pickle of torch before 1.6, which has no checksums"
+        if begin.startswith(_PICKLE):
+            inventory.found("pickle")
+            inventory.unproved[path] = "is a pickle, as of torch before 1.6, without checksums"
             return
         if begin != _ZIP:
             what = "zeros: a hole" if not any(begin) else "neither a zip nor a pickle of torch.save"
@@ -136,17 +142,18 @@ def add_zip(
     bare = 0
     for number, record in enumerate(directory.names):
         size, start, crc = directory.sizes[number], starts[number], directory.checksums[number]
-        if not directory.headers[number] < start <= start + size <= directory.start:
+        stored = record not in directory.compressed
+        if stored and not directory.headers[number] < start <= start + size <= directory.start:
             raise DataMismatchError(f"not a whole zip of torch.save: {record} is outside of it")
         shown = name or of_record.get(start, record)
         head = record.encode("utf-8", "surrogateescape")
         begin = offset + directory.headers[number]
-        heads.append(CheckedRange(begin, offset + start, shown, head=head))
-        if record in directory.compressed or (not crc and size):
+        heads.append(CheckedRange(begin, begin + _HEAD + len(head), shown, head=head))
+        if stored and (crc or not size):
+            begin, stop = offset + start, offset + start + size
+            records.append(CheckedRange(begin, stop, shown, crc32=crc))
+        else:
             bare += size
-            continue
-        begin, stop = offset + start, offset + start + size
-        records.append(CheckedRange(begin, stop, shown, crc32=crc))
     layers = inventory.file(path).layers
     while len(layers) < 2:
         layers.append([])

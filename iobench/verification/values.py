@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from iobench.verification.inventory import CheckedRange, Inventory, ListedFile
+from iobench.verification.inventory import CheckedRange, Inventory, ListedFile, ListedTensor
 from iobench.verification.reading import Layer
 from iobench.writers.image import Bytes
 
@@ -35,37 +35,38 @@ class ValueCounts:
         self.nan: Counter[tuple[str, str]] = Counter()
         """By file and tensor."""
         self.inf: Counter[tuple[str, str]] = Counter()
-        self._nonzero: dict[str, bool] = {}
+        self._nonzero: dict[int, bool] = {}  # by tensor, which may have several parts
 
     def layers(self, path: str, file: ListedFile) -> list[Layer]:
         """Return layers that count the values of a file; those of tied tensors once."""
-        left = sorted({part[:3]: (name, dtype) for name, dtype, part in file.parts}.items())
-        dtypes = dict(dict(left).values())
+        left = sorted({part[:3]: tensor.name for tensor, part in file.parts}.items())
+        tensors = {tensor.name: tensor for tensor, _ in file.parts}
         layers: list[Layer] = []
         while left:
             chosen, rest, end = list[CheckedRange](), [], 0
-            for key, (name, dtype) in left:
+            for key, name in left:
                 if key[1] >= end:
                     chosen.append(CheckedRange(key[1], key[2], name))
                     end = key[2]
                 else:
-                    rest.append((key, (name, dtype)))
-            layers.append(_Values(path, chosen, dtypes, self))
+                    rest.append((key, name))
+            layers.append(_Values(path, chosen, tensors, self))
             left = rest
         return layers
 
-    def count(self, path: str, name: str, dtype: str, data: Bytes) -> None:
+    def count(self, path: str, tensor: ListedTensor, data: Bytes) -> None:
         """Add the counts of a whole tensor."""
-        running = _Running(dtype)
+        running = _Running(tensor.dtype)
         running.add(data)
-        if len(data):
-            self.note(path, name, running.nan, running.inf, nonzero=running.nonzero)
+        self.note(path, tensor, running)
 
-    def note(self, path: str, name: str, nan: int, inf: int, *, nonzero: bool) -> None:
+    def note(self, path: str, tensor: ListedTensor, found: _Running) -> None:
         """Add the counts of a part of a tensor."""
-        self.nan[path, name] += nan
-        self.inf[path, name] += inf
-        self._nonzero[name] = self._nonzero.get(name, False) or nonzero
+        self.nan[path, tensor.name] += found.nan
+        self.inf[path, tensor.name] += found.inf
+        if 0 not in tensor.shape:
+            known = self._nonzero.get(id(tensor), False)
+            self._nonzero[id(tensor)] = known or found.nonzero
 
     def summary(self, inventory: Inventory) -> dict[str, int]:
         """Return the sums, and add a warning for each tensor with NaN or infinities."""
@@ -85,22 +86,21 @@ class _Values(Layer):
         self,
         path: str,
         ranges: Iterable[CheckedRange],
-        dtypes: dict[str, str],
+        tensors: dict[str, ListedTensor],
         counts: ValueCounts,
     ) -> None:
         super().__init__(ranges)
-        self._path, self._dtypes, self._counts = path, dtypes, counts
+        self._path, self._tensors, self._counts = path, tensors, counts
 
     def begin(self, one: CheckedRange) -> Any:
-        return _Running(self._dtypes[one.name])
+        return _Running(self._tensors[one.name].dtype)
 
     def update(self, state: Any, data: Bytes) -> Any:
         state.add(data)
         return state
 
     def end(self, one: CheckedRange, state: Any) -> None:
-        if one.start < one.stop:
-            self._counts.note(self._path, one.name, state.nan, state.inf, nonzero=state.nonzero)
+        self._counts.note(self._path, self._tensors[one.name], state)
 
 
 class _Running:

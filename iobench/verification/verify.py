@@ -144,11 +144,11 @@ class _Recorder(Layer):
 
     def __init__(self, path: str, file: ListedFile) -> None:
         ranges, end = [], 0
-        for name, _, part in sorted(file.parts, key=lambda one: one[2].start):
+        for tensor, part in sorted(file.parts, key=lambda one: one[1].start):
             if part.strides is None and end <= part.start < part.stop:
                 if end < part.start:
                     ranges.append(CheckedRange(end, part.start, ""))
-                ranges.append(CheckedRange(part.start, part.stop, name))
+                ranges.append(CheckedRange(part.start, part.stop, tensor.name))
                 end = part.stop
         if end < file.size_bytes:
             ranges.append(CheckedRange(end, file.size_bytes, ""))

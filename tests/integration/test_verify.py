@@ -460,13 +460,14 @@ def test_the_command(
     assert damaged.returncode == 4
     assert "step-10/tensors.safetensors: model.head.weight: the file ends" in damaged.stdout
     assert damaged.stderr == f"iobench: {copy}: 1 error\n"
-    both = json.loads(run("verify", copy, corpus("torch"), "--format", "json").stdout)
+    both = json.loads(iobench_inside("verify", copy, corpus("torch"), "--format", "json").stdout)
     assert both["schema"] == "iobench.verify/1"
     assert [one["ok"] for one in both["reports"]] == [False, True]
     (finding,) = both["reports"][0]["findings"]
     assert finding["tensor"] == "model.head.weight"
     (tmp_path / "text").write_text("text")
-    for wrong in (tmp_path / "text", tmp_path / "missing"):
+    (tmp_path / "data.bin").write_bytes(bytes(100))
+    for wrong in (tmp_path / "text", tmp_path / "data.bin", tmp_path / "missing"):
         done = iobench_inside("verify", wrong)
         assert (done.returncode, done.stdout) == (2, "")
 
