@@ -14,9 +14,9 @@ from iobench import linux
 from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.formats.many_parts import WindowImage
 from iobench.formats.tensors import torch_dtype
+from iobench.verification.file_tree import FileTree, unreadable
 from iobench.verification.inventory import Inventory, ListedTensor, TensorPart, VerifyReport
-from iobench.verification.location import Location, unreadable
-from iobench.verification.reading import Progress
+from iobench.verification.reading import OnRead
 from iobench.verification.values import ValueCounts
 from iobench.verification.verify import inventory_of, writer_for
 from iobench.writers.base import Writer
@@ -32,7 +32,7 @@ def verify_against(
     *,
     writer: Writer | str | None = None,
     values: bool = False,
-    progress: Progress | None = None,
+    progress: OnRead | None = None,
 ) -> VerifyReport:
     """Compare every tensor of the checkpoint at `path` with that of the same name at `other`.
 
@@ -83,7 +83,7 @@ class _Side:
     """One of the two."""
 
     def __init__(self, path: str | Path, writer: Writer) -> None:
-        self.location = Location(path, writer)
+        self.location = FileTree(path, writer)
         self.inventory: Inventory = inventory_of(self.location)
 
     def by_name(self) -> dict[str, ListedTensor]:

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint import filesystem, metadata
 from iobench.errors import DataMismatchError, TransferError
 from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex
+from iobench.verification.file_tree import CachedSource, FileTree, Slice, unreadable
 from iobench.verification.inventory import Inventory, ListedTensor, TensorPart
-from iobench.verification.location import CachedSource, Location, Slice, unreadable
 from iobench.verification.tensor_files import Other, add_zip, tensors_of_zip
 
 __all__ = ["DATA", "METADATA", "add_directory"]
@@ -52,7 +52,7 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of metadata")
 
 
-def add_directory(inventory: Inventory, location: Location, folder: str) -> None:
+def add_directory(inventory: Inventory, location: FileTree, folder: str) -> None:
     """Add the checkpoint in `folder`, or what is wrong with it."""
     inventory.found("DCP")
     prefix = f"{folder}/" if folder else ""
@@ -106,7 +106,7 @@ def _metadata(data: bytes) -> metadata.Metadata:
 
 def _add_items(
     inventory: Inventory,
-    location: Location,
+    location: FileTree,
     path: str,
     items: list[_Item],
     found: metadata.Metadata,

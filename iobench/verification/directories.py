@@ -12,8 +12,8 @@ from iobench.checkpoint.manifest import MANIFEST, FileRecord, Manifest
 from iobench.checkpoint.names import step_of
 from iobench.errors import DataMismatchError, TransferError
 from iobench.verification import dcp
+from iobench.verification.file_tree import FileTree, unreadable
 from iobench.verification.inventory import CheckedRange, Inventory
-from iobench.verification.location import Location, unreadable
 from iobench.verification.tensor_files import add_file, has_tensors
 
 __all__ = ["SIDECAR", "add_all", "add_record"]
@@ -35,7 +35,7 @@ _POINTERS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
 """Files of DeepSpeed and Megatron that name the newest checkpoint of their directory."""
 
 
-def add_all(inventory: Inventory, location: Location) -> None:
+def add_all(inventory: Inventory, location: FileTree) -> None:
     """Recognise every directory of `location`, and add its files and what is wrong with them."""
     if location.single:
         (path,) = inventory.sizes
@@ -71,7 +71,7 @@ def _check_step(inventory: Inventory, folder: str, names: Iterable[str]) -> None
         inventory.error(_in(folder, MANIFEST), "is missing: this is no complete checkpoint")
 
 
-def _add_own(inventory: Inventory, location: Location, folder: str) -> bool:
+def _add_own(inventory: Inventory, location: FileTree, folder: str) -> bool:
     """Add a checkpoint of iobench; return whether it is one."""
     path = _in(folder, MANIFEST)
     try:
@@ -129,7 +129,7 @@ def _first(names: Iterable[str]) -> str:
 
 
 def _check_folder(
-    inventory: Inventory, location: Location, folder: str, names: dict[str, int]
+    inventory: Inventory, location: FileTree, folder: str, names: dict[str, int]
 ) -> None:
     """Check what the files of a directory say about one another."""
     indexes = [name for name in names if name.endswith(_INDEX)]
@@ -160,7 +160,7 @@ def _check_folder(
         inventory.error(_in(folder, "common.pt"), "is missing; Megatron cannot load without it")
 
 
-def _check_index(inventory: Inventory, location: Location, folder: str, name: str) -> None:
+def _check_index(inventory: Inventory, location: FileTree, folder: str, name: str) -> None:
     """Compare the index of shards with the tensors that these have."""
     path = _in(folder, name)
     index = location.json(inventory, path)
@@ -239,7 +239,7 @@ def _check_ranks(inventory: Inventory, folder: str, names: Iterable[str]) -> Non
         inventory.error(_in(folder, "mp_rank_00_model_states.pt"), "is missing")
 
 
-def _check_pointer(inventory: Inventory, location: Location, path: str, form: str) -> None:
+def _check_pointer(inventory: Inventory, location: FileTree, path: str, form: str) -> None:
     """The file that names the newest checkpoint names one that exists."""
     try:
         text = location.read(path).decode().strip("\0 \n")

@@ -17,15 +17,15 @@ from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, TransferError
 from iobench.formats.many_parts import WindowImage
 from iobench.units import MIB
+from iobench.verification.file_tree import FileTree, unreadable
 from iobench.verification.inventory import CheckedRange, Inventory, ListedFile, TensorPart
-from iobench.verification.location import Location, unreadable
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
 
-__all__ = ["Layer", "Progress", "read_all"]
+__all__ = ["Layer", "OnRead", "read_all"]
 
-Progress = Callable[[int, int], None]
+OnRead = Callable[[int, int], None]
 """Gets the bytes that were read, and those to read in all."""
 
 _WINDOW = 32 * MIB
@@ -155,9 +155,9 @@ class _Holes:
 
 def read_all(
     inventory: Inventory,
-    location: Location,
+    location: FileTree,
     extra: Callable[[str, ListedFile], list[Layer]],
-    progress: Progress | None = None,
+    progress: OnRead | None = None,
 ) -> None:
     """Read all files of `inventory`, and add what is wrong to it.
 

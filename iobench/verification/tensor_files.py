@@ -17,13 +17,13 @@ from iobench.formats.safetensors_runs import tensors_of
 from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
 from iobench.formats.torch_zip import ZipDirectory
+from iobench.verification.file_tree import FileTree, unreadable
 from iobench.verification.inventory import (
     CheckedRange,
     Inventory,
     ListedTensor,
     TensorPart,
 )
-from iobench.verification.location import Location, unreadable
 from iobench.writers.source import Source
 
 __all__ = ["Other", "add_file", "add_zip", "has_tensors", "tensors_of_zip"]
@@ -44,7 +44,7 @@ def has_tensors(path: str) -> bool:
     return _TENSORS.fullmatch(path) is not None
 
 
-def add_file(inventory: Inventory, location: Location, path: str) -> None:
+def add_file(inventory: Inventory, location: FileTree, path: str) -> None:
     """Add the tensors of the file `path`, or what is wrong with it."""
     try:
         if inventory.sizes[path] < 0:
@@ -60,7 +60,7 @@ def add_file(inventory: Inventory, location: Location, path: str) -> None:
         inventory.error(path, unreadable(error).removeprefix(f"{location.path(path)}: "))
 
 
-def _add_safetensors(inventory: Inventory, location: Location, path: str) -> None:
+def _add_safetensors(inventory: Inventory, location: FileTree, path: str) -> None:
     inventory.found("safetensors")
     header, size = safetensors.read_header(path, location.home, location.writer)
     start, expected = 8 + len(header), 0
@@ -79,7 +79,7 @@ def _add_safetensors(inventory: Inventory, location: Location, path: str) -> Non
     inventory.unproved.setdefault(path, _NO_CHECKSUM)
 
 
-def _add_torch(inventory: Inventory, location: Location, path: str) -> None:
+def _add_torch(inventory: Inventory, location: FileTree, path: str) -> None:
     with closing(location.source(path)) as source:
         begin = source.read(len(_ZIP))
         if begin.startswith(_PICKLE):

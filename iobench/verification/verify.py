@@ -13,14 +13,14 @@ from iobench._version import __version__
 from iobench.checkpoint.manifest import FileRecord, Manifest, Piece
 from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.verification.directories import SIDECAR, add_all, add_record
+from iobench.verification.file_tree import FileTree, unreadable
 from iobench.verification.inventory import (
     CheckedRange,
     Inventory,
     ListedFile,
     VerifyReport,
 )
-from iobench.verification.location import Location, unreadable
-from iobench.verification.reading import Layer, Progress, read_all
+from iobench.verification.reading import Layer, OnRead, read_all
 from iobench.verification.values import ValueCounts
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
@@ -36,7 +36,7 @@ def verify(
     writer: Writer | str | None = None,
     record: bool = False,
     values: bool = False,
-    progress: Progress | None = None,
+    progress: OnRead | None = None,
 ) -> VerifyReport:
     """Read every byte of the checkpoints at `path`, and return what is wrong with them.
 
@@ -52,7 +52,7 @@ def verify(
     checkpoint here, and TransferError. Nothing but the recorded file is changed.
     """
     began = time.perf_counter()
-    location = Location(path, writer_for(path, writer))
+    location = FileTree(path, writer_for(path, writer))
     inventory = inventory_of(location)
     sidecar, recorded, counts = _sidecar(location), dict[str, _Recorder](), ValueCounts()
     if record:
@@ -99,7 +99,7 @@ def writer_for(path: str | Path, writer: Writer | str | None) -> Writer:
     return load_writer(writer or ("s3" if is_s3(path) else "hybrid"))
 
 
-def inventory_of(location: Location) -> Inventory:
+def inventory_of(location: FileTree) -> Inventory:
     """Return the files and tensors of `location`, and what is wrong with their indexes."""
     inventory = Inventory(sizes=location.sizes)
     add_all(inventory, location)
@@ -116,11 +116,11 @@ def _unproved(inventory: Inventory) -> dict[str, str]:
     }
 
 
-def _sidecar(location: Location) -> str:
+def _sidecar(location: FileTree) -> str:
     return f"{next(iter(location.sizes))}.{SIDECAR}" if location.single else SIDECAR
 
 
-def _add_recorded(inventory: Inventory, location: Location, sidecar: str) -> None:
+def _add_recorded(inventory: Inventory, location: FileTree, sidecar: str) -> None:
     """Add the checksums that an earlier call has recorded."""
     try:
         if not location.single and sidecar not in location.sizes:
@@ -174,7 +174,7 @@ class _Recorder(Layer):
         return FileRecord(path=self._path, size_bytes=self._size_bytes, pieces=pieces)
 
 
-def _write(location: Location, sidecar: str, files: list[FileRecord]) -> None:
+def _write(location: FileTree, sidecar: str, files: list[FileRecord]) -> None:
     manifest = Manifest(
         step=0,
         created_s=time.time(),

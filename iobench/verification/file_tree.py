@@ -1,4 +1,4 @@
-"""Location: the files at a path, in a directory or a bucket, and how they are read."""
+"""FileTree: the files at a path, in a directory or a bucket, and how they are read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import S3Target, is_s3
 from iobench.writers.source import RangeSource, Source
 
-__all__ = ["CachedSource", "Location", "Slice", "unreadable"]
+__all__ = ["CachedSource", "FileTree", "Slice", "unreadable"]
 
 _BLOCK = 256 * 1024
 _BLOCKS = 16
 
 
-class Location:
+class FileTree:
     """A file, a directory or a prefix of a bucket.
 
     `home` is the target of a writer, and `sizes` has the files below it. Of a single file, `home`
