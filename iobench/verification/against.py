@@ -15,7 +15,7 @@ from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.formats.many_parts import WindowImage
 from iobench.formats.tensors import torch_dtype
 from iobench.verification.file_tree import FileTree, unreadable
-from iobench.verification.inventory import Inventory, ListedTensor, TensorPart, VerifyReport
+from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory, VerifyReport
 from iobench.verification.reading import OnRead
 from iobench.verification.values import ValueCounts
 from iobench.verification.verify import inventory_of, writer_for
@@ -84,7 +84,7 @@ class _Side:
 
     def __init__(self, path: str | Path, writer: Writer) -> None:
         self.location = FileTree(path, writer)
-        self.inventory: Inventory = inventory_of(self.location)
+        self.inventory: VerifyInventory = inventory_of(self.location)
 
     def by_name(self) -> dict[str, ListedTensor]:
         """Return the tensors by name, with the file where several files have this name."""

@@ -16,7 +16,7 @@ from iobench.errors import DataMismatchError, TransferError
 from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex
 from iobench.verification.file_tree import CachedSource, FileTree, Slice, unreadable
-from iobench.verification.inventory import Inventory, ListedTensor, TensorPart
+from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
 from iobench.verification.tensor_files import Other, add_zip, tensors_of_zip
 
 __all__ = ["DATA", "METADATA", "add_directory"]
@@ -52,7 +52,7 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of metadata")
 
 
-def add_directory(inventory: Inventory, location: FileTree, folder: str) -> None:
+def add_directory(inventory: VerifyInventory, location: FileTree, folder: str) -> None:
     """Add the checkpoint in `folder`, or what is wrong with it."""
     inventory.found("DCP")
     prefix = f"{folder}/" if folder else ""
@@ -105,7 +105,7 @@ def _metadata(data: bytes) -> metadata.Metadata:
 
 
 def _add_items(
-    inventory: Inventory,
+    inventory: VerifyInventory,
     location: FileTree,
     path: str,
     items: list[_Item],
@@ -139,7 +139,7 @@ def _add_items(
 
 
 def _add_item(
-    inventory: Inventory,
+    inventory: VerifyInventory,
     source: CachedSource,
     path: str,
     start: int,
@@ -179,7 +179,7 @@ def _add_item(
 
 
 def _add_tensor(
-    inventory: Inventory,
+    inventory: VerifyInventory,
     index: str,
     name: str,
     described: metadata.TensorStorageMetadata,

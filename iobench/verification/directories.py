@@ -13,7 +13,7 @@ from iobench.checkpoint.names import step_of
 from iobench.errors import DataMismatchError, TransferError
 from iobench.verification import dcp
 from iobench.verification.file_tree import FileTree, unreadable
-from iobench.verification.inventory import CheckedRange, Inventory
+from iobench.verification.inventory import CheckedRange, VerifyInventory
 from iobench.verification.tensor_files import add_file, has_tensors
 
 __all__ = ["SIDECAR", "add_all", "add_record"]
@@ -35,7 +35,7 @@ _POINTERS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
 """Files of DeepSpeed and Megatron that name the newest checkpoint of their directory."""
 
 
-def add_all(inventory: Inventory, location: FileTree) -> None:
+def add_all(inventory: VerifyInventory, location: FileTree) -> None:
     """Recognise every directory of `location`, and add its files and what is wrong with them."""
     if location.single:
         (path,) = inventory.sizes
@@ -64,14 +64,14 @@ def _is_data(name: str) -> bool:
     return has_tensors(name) or name.endswith(dcp.DATA)
 
 
-def _check_step(inventory: Inventory, folder: str, names: Iterable[str]) -> None:
+def _check_step(inventory: VerifyInventory, folder: str, names: Iterable[str]) -> None:
     """A directory `step-N` with our files, but without a manifest, is no checkpoint."""
     own = {"state.json", "tensors.safetensors"} & {*names}
     if own and step_of(posixpath.basename(folder)) is not None and MANIFEST not in names:
         inventory.error(_in(folder, MANIFEST), "is missing: this is no complete checkpoint")
 
 
-def _add_own(inventory: Inventory, location: FileTree, folder: str) -> bool:
+def _add_own(inventory: VerifyInventory, location: FileTree, folder: str) -> bool:
     """Add a checkpoint of iobench; return whether it is one."""
     path = _in(folder, MANIFEST)
     try:
@@ -102,7 +102,7 @@ def _add_own(inventory: Inventory, location: FileTree, folder: str) -> bool:
     return True
 
 
-def add_record(inventory: Inventory, folder: str, record: FileRecord) -> None:
+def add_record(inventory: VerifyInventory, folder: str, record: FileRecord) -> None:
     """Add a file whose pieces have known checksums."""
     path, size = _in(folder, record.path), inventory.sizes.get(_in(folder, record.path), -1)
     names = [piece.name for piece in record.pieces]
@@ -129,7 +129,7 @@ def _first(names: Iterable[str]) -> str:
 
 
 def _check_folder(
-    inventory: Inventory, location: FileTree, folder: str, names: dict[str, int]
+    inventory: VerifyInventory, location: FileTree, folder: str, names: dict[str, int]
 ) -> None:
     """Check what the files of a directory say about one another."""
     indexes = [name for name in names if name.endswith(_INDEX)]
@@ -143,7 +143,9 @@ def _check_folder(
             _check_pointer(inventory, location, _in(folder, name), form)
     weights = any(n.endswith((".safetensors", ".bin")) for n in names)
     if weights and "config.json" in names:
-        config = location.json(Inventory(sizes={}), _in(folder, "config.json"))  # reported below
+        config = location.json(
+            VerifyInventory(sizes={}), _in(folder, "config.json")
+        )  # reported below
         text = isinstance(config, dict) and "vocab_size" in config
         if text and not any(one in names for one in _TOKENIZERS):
             inventory.warn(folder or ".", "has no tokenizer; copy that of the model to it")
@@ -160,7 +162,7 @@ def _check_folder(
         inventory.error(_in(folder, "common.pt"), "is missing; Megatron cannot load without it")
 
 
-def _check_index(inventory: Inventory, location: FileTree, folder: str, name: str) -> None:
+def _check_index(inventory: VerifyInventory, location: FileTree, folder: str, name: str) -> None:
     """Compare the index of shards with the tensors that these have."""
     path = _in(folder, name)
     index = location.json(inventory, path)
@@ -197,7 +199,7 @@ def _check_index(inventory: Inventory, location: FileTree, folder: str, name: st
             inventory.error(_in(folder, other), f"is not in {name}: an extra shard")
 
 
-def _check_shards(inventory: Inventory, folder: str, names: Iterable[str]) -> None:
+def _check_shards(inventory: VerifyInventory, folder: str, names: Iterable[str]) -> None:
     """Without an index, the numbers in the names of shards say which are missing."""
     found: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for name in names:
@@ -210,7 +212,7 @@ def _check_shards(inventory: Inventory, folder: str, names: Iterable[str]) -> No
         inventory.warn(folder or ".", f"has shards {stem}-*, but no {stem}.{suffix}{_INDEX}")
 
 
-def _check_ranks(inventory: Inventory, folder: str, names: Iterable[str]) -> None:
+def _check_ranks(inventory: VerifyInventory, folder: str, names: Iterable[str]) -> None:
     """Ranks of DeepSpeed are numbered from 0; each has a file for every model part."""
     states: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)
     models = set()
@@ -239,7 +241,7 @@ def _check_ranks(inventory: Inventory, folder: str, names: Iterable[str]) -> Non
         inventory.error(_in(folder, "mp_rank_00_model_states.pt"), "is missing")
 
 
-def _check_pointer(inventory: Inventory, location: FileTree, path: str, form: str) -> None:
+def _check_pointer(inventory: VerifyInventory, location: FileTree, path: str, form: str) -> None:
     """The file that names the newest checkpoint names one that exists."""
     try:
         text = location.read(path).decode().strip("\0 \n")

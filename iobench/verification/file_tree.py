@@ -12,7 +12,7 @@ from typing import Any
 
 from iobench.errors import DataMismatchError, TargetError, TransferError, transfer_errors
 from iobench.text import parse_json
-from iobench.verification.inventory import Inventory
+from iobench.verification.inventory import VerifyInventory
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import S3Target, is_s3
@@ -89,7 +89,7 @@ class FileTree:
         with closing(self.source(name)) as source, transfer_errors("reading", self.path(name)):
             return source.read()
 
-    def json(self, inventory: Inventory, name: str) -> Any:
+    def json(self, inventory: VerifyInventory, name: str) -> Any:
         """Return the JSON document `name`; None for damage, which is added to `inventory`."""
         try:
             return parse_json(self.read(name))

@@ -1,4 +1,4 @@
-"""Inventory: the files and tensors of what is verified, by headers and indexes, and what is wrong.
+"""VerifyInventory: the files and tensors of what is verified, by headers and indexes, and what is wrong.
 
 Formats add to it before the bytes are read, and the read adds what it finds.
 """
@@ -13,11 +13,11 @@ from iobench.text import printable
 
 __all__ = [
     "CheckedRange",
-    "Inventory",
     "ListedFile",
     "ListedTensor",
     "TensorPart",
     "VerifyFinding",
+    "VerifyInventory",
     "VerifyReport",
 ]
 
@@ -128,7 +128,7 @@ class ListedFile:
 
 
 @dataclass(kw_only=True)
-class Inventory:
+class VerifyInventory:
     """What formats found. Paths are relative to the location that is verified."""
 
     sizes: Mapping[str, int]

@@ -18,7 +18,7 @@ from iobench.errors import DataMismatchError, TransferError
 from iobench.formats.many_parts import WindowImage
 from iobench.units import MIB
 from iobench.verification.file_tree import FileTree, unreadable
-from iobench.verification.inventory import CheckedRange, Inventory, ListedFile, TensorPart
+from iobench.verification.inventory import CheckedRange, ListedFile, TensorPart, VerifyInventory
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
@@ -154,7 +154,7 @@ class _Holes:
 
 
 def read_all(
-    inventory: Inventory,
+    inventory: VerifyInventory,
     location: FileTree,
     extra: Callable[[str, ListedFile], list[Layer]],
     progress: OnRead | None = None,
@@ -208,7 +208,7 @@ def read_all(
 _Window = tuple[str, int, int, int, Bytes]
 
 
-def _windows(inventory: Inventory) -> Iterator[tuple[str, int, int, int]]:
+def _windows(inventory: VerifyInventory) -> Iterator[tuple[str, int, int, int]]:
     """Yield path, size, start and stop."""
     for path, file in inventory.files.items():
         for start in range(0, file.size_bytes, _WINDOW):
@@ -220,7 +220,7 @@ class _FileCheck:
 
     def __init__(
         self,
-        inventory: Inventory | None = None,
+        inventory: VerifyInventory | None = None,
         path: str = "",
         file: ListedFile | None = None,
         extra: list[Layer] | None = None,

@@ -20,9 +20,9 @@ from iobench.formats.torch_zip import ZipDirectory
 from iobench.verification.file_tree import FileTree, unreadable
 from iobench.verification.inventory import (
     CheckedRange,
-    Inventory,
     ListedTensor,
     TensorPart,
+    VerifyInventory,
 )
 from iobench.writers.source import Source
 
@@ -44,7 +44,7 @@ def has_tensors(path: str) -> bool:
     return _TENSORS.fullmatch(path) is not None
 
 
-def add_file(inventory: Inventory, location: FileTree, path: str) -> None:
+def add_file(inventory: VerifyInventory, location: FileTree, path: str) -> None:
     """Add the tensors of the file `path`, or what is wrong with it."""
     try:
         if inventory.sizes[path] < 0:
@@ -60,7 +60,7 @@ def add_file(inventory: Inventory, location: FileTree, path: str) -> None:
         inventory.error(path, unreadable(error).removeprefix(f"{location.path(path)}: "))
 
 
-def _add_safetensors(inventory: Inventory, location: FileTree, path: str) -> None:
+def _add_safetensors(inventory: VerifyInventory, location: FileTree, path: str) -> None:
     inventory.found("safetensors")
     header, size = safetensors.read_header(path, location.home, location.writer)
     start, expected = 8 + len(header), 0
@@ -79,7 +79,7 @@ def _add_safetensors(inventory: Inventory, location: FileTree, path: str) -> Non
     inventory.unproved.setdefault(path, _NO_CHECKSUM)
 
 
-def _add_torch(inventory: Inventory, location: FileTree, path: str) -> None:
+def _add_torch(inventory: VerifyInventory, location: FileTree, path: str) -> None:
     with closing(location.source(path)) as source:
         begin = source.read(len(_ZIP))
         if begin.startswith(_PICKLE):
@@ -104,7 +104,9 @@ def _add_torch(inventory: Inventory, location: FileTree, path: str) -> None:
 
 
 @contextmanager
-def _names_of_records(inventory: Inventory, path: str, *errors: type[Exception]) -> Iterator[None]:
+def _names_of_records(
+    inventory: VerifyInventory, path: str, *errors: type[Exception]
+) -> Iterator[None]:
     """Note that tensors have the names of their records after one of `errors`."""
     try:
         yield
@@ -117,7 +119,7 @@ _Tensors = list[tuple[str, torch.Tensor, int, tuple[int, ...] | None]]
 
 
 def add_zip(
-    inventory: Inventory,
+    inventory: VerifyInventory,
     path: str,
     source: Source,
     tensors: _Tensors,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from iobench.verification.inventory import CheckedRange, Inventory, ListedFile, ListedTensor
+from iobench.verification.inventory import CheckedRange, ListedFile, ListedTensor, VerifyInventory
 from iobench.verification.reading import Layer
 from iobench.writers.image import Bytes
 
@@ -68,7 +68,7 @@ class ValueCounts:
             known = self._nonzero.get(id(tensor), False)
             self._nonzero[id(tensor)] = known or found.nonzero
 
-    def summary(self, inventory: Inventory) -> dict[str, int]:
+    def summary(self, inventory: VerifyInventory) -> dict[str, int]:
         """Return the sums, and add a warning for each tensor with NaN or infinities."""
         for (path, name), nan in sorted(self.nan.items()):
             inf = self.inf[path, name]

@@ -16,8 +16,8 @@ from iobench.verification.directories import SIDECAR, add_all, add_record
 from iobench.verification.file_tree import FileTree, unreadable
 from iobench.verification.inventory import (
     CheckedRange,
-    Inventory,
     ListedFile,
+    VerifyInventory,
     VerifyReport,
 )
 from iobench.verification.reading import Layer, OnRead, read_all
@@ -99,14 +99,14 @@ def writer_for(path: str | Path, writer: Writer | str | None) -> Writer:
     return load_writer(writer or ("s3" if is_s3(path) else "hybrid"))
 
 
-def inventory_of(location: FileTree) -> Inventory:
+def inventory_of(location: FileTree) -> VerifyInventory:
     """Return the files and tensors of `location`, and what is wrong with their indexes."""
-    inventory = Inventory(sizes=location.sizes)
+    inventory = VerifyInventory(sizes=location.sizes)
     add_all(inventory, location)
     return inventory
 
 
-def _unproved(inventory: Inventory) -> dict[str, str]:
+def _unproved(inventory: VerifyInventory) -> dict[str, str]:
     """Return why files have no checksum, without those of which every byte has one."""
     return {
         path: why
@@ -120,7 +120,7 @@ def _sidecar(location: FileTree) -> str:
     return f"{next(iter(location.sizes))}.{SIDECAR}" if location.single else SIDECAR
 
 
-def _add_recorded(inventory: Inventory, location: FileTree, sidecar: str) -> None:
+def _add_recorded(inventory: VerifyInventory, location: FileTree, sidecar: str) -> None:
     """Add the checksums that an earlier call has recorded."""
     try:
         if not location.single and sidecar not in location.sizes:
