@@ -1,4 +1,4 @@
-"""VerifyInventory: the files and tensors of what is verified, by headers and indexes, and what is wrong.
+"""VerifyInventory: the files and tensors of what is verified, by their indexes, and what is wrong.
 
 Formats add to it before the bytes are read, and the read adds what it finds.
 """
