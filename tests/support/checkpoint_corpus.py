@@ -191,6 +191,14 @@ def _torch_views(at: Path) -> None:
     torch.save({"whole": whole, "turned": whole.T, "row": whole[3], "tied": whole}, at / "views.pt")
 
 
+def _torch_list(at: Path) -> None:
+    torch.save([torch.randn(3), (torch.ones(2), 5)], at / "list.pt")
+
+
+def _torch_tensor(at: Path) -> None:
+    torch.save(torch.randn(64, 64), at / "one.pt")
+
+
 def _torch_odd(at: Path) -> None:
     torch.save(_odd(), at / "odd.pt")
 
@@ -380,6 +388,8 @@ GOOD: dict[str, Callable[[Path], None]] = {
     "torch": _torch,
     "torch-optimizer": _torch_optimizer,
     "torch-views": _torch_views,
+    "torch-list": _torch_list,
+    "torch-tensor": _torch_tensor,
     "torch-odd": _torch_odd,
     "torch-no-crc": _torch_without_crc,
     "torch-old": _torch_old,
