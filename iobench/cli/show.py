@@ -38,15 +38,17 @@ class ShowFormat(enum.StrEnum):
 _PICTURES = (ShowFormat.SVG, ShowFormat.PNG)
 _BY_SUFFIX = {f".{one}": one for one in ShowFormat} | {".htm": ShowFormat.HTML}
 
+RecordsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RECORD...",
+        help="Records of iobench run, train or autotune. Several runs make one page.",
+    ),
+]
+
 
 def show(
-    records: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RECORD...",
-            help="Records of iobench run, train or autotune. Several runs make one page.",
-        ),
-    ],
+    records: RecordsArgument,
     format_: Annotated[
         ShowFormat | None,
         typer.Option(

@@ -24,6 +24,7 @@ _VERBS = {
     "writers": "writers",
     "doctor": "doctor",
     "show": "show",
+    "report": "report",
     "train": "train",
     "plan": "plan",
     "reproduce": "reproduce",
@@ -42,7 +43,7 @@ module may have SETTINGS of the command."""
 
 _GROUPS = {
     "Measure": ("run", "autotune", "train", "doctor"),
-    "Read": ("show", "compare", "plan", "reproduce"),
+    "Read": ("show", "report", "compare", "plan", "reproduce"),
     "Use": ("exec", "verify", "offload", "tiers", "agent"),
     "Manage": ("workloads", "writers", "results", "s3"),
 }
@@ -73,6 +74,11 @@ EXAMPLES = {
         "iobench show results/run.jsonl -v",
         "iobench show before.jsonl after.jsonl -o both.html",
         "iobench show tune.jsonl -o tune.html",
+    ),
+    "report": (
+        "iobench report results/run.jsonl -o run.html",
+        "iobench report before.jsonl after.jsonl -o both.html",
+        "iobench report tune.jsonl -o tune.html",
     ),
     "compare": (
         "iobench compare before/ after/",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,3 +113,15 @@ def test_what_may_be_given_twice(line: str) -> None:
     command = [sys.executable, "-m", "iobench", *line.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_report_is_show_as_html(tmp_path: Path) -> None:
+    """The other name of `show -o FILE.html` writes the same bytes."""
+    record = str(next((Path(__file__).parents[2] / "results").glob("reference-*.jsonl")))
+    pages = []
+    for verb in ("show", "report"):
+        page = tmp_path / f"{verb}.html"
+        done = CliRunner().invoke(app, [verb, record, "-o", str(page)])
+        assert done.exit_code == 0, done.output
+        pages.append(page.read_bytes())
+    assert pages[0] == pages[1]
