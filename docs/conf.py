@@ -72,7 +72,12 @@ SECTIONS = {
         "reproductions": "Published claims",
         "publish": "Add your machine",
     },
-    "Project": {"decisions/README": "", "../CHANGELOG": "", "../CONTRIBUTING": ""},
+    "Project": {
+        "decisions/README": "",
+        "../CHANGELOG": "",
+        "../CONTRIBUTING": "",
+        "../SECURITY": "",
+    },
 }
 """Pages below docs/ by job, with a short title where the page's own is long.
 
@@ -85,7 +90,7 @@ project = "iobench"
 author = "The iobench developers"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "README"
-include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**"]
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**"]
 # Else Sphinx walks through the virtual environment, and follows the links to the package.
 exclude_patterns = [one for one in os.listdir(ROOT) if one not in (*include_patterns, "docs")]
 highlight_language = "sh"  # of indented blocks
