@@ -175,7 +175,7 @@ def test_nothing_is_valid_where_a_library_ignores_syncs(tiny_path: Path, tmp_pat
 
     def iobench(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "iobench", *words, "--target", str(tmp_path / "target")]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
 
     asked = ("--writer", names, "--repeat", "2", "-o", str(record))
     run = iobench("run", str(tiny_path), *asked)
