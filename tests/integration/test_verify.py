@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import pickle
@@ -11,7 +10,8 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from support.checkpoint_corpus import (
     change_metadata,
     cut,
     flip,
-    make,
     zeros,
 )
 
@@ -37,22 +36,18 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks that make
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
-    """Makes each checkpoint of the corpus once; tests damage copies of them."""
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # a minute
-    os.environ["LOCAL_RANK"] = "0"
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of each checkpoint of the corpus; tests damage copies of them."""
     at = tmp_path_factory.mktemp("corpus")
-    store = f"file://{at / 'store'}"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-
-    def made(name: str) -> Path:
-        return at / name if (at / name).exists() else make(name, at)
-
-    try:
-        yield made
-    finally:
-        torch.distributed.destroy_process_group()
-        del os.environ["LOCAL_RANK"]
+    done = subprocess.run(
+        [sys.executable, "-m", "support.checkpoint_corpus", str(at)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return at.joinpath
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import struct
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.distributed import checkpoint as dcp
 import iobench
 
 __all__ = [
-    *("GOOD", "change_header", "change_json", "change_metadata", "cut", "flip", "make", "zeros"),
+    *("GOOD", "change_header", "change_json", "change_metadata", "cut", "flip", "zeros"),
 ]
 
 
@@ -418,12 +419,19 @@ GOOD: dict[str, Callable[[Path], None]] = {
 """What makes a whole checkpoint in an empty directory, by name."""
 
 
-def make(name: str, at: Path) -> Path:
-    """Make the checkpoint `name` of GOOD below `at`, and return its directory."""
-    directory = at / name
-    directory.mkdir()
-    GOOD[name](directory)
-    return directory
+def make_all(at: Path) -> None:
+    """Make the checkpoints of GOOD below `at`, each in a directory with its name.
+
+    In a process of its own: DeepSpeed and DTensors keep process groups that are destroyed.
+    """
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # a minute
+    os.environ["LOCAL_RANK"] = "0"
+    store = f"file://{at / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    for name, make in GOOD.items():
+        (at / name).mkdir()
+        make(at / name)
+    torch.distributed.destroy_process_group()
 
 
 # Damage.
@@ -475,3 +483,7 @@ def change_metadata(directory: Path, change: Callable[[Any], None]) -> None:
     found = pickle.load(io.BytesIO(file.read_bytes()))
     change(found)
     file.write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    make_all(Path(sys.argv[1]))
