@@ -13,7 +13,6 @@ import xxhash
 from isal import isal_zlib
 
 from iobench import linux
-from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, TransferError
 from iobench.formats.many_parts import WindowImage
 from iobench.units import MIB
@@ -29,7 +28,8 @@ OnRead = Callable[[int, int], None]
 """Gets the bytes that were read, and those to read in all."""
 
 _WINDOW = 32 * MIB
-_WINDOWS = 3  # one is checked while the next ones are read
+_READERS = 2  # the device works for one while the other ends a window and begins the next one
+_WINDOWS = 2 * _READERS
 _EDGE = 8  # bytes of the widest value
 
 
@@ -161,11 +161,11 @@ def read_all(
 ) -> None:
     """Read all files of `inventory`, and add what is wrong to it.
 
-    Memory is bounded by a few windows of 32 MiB. `extra` returns more layers of a file that take
+    Memory is bounded by four windows of 32 MiB. `extra` returns more layers of a file that take
     its bytes. Raises TransferError for an error that is no damage.
     """
     total = sum(one.size_bytes for one in inventory.files.values())
-    spare = [fresh_pages(_WINDOW, huge=not host_takes_free_memory()) for _ in range(_WINDOWS)]
+    spare = [fresh_pages(_WINDOW, huge=True) for _ in range(_WINDOWS)]
     failed: dict[str, str] = {}
 
     def fetch(window: _Window) -> None:
@@ -176,16 +176,15 @@ def read_all(
         except (DataMismatchError, TransferError) as error:
             failed.setdefault(path, unreadable(error))
 
-    ahead: Channel[_Window] = Channel(
-        lambda: ahead.serve(fetch), name="iobench-verify", limit=_WINDOWS
-    )
-    waiting: list[Lease[_Window]] = []
+    readers = [_reader(fetch) for _ in range(_READERS)]
+    waiting: list[tuple[Channel[_Window], Lease[_Window]]] = []
     done, check = 0, _FileCheck()
     try:
+        ahead = itertools.cycle(readers)
         for path, size, start, stop in itertools.chain(_windows(inventory), [("", 0, 0, 0)]):
             while waiting and (not spare or not path):
-                lease = waiting.pop(0)
-                ahead.wait(lease)
+                reader, lease = waiting.pop(0)
+                reader.wait(lease)
                 name, _, begin, end, memory = lease.item
                 if check.path != name:
                     check.finish(failed)
@@ -197,15 +196,23 @@ def read_all(
                 if progress is not None:
                     progress(done, total)
             if path:
-                lease = Lease((path, size, start, stop, spare.pop()))
-                waiting.append(lease)
-                ahead.submit(lease)
+                reader, lease = next(ahead), Lease((path, size, start, stop, spare.pop()))
+                waiting.append((reader, lease))
+                reader.submit(lease)
         check.finish(failed)
     finally:
-        ahead.close(drop=True)
+        for reader in readers:
+            reader.close(drop=True)
 
 
 _Window = tuple[str, int, int, int, Bytes]
+
+
+def _reader(fetch: Callable[[_Window], None]) -> Channel[_Window]:
+    reader: Channel[_Window] = Channel(
+        lambda: reader.serve(fetch), name="iobench-verify", limit=_WINDOWS
+    )
+    return reader
 
 
 def _windows(inventory: VerifyInventory) -> Iterator[tuple[str, int, int, int]]:
