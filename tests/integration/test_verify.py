@@ -599,3 +599,16 @@ def test_the_page(corpus: Callable[[str], Path], tmp_path: Path, iobench_inside:
     for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         with contextlib.chdir(tmp_path):
             exec(block, {})
+
+
+@pytest.mark.parametrize("page", [3, 4, 7, 8])
+def test_a_hole_at_the_edge_of_a_window(
+    page: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found where it begins or ends a window, and what is next to it is in another one."""
+    monkeypatch.setattr("iobench.verification.reading._WINDOW", 4 * 4096)
+    file = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(64, 1000)}, file)
+    assert iobench.verify(tmp_path).ok
+    zeros(file, page)
+    assert [(one.path, one.tensor) for one in iobench.verify(tmp_path).errors] == [(file.name, "w")]
