@@ -19,7 +19,7 @@ from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
 from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
-from iobench.workloads.file_table import FileTable
+from iobench.workloads.specs import FileSpec, size_of
 from iobench.writers.registry import make
 
 __all__ = [
@@ -130,12 +130,12 @@ class Plan:
         return (self.rank,) * most
 
     @property
-    def files(self) -> FileTable:
+    def files(self) -> tuple[FileSpec, ...]:
         """The files of one checkpoint of the first process, in the first shape."""
         return self.files_of_jobs[0][0]
 
     @cached_property
-    def files_of_jobs(self) -> tuple[tuple[FileTable, ...], ...]:
+    def files_of_jobs(self) -> tuple[tuple[tuple[FileSpec, ...], ...], ...]:
         """The files of each process, in each shape. There may be 100,000 of each rank."""
         of_ranks = {}
         for rank in dict.fromkeys(self.ranks):
@@ -146,13 +146,13 @@ class Plan:
     @cached_property
     def size_bytes(self) -> int:
         """Bytes of one checkpoint of one process, as far as its layout is known before the run."""
-        return sum(self.files.sizes)
+        return size_of(self.files)
 
     def bytes_of(self, jobs: int) -> int:
         """Bytes of one checkpoint of the first `jobs` processes, as far as they are known."""
         if len(set(self.ranks)) == 1:
             return self.size_bytes * jobs
-        return sum(sum(shapes[0].sizes) for shapes in self.files_of_jobs[:jobs])
+        return sum(size_of(shapes[0]) for shapes in self.files_of_jobs[:jobs])
 
     @property
     def all_bytes(self) -> int:
@@ -186,7 +186,7 @@ class Plan:
         if self.asked_pool_bytes is not None:
             return self.asked_pool_bytes
         jobs, available = self._local_jobs, available_bytes() or _UNKNOWN_MEMORY
-        largest = max(sum(shapes[0].sizes) for shapes in self.files_of_jobs)
+        largest = max(size_of(shapes[0]) for shapes in self.files_of_jobs)
         most = available * POOL_SHARE
         if self.beside_peers:
             most = min(most, available - self._local_bytes)

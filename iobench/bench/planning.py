@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from iobench import workloads
@@ -178,8 +179,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
             f"scaled    {workload.scale.text}: {size / plan.full_bytes:.2%} of "
             f"{format_size(plan.full_bytes)} (--size full for all of it)"
         )
-    largest = heapq.nlargest(3, range(len(files)), key=files.sizes.__getitem__)
-    large = [files[number] for number in largest]
+    large = heapq.nlargest(3, files, key=attrgetter("size_bytes"))
     shown = ", ".join(f"{f.path} {format_size(f.size_bytes)} ({f.format})" for f in large)
     yield f"files     {shown}{', ...' if len(files) > len(large) else ''}"
     yield f"writers   {', '.join(one.label for one in plan.contenders)}"

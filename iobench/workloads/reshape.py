@@ -14,7 +14,6 @@ from typing import Self, get_args
 
 from iobench.errors import OptionError, UnknownNameError
 from iobench.units import format_size_exact, parse_size
-from iobench.workloads.file_table import FileTable
 from iobench.workloads.layouts.layout import dcp_file, safetensors_file, torch_file
 from iobench.workloads.specs import FileFormat, FileSpec, TensorSpec
 
@@ -101,17 +100,17 @@ class Shape:
             granularity=None if granularity is None else Granularity.parse(granularity),
         )
 
-    def apply(self, files: Sequence[FileSpec]) -> FileTable:
+    def apply(self, files: Sequence[FileSpec]) -> tuple[FileSpec, ...]:
         """Return `files` reshaped. The default format of new files is that of the largest file."""
         if self.granularity is None:
             if self.serializer is None:
-                return FileTable(files)
-            return FileTable(_file(spec.path, self.serializer, spec.tensors) for spec in files)
+                return tuple(files)
+            return tuple(_file(spec.path, self.serializer, spec.tensors) for spec in files)
         if not files:  # a rank that writes none
-            return FileTable(())
+            return ()
         largest = max(files, key=lambda spec: spec.size_bytes)
         file_format = self.serializer or largest.format
-        return FileTable(
+        return tuple(
             _file(f"{stem}.{_SUFFIX[file_format]}", file_format, tensors)
             for stem, tensors in self.granularity.deal(_named(files))
         )

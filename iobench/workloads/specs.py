@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
 from iobench.formats.safetensors_header import DTYPES
 
-__all__ = ["SAFETENSORS_METADATA", "FileFormat", "FileSpec", "TensorSpec", "dtype_bytes"]
+__all__ = ["SAFETENSORS_METADATA", "FileFormat", "FileSpec", "TensorSpec", "dtype_bytes", "size_of"]
 
 FileFormat = Literal["safetensors", "torch", "dcp", "raw"]
 
@@ -64,3 +65,8 @@ class FileSpec:
     def payload_bytes(self) -> int:
         """Bytes of the tensors alone, without headers, pickles and padding."""
         return sum(tensor.size_bytes for tensor in self.tensors)
+
+
+def size_of(files: Iterable[FileSpec]) -> int:
+    """Return the bytes of all `files` on storage."""
+    return sum(spec.size_bytes for spec in files)

@@ -53,7 +53,7 @@ class PeerContender(Contender):
         if not self.saves:
             return replay.save(make(_FOR_RESTORES), directory, "safetensors")
         return Transfer.total(
-            self._save(state, self._path(directory, replay.files.path(number)), size)
+            self._save(state, self._path(directory, replay.files[number].path), size)
             for number, (state, size) in enumerate(
                 zip(replay.states, replay.file_bytes, strict=True)
             )
@@ -90,7 +90,7 @@ class PeerContender(Contender):
             if not wanted:
                 self._restored.append({})
                 continue
-            path = self._path(directory, replay.files.path(number))
+            path = self._path(directory, replay.files[number].path)
             with meter.phase("restore"):
                 self._restored.append(self.peer.restore(path, wanted))
             yield meter.transfer(self.name, "read", size, durable=True)

@@ -91,7 +91,7 @@ class Replay:
     def notes(self) -> tuple[str, ...]:
         """Facts about the replay that change how its figures are read."""
         found = []
-        if "dcp" in self.files.formats:
+        if any(spec.format == "dcp" for spec in self.files):
             found.append("DCP files are replayed as raw bytes of the same sizes")
         return tuple(found)
 
@@ -168,7 +168,7 @@ class Replay:
                 whole = self._image(number, None)
             if whole is None or whole.size_bytes != self.file_bytes[number]:
                 raise UsageError(
-                    f"{self.files.path(number)}: cannot be cut into slices; leave out --slices"
+                    f"{self.files[number].path}: cannot be cut into slices; leave out --slices"
                 )
             yield SliceImage(whole, start, stop, whole.path)
 
@@ -239,7 +239,7 @@ class Replay:
     def _open(self, number: int, writer: Writer, directory: str | Path) -> RestoredFile:
         windows = map(self._placement.window, self._placement.tensors(number))
         payload = [self._pool.memory[start:stop] for start, stop, _ in windows]
-        path, file_format = self.files.path(number), self.files.format(number)
+        path, file_format = self.files[number].path, self.files[number].format
         return RestoredFile.open(path, file_format, payload, writer, directory)
 
     def load(self, writer: Writer, directory: str | Path) -> tuple[Transfer, list[dict[Any, Any]]]:
@@ -256,7 +256,7 @@ class Replay:
         self, number: int, writer: Writer, directory: str | Path, loaded: list[dict[Any, Any]]
     ) -> Transfer:
         began = time.perf_counter()
-        path, file_format = self.files.path(number), self.files.format(number)
+        path, file_format = self.files[number].path, self.files[number].format
         found: dict[Any, Any]
         if self.subset is not None:
             found, image = self._allocate(number, writer, directory)
@@ -278,7 +278,7 @@ class Replay:
         self, number: int, writer: Writer, directory: str | Path
     ) -> tuple[dict[Any, Any], FileImage]:
         """Return new, untouched memory for all tensors of a file, and the image that fills it."""
-        path, file_format = self.files.path(number), self.files.format(number)
+        path, file_format = self.files[number].path, self.files[number].format
         if file_format == "safetensors":
             return safetensors.prepare(path, directory, writer)
         if file_format == "torch":
@@ -301,11 +301,11 @@ class Replay:
         return self._digests.compare_states(restored, self.wanted)
 
     def _file_size(self, number: int) -> int:
-        file_format = self.files.format(number)
+        file_format = self.files[number].format
         if file_format not in ("safetensors", "torch"):
             return sum(map(self._placement.size, self._placement.tensors(number)))
-        if file_format == "safetensors" and self.files.exact(number):
-            return self.files.sizes[number]
+        if file_format == "safetensors" and self.files[number].exact:
+            return self.files[number].size_bytes
         # Without CRC32s, which take no other room: they alone would read the tensors.
         image = self._image(number, None, crc=False)
         return self._stream(number, make("null"), "").bytes if image is None else image.size_bytes
@@ -318,8 +318,8 @@ class Replay:
         It is the same in every directory: torch's own is a few bytes longer or shorter in one whose
         name is not ASCII. `crc` adds a CRC32 to torch's zip files, as stock torch.save does.
         """
-        tensors, path = self.states[number], self.files.path(number)
-        file_format = file_format or self.files.format(number)
+        tensors, path = self.states[number], self.files[number].path
+        file_format = file_format or self.files[number].format
         if file_format == "safetensors":
             return safetensors.image(path, tensors, SAFETENSORS_METADATA)
         if file_format == "torch":
@@ -327,7 +327,7 @@ class Replay:
         return raw.image(path, tensors.values())
 
     def _stream(self, number: int, writer: Writer, directory: str | Path) -> Transfer:
-        state, path = nested(self.states[number]), self.files.path(number)
+        state, path = nested(self.states[number]), self.files[number].path
         return torch_file.save(state, path, directory, writer, sync_directory=False)
 
 

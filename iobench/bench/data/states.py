@@ -11,7 +11,6 @@ import torch
 from iobench.bench.data.payload_order import in_payload_order
 from iobench.bench.data.pool import RandomPool, Window, Windows
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
-from iobench.workloads.file_table import FileTable
 from iobench.workloads.specs import FileSpec
 
 __all__ = ["States", "TensorDict", "WindowPlacement"]
@@ -33,20 +32,14 @@ class WindowPlacement:
         windows = Windows(pool_bytes)
         self._first = array("Q", [0])  # the number of each file's first tensor
         self._starts, self._stops, self._laps = array("Q"), array("Q"), array("I")
-        ordered = True
-        for given in files:
-            spec = in_payload_order(given)
-            ordered = ordered and spec is given
+        self.files = tuple(map(in_payload_order, files))
+        for spec in self.files:
             for tensor in spec.tensors:
                 start, stop, lap = windows.take(tensor.size_bytes)
                 self._starts.append(start)
                 self._stops.append(stop)
                 self._laps.append(lap)
             self._first.append(len(self._starts))
-        if ordered and isinstance(files, FileTable):
-            self.files = files
-        else:
-            self.files = FileTable(map(in_payload_order, files))
 
     @property
     def count(self) -> int:

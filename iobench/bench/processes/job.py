@@ -177,7 +177,7 @@ class Job:
         """Return the slices of the files in one shape; they are computed once."""
         if (shape, sliced) not in self._slicings:
             replay, nodes = self.replays[shape], self._nodes[: sliced.jobs]
-            paths = map(replay.files.path, range(len(replay.files)))
+            paths = (spec.path for spec in replay.files)
             made = Slicing(paths, replay.file_bytes, nodes or (0,), sliced.how)
             self._slicings[shape, sliced] = made
         return self._slicings[shape, sliced]

@@ -19,8 +19,8 @@ from iobench.bench.targets.base import Location
 from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
 from iobench.units import count_of, format_size
-from iobench.workloads.file_table import FileTable
 from iobench.workloads.reshape import Shape
+from iobench.workloads.specs import FileSpec, size_of
 from iobench.writers.s3_store.target import is_s3
 
 __all__ = ["Setup", "make_job", "setups", "show_token"]
@@ -100,7 +100,7 @@ def setups(
             pool_bytes=max(plan.pool_bytes // members.world.local, LEAST_POOL),
             local=members.world.local,
             seed=plan.seed if plan.axes.sliced else plan.seed + number,
-            sizes=tuple(sum(files.sizes) for files in plan.files_of_jobs[number]),
+            sizes=tuple(map(size_of, plan.files_of_jobs[number])),
             counts=number in members.first_of_machine,
             away=members.away(number),
             replicas=members.replicas,
@@ -138,7 +138,7 @@ def make_job(setup: Setup) -> RankJob:
     if directories and setup.number:  # the run removes what a killed rank leaves there
         tempfile.tempdir = str(directories[0])
     files = _files(setup, setup.rank)
-    sizes = tuple(sum(table.sizes) for table in files)
+    sizes = tuple(map(size_of, files))
     if sizes != setup.sizes:
         raise UsageError(
             f"workload {setup.workload}: rank {setup.rank} has {sizes} bytes here and "
@@ -162,7 +162,7 @@ def make_job(setup: Setup) -> RankJob:
     return job
 
 
-def _files(setup: Setup, rank: int) -> tuple[FileTable, ...]:
+def _files(setup: Setup, rank: int) -> tuple[tuple[FileSpec, ...], ...]:
     """Return the files of one rank of the workload, in each shape."""
     workload = workloads.load(setup.workload)
     if setup.limit_bytes is not None:

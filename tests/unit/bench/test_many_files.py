@@ -88,7 +88,11 @@ def _run(directory: Path, idle: Any, layers: int) -> tuple[int, dict[str, int]]:
         tracemalloc.stop()
     listed = json.loads(manifest)["files"]
     assert [(one["path"], one["bytes"]) for one in listed] == list(
-        zip((spec.path for spec in plan.files), plan.files.sizes, strict=True)
+        zip(
+            (spec.path for spec in plan.files),
+            (spec.size_bytes for spec in plan.files),
+            strict=True,
+        )
     )
     assert restored.verified.mismatches == 0
     assert saved.stored.problems == restored.stored.problems == ()
@@ -99,17 +103,17 @@ def _run(directory: Path, idle: Any, layers: int) -> tuple[int, dict[str, int]]:
 def test_memory_of_a_run_of_many_files(
     tmp_path: Path, idle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the plan to the removal each more takes at most 700 bytes: 67 MiB for 100,000."""
+    """From the plan to the removal each more takes at most 900 bytes: 86 MiB for 100,000."""
     monkeypatch.setattr(states, "_AHEAD", 8)
     monkeypatch.setattr(posix, "TOGETHER", 8)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # of no interest here, and slow
     _run(tmp_path, idle, 1)  # imports modules
-    grown: dict[str, float] = {"": 700}
+    grown: dict[str, float] = {"": 900}
     for attempt in range(3):  # other threads of the process may take memory meanwhile
-        if max(grown.values()) < 700:
+        if max(grown.values()) < 900:
             break
         few, at_few = _run(tmp_path / f"{attempt}", idle, 2)
         many, at_many = _run(tmp_path / f"{attempt}", idle, 42)
         assert many == few + 40 * 12
         grown = {what: (at_many[what] - at_few[what]) / (many - few) for what in at_many}
-    assert max(grown.values()) < 700, grown
+    assert max(grown.values()) < 900, grown
