@@ -196,7 +196,7 @@ class LocalCheckpointer:
         """
         began_s = time.perf_counter()
         self.wait()
-        content, save = self._begin(state, step, late=self._writer.direct)
+        content, save = self._begin(state, step)
         try:
             if content.on_cpu:
                 self._committer.commit(save, content)
@@ -337,14 +337,14 @@ class LocalCheckpointer:
         self._persister.raise_failure()
         return self._serializer.serialize(state)
 
-    def _begin(self, state: Any, step: int, *, late: bool = False) -> tuple[Any, Save]:
+    def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         """Check the step, serialize the state (see Serializer), claim the step; copy nothing."""
         self._check_usable()
         self._finish_copy()
         self._persister.raise_failure()
         if type(step) is not int or step < 0:
             raise UsageError(f"step {step!r}: a whole number, 0 or more")
-        serialized = self._serializer.serialize(state, late=late)
+        serialized = self._serializer.serialize(state)
         save = Save(
             step=step, status="copying", created_s=time.time(), size_bytes=serialized.size_bytes
         )

@@ -17,7 +17,6 @@ from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import TransferError
 from iobench.formats.collector import collector_paused
-from iobench.formats.late_image import LayoutChangedError
 from iobench.units import GIB
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
@@ -72,12 +71,7 @@ class Committer:
         takes_seconds = memory is None and not rate_bytes_per_s and serialized.size_bytes < _SMALL
         many = takes_seconds and len(serialized.structure.pieces) >= _MANY
         with collector_paused() if many else nullcontext():
-            try:
-                return self._commit(save, serialized, memory, rate_bytes_per_s)
-            except LayoutChangedError:  # only known now; the files are removed again
-                serialized = serialized.anew()
-                save.size_bytes = serialized.size_bytes
-                return self._commit(save, serialized, memory, rate_bytes_per_s)
+            return self._commit(save, serialized, memory, rate_bytes_per_s)
 
     def _commit(
         self,
@@ -103,7 +97,6 @@ class Committer:
                 save.transfer = self.writer.write_many(
                     [sent, *small], staged.directory, sync_directory=False
                 )
-            serialized.check()
             if not save.transfer.durable:
                 raise TransferError(
                     f"step {save.step}: writer {self.writer.name!r} did not make its files "

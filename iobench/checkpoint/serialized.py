@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from iobench.checkpoint.structure import Structure
 from iobench.checkpoint.tree_spec import json_text
 from iobench.errors import StateError
 from iobench.formats.collector import collector_paused
-from iobench.formats.late_image import LateImage
 from iobench.formats.tensor_layouts import Located, TensorLayouts
 from iobench.writers.image import Bytes, FileImage
 
@@ -33,10 +31,6 @@ SKELETON = "state.json"
 """The file of everything else, see `state_tree`."""
 
 
-def _not_late() -> Serialized:
-    raise AssertionError("these tensors were compared before")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Serialized:
     """Contents of the files `TENSORS` and `SKELETON`. The tensors are still the trainer's memory.
@@ -49,10 +43,6 @@ class Serialized:
     tensors: list[torch.Tensor] = field(repr=False)
     arrays: list[Bytes] = field(repr=False)
     located: Located = field(repr=False)
-    late: LateImage | None = field(default=None, repr=False)
-    """The tensor file of tensors that are compared with `structure` while it is written."""
-    anew: Callable[[], Serialized] = field(default=_not_late, repr=False)
-    """Serializes the same state if `late` finds that it has another structure."""
 
     @classmethod
     def of(cls, state: Any) -> Serialized:
@@ -89,7 +79,6 @@ class Serialized:
 
     def leaves(self) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of the state."""
-        assert self.late is None  # its tensors were not compared
         return self.structure.leaves(self.tensors, self.arrays)
 
     def image(self) -> FileImage:
@@ -97,21 +86,11 @@ class Serialized:
 
         Only tensors that are not contiguous are copied.
         """
-        if self.late is not None:
-            return self.late
         return self.structure.image(TENSORS, self.located, self.tensors, self.arrays)
 
     def image_in(self, memory: Bytes) -> FileImage:
         """Return the tensor file whose snapshot begins at the first byte of `memory`."""
         return FileImage.of(TENSORS, [memory[: self.size_bytes]])
-
-    def check(self) -> None:
-        """Compare what was not compared yet. Raises LayoutChangedError: the file is to be dropped.
-
-        `image` raises it too, to whoever takes the bytes of a tensor that differs.
-        """
-        if self.late is not None:
-            self.structure.check_late(self.late)
 
     def to_be_copied_later(self) -> Serialized:
         """Return the same for a copy while the trainer goes on.
@@ -139,16 +118,12 @@ class Serializer:
     def __init__(self) -> None:
         self._last: Structure | None = None
 
-    def serialize(self, state: Any, *, late: bool = False) -> Serialized:
-        """Serialize `state`. Raises StateError with the path of what cannot be saved.
-
-        With `late`, tensors may be compared with the last ones only while they are written; see
-        `Serialized.check`.
-        """
+    def serialize(self, state: Any) -> Serialized:
+        """Serialize `state`. Raises StateError with the path of what cannot be saved."""
         with collector_paused():
-            return self._like_last(state, late=late) or self._anew(state)
+            return self._like_last(state) or self._anew(state)
 
-    def _like_last(self, state: Any, *, late: bool) -> Serialized | None:
+    def _like_last(self, state: Any) -> Serialized | None:
         """Serialize a state of the same structure as the last one; return None for another one."""
         structure = self._last
         if structure is None:
@@ -159,17 +134,6 @@ class Serializer:
             return None
         if found is None:
             return None
-        image = structure.late_image(TENSORS, found.tensors) if late else None
-        if image is not None:
-            return Serialized(
-                structure=structure,
-                skeleton=structure.skeleton(found.texts),
-                tensors=found.tensors,
-                arrays=[],
-                located=Located.nowhere(),
-                late=image,
-                anew=functools.partial(self.serialize, state),
-            )
         located = structure.layouts.locate(found.tensors)
         if located is None or not structure.has_aliases_of(located):
             return None

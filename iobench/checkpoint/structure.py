@@ -7,7 +7,6 @@ later state that equals the first one in all that they depend on (docs/decisions
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ from iobench.checkpoint.pieces import Pieces
 from iobench.checkpoint.state_tree import plain_text
 from iobench.checkpoint.tree_spec import Collected
 from iobench.errors import StateError
-from iobench.formats.late_image import LateImage, LateLayout, LayoutChangedError
 from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.tensor_layouts import FileLayout, Located, numbers
@@ -166,26 +164,6 @@ class Structure:
             return False
         whole = self._tensors >= 0
         return not _overlap(starts[whole], self._reaches[whole])
-
-    def late_image(self, path: str, tensors: Sequence[torch.Tensor]) -> LateImage | None:
-        """Return the tensor file of a state that is expected to have this structure.
-
-        None if the state can only be compared before. The tensors are compared while the file is
-        written, and then by `check_late`.
-        """
-        return self._late.image(path, tensors) if self._late is not None else None
-
-    @functools.cached_property
-    def _late(self) -> LateLayout | None:
-        """Made for the second save."""
-        if not self.on_cpu or self._parts or self._apart:
-            return None
-        return LateLayout.of(self._file, self.layouts, self._tensors)
-
-    def check_late(self, image: LateImage) -> None:
-        """Compare what was not compared yet. Raises LayoutChangedError."""
-        if _overlap(image.addresses(), self._reaches):
-            raise LayoutChangedError(f"{image.path}: tensors share memory that did not before")
 
     def leaves(self, tensors: Sequence[torch.Tensor], arrays: Sequence[Bytes]) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of a state."""

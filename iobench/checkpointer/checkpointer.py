@@ -288,13 +288,13 @@ class Checkpointer(LocalCheckpointer):
     def _content_of(self, state: Any) -> Content:
         return super()._content_of(of_one_rank(state))
 
-    def _begin(self, state: Any, step: int, *, late: bool = False) -> tuple[Any, Save]:
+    def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         tier = self._tier
         waited_s = 0.0
         if tier is not None:
             self._settle_opening()
             waited_s = tier.drain.wait_for_lag(step)
-        content, save = super()._begin(of_one_rank(state), step, late=late)
+        content, save = super()._begin(of_one_rank(state), step)
         save.tiers = tier.copies if tier is not None else None
         save.lag_wait_s = waited_s
         if self._memory is not None:

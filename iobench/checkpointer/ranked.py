@@ -181,13 +181,7 @@ class RankedCheckpointer(RankedReads):
         self._raise_failure([rank for rank, one in enumerate(every) if one["failed"]])
         return self._planning.content(-1, local, every)
 
-    def _begin(
-        self,
-        state: Any,
-        step: int,
-        *,
-        late: bool = False,  # noqa: ARG002 -- the ranks agree about tensors that were compared
-    ) -> tuple[RankContent, Save]:
+    def _begin(self, state: Any, step: int) -> tuple[RankContent, Save]:
         """Agree with the other ranks about the save of `step`; copy nothing."""
         asked = self._ask(state, step)
         return self._settled(asked), asked.save

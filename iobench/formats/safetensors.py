@@ -14,10 +14,9 @@ from iobench.errors import DataMismatchError, IobenchError, TransferError, Usage
 from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import FileMemory
 from iobench.formats.inspected_file import Inspectable, InspectedFile
-from iobench.formats.late_image import LayoutChangedError
 from iobench.formats.safetensors_header import header_bytes
-from iobench.formats.safetensors_layout import image_on_cpu
 from iobench.formats.safetensors_runs import Kind, TensorRun, runs_of
+from iobench.formats.tensor_layouts import FileLayout, located_dense
 from iobench.formats.tensors import (
     Allocate,
     allocate_on,
@@ -46,25 +45,24 @@ def image(
     they must not change during the write. Tensors that are not contiguous are copied here. Raises
     UsageError for names, dtypes and metadata that safetensors cannot hold.
     """
-    return _image(path, tensors, metadata, late=False)
+    with collector_paused():
+        return _image(path, tensors, metadata)
 
 
 def _image(
-    path: str,
-    tensors: Mapping[str, torch.Tensor],
-    metadata: Mapping[str, str] | None,
-    *,
-    late: bool,
+    path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
 ) -> FileImage:
     try:
-        on_cpu = image_on_cpu(path, tensors, metadata, late=late)
-        if on_cpu is not None:
-            return on_cpu
         described = [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()]
         header, sizes = header_bytes(described, metadata)
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from error
-    return FileImage.of(path, [header, *(tensor_memory(tensors[name]) for name in sizes)])
+    stored = [tensors[name] for name, size in sizes.items() if size]
+    located = located_dense(stored)
+    if located is None:
+        return FileImage.of(path, [header, *map(tensor_memory, stored)])
+    lengths = [size for size in sizes.values() if size]
+    return FileLayout(header, lengths).image(path, located.addresses, {}, owners=located.owners)
 
 
 def save(
@@ -78,12 +76,8 @@ def save(
     sync_directory: bool = True,
 ) -> Transfer:
     """Write `tensors` to the safetensors file `target/path`; see `Writer.write` for durability."""
-    try:
-        image = _image(path, tensors, metadata, late=writer.direct)
-        return writer.write(image, target, durable=durable, sync_directory=sync_directory)
-    except LayoutChangedError:  # not a file like the last one; it was removed again
-        image = _image(path, tensors, metadata, late=False)
-        return writer.write(image, target, durable=durable, sync_directory=sync_directory)
+    made = image(path, tensors, metadata)
+    return writer.write(made, target, durable=durable, sync_directory=sync_directory)
 
 
 def read_header(path: str, target: str | Path, writer: Inspectable) -> tuple[bytes, int]:

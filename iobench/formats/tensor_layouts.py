@@ -5,10 +5,9 @@ FileLayout: a header and the parts after it, filled with addresses for each save
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +24,8 @@ __all__ = [
     "TensorLayouts",
     "all_plain",
     "are_strided",
+    "located",
+    "located_dense",
     "numbers",
     "reach_bytes",
 ]
@@ -101,88 +102,83 @@ class TensorLayouts:
         self._shapes = list(map(attrgetter("shape"), self.each))
         self._strides = list(map(attrgetter("stride"), self.each))
         self._devices = [] if self.on_cpu else list(map(attrgetter("device"), self.each))
-        self._complex = _complex_among(self._dtypes)
-
-    def in_order(self, order: Numbers) -> TensorLayouts:
-        """Return these layouts in another order: the one with the number order[0] first."""
-        other, chosen = copy.copy(self), itemgetter(*order.tolist())
-        other.reaches, other.contiguous = self.reaches[order], self.contiguous[order]
-        for name in ("each", "_dtypes", "_shapes", "_strides", "_devices"):
-            listed = getattr(self, name)
-            setattr(other, name, list(chosen(listed)) if listed else [])
-        other._complex = _complex_among(other._dtypes)
-        return other
+        self._complex = [at for at, dtype in enumerate(self._dtypes) if dtype.is_complex]
 
     def locate(self, tensors: list[torch.Tensor]) -> Located | None:
         """Return where `tensors` of these layouts are; None if one of them differs.
 
-        See `locate_part`.
-        """
-        return self.locate_part(tensors, 0) if len(tensors) == len(self.each) else None
-
-    def locate_part(self, tensors: list[torch.Tensor], first: int) -> Located | None:
-        """Return where `tensors` are, of the layouts from `first` on; None if one of them differs.
-
         A tensor with lazy conjugation or negation is replaced by its values. Also returns None when
         a storage does not hold its tensor, like that of a parameter that FSDP has resharded.
         """
-        part = slice(first, first + len(tensors))
+        if len(tensors) != len(self.each):
+            return None
         try:
-            for number in self._lazy(tensors, part):
+            for number in self._lazy(tensors):
                 tensors[number] = resolved(tensors[number])
             # One call of Python for all tensors and one question, also below: a third less time.
             same = (
-                list(map(_dtype_of, tensors)) == self._dtypes[part]
-                and list(map(_shape_of, tensors)) == self._shapes[part]
-                and list(map(torch.Tensor.stride, tensors)) == self._strides[part]
-                and self._same_devices(tensors, part)
+                list(map(_dtype_of, tensors)) == self._dtypes
+                and list(map(_shape_of, tensors)) == self._shapes
+                and list(map(torch.Tensor.stride, tensors)) == self._strides
+                and self._same_devices(tensors)
             )
-            return self.locate_same(tensors, first) if same else None
+            return self.locate_same(tensors) if same else None
         except RuntimeError:
             # A nested tensor has no shape, others have no strides or no storage. A question for
             # the layout of each would take 0.15 us per tensor.
             return None
 
-    def _same_devices(self, tensors: Sequence[torch.Tensor], part: slice) -> bool:
+    def _same_devices(self, tensors: Sequence[torch.Tensor]) -> bool:
         if self.on_cpu:
             return all(map(_is_cpu, tensors))
-        return list(map(_device_of, tensors)) == self._devices[part]
+        return list(map(_device_of, tensors)) == self._devices
 
-    def _lazy(self, tensors: Sequence[torch.Tensor], part: slice) -> Iterator[int]:
+    def _lazy(self, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
         """Yield the numbers of the tensors with lazy conjugation or negation.
 
-        Of the tensors that are complex in another place, `locate` finds another dtype.
+        `locate` finds another dtype of the tensors that are complex in another place.
         """
         yield from itertools.compress(itertools.count(), map(torch.Tensor.is_neg, tensors))
-        complex_ = (at - part.start for at in self._complex if part.start <= at < part.stop)
-        yield from (number for number in complex_ if tensors[number].is_conj())
+        yield from (number for number in self._complex if tensors[number].is_conj())
 
-    def locate_same(self, tensors: Sequence[torch.Tensor], first: int = 0) -> Located | None:
-        """Return where `tensors` are whose layouts are known to be these from `first` on.
+    def locate_same(self, tensors: Sequence[torch.Tensor]) -> Located | None:
+        """Return where `tensors` are whose layouts are known to be these.
 
         None when a storage does not hold its tensor.
         """
-        owners = list(map(_storage, tensors))
-        addresses, storages = numbers(map(_address, tensors)), numbers(map(_begin, owners))
-        reaches = self.reaches[first : first + len(tensors)]
-        ends = storages + numbers(map(_nbytes, owners)) - reaches
-        outside = (addresses < storages) | (addresses > ends)
-        if (outside & (reaches > 0)).any():
-            return None
-        return Located(addresses, storages, owners)
+        return located(tensors, self.reaches)
 
 
-def _complex_among(dtypes: Sequence[torch.dtype]) -> list[int]:
-    """Return the numbers of the complex ones."""
-    if not any(dtype.is_complex for dtype in set(dtypes)):
-        return []
-    return [at for at, dtype in enumerate(dtypes) if dtype.is_complex]
+def located(tensors: Sequence[torch.Tensor], reaches: Numbers) -> Located | None:
+    """Return where `tensors` are; None when a storage does not hold the `reaches` of its tensor."""
+    owners = list(map(_storage, tensors))
+    addresses, storages = numbers(map(_address, tensors)), numbers(map(_begin, owners))
+    ends = storages + numbers(map(_nbytes, owners)) - reaches
+    outside = (addresses < storages) | (addresses > ends)
+    if (outside & (reaches > 0)).any():
+        return None
+    return Located(addresses, storages, owners)
+
+
+def located_dense(tensors: Sequence[torch.Tensor]) -> Located | None:
+    """Return where `tensors` are; None unless each is its plain bytes in host memory.
+
+    Others are not contiguous, sparse or nested, lazily conjugated or negated, on a device, of a
+    subclass of Tensor, or on a storage that does not hold them.
+    """
+    if not (all_plain(tensors) and are_strided(tensors) and all(map(_is_cpu, tensors))):
+        return None
+    lazy = map(torch.Tensor.is_neg, tensors), map(torch.Tensor.is_conj, tensors)
+    if not all(map(torch.Tensor.is_contiguous, tensors)) or any(map(any, lazy)):
+        return None
+    return located(tensors, numbers(map(_tensor_bytes, tensors)))
 
 
 _CPU = torch.device("cpu")
 _storage, _address = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
 _begin, _nbytes = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes
 _layout_of, _is_nested, _is_cpu = map(attrgetter, ("layout", "is_nested", "is_cpu"))
+_tensor_bytes = attrgetter("nbytes")
 _dtype_of, _shape_of, _device_of = map(attrgetter, ("dtype", "shape", "device"))
 
 

@@ -94,10 +94,10 @@ class OffloadCheckpointer(Checkpointer):
             pins=self._pins,
         )
 
-    def _begin(self, state: Any, step: int, *, late: bool = False) -> tuple[Any, Save]:
+    def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         self._check_usable()
         self._pins.make_room(self._finish_saves, self._ledger.tidy, self._settle_copies)
-        content, save = super()._begin(state, step, late=late)
+        content, save = super()._begin(state, step)
         try:
             self._pins.hold(save)
         except BaseException as error:

@@ -6,7 +6,7 @@ import gc
 import json
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -20,9 +20,6 @@ from iobench.checkpoint import serialized
 from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.serialized import Serialized, Serializer
 from iobench.errors import StateError
-from iobench.formats import late_image
-from iobench.formats.late_image import LayoutChangedError
-from iobench.formats.tensor_layouts import TensorLayouts
 from iobench.formats.tensors import resolved, tensor_from_bytes, torch_dtype
 
 State = dict[Any, Any]
@@ -47,27 +44,16 @@ def _restored(one: Serialized) -> Any:
     return unflatten(json.loads(one.skeleton), leaves)
 
 
-def _serialize_late(serializer: Serializer, state: Any) -> Serialized:
-    """Serialize a state and take its bytes, as a commit does; return what has the right bytes."""
-    found = serializer.serialize(state, late=True)
-    try:
-        _bytes(found)
-        found.check()
-    except LayoutChangedError:
-        return found.anew()
-    return found
-
-
-def _is_same_as_anew(serializer: Serializer, state: Any, *, late: bool = False) -> Serialized:
+def _is_same_as_anew(serializer: Serializer, state: Any) -> Serialized:
     """Serialize a state; its files are those of a serializer that has seen no other state."""
-    found = _serialize_late(serializer, state) if late else serializer.serialize(state)
+    found = serializer.serialize(state)
     anew = Serialized.of(state)
     assert found.skeleton == anew.skeleton
     assert vars(found.structure.pieces) == vars(anew.structure.pieces)
     assert _bytes(found) == _bytes(anew)
-    if found.late is None:  # a state on a device is copied leaf by leaf
-        leaves = b"".join(leaf.cpu_bytes().tobytes() for leaf in found.leaves().values())
-        assert leaves == _bytes(found)[len(found.structure.header) :]
+    # A state on a device is copied leaf by leaf.
+    leaves = b"".join(leaf.cpu_bytes().tobytes() for leaf in found.leaves().values())
+    assert leaves == _bytes(found)[len(found.structure.header) :]
     return found
 
 
@@ -167,21 +153,13 @@ class _Trainer:
             self._metadata = draw(st.sampled_from([None, {}, {"v": 1}, {"v": True}]))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def few() -> Iterator[None]:
-    """One tensor is enough to be compared late."""
-    with mock.patch.multiple(late_image, _FEWEST=1, _TOGETHER=2):
-        yield
-
-
 @settings(max_examples=300)
 @given(st.data())
 def test_every_change_is_seen(expect_same: Callable[..., None], data: st.DataObject) -> None:
     """Whatever changes between two saves, each save holds the state of its own time exactly."""
     trainer, serializer = _Trainer(data), Serializer()
     for _ in range(data.draw(st.integers(1, 8))):
-        late = data.draw(st.booleans())
-        found = _is_same_as_anew(serializer, trainer.state(), late=late)
+        found = _is_same_as_anew(serializer, trainer.state())
         expect_same(trainer.state(restored=True), _restored(found))
         trainer.change()
 
@@ -231,11 +209,10 @@ _ALIKE: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("difference", list(_ALIKE))
 def test_one_difference(expect_same: Callable[..., None], difference: str) -> None:
     """States that differ in one thing only, in either order."""
-    for late in (False, True):
-        for states in (_ALIKE[difference], _ALIKE[difference][::-1]):
-            serializer = Serializer()
-            for state in (*states, *states):
-                expect_same(state, _restored(_is_same_as_anew(serializer, state, late=late)))
+    for states in (_ALIKE[difference], _ALIKE[difference][::-1]):
+        serializer = Serializer()
+        for state in (*states, *states):
+            expect_same(state, _restored(_is_same_as_anew(serializer, state)))
 
 
 def _state() -> State:
@@ -262,31 +239,11 @@ def test_a_state_like_the_last_is_not_flattened(expect_same: Callable[..., None]
         expect_same(parameters, _restored(serializer.serialize(parameters)))
 
 
-def test_compared_while_written() -> None:
-    """A state of whole tensors only is not compared before; all of them are, empty or not."""
-    state = {f"{n}": torch.randn(n % 5 + 1) for n in range(40)}
-    serializer = Serializer()
-    serializer.serialize(state)
-    with mock.patch.object(TensorLayouts, "locate", side_effect=AssertionError):
-        found = serializer.serialize(state, late=True)
-        assert found.late is not None
-        assert _bytes(found) == _bytes(Serialized.of(state))
-        found.check()
-    for name in state:
-        other = serializer.serialize({**state, name: torch.randn(7)}, late=True)
-        with pytest.raises(LayoutChangedError, match="another layout"):
-            _bytes(other)
-    tied = serializer.serialize({**state, "9": state["4"]}, late=True)
-    _bytes(tied)
-    with pytest.raises(LayoutChangedError, match="share memory"):
-        tied.check()
-
-
 def test_no_tensor_is_kept() -> None:
     """The structure of the last state holds nothing of its memory."""
     serializer, state = Serializer(), {"w": torch.ones(3), "x": [torch.ones(2), np.ones(2)]}
-    for late in (False, True):
-        serializer.serialize(state, late=late)
+    for _ in range(2):
+        serializer.serialize(state)
     held = [weakref.ref(one) for one in (state["w"], *state["x"])]
     del state
     gc.collect()

@@ -36,7 +36,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
     for module in (safetensors, torch_file):
         monkeypatch.setattr(module, "allocate_on", allocate_on)
-    monkeypatch.setattr(safetensors, "image_on_cpu", lambda *_, **_options: None)
+    monkeypatch.setattr(safetensors, "located_dense", lambda _: None)
     for module in (safetensors, raw):
         monkeypatch.setattr(
             module, "tensor_memory", lambda t: device_bytes(tensors._flat(t, here=True))

@@ -1,10 +1,6 @@
-"""A file like an earlier one reuses its header; the bytes are those of the library."""
+"""Images of safetensors files: their bytes are those of the library."""
 
 from __future__ import annotations
-
-import gc
-import weakref
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import UsageError
-from iobench.formats import safetensors_layout
 from iobench.formats.safetensors import image
 
 _SQUARE = torch.randn(4, 6)
@@ -57,23 +52,13 @@ def _of_library(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | Non
 
 
 @given(st.lists(st.tuples(_FILES, st.sampled_from([None, {"a": "1"}, {"a": "2"}])), max_size=8))
-def test_files_in_any_order(files: list[tuple[dict[str, int], dict[str, str] | None]]) -> None:
-    """Names, shapes, dtypes, strides and metadata change from file to file at random."""
+def test_the_bytes_of_the_library(
+    files: list[tuple[dict[str, int], dict[str, str] | None]],
+) -> None:
+    """Of any names, shapes, dtypes, strides and metadata."""
     for numbers, metadata in files:
         tensors = {name: _TENSORS[number] for name, number in numbers.items()}
         assert _bytes(tensors, metadata) == _of_library(tensors, metadata)
-
-
-def test_a_header_is_made_once() -> None:
-    """For a file of the same names and shapes; its tensors are not kept."""
-    files = [{"w": torch.randn(5), "x": torch.randn(2, 3).t()} for _ in range(2)]
-    _bytes(files[0])
-    with mock.patch.object(safetensors_layout, "header_bytes", side_effect=AssertionError):
-        assert _bytes(files[1]) == _of_library(files[1], None)
-    held = [weakref.ref(tensor) for file in files for tensor in file.values()]
-    del files
-    gc.collect()
-    assert [one() for one in held] == [None] * 4
 
 
 @pytest.mark.parametrize("name", ["__metadata__", 1])
