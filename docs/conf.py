@@ -30,6 +30,14 @@ from iobench.report.page.html import html
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = {
+    "Start": {
+        "install": "",
+        "limits": "",
+        "which-api": "",
+        "migrate": "",
+        "troubleshooting": "",
+        "glossary": "",
+    },
     "Tutorials": {
         "tutorials/which-path": "",
         "tutorials/tune-and-use": "",
@@ -42,6 +50,7 @@ SECTIONS = {
         "workloads": "",
         "peers": "Other projects",
         "storage": "File systems",
+        "filer": "",
         "reliability": "Reliability",
         "report": "",
         "statistics": "",
@@ -56,6 +65,7 @@ SECTIONS = {
         "exec": "Unmodified scripts",
         "s3": "",
         "gds": "GPUs",
+        "writers-in-your-framework": "",
     },
     "Many nodes": {"distributed": "", "launchers": "Slurm, Kubernetes, MPI, Ray"},
     "Plan": {"plan": "How often to save", "train": "What saves cost training"},
@@ -64,6 +74,7 @@ SECTIONS = {
         "api/README": "",
         "results": "",
         "writers": "Writers",
+        "compatibility": "",
         "architecture": "",
     },
     "Figures": {

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,9 +82,10 @@ def _training() -> Names:
 class _LightningTrainer:
     """Accepts plugins like Lightning's; a real one is in test_lightning.py."""
 
-    def __init__(self, plugins: list[Any]) -> None:
+    def __init__(self, plugins: Sequence[Any] = (), max_epochs: int = 1) -> None:
         import lightning.pytorch.plugins as found
 
+        self.plugins = plugins
         assert all(isinstance(one, found.CheckpointIO) for one in plugins)
 
     def fit(self, model: Any, ckpt_path: str) -> None:
@@ -212,6 +213,16 @@ def _plain() -> Iterator[Names]:
     yield {**_training(), "iobench": iobench, "torch": torch}
 
 
+def _migrate() -> Iterator[Names]:
+    names = {**_training(), "iobench": iobench, "torch": torch, "Trainer": _LightningTrainer}
+    yield names
+    assert names["first"] == 0
+    assert iobench.load_checkpoint("runs/a", 0).keys() == {"model", "optimizer"}
+    assert names["trainer"].plugins
+    assert Path("dcp/step-100/.metadata").exists()
+    assert Path("dcp/step-101/.metadata").exists()
+
+
 def _offload() -> Iterator[Names]:
     """A job of one rank; real ones are in test_offload_ranks.py."""
     torch.distributed.init_process_group(
@@ -229,6 +240,7 @@ _STAND_INS: dict[str, Callable[[], Iterator[Names]]] = {
     "gds.md": _gds,
     "integrations.md": _integrations,
     "launchers.md": _launchers,
+    "migrate.md": _migrate,
     "results.md": _results,
     "offload.md": _offload,
     "s3.md": _s3,

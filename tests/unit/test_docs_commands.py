@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
+from pip._internal.commands import create_command
 from support.cli import app
 
 from iobench import peers
@@ -55,13 +56,16 @@ def _code_lines(page: Path) -> Iterator[str]:
         yield _ENVIRONMENT.sub("", line.removeprefix("$ ").strip())
 
 
-def _commands(first: str) -> list[Any]:
-    """Each command whose first word is `first`: its words, without comment and `[--optional]`."""
+def _commands(first: str, *, optional: bool = True) -> list[Any]:
+    """Each command whose first word is `first`: its words, without comment.
+
+    What is in brackets is `optional` and left out, or else a part of the word.
+    """
     found: dict[str, Any] = {}
     for page in _PAGES:
         for line in _code_lines(page):
             if line.startswith(f"{first} ") and not line.startswith(_PRINTED):
-                plain = re.sub(r"\[[^\]]*\]", "", line)
+                plain = re.sub(r"\[[^\]]*\]", "", line) if optional else line
                 words = shlex.split(plain, comments=True)[1:]
                 found[f"{page.name}: {line}"] = pytest.param(words, id=f"{page.stem}-{line[:60]}")
     return list(found.values())
@@ -134,14 +138,25 @@ def test_make_has_the_target(words: list[str]) -> None:
     assert f"\n{words[0]}:" in (_ROOT / "Makefile").read_text()
 
 
-def test_pip_finds_the_extras() -> None:
-    """`pip install 'iobench[extra]'`: each is one of pyproject.toml."""
-    lines = {line for page in _PAGES for line in _code_lines(page) if line.startswith("pip ")}
-    lines -= {"pip install -e ."}  # of a reader's own package
-    named = {re.findall(r"^pip install 'iobench\[(.*)\]'", line)[0] for line in lines}
-    assert named >= {"report", "s3"}
+def _extras() -> set[str]:
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
-    assert named <= set(project["optional-dependencies"])
+    return set(project["optional-dependencies"])
+
+
+def test_pip_takes_the_options_and_finds_the_extras() -> None:
+    """`pip install 'iobench[extra]'` or `'.[extra]'`: each extra is one of pyproject.toml."""
+    named = set()
+    for (verb, *words), *_ in (one.values for one in _commands("pip", optional=False)):
+        _, requirements = create_command(verb).parser.parse_args(words)
+        for extras in re.findall(r"\[(.*)\]", " ".join(requirements)):
+            named |= {*extras.split(",")}
+    assert {"report", "s3"} <= named <= _extras()
+
+
+def test_the_extras_of_the_install_page() -> None:
+    page = (_ROOT / "docs" / "install.md").read_text()
+    table = page.partition("| extra |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == _extras()
 
 
 def test_the_entry_point_of_a_peer() -> None:

@@ -50,6 +50,17 @@ def test_the_example_is_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert {one.options.threads for one in made} == {3}
 
 
+def test_the_options_of_each_writer() -> None:
+    """Their names and defaults in docs/writers-in-your-framework.md; those of S3 are in s3.md."""
+    page = (Path(__file__).parents[3] / "docs" / "writers-in-your-framework.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+Writer)` \| (`.*) \|$", page, re.MULTILINE))
+    names = {one for one in iobench.writers.__all__ if one.endswith("Writer")}
+    assert {*rows} == names - {"Writer", "PosixWriter", "NullWriter", "S3Writer"}
+    for name, row in rows.items():
+        options = getattr(iobench.writers, name)().options.describe()
+        assert row == ", ".join(f"`{one.name}` ({one.show(one.default)})" for one in options)
+
+
 def test_the_page_names_every_export() -> None:
     """The table of names is `iobench.writers.__all__`, and each of them resolves."""
     table = _PAGE.partition("## The names")[2]
