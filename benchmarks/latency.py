@@ -9,6 +9,11 @@ They take turns in random order. A percentile is that of all operations of all r
 whose operations cannot be pooled, it is the median of the rounds, as it is for `odirect` in the
 second column. The machine must be idle: the device has no other latency for one of them only then.
 As root it reserves huge pages for fio and gives them back.
+
+    python benchmarks/latency.py --delays
+
+does so on a file system of known latencies (delays.py), 128 MiB in blocks of 64 KiB: there the
+percentiles of both must be equal, whatever the machine does.
 """
 
 from __future__ import annotations
@@ -20,9 +25,12 @@ import os
 import random
 import statistics
 import subprocess
+import sys
+import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +38,7 @@ import numpy as np
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
-from iobench.units import MIB, parse_size
+from iobench.units import KIB, MIB, parse_size
 from iobench.writers.image import FileImage
 from iobench.writers.latency import Latency
 from iobench.writers.registry import make
@@ -63,6 +71,23 @@ def reserved_pages(count: int) -> Iterator[None]:
         _RESERVED.write_text(str(before))
 
 
+@contextmanager
+def delays() -> Iterator[Path]:
+    """Mount the file system of delays.py in a new directory for the body."""
+    program = Path(__file__).with_name("delays.py")
+    with tempfile.TemporaryDirectory() as name:
+        with subprocess.Popen([sys.executable, program, name]) as process:
+            try:
+                while not Path(name).is_mount():
+                    if process.poll() is not None:
+                        raise SystemExit(f"{program} ended with {process.returncode}")
+                    time.sleep(0.02)
+                yield Path(name)
+            finally:
+                subprocess.run(["umount", name], check=False)
+                process.terminate()
+
+
 def fill(memory: np.ndarray[tuple[int], np.dtype[np.uint8]], seed: int) -> None:
     random_bytes = np.random.default_rng(seed)
     for start in range(0, len(memory), 64 * MIB):
@@ -90,7 +115,7 @@ def by_fio(
         *(f"--bs={block_size}", "--ioengine=psync", "--direct=1", "--thread", "--iomem=mmaphuge"),
         *(
             "--refill_buffers=1",
-            "--fallocate=native",
+            f"--fallocate={'none' if block_size < MIB else 'native'}",
             "--lat_percentiles=1",
             "--clat_percentiles=0",
         ),
@@ -112,11 +137,15 @@ def by_fio(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--size", type=parse_size, default=1024 * MIB)
-    parser.add_argument("--bs", type=parse_size, default=MIB)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--target", type=Path)
+    where.add_argument("--delays", action="store_true")
+    parser.add_argument("--size", type=parse_size)
+    parser.add_argument("--bs", type=parse_size)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
+    asked.size = asked.size or (128 if asked.delays else 1024) * MIB
+    asked.bs = asked.bs or (64 * KIB if asked.delays else MIB)
 
     memory = huge_pages(asked.size)
     image = FileImage.of("blocks", [memory])
@@ -124,7 +153,11 @@ def main() -> None:
     ours: Rounds = defaultdict(list)
     pooled: dict[Operation, list[Latency]] = defaultdict(list)
     pages = 8 + asked.bs // (2 * MIB)
-    with reserved_pages(pages), scratch_directory(asked.target) as directory:
+    with (
+        reserved_pages(pages),
+        delays() if asked.delays else nullcontext(asked.target) as target,
+        scratch_directory(target) as directory,
+    ):
         monitor = DeviceMonitor(directory)
         for number in range(asked.rounds):
             for arm in random.sample(("fio", "odirect"), 2):
