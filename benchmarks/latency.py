@@ -75,17 +75,19 @@ def reserved_pages(count: int) -> Iterator[None]:
 def delays() -> Iterator[Path]:
     """Mount the file system of delays.py in a new directory for the body."""
     program = Path(__file__).with_name("delays.py")
-    with tempfile.TemporaryDirectory() as name:
-        with subprocess.Popen([sys.executable, program, name]) as process:
-            try:
-                while not Path(name).is_mount():
-                    if process.poll() is not None:
-                        raise SystemExit(f"{program} ended with {process.returncode}")
-                    time.sleep(0.02)
-                yield Path(name)
-            finally:
-                subprocess.run(["umount", name], check=False)
-                process.terminate()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        subprocess.Popen([sys.executable, program, name]) as process,
+    ):
+        try:
+            while not Path(name).is_mount():
+                if process.poll() is not None:
+                    raise SystemExit(f"{program} ended with {process.returncode}")
+                time.sleep(0.02)
+            yield Path(name)
+        finally:
+            subprocess.run(["umount", name], check=False)
+            process.terminate()
 
 
 def fill(memory: np.ndarray[tuple[int], np.dtype[np.uint8]], seed: int) -> None:

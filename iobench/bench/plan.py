@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def checkpoints(self) -> int:
-        """How many checkpoints are saved before the first one is restored, and exist at once."""
+        """How many checkpoints are saved before the first one is restored."""
         return 1 if self.rules is None else self.rules.times
 
     @property
@@ -278,13 +278,14 @@ class Plan:
                 self._check_space(target)
 
     def _check_space(self, target: Target) -> None:
-        """Raise TargetError unless one checkpoint fits: a run removes each before the next."""
+        """Raise TargetError unless the checkpoints fit that exist at once."""
         free, most = target.free_bytes(), self.axes.most_jobs
+        stored = self.checkpoints * self.repeat.stored
         earlier = self.axes.earlier * self.size_bytes
-        if free is not None and self.checkpoints * self.all_bytes + earlier > free:
+        if free is not None and stored * self.all_bytes + earlier > free:
             each = "" if most == 1 else f" of {most} processes"
             each += f", and {format_size(earlier)} to restore in the background," if earlier else ""
-            many = f"{self.checkpoints} times" if self.checkpoints > 1 else "a checkpoint of"
+            many = f"{stored} times" if stored > 1 else "a checkpoint of"
             raise TargetError(
                 f"--target {target.location}: {many} "
                 f"{format_size(self.all_bytes)}{each} does not fit, "

@@ -156,7 +156,7 @@ def _scaled(
                 f"--target {target.location}: no space is left for a checkpoint ({RESERVE}); "
                 "make room"
             )
-        fits += [] if free is None else [free // (axes.saves + axes.earlier)]
+        fits += [] if free is None else [free // (often.stored * axes.saves + axes.earlier)]
     rates = measure_rates(variants, axes.subsets, targets)
     ceiling = ceiling and not all(one.no_ceiling for one in targets.values())
     seconds = (often.is_sustained and often.max_s) or DEFAULT_SECONDS

@@ -140,6 +140,8 @@ class _Trials:
     progress: RunProgress
     dead: dict[str | None, Exception] = field(default_factory=dict)
     """The targets that failed outside of any trial, with the error: a disk that was lost."""
+    before: dict[str | None, Sequence[Trial]] = field(default_factory=dict)
+    """Of saves that follow each other, the last ones in each target: they are still there."""
 
     def warm_up(self, directories: Sequence[Location]) -> None:
         """Do each contender's first-use work, outside any clock.
@@ -224,8 +226,20 @@ class _Trials:
                     yield sample
         finally:
             with self._dying(variant.target):
-                for trial in trials:
+                for trial in self._outdated(trials):
                     trial.clear()
+
+    def _outdated(self, trials: Sequence[Trial]) -> Sequence[Trial]:
+        """Return the trials whose checkpoints go now, after those of `trials` were saved.
+
+        Saves that follow each other keep the newest, as trainers do. So the next one takes other
+        space, and a device cannot have its last one in a cache and write over it.
+        """
+        if not self.plan.repeat.is_sustained:
+            return trials
+        target = trials[0].variant.target
+        older, self.before[target] = self.before.get(target, ()), trials
+        return older
 
     def _trial(self, variant: Variant, repetition: int, order: int) -> Trial:
         plan = self.plan

@@ -142,7 +142,7 @@ def _values(report: Report) -> Values:
 
     Phases, paths and decisions become columns `phase.<name>_s`, `path.<name>` and
     `decision.<name>`. They are empty for a writer that lacks them. A run of several targets has the
-    column `target`.
+    column `target`, and one over time the columns `over_time.<name>`.
     """
     rows = [_row(report, summary) for summary in report.summaries]
     columns = dict.fromkeys([*_COLUMNS, *(column for row in rows for column in row)])
@@ -154,6 +154,14 @@ def _row(report: Report, summary: Summary) -> dict[str, Any]:
     row = {name: value(report, summary) for name, value in _COLUMNS.items()}
     row |= {f"phase.{name}_s": seconds for name, seconds in summary.phases_s.items()}
     row |= {f"path.{name}": operations for name, operations in summary.paths.items()}
+    if lasted := summary.over_time:
+        change = lasted.change
+        row |= {
+            "over_time.steady": lasted.steady,
+            "over_time.change_at_s": change and change.at_s,
+            "over_time.before_bytes_per_s": change and change.before_bytes_per_s,
+            "over_time.after_bytes_per_s": change and change.after_bytes_per_s,
+        }
     return row | {f"decision.{name}": count for name, count in summary.decisions.items()}
 
 

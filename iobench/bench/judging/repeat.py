@@ -109,6 +109,11 @@ class Repeat:
             )
         return replace(self, most=most)
 
+    @property
+    def stored(self) -> int:
+        """How many checkpoints of each target exist at once: one stays while the next is saved."""
+        return 2 if self.is_sustained else 1
+
     def patience(self) -> Patience:
         """Return how long an operation waits for an idle device."""
         return Patience(0.0) if self.is_sustained else Patience()

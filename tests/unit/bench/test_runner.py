@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -235,6 +235,30 @@ def test_saves_that_follow_each_other_are_restored_once(
     assert operations == {"save": 4, "restore": 1}
     assert log.announced is None
     assert all(one.verified for one in with_verification(result.samples, Context.of(result.run)))
+
+
+class _Listing(BufferedWriter):
+    """Counts the checkpoints that exist when a save begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[int] = []
+
+    def write_many(self, images: Iterable[FileImage], target: Any, **how: Any) -> Transfer:
+        self.found.append(len([*Path(target).parent.glob("step-*")]))
+        return super().write_many(images, target, **how)
+
+
+def test_a_checkpoint_stays_until_the_next_one_is_saved(
+    execute: Callable[..., ResultFile],
+) -> None:
+    """Where saves follow each other, none is written over the space of the one before; in another
+    run each is removed first. Nothing stays behind in either."""
+    sustained = replace(Repeat.sustained("1h", None, None), most=4)
+    for repeat, before in ((sustained, [0, 1, 1, 1]), (4, [0, 0, 0, 0])):
+        writer = _Listing()
+        execute(writer, repeat=repeat, ceiling=False)
+        assert writer.found[-4:] == before
 
 
 def test_auto_does_not_wait_for_a_failed_contender(
