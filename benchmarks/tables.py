@@ -15,6 +15,7 @@ command makes. A test makes every block and picture again and compares.
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import os
@@ -36,6 +37,7 @@ from iobench.cli.verbs import app_of
 from iobench.errors import ResultFileError
 from iobench.report.ceiling import ABOVE_FIO
 from iobench.report.kinds import document_of
+from iobench.report.page.theme import DARK, SCHEME
 from iobench.report.summary import Summary, summarise
 from iobench.report.train import TrainingCost, training_costs
 from iobench.results import ResultFile, TrainBlock, read
@@ -350,10 +352,18 @@ def _output(lines: int, command: Sequence[str]) -> str:
 
 
 def _picture(command: Sequence[str]) -> str:
-    """The picture with the chart's text for those who cannot see it."""
+    """The picture for each colour scheme, with the chart's text for those who cannot see it."""
     (record,) = [ROOT / one for one in command if one.endswith(".jsonl")]
     chart, *_ = document_of([record]).charts.values()
-    return f"![{chart.alt}]({command[-1]})\n"
+    dark, name = _dark(command[-1]), command[-1]
+    return (
+        f'<picture>\n<source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
+        f'<img alt="{html.escape(chart.alt)}" src="{name}">\n</picture>\n'
+    )
+
+
+def _dark(name: str) -> str:
+    return name.removesuffix(".svg") + "-dark.svg"
 
 
 def draw(directory: Path) -> list[Path]:
@@ -367,6 +377,10 @@ def draw(directory: Path) -> list[Path]:
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 with chdir(ROOT):
                     app_of()([*command[1:], str(directory / name)], standalone_mode=False)
+                text = (directory / name).read_text(encoding="utf-8")
+                for colour, ours in SCHEME.items():
+                    text = text.replace(f'"{ours}"', f'"{DARK[colour]}"')
+                (directory / _dark(name)).write_text(text, encoding="utf-8")
     return drawn
 
 

@@ -124,6 +124,7 @@ html_show_copyright = False
 _WRITERS = "iobench.writers"
 _MODULE = re.compile(r"^#+ `(iobench[\w.]*)`\n(?:(?!#).*\n)*", re.MULTILINE)
 _RECORD = re.compile(r"\]\((?:\.\./)*results/([\w.-]+)\.jsonl\)")
+_PICTURE = re.compile(r'<picture>\n.*\n<img alt="([^"]*)" src="([^"]*)">\n</picture>')
 _SPAN = re.compile(r"(`[^`]+`)(?=\w)|`[^`]+`|([^`]+)")
 _log = logging.getLogger(__name__)
 
@@ -142,7 +143,8 @@ def setup(app: Sphinx) -> None:
 
 def _add(app: Sphinx, page: str, source: list[str]) -> None:
     """Append to `page` what only the site has."""
-    source[0] = _with_reports(app, page, source[0])
+    # Sphinx copies no images of raw HTML; pages of the site are light.
+    source[0] = _PICTURE.sub(r"![\1](\2)", _with_reports(app, page, source[0]))
     if page == root_doc:
         source[0] += "".join(_navigation(app.env.found_docs))
     elif page.endswith("/README"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import venv
@@ -71,6 +72,15 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
     subprocess.run([*install, "--no-index", wheel], check=True, capture_output=True, timeout=60)
     return python.parent
+
+
+def test_the_page_on_pypi_has_no_relative_links(wheel: Path) -> None:
+    """Pictures and links of README.md name the repository: PyPI has no files around the page."""
+    (info,) = (one for one in zipfile.Path(wheel).iterdir() if one.name.endswith(".dist-info"))
+    page = (info / "METADATA").read_text(encoding="utf-8")
+    links = re.findall(r'\]\(([^)]*)\)|(?:src|srcset)="([^"]*)"', page)
+    assert len(links) > 10
+    assert [one for pair in links if (one := "".join(pair)) and ":" not in one] == []
 
 
 def test_contents(wheel: Path) -> None:

@@ -24,7 +24,7 @@ from markupsafe import Markup, escape
 
 from iobench._version import __version__
 from iobench.report.document import Chart, Document
-from iobench.report.page.theme import MUTED, PAPER, SCHEME
+from iobench.report.page.theme import DARK, MUTED, PAPER, SCHEME
 from iobench.text import printable
 
 __all__ = [
@@ -107,7 +107,7 @@ def html(document: Document) -> str:
 
 
 def _style() -> str:
-    return _environment().get_template("page.css.j2").render(scheme=SCHEME)
+    return _environment().get_template("page.css.j2").render(scheme=SCHEME, dark=DARK)
 
 
 @cache

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from iobench import peers
 from iobench.report import palette
-from iobench.report.page.theme import INK, MUTED, PAPER
+from iobench.report.page.theme import DARK, INK, MUTED, PAPER
 from iobench.report.palette import colour_of, phase_colour, shape_of
 from iobench.writers import registry
 
-_CSS = (Path(palette.__file__).parent / "page" / "templates" / "page.css.j2").read_text()
-_DARK = re.findall(r"--paper: (#\w{6})", _CSS)[0]
+_DARK = DARK["paper"]
 _LEAST = 3.0  # WCAG 2.2, 1.4.11
 
 
