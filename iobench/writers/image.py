@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from iobench.errors import UsageError
-from iobench.writers.blocks.copies import gather_views, scatter_views
 from iobench.writers.blocks.pages import Bytes
 from iobench.writers.device.base import DeviceBytes
 
@@ -201,12 +200,17 @@ class FileImage:
 
         The GIL is released for each part, so that other threads work during the copy.
         """
-        gather_views(self.views(start, stop), block)
+        if stop > start:
+            np.concatenate(self.views(start, stop), out=block[: stop - start])
         return stop - start
 
     def scatter(self, start: int, stop: int, block: Bytes) -> int:
         """Fill the bytes [start, stop) from the beginning of `block`; return their count."""
-        return scatter_views(block, self.views(start, stop))
+        position = 0
+        for view in self.views(start, stop):
+            np.copyto(view, block[position : position + len(view)])
+            position += len(view)
+        return position
 
 
 def in_batches(images: Iterable[FileImage], size: int) -> Iterator[list[FileImage]]:
