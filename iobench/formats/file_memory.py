@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from iobench.errors import transfer_errors
 from iobench.formats.tensors import Allocate, allocate
 from iobench.units import KIB
 from iobench.writers.blocks.pages import fresh_pages
-from iobench.writers.blocks.prefault import faulted_meanwhile
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 
 __all__ = ["RUN_BYTES", "FileMemory"]
@@ -45,10 +43,6 @@ class FileMemory:
         self._apart: list[tuple[int, AnyMemory]] = []
         self._run: _Run | None = None
         self._taken = 0  # a run frees everything between its parts: no later part is before here
-
-    def made_meanwhile(self) -> AbstractContextManager[None]:
-        """Make the pages of the memory during a body that only takes parts."""
-        return nullcontext() if self._whole is None else faulted_meanwhile(self._whole)
 
     def take(self, start: int, stop: int, unit: int) -> AnyMemory:
         """Return memory for the file's bytes [start, stop), at a multiple of `unit`.

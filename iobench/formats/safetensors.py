@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +24,12 @@ from iobench.formats.tensors import (
     tensor_memory,
     tensors_in_rows,
 )
-from iobench.units import KIB
 from iobench.writers.base import Writer
 from iobench.writers.image import AnyMemory, FileImage
 from iobench.writers.transfer import Transfer
 
 __all__ = ["image", "load", "prepare", "save"]
 
-_LONG_HEADER = 512 * KIB  # of about 5,000 tensors, which take 10 ms to make
 _MAX_HEADER = 100_000_000  # bytes; the safetensors library refuses more
 
 
@@ -122,7 +119,7 @@ def prepare(
     """
     file = os.path.join(target, path)
     with InspectedFile.opened(file, writer) as source:
-        return _prepare(path, file, *_header(file, source), writer, allocate)
+        return _prepare(path, file, *_header(file, source), allocate)
 
 
 def _prepare(
@@ -130,13 +127,10 @@ def _prepare(
     file: str,
     header: bytes,
     size: int,
-    writer: Inspectable | None,
     allocate: Allocate | None,
 ) -> tuple[dict[str, torch.Tensor], FileImage]:
     memory, start = FileMemory(file, size, allocate), 8 + len(header)
-    # Not for a read through the page cache, which needs the same free memory.
-    many = writer is not None and writer.direct and len(header) >= _LONG_HEADER
-    with memory.made_meanwhile() if many else nullcontext(), collector_paused():
+    with collector_paused():
         tensors: dict[str, torch.Tensor] = {}
         for run in runs_of(file, header, size - start, one_by_one=allocate is not None):
             part = memory.take(start + run.begin, start + run.end, run.unit)
@@ -189,7 +183,7 @@ def load(
     """
     file, allocate = os.path.join(target, path), allocate or allocate_on(device)
     with InspectedFile.opened(file, writer) as source:
-        tensors, image = _prepare(path, file, *_header(file, source), writer, allocate)
+        tensors, image = _prepare(path, file, *_header(file, source), allocate)
     moved = writer.read(image, target)
     source.check(file, image)
     return tensors, moved

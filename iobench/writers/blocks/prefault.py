@@ -1,11 +1,8 @@
-"""faulted_ahead: makes the pages of new memory while a read fills the memory before them.
-
-faulted_meanwhile: before the read begins, during other work.
-"""
+"""faulted_ahead: makes the pages of new memory while a read fills the memory before them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -17,16 +14,12 @@ from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 from iobench.writers.blocks.pages import HUGE_PAGE
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["LEAD_BYTES", "faulted_ahead", "faulted_meanwhile"]
+__all__ = ["LEAD_BYTES", "faulted_ahead"]
 
 LEAD_BYTES = 64 * MIB
 """The distance between the read and the pages made: more than a writer has in flight."""
 
 _STRETCH = 8 * MIB
-_LONG_STRETCH = 64 * MIB
-"""While Python works in another thread, which lets this one wait 5 ms after every call."""
-
-_Make = Callable[[Bytes], None]
 
 
 @contextmanager
@@ -42,33 +35,7 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
     if stop - start <= LEAD_BYTES:
         yield
         return
-    with _running(_Ahead(image, start, stop, _populate, lead=LEAD_BYTES, stretch=_STRETCH)):
-        yield
-
-
-@contextmanager
-def faulted_meanwhile(memory: Bytes) -> Iterator[None]:
-    """Make the pages of new memory, from its beginning on, while the body does not touch them.
-
-    When the body ends, some of them may be missing. See `faulted_ahead`, which makes the others.
-    The body may map memory: the pages are made by accesses, because the kernel's call for a whole
-    range lets every other change of the process's mappings wait (docs/decisions/0065).
-    """
-    image = FileImage.of("memory", [memory])
-    with _running(_Ahead(image, 0, len(memory), _touch, lead=0, stretch=_LONG_STRETCH)):
-        yield
-
-
-def _populate(memory: Bytes) -> None:
-    linux.populate(memory.ctypes.data, len(memory))
-
-
-def _touch(memory: Bytes) -> None:
-    memory[:: linux.PAGE] = 0
-
-
-@contextmanager
-def _running(ahead: _Ahead) -> Iterator[None]:
+    ahead = _Ahead(image, start, stop)
     thread = Worker(target=ahead.run, name="iobench-fault-ahead", daemon=True)
     with suppress(RuntimeError):  # no thread can be started; the read works without one
         thread.start()
@@ -84,17 +51,14 @@ def _running(ahead: _Ahead) -> Iterator[None]:
 class _Ahead:
     """Makes the whole huge pages in the host memory of a range of an image, in file order."""
 
-    def __init__(
-        self, image: FileImage, start: int, stop: int, make: _Make, *, lead: int, stretch: int
-    ) -> None:
-        self._image, self._start, self._stop, self._make = image, start, stop, make
-        self._lead, self._stretch = lead, stretch
+    def __init__(self, image: FileImage, start: int, stop: int) -> None:
+        self._image, self._start, self._stop = image, start, stop
         self._huge = not host_takes_free_memory()
         self._advised: list[tuple[int, int]] = []
         self.stopped = False
 
     def run(self) -> None:
-        due = self._start + self._lead
+        due = self._start + LEAD_BYTES
         for offset, memory in self._stretches():
             if self.stopped:
                 return
@@ -103,11 +67,11 @@ class _Ahead:
             address, length = memory.ctypes.data, len(memory)
             try:
                 if linux.has_page(address + length - 1):
-                    due = offset + self._lead
+                    due = offset + LEAD_BYTES
                 else:
                     self._advised.append((address, length))
                     linux.advise_huge(address, length, huge=self._huge)
-                    self._make(memory)
+                    linux.populate(address, length)
             except OSError:  # an older kernel, or no memory: the read reports it
                 return
 
@@ -126,5 +90,5 @@ class _Ahead:
             base = memory.ctypes.data
             first = begin + -(base + begin) % HUGE_PAGE
             last = end - (base + end) % HUGE_PAGE
-            for at in range(first, last, self._stretch):
-                yield offset + at, memory[at : min(at + self._stretch, last)]
+            for at in range(first, last, _STRETCH):
+                yield offset + at, memory[at : min(at + _STRETCH, last)]

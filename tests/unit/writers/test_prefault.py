@@ -21,7 +21,7 @@ from iobench.formats import safetensors, torch_file
 from iobench.units import MIB
 from iobench.writers.blocks import prefault
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
-from iobench.writers.blocks.prefault import faulted_ahead, faulted_meanwhile
+from iobench.writers.blocks.prefault import faulted_ahead
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.registry import make
 
@@ -65,29 +65,6 @@ def test_pages_appear_beyond_the_lead(lead: int) -> None:
         wait_for(memory, lead // HUGE_PAGE)
     assert pages(memory) == [False] * 4 + [True] * 12
     assert not memory.any()
-
-
-def test_pages_appear_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first byte on, and a read after it makes the rest; all bytes are zero.
-
-    The call for a whole range is not used: it would delay what maps memory meanwhile.
-    """
-    monkeypatch.delattr(linux, "populate")
-    memory = fresh_pages(16 * HUGE_PAGE + 99, huge=False)
-    with faulted_meanwhile(memory):
-        wait_for(memory, 0)
-    assert not memory.any()
-
-
-def test_work_that_ends_early_ends_it() -> None:
-    """No page is made after the body, and its exception is raised."""
-    memory = fresh_pages(512 * MIB, huge=False)
-    with pytest.raises(RuntimeError, match="the work"), faulted_meanwhile(memory):
-        raise RuntimeError("the work")
-    made = sum(pages(memory))
-    assert made < 256
-    time.sleep(0.01)
-    assert sum(pages(memory)) == made
 
 
 def test_a_small_file_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +183,7 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
         safetensors.load("file", tmp_path, make("buffered"))
 
 
+@pytest.mark.usefixtures("lead")
 @pytest.mark.parametrize("given_back", [False, True])
 def test_the_size_of_the_pages(given_back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Huge pages, but small ones on a host that takes free memory; later ones may be huge."""
@@ -219,9 +197,9 @@ def test_the_size_of_the_pages(given_back: bool, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(prefault, "host_takes_free_memory", lambda: given_back)
     monkeypatch.setattr(linux, "advise_huge", noted)
     memory = fresh_pages(16 * HUGE_PAGE, huge=False)
-    with faulted_meanwhile(memory):
-        wait_for(memory, 0)
-    assert advised == [not given_back, True]
+    with ahead(memory):
+        wait_for(memory, 4)
+    assert advised == [not given_back] * 3 + [True] * 3
     assert not memory.any()
 
 
