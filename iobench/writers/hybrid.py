@@ -33,9 +33,8 @@ from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure
 from iobench.writers.hybrid_paths.policy import IoOperation, IoPath, PathPolicy, Position
 from iobench.writers.hybrid_paths.stream import HybridStream
 from iobench.writers.image import Extent, FileImage
-from iobench.writers.local.fsync_ring import SyncRing
 from iobench.writers.local.new_file import NewFile, ProbeFile, try_directory
-from iobench.writers.local.posix import TOGETHER, PosixWriter, pwrite_all
+from iobench.writers.local.posix import PosixWriter, pwrite_all
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
@@ -53,7 +52,6 @@ _PATHS = {
 
 _MoveBlock = Callable[[int, int, DirectEngine], None]
 
-_SYNCS = 32  # concurrent fsyncs in threads of the kernel; measured in docs/decisions/0020
 _PIECE = 2 * MIB  # one operation on a ring; measured in docs/decisions/0036
 
 
@@ -80,8 +78,7 @@ class HybridOptions(WriterOptions):
     uring: bool = option(
         True,
         search=(True, False),
-        help="use io_uring, where available, for direct operations (in pieces of 2 MiB) and the "
-        "syncs of write_many",
+        help="use io_uring, where available, for direct operations (in pieces of 2 MiB)",
     )
     small_size: int = option(
         256 * KIB,
@@ -313,15 +310,6 @@ class HybridWriter(PosixWriter):
         return RingEngine(
             ring, iodepth, self._pieces, meter, writes=writes, path=f"io_uring {IoPath.DIRECT}"
         )
-
-    def _sync_ring(self, meter: Meter) -> SyncRing | None:
-        if not self.options.uring:
-            return None
-        try:
-            return SyncRing(TOGETHER, _SYNCS)
-        except UnavailableError as error:
-            meter.fell_back("fsync by io_uring", "threads", error.reason)
-            return None
 
     @property
     def _piece_size(self) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iobench.environment.uring import describe_io_uring
 from iobench.results import load, read
 from iobench.testing import LocalS3, content
 from iobench.units import MIB
@@ -41,8 +40,7 @@ def test_a_file_writer_counts_its_blocks(name: str, target: Path) -> None:
     if not writer.available(target).ok:
         pytest.skip(writer.available(target).reason)
     saved = counts(writer.write_many(images(), target))
-    in_ring = name == "hybrid" and describe_io_uring()["works"]
-    assert saved == {"write": _BLOCKS, **({"batch sync": 1} if in_ring else {"sync": 2})}
+    assert saved == {"write": _BLOCKS, "sync": 2}
     restored = {"read": 0}
     for image in images():
         empty = FileImage.of(image.path, [np.zeros(image.size_bytes, dtype=np.uint8)])

@@ -16,7 +16,6 @@ from iobench.writers.base import Writer
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage, in_batches
 from iobench.writers.local.batch_sync import BatchSync
-from iobench.writers.local.fsync_ring import SyncRing
 from iobench.writers.local.new_file import NewFile, open_source
 from iobench.writers.local.new_file import sync_directory as sync_names
 from iobench.writers.stream import Stream
@@ -87,7 +86,7 @@ class PosixWriter(Writer):
         unpublished: list[NewFile] = []
         with contextlib.ExitStack() as undo:
             undo.callback(_abandon, unpublished)
-            syncing = BatchSync(lambda: self._sync_ring(meter))
+            syncing = BatchSync()
             in_sync = 0
             try:
                 for batch in in_batches(images, TOGETHER):
@@ -171,10 +170,6 @@ class PosixWriter(Writer):
     def _reachable(self, image: FileImage, meter: Meter) -> AbstractContextManager[FileImage]:
         """Provide `image` for `_send` and `_receive`: by default with all bytes on the host."""
         return staged(image, meter) if image.on_device else contextlib.nullcontext(image)
-
-    def _sync_ring(self, meter: Meter) -> SyncRing | None:  # noqa: ARG002
-        """Return the ring that syncs the files of `write_many`; None to use threads."""
-        return None
 
     def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
         return kind(path, self._flags, meter)

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,12 @@ import pytest
 from support.every_bytecode import SOON_S, Place, Tracer, at_every_place
 from support.one_by_one import OneByOne
 
-from iobench.errors import TransferError, UnavailableError
+from iobench.errors import TransferError
 from iobench.testing import Footprint, content
-from iobench.writers import hybrid
-from iobench.writers.base import Writer
 from iobench.writers.blocks import channel
 from iobench.writers.image import FileImage
 from iobench.writers.local import batch_sync, posix
 from iobench.writers.local.batch_sync import BatchSync
-from iobench.writers.local.fsync_ring import SyncRing
 from iobench.writers.local.new_file import PART_SUFFIX, NewFile
 from iobench.writers.registry import make
 
@@ -37,52 +34,30 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(posix, "TOGETHER", 8)
 
 
-def _writer(how: str, directory: Path) -> Writer:
-    """Make a writer whose `write_many` syncs by threads or by a ring; skip without io_uring."""
-    if how == "threads":
-        return make("buffered")
-    writer = make("hybrid")
-    if "io_uring" in writer.available(directory).reason:
-        pytest.skip(writer.available(directory).reason)
-    return writer
-
-
 def _images() -> list[FileImage]:
     return [FileImage.of(f"{number:02}", [content(100 + number)]) for number in range(_FILES)]
 
 
-@pytest.mark.parametrize("how", ["threads", "ring"])
 def test_each_file_is_synced_before_it_is_visible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every file is synced once, in another thread than the caller's, and renamed after that."""
     synced, renamed, threads = [], [], set()
     fsync, replace = os.fsync, os.replace
 
-    def record(fd: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
-        threads.add(threading.current_thread())
-
     def recorded(fd: int) -> None:
         fsync(fd)
-        record(fd)
-
-    class Recorded(SyncRing):
-        def sync(self, fds: Sequence[int]) -> dict[int, OSError]:
-            failed = super().sync(fds)
-            for fd in fds:
-                record(fd)
-            return failed
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        threads.add(threading.current_thread())
 
     def checked(source: str, target: str) -> None:
         assert source in synced
         renamed.append(target)
         replace(source, target)
 
-    writer = _writer(how, tmp_path)
+    writer = make("buffered")
     monkeypatch.setattr(os, "fsync", recorded)
     monkeypatch.setattr(os, "replace", checked)
-    monkeypatch.setattr(hybrid, "SyncRing", Recorded)
     moved = writer.write_many(_images(), tmp_path)
     assert renamed == [str(tmp_path / image.path) for image in _images()]
     files = [name for name in synced if name != str(tmp_path)]
@@ -127,11 +102,8 @@ def test_no_more_images_are_kept_than_are_moved(
     assert alive() == 0
 
 
-@pytest.mark.parametrize("how", ["threads", "ring"])
 @pytest.mark.parametrize("nth", [0, 20, _FILES - 1])
-def test_a_failing_sync(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, how: str
-) -> None:
+def test_a_failing_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     """Earlier batches are published whole; the failed batch and later ones leave no file."""
     fsync, calls, lock = os.fsync, iter(range(1000)), threading.Lock()
     reader, other = os.pipe()  # fsync of a pipe is EINVAL
@@ -140,19 +112,12 @@ def test_a_failing_sync(
         with lock:
             return reader if next(calls) == nth else fd
 
-    class Failing(SyncRing):
-        def sync(self, fds: Sequence[int]) -> dict[int, OSError]:
-            return super().sync([broken(fd) for fd in fds])
-
-    writer, images = _writer(how, tmp_path), _images()
+    writer, images = make("buffered"), _images()
     with Footprint.unchanged(), monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: fsync(broken(fd)))
-        patch.setattr(hybrid, "SyncRing", Failing)
         with pytest.raises(TransferError) as caught:
             writer.write_many(images, tmp_path)
     assert caught.value.errno == errno.EINVAL
-    if how == "ring":  # which threads take in any order
-        assert caught.value.filename == str(tmp_path / images[nth].path)
     names = sorted(os.listdir(tmp_path))
     assert names == [image.path for image in images][: len(names)]
     assert len(names) == nth // 8 * 8
@@ -164,53 +129,13 @@ def test_a_failing_sync(
     os.close(other)
 
 
-def test_without_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unavailable ring is a recorded fallback, and threads sync."""
-
-    def refused(*_: int) -> SyncRing:
-        raise UnavailableError("uring", "io_uring is refused.", "")
-
-    writer = _writer("ring", tmp_path)
-    monkeypatch.setattr(hybrid, "SyncRing", refused)
-    moved = writer.write_many(_images(), tmp_path)
-    assert [(one.wanted, one.used) for one in moved.fallbacks] == [("fsync by io_uring", "threads")]
-    assert len(os.listdir(tmp_path)) == _FILES
-
-
-@pytest.mark.parametrize("files", [1, 2])
-def test_one_file_needs_no_ring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
-) -> None:
-    """In a container without io_uring, a save of one file then has no fallback to report."""
-
-    def refused(*_: int) -> SyncRing:
-        raise UnavailableError("uring", "io_uring is refused.", "")
-
-    monkeypatch.setattr(hybrid, "SyncRing", refused)
-    moved = make("hybrid").write_many(_images()[:files], tmp_path)
-    assert [one.wanted for one in moved.fallbacks] == ["fsync by io_uring"] * (files - 1)
-    assert len(os.listdir(tmp_path)) == files
-
-
-def test_a_refused_ring_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def refused(*_: int) -> SyncRing:
-        calls.append(1)
-        raise UnavailableError("uring", "io_uring is refused.", "")
-
-    monkeypatch.setattr(hybrid, "SyncRing", refused)
-    make("hybrid").write_many(_images(), tmp_path)
-    assert calls == [1]
-
-
-def _interrupted(where: str, how: str, place: Place | None) -> Tracer:
+def _interrupted(where: str, place: Place | None) -> Tracer:
     """Write some files, with Boom at `place` in the caller or in the thread that syncs."""
     tracer = Tracer([posix.__file__, batch_sync.__file__], place)
     images = _images()[:20]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
         directory = Path(made)
-        writer = _writer(how, directory)
+        writer = make("buffered")
         tracer.run(lambda: writer.write_many(images, directory), in_threads=where == "worker")
         until = time.monotonic() + SOON_S
         while any(one.name == "iobench-sync" for one in threading.enumerate()):
@@ -227,14 +152,11 @@ def _interrupted(where: str, how: str, place: Place | None) -> Tracer:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a file of an interrupted NewFile
-@pytest.mark.parametrize("how", ["threads", "ring"])
 @pytest.mark.parametrize("where", ["caller", "worker"])
-def test_an_exception_at_every_bytecode(
-    where: str, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exception_at_every_bytecode(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C anywhere in write_many: no thread stays, which would keep the process from its end."""
     monkeypatch.setattr(channel, "_LOOK_AGAIN_S", 0.005)
-    at_every_place(lambda place: _interrupted(where, how, place), least=20)
+    at_every_place(lambda place: _interrupted(where, place), least=20)
 
 
 def test_a_failing_write_while_others_are_synced(
