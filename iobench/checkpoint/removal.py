@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from iobench.errors import IobenchError, transfer_errors
-from iobench.writers.local.deferred_free import remove_tree
+from iobench.writers.removal import remove_tree
 
 __all__ = ["Backlog", "remove_all", "remove_entry", "warn_of"]
 

@@ -26,7 +26,7 @@ from iobench.integrations.needs import needs
 from iobench.integrations.routed import routed
 from iobench.integrations.staged_directory import StagedDirectory, shared_token
 from iobench.writers.base import Writer
-from iobench.writers.local.deferred_free import remove_tree
+from iobench.writers.removal import remove_tree
 
 with needs("accelerate", "accelerate>=1"):
     import accelerate

@@ -16,9 +16,9 @@ from iobench import linux
 from iobench.checkpoint.lock import LOCK, DirectoryLock
 from iobench.checkpoint.staged import STAGING_SUFFIX, exchange, reraise
 from iobench.errors import TargetError, TransferError, UsageError, transfer_errors
-from iobench.writers.local.deferred_free import remove_tree
 from iobench.writers.local.file_metadata import copy_owner, existing_file
 from iobench.writers.local.new_file import make_directories, sync_directory
+from iobench.writers.removal import remove_tree
 
 __all__ = ["StagedDirectory", "remove_killed", "shared_token"]
 

@@ -1,15 +1,21 @@
-"""Removing a stored file."""
+"""Removal of a stored file, and of a directory with its content."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from iobench.writers.base import Writer
-from iobench.writers.local.deferred_free import freed_later
+from iobench.writers.local.deferred_free import HeldFile, free_later, freed_later, hold
 from iobench.writers.local.new_file import sync_directory
 from iobench.writers.s3_store.target import S3Target, is_s3
 
-__all__ = ["remove_file"]
+__all__ = ["remove_file", "remove_tree"]
+
+_TRIES = 1000  # each finds fewer entries
 
 
 def remove_file(path: str, writer: Writer) -> None:
@@ -21,3 +27,60 @@ def remove_file(path: str, writer: Writer) -> None:
             sync_directory(os.path.dirname(path) or ".")
         return
     writer.objects(path).delete([S3Target.parse(path).key])
+
+
+def remove_tree(directory: str | Path) -> None:
+    """Remove `directory` and its content; free the space of large files in the background.
+
+    Freeing starts when the whole tree is removed, as unlink waits while blocks are freed. Links are
+    not followed: a link at `directory` is removed, and its destination stays. What another process
+    removes at the same time is not an error. Raises the OSError of the first entry that cannot be
+    removed.
+    """
+    if os.path.islink(directory):
+        os.unlink(directory)
+        return
+    existed = os.path.lexists(directory)
+    held: list[HeldFile] = []
+    with ExitStack() as afterwards:
+        afterwards.callback(free_later, held)
+        held.extend(file for path in _files_below(directory) if (file := hold(path)))
+        for left in reversed(range(_TRIES)):
+            try:
+                _unlink_files(directory)
+                shutil.rmtree(directory)
+                return
+            except FileNotFoundError:
+                # Ranks remove their files of a failed save while rank 0 removes the directory.
+                if existed and not os.path.lexists(directory):
+                    return
+                if not (existed and left):
+                    raise
+
+
+def _files_below(directory: str | Path) -> Iterator[str]:
+    """Yield the paths of all entries below that are not directories; there may be 100,000."""
+    inner = []
+    with suppress(OSError), os.scandir(directory) as entries:  # the removal itself raises
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                inner.append(entry.path)
+            else:
+                yield entry.path
+    for path in inner:
+        yield from _files_below(path)
+
+
+def _unlink_files(directory: str | Path) -> None:
+    """Unlink the files of `directory` while it is read: rmtree takes 16 MiB to list 100,000 first.
+
+    A file system that leaves out entries then leaves them to rmtree. Entries are unlinked in the
+    directory that was opened, which is not a link.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(NotADirectoryError), ExitStack() as opened:  # rmtree raises this error
+        fd = os.open(directory, flags)
+        opened.callback(os.close, fd)
+        for entry in opened.enter_context(os.scandir(fd)):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.name, dir_fd=fd)

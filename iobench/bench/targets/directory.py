@@ -21,7 +21,7 @@ from iobench.environment.storage import check_directory
 from iobench.errors import TargetError
 from iobench.results.records import Cold
 from iobench.units import MIB
-from iobench.writers.local.deferred_free import remove_tree
+from iobench.writers.removal import remove_tree
 
 __all__ = ["DirectoryTarget"]
 

@@ -20,6 +20,7 @@ from iobench.writers.image import FileImage
 from iobench.writers.local import deferred_free
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.registry import make
+from iobench.writers.removal import remove_tree
 from iobench.writers.transfer import Meter
 
 from ...conftest import MakeFilesystem
@@ -238,7 +239,7 @@ def test_remove_tree(ext4: Path) -> None:
     outside = _make(ext4 / "outside", 4096)
     (root / "link").symlink_to(outside)
     (root / "directory link").symlink_to(ext4)
-    deferred_free.remove_tree(root)
+    remove_tree(root)
     assert not root.exists()
     assert outside.exists()
     outside.unlink()
@@ -257,13 +258,13 @@ def test_remove_tree_follows_no_link(tmp_path: Path) -> None:
         link.symlink_to(victim)
     (tmp_path / "nowhere").symlink_to(tmp_path / "nothing")
     for name in ("link", "nowhere", "tree"):
-        deferred_free.remove_tree(tmp_path / name)
+        remove_tree(tmp_path / name)
     assert sorted(tmp_path.rglob("*")) == [victim, victim / "file"]
 
 
 def test_remove_tree_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        deferred_free.remove_tree(tmp_path / "nothing")
+        remove_tree(tmp_path / "nothing")
 
 
 def test_two_remove_the_same_directory(tmp_path: Path) -> None:
@@ -283,7 +284,7 @@ def test_two_remove_the_same_directory(tmp_path: Path) -> None:
         ) -> None:
             all_begin.wait()
             try:
-                deferred_free.remove_tree(directory)
+                remove_tree(directory)
             except OSError as error:
                 if error.filename != str(directory):  # it began when all was removed
                     errors.append(error)
