@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
 from typing import Any, TypeVar
+
+from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
 __all__ = ["at_end", "begun", "lost"]
 
 _Owner = TypeVar("_Owner")
+
+_owners: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+_lost: list[str] = []
+_begun = False
 
 
 def at_end(owner: _Owner, finish: Callable[[_Owner], None]) -> None:
@@ -31,12 +34,12 @@ def at_end(owner: _Owner, finish: Callable[[_Owner], None]) -> None:
 
     `owner` is held by a weak reference. Exceptions of `finish` are reported like `lost` does.
     """
-    _ending.owners[owner] = finish
+    _owners[owner] = finish
 
 
 def begun() -> bool:
     """Whether the calls of `at_end` functions have begun: no thread is awaited after that."""
-    return _ending.begun
+    return _begun
 
 
 def lost(message: str) -> None:
@@ -44,68 +47,51 @@ def lost(message: str) -> None:
 
     The message is also printed on stderr when the interpreter ends.
     """
-    if _ending.begun:
-        _ending.report(message)
+    if _begun:
+        _report(message)
     else:
-        _ending.lost.append(message)
+        _lost.append(message)
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-class _Ending:
-    """The owners to finish and the lost saves. A forked child forgets those of its parent."""
+def _end() -> None:
+    """Called by atexit. Ctrl-C gives up what is not finished.
 
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        self.owners: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self.lost: list[str] = []
-        self.begun = False
-
-    def end(self) -> None:
-        """Called by atexit."""
-        self.begun = True
-        _quiet_handlers()
-        for message in self.lost:
-            self.report(message)
-        for reference in reversed(self.owners.keyrefs()):  # a copy: other threads may add owners
-            owner = reference()
-            if owner is None:
-                continue
-            try:
-                self.owners[owner](owner)
-            except BaseException as error:  # noqa: BLE001 -- atexit would print it and exit with 0
-                self.report(repr(error))
-
-    def report(self, message: str) -> None:
-        if sys.stderr is not None:
-            sys.stderr.write(f"iobench: a save was lost: {message}\n")
-        if not isinstance(sys.stderr, _Unflushable):
-            sys.stderr = _Unflushable(sys.stderr)
-
-
-def _quiet_handlers() -> None:
-    """Suppress the SystemExit of signal handlers, as the interpreter is ending already.
-
-    It could end a wait early, or leave a lock locked that the awaited thread needs. SIGINT still
-    interrupts.
+    A thread calls the functions, in which no signal handler runs: the SystemExit of a handler could
+    end a wait early, or leave a lock locked that the awaited thread needs. Here it means nothing,
+    as the interpreter is ending already.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in signal.valid_signals() - {signal.SIGINT}:
-        handler = signal.getsignal(number)
-        if callable(handler):
-            signal.signal(number, _without_exit(handler))
-
-
-def _without_exit(handler: Callable[[int, FrameType | None], Any]) -> Any:
-    def handle(number: int, frame: FrameType | None) -> None:
+    global _begun
+    _begun = True
+    for message in _lost:
+        _report(message)
+    worker = Worker(target=_finish, name="iobench-end", daemon=True)
+    try:
+        with suppress(SystemExit, RuntimeError):
+            worker.start()
+        if worker.ident is None:
+            _finish()
         with suppress(SystemExit):
-            handler(number, frame)
+            uninterrupted(worker.join, (SystemExit,))
+    except KeyboardInterrupt as error:
+        _report(repr(error))
 
-    return handle
+
+def _finish() -> None:
+    with suppress(KeyError):  # all are finished
+        while True:
+            owner, finish = _owners.popitem()
+            try:
+                finish(owner)
+            except BaseException as error:  # noqa: BLE001 -- the exit code must say it
+                _report(repr(error))
+
+
+def _report(message: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"iobench: a save was lost: {message}\n")
+    if not isinstance(sys.stderr, _Unflushable):
+        sys.stderr = _Unflushable(sys.stderr)
 
 
 class _Unflushable:
@@ -125,6 +111,12 @@ class _Unflushable:
         raise OSError("a save was lost")
 
 
-_ending = _Ending()
-atexit.register(_ending.end)
-os.register_at_fork(after_in_child=_ending.forget)
+def _forget() -> None:
+    """A forked child has none of its parent's saves to finish."""
+    global _owners, _begun
+    _owners, _begun = weakref.WeakKeyDictionary(), False
+    _lost.clear()
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_forget)

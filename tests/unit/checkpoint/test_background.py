@@ -243,9 +243,7 @@ def test_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.fails = "2.pt"
     background.save({"n": 1}, tmp_path / "2.pt")
     lost: list[str] = []
-    monkeypatch.setattr(
-        interpreter_end._ending, "lost", lost
-    )  # pytest's own exit code would be 120
+    monkeypatch.setattr(interpreter_end, "_lost", lost)  # pytest's own exit code would be 120
     with pytest.warns(RuntimeWarning, match="refused"):
         del background
     assert len(lost) == 1
@@ -254,7 +252,7 @@ def test_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_thread_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After iobench has waited for all saves, as in a late function of atexit, `save` writes
     itself."""
-    monkeypatch.setattr(interpreter_end._ending, "begun", True)
+    monkeypatch.setattr(interpreter_end, "_begun", True)
     writer = Held()
     writer.go.set()
     with contextlib.closing(BackgroundFiles(writer)) as background:

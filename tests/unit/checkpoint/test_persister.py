@@ -211,7 +211,7 @@ def test_a_handler_saves_while_the_end_waits(
 
     monkeypatch.setattr(trainer.persister, "_persist", gated)
     trainer.save(1)
-    monkeypatch.setattr(interpreter_end._ending, "begun", True)
+    monkeypatch.setattr(interpreter_end, "_begun", True)
     drained = trainer.persister._channel._drained
 
     def interrupted() -> bool:
@@ -245,6 +245,6 @@ def test_a_failure_is_reported_after_finalizers(
 
 def test_a_lazy_save_at_the_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread starts that the interpreter does not wait for: the save is written on return."""
-    monkeypatch.setattr(interpreter_end._ending, "begun", True)
+    monkeypatch.setattr(interpreter_end, "_begun", True)
     with Checkpointer(runs, writer="buffered", lazy=True) as ckpt:
         assert ckpt.save_async({"w": torch.ones(3)}, 1).status == "committed"
