@@ -18,7 +18,7 @@ from iobench.units import KIB, MIB
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store import rate_floor
+from iobench.writers.s3_store import connection
 from iobench.writers.s3_store.errors import require_fields
 from iobench.writers.s3_store.retry import RetryPolicy
 from iobench.writers.transfer import Meter
@@ -222,9 +222,9 @@ _CONTROL = {
 )
 def test_control_answers_that_trickle(server, monkeypatch, operation, part) -> None:
     """Every answer has the floor, also in its header, and on a reused connection."""
-    made = rate_floor.RateFloor
+    made = connection.RateFloor
     monkeypatch.setattr(
-        rate_floor, "RateFloor", lambda _: made(0.05)
+        connection, "RateFloor", lambda _: made(0.05)
     )  # far below the timeout of a receive
     writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", max_attempts=1)
     where = {"Bucket": "bucket", "Key": "run/model"}
@@ -248,13 +248,13 @@ def test_a_completion_may_take_minutes(server, monkeypatch) -> None:
     """S3 sends spaces during that time: only this answer has a longer window, on the same
     connection."""
     windows: list[float] = []
-    made = rate_floor.RateFloor
+    made = connection.RateFloor
 
-    def noted(window_s: float) -> rate_floor.RateFloor:
+    def noted(window_s: float) -> connection.RateFloor:
         windows.append(window_s)
         return made(window_s)
 
-    monkeypatch.setattr(rate_floor, "RateFloor", noted)
+    monkeypatch.setattr(connection, "RateFloor", noted)
     writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path")
     s3, where = writer.client.boto3, {"Bucket": "bucket", "Key": "run/model"}
     upload = s3.create_multipart_upload(**where)["UploadId"]
@@ -268,12 +268,12 @@ def test_the_floor_on_the_rate() -> None:
     """With a fake clock: from the first byte on, in windows, and never before the end of a
     window."""
     clock = iter([100.0, 109.9, 110.0, 119.9, 120.1])
-    rate = rate_floor.RateFloor(10.0, lambda: next(clock))
+    rate = connection.RateFloor(10.0, lambda: next(clock))
     rate.arrived(1)  # however late the first byte is
     rate.arrived(1)
     rate.arrived(10 * KIB - 2)  # at 10 s: just enough, and a new window begins
     rate.arrived(10 * KIB)
-    with pytest.raises(rate_floor.SlowAnswerError, match=r"10240 bytes arrived in 10\.1 s"):
+    with pytest.raises(connection.SlowAnswerError, match=r"10240 bytes arrived in 10\.1 s"):
         rate.arrived(0)
 
 

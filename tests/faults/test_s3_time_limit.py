@@ -14,7 +14,7 @@ from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.time_limit import THREAD
+from iobench.writers.s3_store.connection import THREAD
 from iobench.writers.s3_store.upload import leaving_failed
 
 _TARGET = "s3://bucket/run"

@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from iobench.errors import TransferError, UnavailableError
+from iobench.writers.s3_store.connection import TimeLimit, guard_connections
 from iobench.writers.s3_store.errors import CorruptedError, explain, judge, without_login
-from iobench.writers.s3_store.rate_floor import set_rate_floor
 from iobench.writers.s3_store.retry import RetryPolicy
-from iobench.writers.s3_store.time_limit import TimeLimit
 from iobench.writers.transfer import Meter
 
 if TYPE_CHECKING:
@@ -151,8 +150,7 @@ class S3Client:
                 f"boto3 makes no client ({text}).",
                 "Check the AWS_* variables and the writer's options.",
             ) from None
-        self.time_limit.apply_to(made)
-        set_rate_floor(made, options.read_timeout_s)
+        guard_connections(made, self.time_limit, options.read_timeout_s)
         if _RAW_LOGIN.search(str(made.meta.endpoint_url)):
             made.close()
             raise UnavailableError(

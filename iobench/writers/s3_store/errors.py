@@ -14,7 +14,7 @@ from iobench.errors import (
     TransferError,
     UnavailableError,
 )
-from iobench.writers.s3_store.rate_floor import SlowAnswerError
+from iobench.writers.s3_store.connection import SlowAnswerError
 from iobench.writers.s3_store.retry import Trouble
 from iobench.writers.s3_store.tls import broken_tls, chain, explain_tls
 

@@ -1,0 +1,240 @@
+"""The connections of an S3 client: one time limit for all requests, and a floor on the rate of each
+answer.
+
+botocore has no option for either. A timeout of its sockets counts from byte to byte, for each
+attempt: requests with many parts and attempts have no common limit, and an answer of one byte per
+second would never end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from iobench.units import KIB
+
+__all__ = ["THREAD", "RateFloor", "SlowAnswerError", "TimeLimit", "guard_connections"]
+
+THREAD = "iobench-time-limit"
+"""Name of the thread that waits for the end of the limit."""
+_SHORTEST_S = 0.001
+_SLOWEST = KIB  # bytes per second; an answer that arrives more slowly has failed
+# While S3 completes an upload, it sends the header and then a space now and then. That takes
+# several minutes for a large object (API reference of CompleteMultipartUpload).
+_COMPLETION_S = 900.0
+
+
+class TimeLimit:
+    """The limit of all requests of one boto3 client, while one is set.
+
+    At its end the sockets are shut down, which wakes the threads that wait for the server.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may save in the same thread
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._stops: weakref.WeakSet[threading.Event] = weakref.WeakSet()
+        self._passed = threading.Event()
+        self._until_s, self._lifted = math.inf, False
+
+    @property
+    def passed(self) -> bool:
+        """Whether the limit of the `within` that is entered has passed."""
+        return self._passed.is_set()
+
+    @contextmanager
+    def within(self, limit_s: float) -> Iterator[None]:
+        """End what still runs in the body after `limit_s` seconds. Not for two threads at once.
+
+        An upload that fails cannot be aborted in the body: use `leaving_failed` too. There is no
+        limit if the interpreter ends and refuses new threads.
+        """
+        timer = threading.Timer(limit_s, self._end)
+        timer.name, timer.daemon = THREAD, True
+        self._until_s, self._lifted = time.monotonic() + limit_s, False
+        try:
+            timer.start()
+        except RuntimeError:
+            self._until_s = math.inf
+            yield
+            return
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            self._until_s = math.inf
+            self._passed.clear()
+
+    def lift(self) -> bool:
+        """Go on without a limit in the `within` that is entered. Return False if it has passed."""
+        with self._lock:
+            if not self.passed:
+                self._until_s, self._lifted = math.inf, True
+            return self._lifted
+
+    def wait(self, seconds: float, stop: threading.Event | None) -> bool:
+        """Wait between two attempts; return True as soon as `stop` is set or the limit passed.
+
+        `stop` is set when the limit passes.
+        """
+        if stop is None:
+            return self._passed.wait(seconds)
+        with self._lock:
+            if self.passed:
+                return True
+            self._stops.add(stop)
+        return stop.wait(seconds)
+
+    def at_most(self, timeout_s: float) -> float:
+        """Return the timeout of a connection that begins now: no socket exists to shut down."""
+        return min(timeout_s, max(self._until_s - time.monotonic(), _SHORTEST_S))
+
+    def connected(self, sock: socket.socket) -> None:
+        """Add the socket of a new connection."""
+        with self._lock:
+            self._sockets.add(sock)
+            if self.passed:
+                _shut_down(sock)
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._lifted:
+                return
+            self._passed.set()
+            for sock in self._sockets:
+                _shut_down(sock)
+            for stop in self._stops:
+                stop.set()
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed, or not connected any more
+        # Not the method of an SSLSocket: what is sent after that one is not encrypted.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class SlowAnswerError(TimeoutError):
+    """An answer that arrives at less than 1 KiB/s. Transient."""
+
+
+class RateFloor:
+    """Checks the rate of one answer from its first byte on.
+
+    Raises SlowAnswerError after `window_s` seconds below 1 KiB/s. The time that the server needs
+    before its first byte does not count: the socket's timeout limits it.
+    """
+
+    def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window_s, self._clock = window_s, clock
+        self._since_s: float | None = None
+        self._bytes = 0
+
+    def arrived(self, size_bytes: int) -> None:
+        """Count bytes that have just arrived."""
+        now_s = self._clock()
+        if self._since_s is None:
+            self._since_s = now_s
+        self._bytes += size_bytes
+        passed_s = now_s - self._since_s
+        if passed_s < self._window_s:
+            return
+        if self._bytes < _SLOWEST * passed_s:
+            raise SlowAnswerError(
+                f"{self._bytes} bytes arrived in {passed_s:.1f} s, less than 1 KiB/s"
+            )
+        self._since_s, self._bytes = now_s, 0
+
+
+def guard_connections(client: Any, limit: TimeLimit, window_s: float) -> None:
+    """Apply both to a boto3 client that has no connections yet.
+
+    The rate is that of header and body, also of errors: botocore reads an answer that is no
+    object's body until the end.
+    """
+    pools = client._endpoint.http_session._pool_classes_by_scheme
+    for scheme, pool in list(pools.items()):
+        connection = _guarded(pool.ConnectionCls, limit, window_s)
+        pools[scheme] = type(pool.__name__, (pool,), {"ConnectionCls": connection})
+
+
+def _guarded(connection: Any, limit: TimeLimit, window_s: float) -> Any:
+    """Return a subclass of botocore's `connection` whose sockets have both limits."""
+
+    class GuardedConnection(connection):  # type: ignore[misc]  # known at run time only
+        sock: Any
+        timeout: Any
+        _answer_s = window_s
+
+        def connect(self) -> None:
+            usual_s = self.timeout  # of the request's body too
+            self.timeout = limit.at_most(usual_s)
+            try:
+                super().connect()
+            finally:
+                self.timeout = usual_s
+            self.sock.settimeout(usual_s)
+            limit.connected(self.sock)
+            self.sock = _PacedSocket(self.sock, self._answer_s)
+
+        def request(self, method: str, url: str, *rest: Any, **named: Any) -> Any:
+            completes = method == "POST" and "uploadId=" in url
+            self._answer_s = max(window_s, _COMPLETION_S) if completes else window_s
+            if self.sock is not None:  # the connection is reused
+                self.sock.answer_s = self._answer_s
+            return super().request(method, url, *rest, **named)
+
+    return GuardedConnection
+
+
+class _PacedSocket:
+    """A socket whose `makefile`, from which http.client reads one answer, checks the rate."""
+
+    def __init__(self, inner: socket.socket, answer_s: float) -> None:
+        self._inner = inner
+        self.answer_s = answer_s
+
+    def makefile(self, mode: str, buffering: int | None = None) -> io.IOBase:
+        assert mode == "rb"
+        answer = _Answer(self._inner.makefile("rb", 0), RateFloor(self.answer_s))
+        return answer if buffering == 0 else io.BufferedReader(answer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _Answer(io.RawIOBase):
+    """The bytes of one answer, each receive checked.
+
+    Checked below the buffer: `BufferedReader` waits until a line or a block is complete, however
+    slowly the bytes arrive.
+    """
+
+    def __init__(self, raw: Any, floor: RateFloor) -> None:
+        super().__init__()
+        self._raw, self._floor = raw, floor
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        number: int = self._raw.fileno()
+        return number
+
+    def readinto(self, buffer: Any) -> int | None:
+        count: int | None = self._raw.readinto(buffer)
+        if count:
+            self._floor.arrived(count)
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
