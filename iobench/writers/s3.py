@@ -46,8 +46,8 @@ class S3Writer(Writer):
     proofs: the store answers 200 to CompleteMultipartUpload (or PutObject), the answer has an ETag,
     and the checksum that the store returns is ours. A store that returns no checksum is a recorded
     fallback. `durable=False` changes only the label of the Transfer. A failed or interrupted write
-    is aborted: the key keeps its old object, and no upload is left behind. Only a failure after the
-    completion differs: a complete object stays, a damaged one is removed (see docs/s3.md).
+    is aborted: the key keeps its old object, and no upload is left behind. Only after a failure
+    that follows the completion the new object stays (see docs/s3.md).
     """
 
     name = "s3"

@@ -1,31 +1,22 @@
-"""S3Proof: checks that the key holds the bytes that were sent, and removes only damaged ones.
+"""S3Proof: checks that the key holds the bytes that were sent. It removes nothing.
 
 A broken proxy may answer in place of the store. An answer proves a save only if it has an ETag.
-Only the ETag that the store gave to our object identifies it as ours.
-
-An object is removed only if its checksum proves that it is damaged: a reader that compares it with
-the store's own checksum would take the damaged bytes for good ones. An object that could not be
-checked stays: it is most likely good, and the one that it replaced is gone.
 """
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from iobench.errors import TransferError
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Client
-from iobench.writers.s3_store.errors import code_of, require_fields
+from iobench.writers.s3_store.errors import require_fields
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 
 __all__ = ["S3Proof", "SentObject"]
-
-_REMOVAL_ATTEMPTS = 4
-_LEFT = "the key holds another object, which was left there"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +55,9 @@ class S3Proof:
     def check(self, answer: Mapping[str, Any], sent: SentObject, meter: Meter) -> None:
         """Compare the checksum that the store returns, in `answer` or else by HeadObject.
 
-        Raises TransferError if the key holds other bytes; they are removed if they have the ETag of
-        `answer`. If HeadObject fails or is interrupted the object stays, and the error says that it
-        is complete. A store that returns no checksum at all is a fallback.
+        Raises TransferError if the key holds other bytes. If HeadObject fails or is interrupted,
+        the error says that the object is complete. A store that returns no checksum at all is a
+        fallback.
         """
         if sent.checksum is None:
             return
@@ -96,14 +87,9 @@ class S3Proof:
             return
         raise TransferError(
             f"{self._target}: the server stored something else ({stored} bytes with "
-            f"{sent.checksum.name} {value}, not {sent.size_bytes} with {sent.checksums[0]}); "
-            f"{self._removed([answer['ETag']])}"
+            f"{sent.checksum.name} {value}, not {sent.size_bytes} with {sent.checksums[0]}), which "
+            "was left there"
         )
-
-    def take_back(self, error: BaseException, etags: Collection[str], why: str) -> None:
-        """Remove our damaged object because of `error`, and report its fate; see `_report`."""
-        fate = self._removed(etags)
-        self._report(error, fate if isinstance(error, TransferError) else f"{why}; {fate}")
 
     def _report(self, error: BaseException, text: str) -> None:
         """Raise a TransferError again with this text too; add a note to another error."""
@@ -111,29 +97,3 @@ class S3Proof:
             more = f"{error.strerror}; {text}"
             raise TransferError(error.errno, more, error.filename) from error
         error.add_note(f"{self._target}: {text}")
-
-    def _removed(self, etags: Collection[str]) -> str:
-        """Remove the object if it has one of the `etags`. Return its fate in words."""
-
-        def remove(s3: Any) -> str:
-            etag = s3.head_object(**self._where).get("ETag")
-            if not etag or etag not in etags:
-                return _LEFT
-            # IfMatch: another writer may replace the object between HEAD and DELETE.
-            s3.delete_object(**self._where, IfMatch=etag)
-            return "it was removed"
-
-        try:
-            return self._client.call(
-                remove,
-                Meter(),
-                doing="removing it",
-                where=self._target,
-                attempts=_REMOVAL_ATTEMPTS,
-            )
-        except Exception as error:  # noqa: BLE001 -- must not hide the reason for the removal
-            if getattr(error, "errno", None) == errno.ENOENT:
-                return "it no longer exists"
-            if code_of(error.__cause__ or error) == "PreconditionFailed":
-                return _LEFT
-            return f"it could not be removed and is still there ({error})"

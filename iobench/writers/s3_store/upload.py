@@ -80,26 +80,16 @@ class S3Upload:
     def put(self, views: Sequence[Bytes], meter: Meter) -> None:
         """Send the whole object in one request. It is durable and visible on return.
 
-        An attempt that stores damaged bytes makes them visible. The next attempt replaces them; if
-        there is none, they are removed.
+        An attempt that stores damaged bytes makes them visible. The next attempt replaces them.
         """
         value = self._checksum_of(views, meter)
         size = sum(map(len, views))
-        damaged: set[str] = set()
 
         def attempt(s3: Any, known: dict[str, str]) -> Any:
-            answer = s3.put_object(**self._where, Body=PartBody(views), **known)
-            if any(answer.get(name, sent) != sent for name, sent in known.items()):
-                damaged.add(answer.get("ETag", ""))
-            return self._checked(answer, value)
+            return self._checked(s3.put_object(**self._where, Body=PartBody(views), **known), value)
 
         with meter.operation("upload"):
-            try:
-                answer, used = self._with_checksum(attempt, self._field(value), meter)
-            except BaseException as error:
-                if damaged:
-                    self._proof.take_back(error, damaged, "the server stored something else")
-                raise
+            answer, used = self._with_checksum(attempt, self._field(value), meter)
             if used:
                 assert self._checksum is not None
                 text = (self._checksum.text(value),)
