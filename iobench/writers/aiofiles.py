@@ -4,39 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from contextlib import AbstractContextManager, asynccontextmanager
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack
 
-import aiofiles
 import numpy as np
+from aiofiles.threadpool import wrap
 
-from iobench.errors import DataMismatchError, transfer_errors
+from iobench.errors import DataMismatchError, UsageError, transfer_errors
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.aio.stream import AiofilesStream, write_all
-from iobench.writers.aio.tasks import finish_first, in_thread, refuse_running_loop, run_tasks
 from iobench.writers.availability import Availability
-from iobench.writers.base import Writer
-from iobench.writers.blocks.executor import OwnLoop
+from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import Blocks
-from iobench.writers.device.staging import staged
-from iobench.writers.image import Bytes, FileImage, in_batches
-from iobench.writers.local.new_file import NewFile, open_source, sync_directory, try_directory
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local.new_file import NewFile, try_directory
+from iobench.writers.local.page_cache import CachedStream
+from iobench.writers.local.posix import PosixWriter
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.stream import Stream
-from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.transfer import Meter
 
 if TYPE_CHECKING:
     from iobench.writers.typed import AiofilesValues
 
 __all__ = ["AiofilesOptions", "AiofilesWriter"]
 
-_sync_names = sync_directory
-_TOGETHER = 1024  # images in memory in awrite_many
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +58,11 @@ class AiofilesOptions(WriterOptions):
     fallocate: bool = option(False, search=(False, True), help="reserve the space before writing")
 
 
-class AiofilesWriter(Writer):
+class AiofilesWriter(PosixWriter):
     """Reads and writes through aiofiles: each call runs in the event loop's thread pool.
 
-    Asynchronous code calls `awrite`, `awrite_many` and `aread`. The ordinary methods run their own
-    event loop, and raise UsageError if the calling thread already runs one.
+    Every operation runs an event loop of its own, so it raises UsageError in a thread that already
+    runs one: call `await asyncio.to_thread(writer.write, image, target)` there.
     """
 
     name = "aiofiles"
@@ -79,190 +79,188 @@ class AiofilesWriter(Writer):
     def available(self, target: str | Path = ".") -> Availability:
         return try_directory(target)
 
-    async def awrite(
-        self,
-        image: FileImage,
-        target: str | Path,
-        *,
-        durable: bool = True,
-        sync_directory: bool = True,
-    ) -> Transfer:
-        """Like `write`, but awaitable.
+    def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
+        _run(self._write(file, image, meter))
 
-        When cancelled, it first waits for the blocks in flight, because their memory is in use. It
-        then removes the new file and raises CancelledError. Once the rename has begun, the whole
-        file is published.
-        """
-        self.check_scheme(target)
-        meter = self._meter()
-        await self._awrite(image, target, durable, durable and sync_directory, meter)
-        return meter.transfer(self.name, "write", image.size_bytes, durable=durable)
+    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        async def work(blocks: Blocks, own: Meter) -> None:
+            with open(f"/proc/self/fd/{fd}", "rb", buffering=0) as raw:
+                for begin, end in blocks:
+                    with contextlib.ExitStack() as held:
+                        views = await _enter(held, image, image.incoming(begin, end, own))
+                        await _read_block(wrap(raw), image, views, begin, end, own)
+                    image.filled(begin, end)
 
-    async def awrite_many(
+        blocks = Blocks(start, stop, self.options.block_size)
+        _run(_in_tasks(self.options.iodepth, blocks, work, meter))
+
+    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:  # noqa: ARG002
+        return CachedStream(file, self.name, meter, _Sink(file), self.options.block_size)
+
+    def _write_batch(
         self,
-        images: Iterable[FileImage],
+        images: Sequence[FileImage],
         target: str | Path,
-        *,
-        durable: bool = True,
-        sync_directory: bool = True,
-    ) -> Transfer:
-        """Like `write_many`, but awaitable, with the option `files` as the files in flight."""
-        self.check_scheme(target)
-        meter = self._meter()
-        names: dict[str, None] = {}
-        files = size = 0
+        unpublished: list[NewFile],
+        meter: Meter,
+    ) -> None:
+        """Write the option `files` files at once."""
 
         async def work(numbers: Blocks, own: Meter) -> None:
             for number, _ in numbers:
-                changed = await self._awrite(batch[number], target, durable, False, own)
-                names.update(dict.fromkeys(changed))
+                image = images[number]
+                path = os.path.join(target, image.path)
+                with transfer_errors("writing", path):
+                    file = self._create(path, own)
+                    unpublished.append(file)
+                    if self._reserves:
+                        file.reserve(0, image.size_bytes)
+                    with self._reachable(image, own) as reachable:
+                        await self._write(file, reachable, own)
+                    file.set_size(image.size_bytes)
 
-        for batch in in_batches(images, _TOGETHER):
-            await run_tasks(self.options.files, Blocks(0, len(batch), 1), work, meter)
-            files, size = files + len(batch), size + sum(one.size_bytes for one in batch)
-        if durable and sync_directory:
-            with meter.phase("commit"), transfer_errors("publishing in", target):
-                for directory in names:
-                    await in_thread(functools.partial(_sync_names, directory))
-        return meter.transfer(self.name, "write", size, durable=durable, files=files)
+        _run(_in_tasks(self.options.files, Blocks(0, len(images), 1), work, meter))
 
-    async def aread(
-        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
-    ) -> Transfer:
-        """Like `read`, but awaitable. When cancelled, it first waits for the blocks in flight."""
-        self.check_scheme(target)
-        meter = self._meter()
-        start, stop = self._range_to_fill(image, start, stop)
-        path = os.path.join(target, image.path)
-        with transfer_errors("reading", path):
-            with meter.phase("open"):
-                opening = functools.partial(open_source, path, 0, image.size_bytes)
-                fd = await in_thread(opening, os.close)
-            try:
-                with staged(image, meter) as within:
-                    await self._areceive(fd, within, start, stop, meter)
-            finally:
-                os.close(fd)
-        return meter.transfer(self.name, "read", stop - start, durable=True)
-
-    def write(
-        self,
-        image: FileImage,
-        target: str | Path,
-        *,
-        durable: bool = True,
-        sync_directory: bool = True,
-    ) -> Transfer:
-        refuse_running_loop("await writer.awrite(image, target)")
-        how = {"durable": durable, "sync_directory": sync_directory}
-        return _run(self.awrite(image, target, **how))
-
-    def write_many(
-        self,
-        images: Iterable[FileImage],
-        target: str | Path,
-        *,
-        durable: bool = True,
-        sync_directory: bool = True,
-    ) -> Transfer:
-        refuse_running_loop("await writer.awrite_many(images, target)")
-        how = {"durable": durable, "sync_directory": sync_directory}
-        return _run(self.awrite_many(images, target, **how))
-
-    def read(
-        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
-    ) -> Transfer:
-        refuse_running_loop("await writer.aread(image, target)")
-        return _run(self.aread(image, target, start=start, stop=stop))
-
-    def open(self, target: str | Path, size: int | None = None) -> Stream:
-        refuse_running_loop("await writer.awrite(image, target)")
-        meter = self._meter()
-        with transfer_errors("opening", target):
-            file = NewFile(target, 0, meter)
-            try:
-                if size and self.options.fallocate:
-                    file.reserve(0, size)
-                return AiofilesStream(file, self.name, meter, self.options.block_size)
-            except BaseException:
-                file.abandon()
-                raise
-
-    async def _awrite(
-        self, image: FileImage, target: str | Path, durable: bool, sync_names: bool, meter: Meter
-    ) -> list[str]:
-        """Write and publish one file. Return the directories that have a new entry."""
-        path = os.path.join(target, image.path)
-        with transfer_errors("writing", path):
-            creating = functools.partial(NewFile, path, 0, meter)
-            with await in_thread(creating, NewFile.abandon) as file:
-                if self.options.fallocate:
-                    await in_thread(functools.partial(file.reserve, 0, image.size_bytes))
-                with staged(image, meter) as within:
-                    await self._asend(file, within, meter)
-                await in_thread(functools.partial(file.set_size, image.size_bytes))
-                if durable:
-                    await in_thread(file.sync)
-                await in_thread(functools.partial(file.publish, sync_names=sync_names))
-                return file.directories
-
-    async def _asend(self, file: NewFile, image: FileImage, meter: Meter) -> None:
+    async def _write(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         async def work(blocks: Blocks, own: Meter) -> None:
-            async with _handle(file.part, "r+b") as handle:
+            with open(file.part, "r+b", buffering=0) as raw:
                 for start, stop in blocks:
                     with contextlib.ExitStack() as held:
-                        outgoing = image.outgoing(start, stop, own)
-                        views = await _enter(held, outgoing, waits=image.on_device)
+                        views = await _enter(held, image, image.outgoing(start, stop, own))
                         data = views[0] if len(views) == 1 else np.concatenate(views)
                         with own.operation("write"):
-                            calls = await write_all(handle, data, start)
+                            calls = await _write_all(wrap(raw), data, start)
                     own.count("aiofiles", stop - start, calls)
 
-        await self._run(0, image.size_bytes, work, meter)
-
-    async def _areceive(
-        self, fd: int, image: FileImage, start: int, stop: int, meter: Meter
-    ) -> None:
-        async def work(blocks: Blocks, own: Meter) -> None:
-            async with _handle(f"/proc/self/fd/{fd}", "rb") as handle:
-                for begin, end in blocks:
-                    with contextlib.ExitStack() as held:
-                        incoming = image.incoming(begin, end, own)
-                        views = await _enter(held, incoming, waits=image.on_device)
-                        await _read_block(handle, image, views, begin, end, own)
-                    image.filled(begin, end)
-
-        await self._run(start, stop, work, meter)
-
-    async def _run(self, start: int, stop: int, work: Any, meter: Meter) -> None:
-        blocks = Blocks(start, stop, self.options.block_size)
-        await run_tasks(self.options.iodepth, blocks, work, meter)
+        blocks = Blocks(0, image.size_bytes, self.options.block_size)
+        await _in_tasks(self.options.iodepth, blocks, work, meter)
 
 
-def _run(moving: Coroutine[Any, Any, Transfer]) -> Transfer:
-    with asyncio.Runner(loop_factory=OwnLoop) as runner:
-        return runner.run(moving)
+def _run(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run `work` in a loop of its own. On return no thread of the loop is left.
+
+    Raises UsageError if this thread runs a loop, because waiting would block it.
+    """
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        work.close()
+        raise UsageError(
+            "this would block the running event loop; use "
+            "`await asyncio.to_thread(writer.write, image, target)` here"
+        )
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(work)
 
 
-@asynccontextmanager
-async def _handle(path: str, mode: Any) -> AsyncIterator[Any]:
-    """Open an unbuffered handle. Tasks cannot share one, as seek and write are separate calls."""
-    handle = await finish_first(
-        aiofiles.open(path, mode, buffering=0), lambda opened: opened._file.close()
-    )
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop with threads of its own for its calls.
+
+    The executors of `concurrent.futures` refuse calls after the last line of the script, also for
+    saves that still run in the background.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: Channel[Callable[[], None]] = Channel(
+            lambda: self._calls.serve(lambda call: call()),
+            name="iobench-asyncio",
+            workers=min(32, (os.cpu_count() or 1) + 4),  # like the default executor
+            limit=sys.maxsize,
+        )
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts
+    ) -> asyncio.Future[_T]:
+        assert executor is None
+        future: Future[_T] = Future()
+
+        def call() -> None:
+            try:
+                result = func(*args)
+            except BaseException as error:  # noqa: BLE001 -- raised by the await
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        try:
+            self._calls.submit(Lease(call))
+        except RuntimeError as error:  # no thread starts at the end of the interpreter
+            if "interpreter shutdown" not in str(error):
+                raise
+            call()
+        return asyncio.wrap_future(future, loop=self)
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        del timeout  # each call uses memory or a descriptor
+        self._calls.close()
+
+
+async def _to_its_end(call: Awaitable[_T]) -> _T:
+    """Await `call`. A cancellation is raised only after it has ended.
+
+    A thread that reads or writes cannot be stopped, and it uses the memory and the descriptor until
+    it returns.
+    """
+    task = asyncio.ensure_future(call)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
+
+
+async def _in_tasks(
+    tasks: int,
+    blocks: Blocks,
+    work: Callable[[Blocks, Meter], Coroutine[Any, Any, None]],
+    meter: Meter,
+) -> None:
+    """Run `work(blocks, own_meter)` in `tasks` tasks; like `run_workers`, which has threads."""
+    meters = [Meter() for _ in range(min(tasks, blocks.count))]
+    began_s = time.perf_counter()
+
+    async def run(own: Meter) -> None:
+        try:
+            await work(blocks, own)
+        except BaseException:
+            blocks.cancel()
+            raise
+
+    ended = await asyncio.gather(*map(run, meters), return_exceptions=True)
+    failures = [one for one in ended if one is not None]
     try:
-        yield handle
+        for other in failures[1:]:
+            failures[0].add_note(f"another task failed too: {other!r}")
+        if failures:
+            raise failures[0]
     finally:
-        await finish_first(handle.close())
+        del ended, failures  # a traceback refers to this frame, which is a reference cycle
+    meter.absorb(meters, time.perf_counter() - began_s)
 
 
 async def _enter(
-    held: contextlib.ExitStack, entering: AbstractContextManager[list[Bytes]], *, waits: bool
+    held: contextlib.ExitStack, image: FileImage, views: AbstractContextManager[list[Bytes]]
 ) -> list[Bytes]:
     """Enter a context manager, in a thread if it waits for a device."""
-    if not waits:
-        return held.enter_context(entering)
-    return await in_thread(functools.partial(held.enter_context, entering))
+    if not image.on_device:
+        return held.enter_context(views)
+    return await _to_its_end(asyncio.to_thread(held.enter_context, views))
+
+
+async def _write_all(handle: Any, data: Bytes, offset: int) -> int:
+    """Write all of `data` at `offset` of an unbuffered handle. Return the write calls."""
+    calls = 0
+    await _to_its_end(handle.seek(offset))
+    left = data.data
+    while len(left):
+        count = await _to_its_end(handle.write(left))
+        calls += 1
+        left = left[count:]
+    return calls
 
 
 async def _read_block(
@@ -271,9 +269,9 @@ async def _read_block(
     block = views[0] if len(views) == 1 else np.empty(stop - start, dtype=np.uint8)
     done = calls = 0
     with meter.operation("read"):
-        await finish_first(handle.seek(start))
+        await _to_its_end(handle.seek(start))
         while done < len(block):
-            count = await finish_first(handle.readinto(block[done:].data))
+            count = await _to_its_end(handle.readinto(block[done:].data))
             calls += 1
             if not count:
                 raise DataMismatchError(f"the file ended at {start + done} while being read")
@@ -282,3 +280,20 @@ async def _read_block(
         with meter.phase("scatter"):
             image.scatter(start, stop, block)
     meter.count("aiofiles", stop - start, calls)
+
+
+class _Sink:
+    """A sink of a stream: awaits each write in a loop of its own."""
+
+    def __init__(self, file: NewFile) -> None:
+        self._raw = open(file.fd, "r+b", buffering=0, closefd=False)  # noqa: SIM115 -- of the file
+
+    def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
+        with meter.operation("write"):
+            for view in views:
+                calls = _run(_write_all(wrap(self._raw), view, offset))
+                meter.count("aiofiles", len(view), calls)
+                offset += len(view)
+
+    def finish(self) -> None:
+        pass

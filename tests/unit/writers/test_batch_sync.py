@@ -93,7 +93,6 @@ def test_no_more_images_are_kept_than_are_moved(
             kept.append(weakref.ref(image))
             yield image
 
-    monkeypatch.setattr("iobench.writers.aiofiles._TOGETHER", 8)
     monkeypatch.setattr(NewFile, "__init__", counted)
     writer = OneByOne() if name == "one by one" else make(name)
     moved = writer.write_many(made(), tmp_path, durable=durable)

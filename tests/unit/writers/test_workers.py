@@ -337,3 +337,22 @@ def test_a_handler_that_ends_the_process_does_not_cut_the_wait_short(
     with pytest.raises(SystemExit):
         run_workers(1, Blocks(0, 1, 1), work, Meter(), caller_waits=True)
     assert ended == [True]
+
+
+@pytest.mark.parametrize("caller_waits", [False, True])
+def test_without_threads(caller_waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of an interpreter that refuses threads, the caller does all the work."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(Worker, "start", refuse)
+    found: list[int] = []
+    run_workers(
+        3,
+        Blocks(0, 5, 1),
+        lambda blocks, _: found.extend(start for start, _ in blocks),
+        Meter(),
+        caller_waits=caller_waits,
+    )
+    assert found == list(range(5))

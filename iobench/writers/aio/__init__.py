@@ -1,1 +1,0 @@
-"""Internals of the `aiofiles` writer: asyncio tasks and streams."""
