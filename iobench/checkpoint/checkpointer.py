@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self
 
-from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.commit import Committer, LocalPlace, Place
 from iobench.checkpoint.events import OnEvent, SaveEvents
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.load.candidates import StoredCandidates
@@ -23,6 +23,7 @@ from iobench.checkpoint.order import by_age
 from iobench.checkpoint.persister import Persister, Snapshot, end_unclosed, newest
 from iobench.checkpoint.restore import Loaded, OnCorrupt, restore
 from iobench.checkpoint.retention import KeepAll, Retention
+from iobench.checkpoint.safetensors_files import SafetensorsFormat
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.schedule import Schedule
 from iobench.checkpoint.serialized import Serializer
@@ -30,6 +31,8 @@ from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import Content, LazyCopy, copy_into
 from iobench.checkpoint.store import CheckpointStore, release_unclosed, reusing_files, store_at
 from iobench.errors import OptionError, UsageError
+from iobench.ranks.control import Control
+from iobench.ranks.world import World
 from iobench.units import parse_size
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
@@ -47,6 +50,7 @@ class LocalCheckpointer:
     See `iobench.Checkpointer` for the options.
     """
 
+    _ranked = False
     _in_order = False  # whether every snapshot is written, the oldest first
 
     def __init__(
@@ -119,13 +123,26 @@ class LocalCheckpointer:
         except BaseException:
             self._store.release()
             raise
-        self._committer = self._new_committer()
-        persist = functools.partial(self._committer.persist, rate_bytes_per_s=limit)
+        self._committer: Committer[Any] = self._new_committer(limit)
         pick = None if self._in_order else newest
-        self._persister: Persister[Any] = Persister(pool, persist, pick=pick)
+        self._persister: Persister[Any] = Persister(pool, self._committer.persist, pick=pick)
 
-    def _new_committer(self) -> Committer:
-        return Committer(store=self._store, writer=self._writer, ledger=self._ledger)
+    def _new_committer(self, limit: int | None) -> Committer[Any]:
+        return Committer(
+            control=Control(World.single()),
+            format=SafetensorsFormat(),
+            writer=self._writer,
+            ledger=self._ledger,
+            place=self._chooser(),
+            rate_bytes_per_s=limit,
+        )
+
+    def _chooser(self) -> Callable[[Save, Any], Place]:
+        """Return what chooses where a save is written."""
+        local = LocalPlace(
+            store=self._store, writer=self._writer, ledger=self._ledger, shared=self._ranked
+        )
+        return lambda *_: local
 
     @property
     def saves(self) -> tuple[Save, ...]:

@@ -1,145 +1,572 @@
-"""Committer: writes one checkpoint: its files, checksums at the same time, the manifest last."""
+"""Committer: the ranks of a job write one checkpoint together, in two phases.
+
+    rank 0                                  each rank
+    makes step-N's hidden directory
+    announces it                      ->    writes its files, synced
+    collects the votes                <-    votes
+    writes the manifest, renames
+    announces the commit              ->    knows that the checkpoint is durable
+
+One process is a job of one rank: its calls to the other ranks return at once. What the files are is
+the business of a `Format`, and where they go that of a `Place`.
+
+A rank that fails votes so, and nothing becomes visible. The hidden directory has a random name, so
+a rank of an earlier start of the job cannot write into it.
+"""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from iobench.checkpoint.checksums import record_of
+from iobench.checkpoint.checksums import PieceDigests
+from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.pacing import PacedImage
 from iobench.checkpoint.persister import Snapshot
-from iobench.checkpoint.recorded import recorded
+from iobench.checkpoint.ranked.order import Committed, Ending, Order, VoteError, shown
+from iobench.checkpoint.ranked.part import Part
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.serialized import FORMAT, Serialized
+from iobench.checkpoint.snapshot import Content
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
-from iobench.errors import TransferError
-from iobench.formats.collector import collector_paused
-from iobench.units import GIB
+from iobench.errors import IobenchError, RankError, TransferError
+from iobench.ranks.control import Control
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.local.reused_file import reusing
+from iobench.writers.s3_store.target import is_s3
+from iobench.writers.transfer import Transfer
 
-__all__ = ["Committer"]
+__all__ = [
+    *("Committer", "Format", "LocalPlace", "Participant", "PartOffer"),
+    *("PartTarget", "Place", "SavedContent", "Tier", "Written"),
+]
+
+_NEXT = "next checkpoint"
+_BEGIN = "the begin of a save"
 
 
-_MANY, _SMALL = 5000, 2 * GIB
-"""Pieces and bytes of a save without runs of the garbage collector: each would look at them all."""
+class SavedContent(Content, Protocol):
+    """The content of a save, as a commit sees it."""
+
+    @property
+    def number(self) -> int:
+        """Its number among the saves of all ranks; 0 in a job of one rank."""
+
+    @property
+    def job_bytes(self) -> int:
+        """Bytes of the tensors of all ranks, in rank 0."""
 
 
-class CommitLedger(Protocol):
-    """What a commit needs of a Ledger."""
-
-    def serial_of(self, save: Save) -> int:
-        """Return the serial number that the checkpoint of `save` gets."""
-
-    def holds(self, step: int) -> bool:
-        """Return whether there is a checkpoint of `step`."""
-
-    def committed(self, save: Save) -> None:
-        """Record that `save` is durable and visible, then remove what retention drops."""
+C = TypeVar("C", bound=SavedContent)
+_C = TypeVar("_C", contravariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Committer:
-    """Writes checkpoints to `store` through `writer` and updates the ledger."""
+class PartTarget:
+    """Where a rank writes its files of one checkpoint, and how.
+
+    The files take over the space of those in the directory `spare`.
+    """
+
+    directory: str | Path
+    writer: Writer
+    rate_bytes_per_s: int | None = None
+    spare: str = ""
+
+    def paced(self, image: FileImage) -> FileImage:
+        """Return `image`, which is sent no faster than the limit from now on."""
+        limit = self.rate_bytes_per_s
+        return PacedImage.over(image, limit) if limit else image
+
+    @property
+    def by_block(self) -> bool:
+        """Whether the writer copies the bytes to blocks, see `recorded`."""
+        return self.writer.direct and not self.rate_bytes_per_s
+
+    def check(self, save: Save, transfer: Transfer) -> Transfer:
+        """Return `transfer`. Raises TransferError unless it is durable."""
+        if not transfer.durable:
+            raise TransferError(
+                f"step {save.step}: writer {self.writer.name!r} did not make its files durable; "
+                "the checkpoint is not committed"
+            )
+        return transfer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a rank has written durably: `file` has its tensors, and is in memory still.
+
+    `checksum` is that of its part manifest, in a job of several ranks. Otherwise `digests` are the
+    checksums of `file`, and `others` the records of further files.
+    """
+
+    transfer: Transfer
+    file: FileImage
+    checksum: str = ""
+    digests: PieceDigests | None = None
+    others: tuple[FileRecord, ...] = ()
+
+
+class _Own(NamedTuple):
+    """The vote of this rank, why it failed, and what it has written otherwise."""
+
+    vote: dict[str, Any]
+    failure: BaseException | None
+    files: Written | None = None
+
+    @property
+    def written(self) -> Written:
+        """What a rank has written that voted for the checkpoint."""
+        assert self.files is not None
+        return self.files
+
+
+class PartOffer(Protocol):
+    """Takes the bytes of a rank's part before they are written, for a replica of them."""
+
+    table: str | None
+    """In rank 0: the part of the index that has the tensors of all ranks, as JSON."""
+
+    def make(self, image: FileImage, part: Part) -> None:
+        """Offer the bytes, which are a snapshot."""
+
+
+class Format(Protocol[_C]):
+    """The files of a checkpoint."""
+
+    def write(
+        self,
+        save: Save,
+        content: _C,
+        memory: Bytes | None,
+        target: PartTarget,
+        offer: PartOffer | None,
+    ) -> Written:
+        """Write the files of this rank. On return they are durable.
+
+        The tensors are in `memory`, or else in the trainer's own. Raises TransferError and other
+        errors of the writer.
+        """
+
+    def publish(
+        self,
+        save: Save,
+        content: _C,
+        own: Written,
+        staged: Staged,
+        votes: Sequence[str],
+        made: Callable[..., Manifest],
+        place: Place,
+    ) -> Manifest:
+        """In rank 0, make what is `staged` a checkpoint. Return its manifest.
+
+        `votes` are the checksums of all parts. `made` makes the manifest, except for the files.
+        Raises when the parts are not what the ranks wrote; then there is no checkpoint.
+        """
+
+    def discard(self, directory: Path) -> None:
+        """Remove what this rank wrote, where rank 0 has not done so. Raises TransferError."""
+
+
+class Place(Protocol):
+    """Where all ranks write one checkpoint. For rank 0."""
+
+    @property
+    def store(self) -> CheckpointStore:
+        """The checkpoints there."""
+
+    @property
+    def writer(self) -> Writer:
+        """Through which rank 0 writes, inside of `staged`."""
+
+    @property
+    def decision(self) -> str:
+        """Why it was chosen, for the manifest."""
+
+    remote: bool
+    limit_s: float | None
+    """How long each rank may write its part; None: no limit."""
+
+    def staged(self, save: Save, serial: int) -> AbstractContextManager[Staged]:
+        """Begin a checkpoint of all ranks."""
+
+    def committed(self, save: Save, manifest: Manifest) -> None:
+        """Record it, then remove what retention drops."""
+
+    def instead(self, save: Save, failure: BaseException) -> Place | None:
+        """Return where the save is written after this `failure`; None: nowhere."""
+
+    def probe_bytes(self, ranks: int) -> int:
+        """Return the bytes that each rank writes to measure the local tier; 0: it is not."""
+
+
+@dataclass(kw_only=True)
+class LocalPlace:
+    """The directory or bucket of the Checkpointer.
+
+    `noted` is called after the commit, and `warning` is given.
+    """
 
     store: CheckpointStore
     writer: Writer
-    ledger: CommitLedger
+    ledger: Ledger
+    shared: bool
+    """Whether several ranks write there."""
     decision: str = ""
-    """Why it is written to this tier, for the manifest."""
+    warning: str = ""
+    noted: Callable[[Save], None] = lambda _: None
+    remote: bool = field(default=False, init=False)
+    limit_s: float | None = field(default=None, init=False)
+
+    def staged(self, save: Save, serial: int) -> AbstractContextManager[Staged]:
+        replace = self.ledger.holds(save.step)
+        return self.store.staged(save.step, serial=serial, replace=replace, shared=self.shared)
+
+    def committed(self, save: Save, manifest: Manifest) -> None:
+        self.ledger.committed(save, manifest.serial)
+        self.noted(save)
+        if self.warning:  # last: a warnings filter may turn it into an exception
+            warnings.warn(self.warning, RuntimeWarning, stacklevel=2)
+
+    def instead(self, save: Save, failure: BaseException) -> None:
+        """There is no other place."""
+
+    def probe_bytes(self, ranks: int) -> int:
+        del ranks
+        return 0
+
+
+class Tier(Protocol):
+    """The local tier, from which checkpoints are copied to a remote one."""
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Let the copies wait while the body writes."""
+
+    def target(
+        self, target: PartTarget, limit_s: float | None
+    ) -> AbstractContextManager[PartTarget]:
+        """Yield `target`, which is in the remote tier, with the writer and the rate there."""
+
+    def probe(self, target: PartTarget, memory: Bytes) -> None:
+        """Write `memory` to the local tier and remove it. Raises errors of the writer."""
+
+    def probed(self, size_bytes: int, elapsed_s: float, *, ok: bool) -> None:
+        """Record the probes of all ranks, in rank 0."""
+
+    def followed(self, save: Save, serial: int, *, direct: bool) -> None:
+        """Record a commit in another rank than 0; `direct`: it is in the remote tier."""
+
+
+class Participant(Protocol):
+    """What belongs to the checkpoint and is not in its files; see SaveParticipant."""
+
+    def ended(self, save: Save) -> None:
+        """The commit of `save` has ended, or failed."""
+
+
+@dataclass(kw_only=True)
+class Committer(Generic[C]):
+    """Commits checkpoints of all ranks on `hosts` through `writer`.
+
+    `ledger` and `place` are those of rank 0; `place` chooses where a save goes. Background saves
+    write no faster than `rate_bytes_per_s`.
+    """
+
+    control: Control
+    format: Format[C]
+    writer: Writer
+    ledger: Ledger | None
+    place: Callable[[Save, C], Place] | None
+    rate_bytes_per_s: int | None = None
+    deadline_s: float = 0.0
+    hosts: Sequence[str] = ("",)
+    tier: Tier | None = None
+    offering: Callable[[Order, Save], AbstractContextManager[PartOffer]] | None = None
+    participant: Participant | None = None
+    gone: Callable[[], list[int]] = list
+    """Returns the numbers of superseded saves that were not announced yet, in rank 0."""
+    _order: Order | None = field(default=None, init=False)
 
     def commit(
-        self,
-        save: Save,
-        serialized: Serialized,
-        memory: Bytes | None = None,
-        *,
-        rate_bytes_per_s: int | None = None,
-    ) -> Manifest:
-        """Write the checkpoint, and return its manifest. On return it is durable and visible.
+        self, save: Save, content: C, memory: Bytes | None = None, *, limited: bool = False
+    ) -> Committed:
+        """Write the checkpoint with the other ranks. On return it is durable and visible.
 
-        The tensor file is in `memory`, or else in the trainer's own. `rate_bytes_per_s` limits the
-        write rate. Raises TransferError, also if the writer reports that the files are not durable,
-        and other errors of the writer. Then no part of the checkpoint is visible, and a checkpoint
-        of the same step stays. When an older checkpoint cannot be removed after the commit, a
+        Every rank calls it. The tensors are in `memory`, or else in the trainer's own. A save that
+        has failed in this rank, see its `error`, takes part in order to tell the others. `limited`:
+        by `rate_bytes_per_s`.
+
+        Raises RankError, with the name of the rank that failed, and in a job of one rank its own
+        error: TransferError, also if the writer reports that its files are not durable, and other
+        errors of the writer. Then no part of the checkpoint is visible, and a checkpoint of the
+        same step stays. When an older checkpoint cannot be removed after the commit, a
         RuntimeWarning says so.
         """
-        takes_seconds = memory is None and not rate_bytes_per_s and serialized.size_bytes < _SMALL
-        many = takes_seconds and len(serialized.structure.pieces) >= _MANY
-        with collector_paused() if many else nullcontext():
-            return self._commit(save, serialized, memory, rate_bytes_per_s)
-
-    def _commit(
-        self,
-        save: Save,
-        serialized: Serialized,
-        memory: Bytes | None,
-        rate_bytes_per_s: int | None,
-    ) -> Manifest:
-        save.status = "writing"
-        image = serialized.image() if memory is None else serialized.image_in(memory)
-        small, serial = [serialized.skeleton_image()], self.ledger.serial_of(save)
-        small += self._more_files(save)
-        replace, pieces = self.ledger.holds(save.step), serialized.structure.pieces
-        by_block = self.writer.direct and not rate_bytes_per_s
-        with self.store.staged(save.step, serial=serial, replace=replace) as staged:
-            with (
-                reusing(staged.directory, staged.spare, image.path),
-                recorded(image, pieces, by_block=by_block) as recording,
-            ):
-                sent = recording.image
-                if rate_bytes_per_s:
-                    sent = PacedImage.over(sent, rate_bytes_per_s)
-                save.transfer = self.writer.write_many(
-                    [sent, *small], staged.directory, sync_directory=False
-                )
-            if not save.transfer.durable:
-                raise TransferError(
-                    f"step {save.step}: writer {self.writer.name!r} did not make its files "
-                    "durable; the checkpoint is not committed"
-                )
-            others = [record_of(one, [("", one.size_bytes)]) for one in small]
-            with collector_paused():
-                manifest = self._manifest(save, (recording.record, *others), serial)
-                listed = pieces.json(recording.digests.found)
-                text = manifest.json_parts({image.path: listed})
-            self._publish(staged, text)
-            save.status = "committed"
-            self.ledger.committed(save)
-        return manifest
-
-    def persist(self, snapshot: Snapshot[Serialized], *, rate_bytes_per_s: int | None) -> Manifest:
-        """Commit a snapshot, and return its manifest; the callback of the persister."""
-        return self.commit(
-            snapshot.save, snapshot.content, snapshot.memory, rate_bytes_per_s=rate_bytes_per_s
+        target = PartTarget(
+            directory="",
+            writer=self.writer,
+            rate_bytes_per_s=self.rate_bytes_per_s if limited else None,
         )
+        try:
+            if self.ledger is not None:
+                committed = self._lead(self.ledger, save, content, memory, target)
+            else:
+                committed = self._follow(save, content, memory, target)
+        finally:
+            if self.participant is not None:
+                self.participant.ended(save)
+        save.status = "committed"
+        return committed
 
-    def _publish(self, staged: Staged, manifest: list[bytes]) -> None:
-        staged.publish(manifest)
+    def persist(self, snapshot: Snapshot[C]) -> Committed:
+        """Commit a snapshot; the callback of the persister."""
+        memory = None if snapshot.slot is None else snapshot.memory
+        return self.commit(snapshot.save, snapshot.content, memory, limited=True)
 
-    def _more_files(self, save: Save) -> list[FileImage]:
-        """Return small files that belong to the checkpoint too."""
-        del save
-        return []
+    def announced(self) -> Order:
+        """Wait until rank 0 has announced its next save. For the other ranks; it begins nothing."""
+        if self._order is None:
+            found = self.control.broadcast(_NEXT, deadline_s=self.deadline_s)
+            self._order = Order(**found)
+        return self._order
 
-    def _described(self) -> dict[str, Any]:
-        described = {"name": self.writer.name, "options": self.writer.options.to_dict()}
-        return {**described, "placement": self.decision} if self.decision else described
+    def _lead(
+        self, ledger: Ledger, save: Save, content: C, memory: Bytes | None, target: PartTarget
+    ) -> Committed:
+        order = Order(content.number, save.step, gone=self.gone())
+        try:
+            self._check(save)
+            save.status = "writing"
+            order = order._replace(serial=ledger.serial_of(save))
+            assert self.place is not None
+            place: Place | None = self.place(save, content)
+        except BaseException as failure:
+            self._conclude(order, failure, announced=False)
+            raise
+        committed: Committed | None = None
+        while place is not None:
+            committed, place = self._attempt(place, save, content, memory, order, target)
+            order = order._replace(gone=())
+        assert committed is not None
+        return committed
 
-    def _manifest(self, save: Save, files: tuple[FileRecord, ...], serial: int) -> Manifest:
+    def _check(self, save: Save) -> None:
+        """Raise the error of a save that has failed in this rank, so that the others know of it.
+
+        In a job of one rank such a save comes here only if it failed after its copy was complete.
+        """
+        if save.error is not None and self.control.world.size > 1:
+            raise save.error
+
+    def _attempt(
+        self,
+        place: Place,
+        save: Save,
+        content: C,
+        memory: Bytes | None,
+        order: Order,
+        target: PartTarget,
+    ) -> tuple[Committed | None, Place | None]:
+        """Write the checkpoint at `place`. Return what this rank wrote, or the next place."""
+        announced = False
+        try:
+            with place.staged(save, order.serial) as staged:
+                order = order._replace(
+                    directory=os.fspath(staged.directory),
+                    remote=place.remote,
+                    limit_s=place.limit_s,
+                    spare="" if staged.spare is None else os.fspath(staged.spare),
+                )
+                announced = True
+                self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
+                own = self._part(save, content, memory, order, target)
+                votes = self._votes(own, order)
+                made = partial(self._manifest, save, order, place)
+                manifest = self.format.publish(
+                    save, content, own.written, staged, votes, made, place
+                )
+                save.status = "committed"
+                place.committed(save, manifest)
+            probe = 0 if memory is None else place.probe_bytes(self.control.world.size)
+        except RankError:  # of a call: every rank knows
+            raise
+        except BaseException as failure:
+            # What was written is removed by now: the others see to what is left on their nodes.
+            if save.status == "committed":
+                self._conclude(order, None)
+                raise
+            instead = place.instead(save, failure)
+            if instead is not None:
+                if announced:
+                    self._end(order, Ending(_failed(failure), again=True))
+                return None, instead
+            self._conclude(order, failure, announced=announced)
+            raise
+        self._end(order, Ending(probe=probe))
+        if probe:
+            self._probe(probe, memory, target)
+        alone = self.control.world.size == 1
+        return Committed(order.serial, own.written.file, manifest if alone else None), None
+
+    def _manifest(self, save: Save, order: Order, place: Place, **more: Any) -> Manifest:
+        """Return the manifest, with what the format gives in `more`."""
         from iobench._version import __version__
 
+        writer = {"name": place.writer.name, "options": place.writer.options.to_dict()}
+        size = self.control.world.size
         return Manifest(
             step=save.step,
             created_s=save.created_s,
-            world_size=1,
+            world_size=size,
             iobench=__version__,
-            writer=self._described(),
-            format=FORMAT,
-            files=files,
-            serial=serial,
+            writer={**writer, "placement": place.decision} if place.decision else writer,
+            serial=order.serial,
+            attempt=order.attempt if size > 1 else "",
+            **more,
         )
+
+    def _end(self, order: Order, ending: Ending) -> None:
+        told = {**ending._asdict(), "failed": dict(ending.failed)}
+        self.control.broadcast(_commit_phase(order.step), told, deadline_s=self.deadline_s)
+
+    def _conclude(
+        self, order: Order, failure: BaseException | None, *, announced: bool = True
+    ) -> None:
+        """Tell the others how the save ended; raise what they raise."""
+        if self.control.world.size == 1:
+            return
+        failed = _failed(failure)
+        if not announced:
+            order = order._replace(failed=failed)
+            self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
+            raise self._error(_BEGIN, failed) from failure
+        self._end(order, Ending(failed))
+        if isinstance(failure, Exception):
+            raise self._error(_commit_phase(order.step), failed) from failure
+
+    def _probe(self, share: int, memory: Bytes | None, target: PartTarget) -> None:
+        """Measure the local tier: every rank writes a part of its snapshot there, and removes it.
+
+        The time is that of the slowest rank.
+        """
+        assert memory is not None  # of the same save in all ranks
+        assert self.tier is not None
+        began_s = time.monotonic()
+        part, failed = memory[:share], ""
+        try:
+            self.tier.probe(target, part)
+        except IobenchError as error:
+            failed = shown(error)
+        every = self.control.gather("probe", [len(part), failed], deadline_s=self.deadline_s)
+        if self.ledger is not None:
+            ok = not any(wrong for _, wrong in every)
+            size = sum(count for count, _ in every)
+            self.tier.probed(size, time.monotonic() - began_s, ok=ok)
+
+    def _error(self, phase: str, failed: Mapping[str, str]) -> RankError:
+        """Return the error of a save that failed in these ranks."""
+        ranks = sorted(map(int, failed))
+        texts = [
+            f"rank {one} (host {self.hosts[one]}), {phase}: {failed[str(one)]}" for one in ranks
+        ]
+        return RankError("; ".join(texts), ranks=ranks)
+
+    def _follow(
+        self, save: Save, content: C, memory: Bytes | None, target: PartTarget
+    ) -> Committed:
+        order = self.announced()
+        assert order.number == content.number  # see Turns
+        self._order = None
+        if order.failed:
+            raise self._error(_BEGIN, order.failed)
+        save.status = "writing"
+        own = self._part(save, content, memory, order, target)
+        self._cast(order, own.vote)
+        phase = _commit_phase(order.step)
+        ending = Ending(**self.control.broadcast(phase, deadline_s=self.deadline_s))
+        if ending.failed:
+            error = self._error(phase, ending.failed)
+            self._discard(order, error)
+            if ending.again:
+                return self._follow(save, content, memory, target)
+            raise error from own.failure
+        if self.tier is not None:
+            self.tier.followed(save, order.serial, direct=order.remote)
+        if ending.probe:
+            self._probe(ending.probe, memory, target)
+        return Committed(order.serial, own.written.file)
+
+    def _votes(self, own: _Own, order: Order) -> list[str]:
+        """Collect the votes, that of rank 0 too. Return the checksums of all parts.
+
+        Raises VoteError if a rank failed, and in a job of one rank why.
+        """
+        votes = self._cast(order, own.vote)
+        alone = self.control.world.size == 1
+        if own.failure is not None and (alone or not isinstance(own.failure, Exception)):
+            raise own.failure
+        failed = {f"{rank}": vote["error"] for rank, vote in enumerate(votes) if "error" in vote}
+        of_place = all(vote["of_place"] for vote in votes if "error" in vote)
+        if failed:
+            raise VoteError(failed, of_place=of_place) from own.failure
+        return [vote["checksum"] for vote in votes]
+
+    def _cast(self, order: Order, vote: dict[str, Any]) -> list[dict[str, Any]]:
+        """Vote. Return the votes of all ranks in rank 0."""
+        phase = f"vote on step {order.step}"
+        return self.control.gather(phase, vote, deadline_s=self.deadline_s)
+
+    def _part(
+        self, save: Save, content: C, memory: Bytes | None, order: Order, target: PartTarget
+    ) -> _Own:
+        """Write the files of this rank."""
+        waits = nullcontext() if self.tier is None else self.tier.saving()
+        offering = nullcontext() if self.offering is None else self.offering(order, save)
+        try:
+            with waits, offering as offer:
+                self._check(save)
+                with self._target(order, target) as here:
+                    written = self.format.write(save, content, memory, here, offer)
+                save.transfer = written.transfer
+        except BaseException as failure:  # noqa: BLE001 -- raised when the others know
+            of_place = isinstance(failure, IobenchError) and save.error is None
+            return _Own({"error": shown(failure), "of_place": of_place}, failure)
+        return _Own({"checksum": written.checksum}, None, written)
+
+    @contextmanager
+    def _target(self, order: Order, target: PartTarget) -> Iterator[PartTarget]:
+        target = replace(target, directory=order.directory, spare=order.spare)
+        if not order.remote or self.tier is None:
+            yield target
+            return
+        limit_s = order.limit_s if self.ledger is None else None  # rank 0 is inside of its own
+        with self.tier.target(target, limit_s) as there:
+            yield there
+
+    def _discard(self, order: Order, failure: BaseException) -> None:
+        if is_s3(order.directory):
+            return  # rank 0 removes all objects of the prefix
+        try:
+            self.format.discard(Path(order.directory))
+        except TransferError as error:
+            failure.add_note(f"{order.directory}: what was written could not be removed ({error})")
+
+
+def _failed(failure: BaseException | None) -> dict[str, str]:
+    """Return the errors of the ranks that failed."""
+    if isinstance(failure, VoteError):
+        return failure.failed
+    return {} if failure is None else {"0": shown(failure)}
+
+
+def _commit_phase(step: int) -> str:
+    return f"commit of step {step}"

@@ -82,12 +82,12 @@ class Ledger:
             return self.new_serial()
 
     def serial_of(self, save: Save) -> int:
-        """Return the serial number that the checkpoint of `save` gets. Raises TransferError."""
+        """Return the serial number of `save`, or a new one if it has none. Raises TransferError."""
         self._read()
         with self._lock:
             if save.serial < 0:
                 save.serial = self._before_claimed - save.serial
-            return save.serial or self._last_serial + 1
+            return save.serial or self.new_serial()
 
     def new_serial(self) -> int:
         """Return a serial number for a checkpoint; it is not used again, even if the save fails."""
@@ -155,16 +155,15 @@ class Ledger:
         """Return whether there is a checkpoint of `step`."""
         return step in self._serials
 
-    def committed(self, save: Save, serial: int | None = None) -> None:
+    def committed(self, save: Save, serial: int) -> None:
         """Record that `save` is durable and visible, then remove what retention drops.
 
-        `serial` is that of `new_serial`; None: that of `save`, or the next one. All of it stops
-        being a checkpoint. Of many, the files of a few are removed here, and the rest by later
-        saves and by `release` of the store. A checkpoint that cannot be removed does not fail the
-        save. A RuntimeWarning names it once, and later saves try again.
+        `serial` is that of `serial_of`. All of what is dropped stops being a checkpoint. Of many,
+        the files of a few are removed here, and the rest by later saves and by `release` of the
+        store. A checkpoint that cannot be removed does not fail the save. A RuntimeWarning names it
+        once, and later saves try again.
         """
         with self._lock:
-            serial = serial or save.serial or self.new_serial()
             self._serials[save.step] = serial
             self._replaceable.discard(save.step)
             self._created_s[save.step] = save.created_s

@@ -43,6 +43,8 @@ class Serialized:
     tensors: list[torch.Tensor] = field(repr=False)
     arrays: list[Bytes] = field(repr=False)
     located: Located = field(repr=False)
+    number: int = 0
+    """Among the saves of several ranks."""
 
     @classmethod
     def of(cls, state: Any) -> Serialized:
@@ -53,6 +55,11 @@ class Serialized:
     def size_bytes(self) -> int:
         """Size of the tensor file."""
         return self.structure.size_bytes
+
+    @property
+    def job_bytes(self) -> int:
+        """The same: there is one rank."""
+        return self.size_bytes
 
     @property
     def on_cpu(self) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
-from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.commit import Committer, Place
 from iobench.checkpoint.events import OnEvent
 from iobench.checkpoint.ranked.one_rank import of_one_rank
 from iobench.checkpoint.restore import Loaded, OnCorrupt
@@ -96,7 +95,6 @@ class Checkpointer(LocalCheckpointer):
     background; a failed save never becomes `committed`.
     """
 
-    _ranked = False
     _given: GivenTiers | None = None
     _memory: SnapshotMemory | None = None
     _tier: LocalTier | None = None
@@ -227,7 +225,7 @@ class Checkpointer(LocalCheckpointer):
             super()._open(location, self._kept(keep), pool, limit)
             if self._memory is not None:
                 self._persister = self._memory.open(
-                    functools.partial(self._committer.persist, rate_bytes_per_s=limit),
+                    self._committer.persist,
                     ledger=self._ledger,
                     keep=keep,
                     store=self._store,
@@ -250,20 +248,20 @@ class Checkpointer(LocalCheckpointer):
             if not self._tier.steps():
                 self._settle_opening()
 
-    def _new_committer(self) -> Committer:
-        local = super()._new_committer()
-        if self._tier is None or self._placement is None:
-            return local
-        from iobench.remote.placed import PlacedCommitter
+    def _new_committer(self, limit: int | None) -> Committer[Any]:
+        committer = super()._new_committer(limit)
+        committer.tier = self._tier
+        return committer
 
-        return PlacedCommitter(
-            store=self._store,
-            writer=self._writer,
-            ledger=self._ledger,
-            serials=self._ledger,
-            tier=self._tier,
-            choice=self._placement,
-        )
+    def _chooser(self) -> Callable[[Save, Any], Place]:
+        """Return what chooses where a save is written."""
+        if self._tier is None or self._placement is None:
+            return super()._chooser()
+        from iobench.remote.placing import Placing
+
+        return Placing(
+            self._tier, self._writer, self._ledger, self._placement, shared=self._ranked
+        ).place
 
     def _new_nearest(self, tier: LocalTier) -> Nearest:
         from iobench.remote.nearest import Nearest

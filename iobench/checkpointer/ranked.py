@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from iobench.checkpoint.checkpointer import LocalCheckpointer
+from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.persister import Persister, Snapshot, newest
-from iobench.checkpoint.ranked.assembly import Assembly
 from iobench.checkpoint.ranked.content import RankContent
+from iobench.checkpoint.ranked.dcp_files import DcpFormat
 from iobench.checkpoint.ranked.planning import Planning
 from iobench.checkpoint.ranked.slice_planner import SlicePlanner
 from iobench.checkpoint.ranked.structure import LocalState
@@ -25,8 +26,6 @@ from iobench.checkpoint.schedule import Every
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.snapshot import copy_into
 from iobench.checkpointer.ranked_reads import RankedReads
-from iobench.checkpointer.saves.committer import RankCommitter
-from iobench.checkpointer.saves.part_writer import PartWriter
 from iobench.errors import OptionError, RankError, UsageError
 from iobench.ranks.control import Control, shared_control
 from iobench.ranks.together import begin_together
@@ -108,39 +107,27 @@ class RankedCheckpointer(RankedReads):
             nodes=[node for _, node in places],
             writers_per_node=self._writers_per_node,
         )
-        hosts = [host for host, _ in places]
-        assembly = placing = None
-        if leads:
-            assembly = Assembly(
-                store=self._store, writer=self._writer, world=self._world, hosts=hosts
-            )
-            if self._placement is not None and self._tier is not None:
-                from iobench.checkpointer.saves.placing import (
-                    Placing,  # here: it takes time to import
-                )
-
-                placing = Placing(self._tier, self._ledger, self._placement, assembly)
         self._planning = Planning(self._control, planner, deadline_s=self._deadline_s)
-        committer = RankCommitter(
+        hosts = [host for host, _ in places]
+        committer = self._committer = Committer(
             control=self._background,
-            store=self._store,
-            parts=PartWriter(world=self._world, writer=self._writer, rate_bytes_per_s=limit),
-            deadline_s=self._deadline_s,
+            format=DcpFormat(world=self._world, hosts=hosts),
+            writer=self._writer,
             ledger=self._ledger if leads else None,
-            assembly=assembly,
-            placing=placing,
-            replicator=self._replicator,
+            place=self._chooser() if leads else None,
+            rate_bytes_per_s=limit,
+            deadline_s=self._deadline_s,
             hosts=hosts,
             tier=self._tier,
+            offering=None if self._replicator is None else self._replicator.offering,
         )
-        self._committer = committer  # type: ignore[assignment]  # of several ranks
         self._persister = self._new_persister(pool, committer, users)
 
     def _open_memory(self, given: GivenTiers) -> None:
         self._memory = given.snapshot_memory(self._world)
 
     def _new_persister(
-        self, pool: SlotPool, committer: RankCommitter, keep: Retention
+        self, pool: SlotPool, committer: Committer[RankContent], keep: Retention
     ) -> Persister[RankContent]:
         """Return what writes snapshots in the background. `keep` is the user's."""
         turns = Turns(self._control, committer.announced, deadline_s=self._deadline_s)

@@ -6,17 +6,14 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
 from iobench.checkpoint.commit import Committer
-from iobench.checkpoint.manifest import FileRecord, Manifest, PinnedGeneration
+from iobench.checkpoint.manifest import Manifest, PinnedGeneration
 from iobench.checkpoint.retention import KeepLast
+from iobench.checkpoint.safetensors_files import SafetensorsFormat
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.store import DirectoryStore
 from iobench.checkpointer.checkpointer import Checkpointer
 from iobench.errors import DataMismatchError, OptionError
@@ -24,39 +21,11 @@ from iobench.offload.held_pins import HeldPins
 from iobench.offload.pin_ledger import PinLedger
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
-from iobench.writers.image import Bytes, FileImage
 
 if TYPE_CHECKING:
     from iobench.remote.nearest import Nearest
 
 __all__ = ["OffloadCheckpointer"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PinningCommitter(Committer):
-    """Publishes a manifest only when the generation that it names is durable."""
-
-    pins: PinLedger
-
-    def commit(
-        self,
-        save: Save,
-        serialized: Serialized,
-        memory: Bytes | None = None,
-        *,
-        rate_bytes_per_s: int | None = None,
-    ) -> Manifest:
-        try:
-            return super().commit(save, serialized, memory, rate_bytes_per_s=rate_bytes_per_s)
-        finally:
-            self.pins.ended(save)
-
-    def _more_files(self, save: Save) -> list[FileImage]:
-        return self.pins.durable(save)[1] if self.pins.exports else []
-
-    def _manifest(self, save: Save, files: tuple[FileRecord, ...], serial: int) -> Manifest:
-        pinned, _ = self.pins.durable(save)
-        return msgspec.structs.replace(super()._manifest(save, files, serial), offload=pinned)
 
 
 class OffloadCheckpointer(Checkpointer):
@@ -79,7 +48,7 @@ class OffloadCheckpointer(Checkpointer):
             super().close()
             raise
 
-    def _new_committer(self) -> Committer:
+    def _new_committer(self, limit: int | None) -> Committer[Any]:
         if not isinstance(self._store, DirectoryStore):
             self._store.release()
             raise OptionError(f"offload: {self._store} must be a directory")
@@ -87,12 +56,10 @@ class OffloadCheckpointer(Checkpointer):
         self._pins = PinLedger(self._offloaded, self._store, exports=exports)
         if self._tier is not None:
             self._tier.drain.offload = self._offloaded
-        return _PinningCommitter(
-            store=self._store,
-            writer=self._writer,
-            ledger=self._ledger,
-            pins=self._pins,
-        )
+        committer = super()._new_committer(limit)
+        committer.format = SafetensorsFormat(pinning=self._pins)
+        committer.participant = self._pins
+        return committer
 
     def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
         self._check_usable()

@@ -29,9 +29,9 @@ from iobench.remote.drain_step import DrainStep
 from iobench.remote.file_copier import FileCopier, shown_error, states_of
 from iobench.remote.journal import DrainEvent, DrainJournal, Event
 from iobench.remote.lag import exceeded, late
-from iobench.remote.observed import LOCAL, REMOTE, ObservedRates
 from iobench.remote.pace import DrainPace, DrainStoppedError, pause_after
 from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
+from iobench.remote.rates import LOCAL, REMOTE, ObservedRates
 from iobench.remote.remote import RemoteTier
 from iobench.remote.source_file import (
     LocalDamageError,

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from iobench.checkpoint.commit import PartTarget
 from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import IobenchError
+from iobench.errors import IobenchError, transfer_errors
 from iobench.remote.drain import ALONE, Drain, DrainRanks
-from iobench.remote.observed import ObservedRates
 from iobench.remote.queue import Queued
+from iobench.remote.rates import LOCAL, ObservedRates
 from iobench.remote.remote import Remote, RemoteTier
 from iobench.remote.source_file import offloaded_bytes, stored_bytes
 from iobench.writers.blocks import interpreter_end
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local.new_file import PART_SUFFIX
 
 __all__ = ["KeepUntilCopied", "LocalTier"]
 
@@ -115,6 +119,42 @@ class LocalTier(DirectoryStore):
                 self.drain.queue.put(entry, new=False)
             raise
         super().remove(step)
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Let the copies wait while the body writes."""
+        return self.drain.saving()
+
+    @contextmanager
+    def target(self, target: PartTarget, limit_s: float | None) -> Iterator[PartTarget]:
+        """Yield `target`, which is in the remote tier, with the writer and the rate there.
+
+        Raises TransferError when what is written there takes longer than `limit_s`.
+        """
+        with self.remote.using(limit_s, str(target.directory)) as writer:
+            rate = self.remote.options.rate_bytes_per_s
+            yield replace(target, writer=writer, rate_bytes_per_s=rate)
+
+    def probe(self, target: PartTarget, memory: Bytes) -> None:
+        """Write `memory` durably to a file here, like the files of `target`; it is removed again.
+
+        Raises TransferError and other errors of the writer.
+        """
+        name = f".probe.{secrets.token_hex(4)}{PART_SUFFIX}"
+        path = self.directory / name
+        try:
+            image = target.paced(FileImage.of(name, [memory]))
+            target.writer.write(image, self.directory, sync_directory=False)
+        finally:
+            with suppress(FileNotFoundError), transfer_errors("removing", path):
+                path.unlink()
+
+    def probed(self, size_bytes: int, elapsed_s: float, *, ok: bool) -> None:
+        """Record the probes of all ranks, in rank 0."""
+        self.rates.add(LOCAL, size_bytes, elapsed_s, ok=ok)
+
+    def followed(self, save: Save, serial: int, *, direct: bool) -> None:
+        """Record a commit in another rank than 0; `direct`: it is in the remote tier."""
+        self.drain.committed(save, serial, direct=direct)
 
     def copies(self, save: Save) -> list[Copy]:
         """Return where the copies of `save` are, nearest first."""

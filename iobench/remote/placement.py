@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from iobench.errors import OptionError
-from iobench.remote.rates import Estimate, Observation, estimate, failures
+from iobench.remote.rates import Estimate, Observation, TierHistory, estimate, failures
 from iobench.units import format_seconds, format_size, parse_seconds
 
-__all__ = [
-    "Placement",
-    "PlacementDecision",
-    "PlacementGoal",
-    "TierHistory",
-    "TierRoom",
-    "choose",
-    "direct_limit_s",
-]
+__all__ = ["Placement", "PlacementDecision", "PlacementGoal", "TierRoom", "choose"]
 
 PlacementGoal = Literal["durable", "bandwidth", "capacity"]
 
@@ -70,22 +62,6 @@ class TierRoom:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TierHistory:
-    """What was measured, oldest first, and the tier chosen last, since `since_s`.
-
-    `current` is empty before the first decision. Seconds are monotonic ones.
-    """
-
-    observations: tuple[Observation, ...] = ()
-    current: str = ""
-    since_s: float = 0.0
-
-    def of(self, tier: str) -> list[Observation]:
-        """Return the transfers of `tier`, oldest first."""
-        return [one for one in self.observations if one.tier == tier]
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlacementDecision:
     """The tier for the next checkpoint, and why.
 
@@ -97,6 +73,17 @@ class PlacementDecision:
     reason: str
     figures: dict[str, Estimate] = field(default_factory=dict)
     probe: str | None = None
+
+    def limit_s(self, size_bytes: int) -> float | None:
+        """Return how long a save may take: as if it were saved to both tiers in turn.
+
+        So a server that does not answer costs at most the time of a good remote save. None: no
+        limit, because a tier was not measured yet.
+        """
+        if len(self.figures) < 2:
+            return None
+        both_s = sum(one.high for one in self.figures.values()) * size_bytes
+        return max(both_s, _LEAST_LIMIT_S)
 
 
 def choose(
@@ -116,102 +103,71 @@ def choose(
     overlap. This must hold also without the last 1, 2, ... transfers of either tier
     (`separations`), so one slow transfer never switches.
     """
-    figures = {
-        tier.name: found for tier in tiers if (found := estimate(history.of(tier.name))) is not None
+    seen = {tier.name: history.of(tier.name) for tier in tiers}
+    full = {
+        tier.name: f"{tier.name} has {format_size(tier.free_bytes)} free"
+        for tier in tiers
+        if tier.free_bytes is not None and tier.free_bytes < size_bytes
     }
-    usable = [tier.name for tier in tiers if _unusable(history, tier, size_bytes) is None]
-    current = history.current or tiers[0].name
-    if current in usable and placement.goal == "durable":
-        tier, reason = _soonest(history, usable, current, placement, size_bytes, now_s)
+    failed = {
+        name: f"{name} failed {count} times in a row"
+        for name in seen
+        if (count := failures(seen[name]))
+    }
+    problems = failed | full
+    order = list(seen)
+    current, goal = history.current or order[0], placement.goal
+    if goal == "capacity":
+        order.reverse()
+    usable, why = [name for name in order if name not in problems], "; ".join(problems.values())
+    if not usable:
+        tier, reason = order[0], f"no tier is usable: {why}"
+    elif goal != "durable":
+        tier, reason = usable[0], f"goal {goal}"
+        reason += f"; {why}" if why and tier != order[0] else ""
+    elif current in usable:
+        young = bool(history.current) and now_s - history.since_s < placement.dwell_s
+        tier, reason = _soonest(seen, usable, current, placement, size_bytes, young)
     else:
-        tier, reason = _first(history, tiers, usable, current, placement, size_bytes)
+        tier, reason = usable[0], why
+    others = [name for name in seen if name != tier and name not in full]
     return PlacementDecision(
         tier=tier,
         reason=reason,
-        figures=figures,
-        probe=_to_probe(history, tiers, tier, placement, size_bytes, now_s),
+        figures={name: found for name in seen if (found := estimate(seen[name])) is not None},
+        probe=next((n for n in others if _is_due(seen[n], seen[tier], placement, now_s)), None),
     )
 
 
-def direct_limit_s(
-    placement: Placement, decision: PlacementDecision, size_bytes: int
-) -> float | None:
-    """Return how long a direct save may take: as if it were saved to both tiers in turn.
-
-    So a server that does not answer costs at most the time of a good remote save. None: no limit.
-    """
-    figures = decision.figures.values()
-    if placement.goal != "durable" or len(figures) < 2:
-        return None
-    return max(sum(one.high for one in figures) * size_bytes, _LEAST_LIMIT_S)
-
-
-def _unusable(history: TierHistory, tier: TierRoom, size_bytes: int) -> str | None:
-    """Return why the tier cannot take the checkpoint; None if it can."""
-    if tier.free_bytes is not None and tier.free_bytes < size_bytes:
-        return f"{tier.name} has {format_size(tier.free_bytes)} free"
-    count = failures(history.of(tier.name))
-    return f"{tier.name} failed {count} times in a row" if count else None
-
-
-def _first(
-    history: TierHistory,
-    tiers: Sequence[TierRoom],
-    usable: Sequence[str],
-    current: str,
-    placement: Placement,
-    size_bytes: int,
-) -> tuple[str, str]:
-    """Return the tier that the goal prefers among the usable ones, and the reason."""
-    order = [tier.name for tier in tiers]
-    if placement.goal == "capacity":
-        order.reverse()
-    problems = [why for tier in tiers if (why := _unusable(history, tier, size_bytes))]
-    if not usable:
-        return order[0], f"no tier is usable: {'; '.join(problems)}"
-    tier = next(name for name in order if name in usable)
-    if placement.goal == "durable" and current not in usable:
-        return tier, "; ".join(problems)
-    reason = f"goal {placement.goal}"
-    return tier, f"{reason}; {'; '.join(problems)}" if problems and tier != order[0] else reason
-
-
 def _soonest(
-    history: TierHistory,
+    seen: Mapping[str, Sequence[Observation]],
     usable: Sequence[str],
     current: str,
     placement: Placement,
     size_bytes: int,
-    now_s: float,
+    young: bool,
 ) -> tuple[str, str]:
-    """Return the usable tier with the soonest durable copy, as far as it is proved."""
+    """Return the usable tier with the soonest durable copy, as far as it is proved, and why.
+
+    `young`: the last switch was too recent for another one.
+    """
     for name in usable:
-        if name == current or not _is_faster(history, name, current, placement.separations):
+        if name == current or not _is_faster(seen[name], seen[current], placement.separations):
             continue
-        fast, slow = estimate(history.of(name)), estimate(history.of(current))
-        assert fast is not None
-        assert slow is not None
-        shown = (
-            f"{name} takes {format_seconds(fast.seconds(size_bytes))}, {current} "
-            f"{format_seconds(slow.seconds(size_bytes))}"
+        shown = ", ".join(
+            f"{one}{takes} {format_seconds(found.seconds(size_bytes))}"
+            for one, takes in ((name, " takes"), (current, ""))
+            if (found := estimate(seen[one])) is not None
         )
-        if history.current and now_s - history.since_s < placement.dwell_s:
-            return current, f"{shown}; the last switch was too recent"
-        return name, shown
+        return (current, f"{shown}; the last switch was too recent") if young else (name, shown)
     return current, "no difference is proved" if len(usable) > 1 else f"only {current} is usable"
 
 
-def _is_faster(history: TierHistory, name: str, than: str, separations: int) -> bool:
-    """Return whether `name` is faster, with any of the last transfers left out."""
-    fast, slow = history.of(name), history.of(than)
-    cuts = [
-        (0, 0),
-        *((n, 0) for n in range(1, separations)),
-        *((0, n) for n in range(1, separations)),
-    ]
+def _is_faster(fast: Sequence[Observation], slow: Sequence[Observation], separations: int) -> bool:
+    """Return whether a tier is faster, with any of the last transfers left out."""
     return all(
-        _separated(fast[: len(fast) - fast_cut], slow[: len(slow) - slow_cut])
-        for fast_cut, slow_cut in cuts
+        _separated(fast[: len(fast) - cut], slow) and _separated(fast, slow[: len(slow) - cut])
+        for cut in range(separations)
     )
 
 
@@ -225,34 +181,17 @@ def _separated(fast: Sequence[Observation], slow: Sequence[Observation]) -> bool
     )
 
 
-def _to_probe(
-    history: TierHistory,
-    tiers: Sequence[TierRoom],
-    chosen: str,
+def _is_due(
+    own: Sequence[Observation],
+    chosen: Sequence[Observation],
     placement: Placement,
-    size_bytes: int,
     now_s: float,
-) -> str | None:
-    """Return a tier that is not chosen and should be measured."""
-    for tier in tiers:
-        if tier.name == chosen:
-            continue
-        if tier.free_bytes is not None and tier.free_bytes < size_bytes:
-            continue
-        own = history.of(tier.name)
-        count = failures(own)
-        if count:
-            pause_s = min(_FIRST_PAUSE_S * 2 ** min(count - 1, 20), _LONGEST_PAUSE_S)
-            if now_s - own[-1].at_s >= pause_s:
-                return tier.name
-            continue
-        since = own[-1].at_s if own else float("-inf")
-        newer = sum(one.at_s > since for one in history.of(chosen))
-        unconfirmed = _separated(own, history.of(chosen))
-        if (
-            newer >= placement.probe_every
-            or (unconfirmed and newer)
-            or len(own) < placement.separations
-        ):
-            return tier.name
-    return None
+) -> bool:
+    """Return whether a tier that was not chosen should be measured."""
+    if count := failures(own):
+        pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(count - 1, 20), _LONGEST_PAUSE_S)
+        return now_s - own[-1].at_s >= pause_s
+    since_s = own[-1].at_s if own else float("-inf")
+    newer = len([one for one in chosen if one.at_s > since_s])
+    unconfirmed = newer > 0 and _separated(own, chosen)
+    return unconfirmed or newer >= placement.probe_every or len(own) < placement.separations

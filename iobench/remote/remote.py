@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from iobench.checkpoint.commit import CommitLedger
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import ObjectStore
@@ -110,23 +109,6 @@ class Remote:
                 f"{writer.name!r} does not do; choose the writer s3"
             )
         return writer
-
-
-class _DirectLedger:
-    """The CommitLedger of one checkpoint that is saved to the remote tier directly."""
-
-    def __init__(self, remote: RemoteTier, serial: int) -> None:
-        self._remote, self.serial = remote, serial
-
-    def serial_of(self, save: Save) -> int:
-        del save
-        return self.serial
-
-    def holds(self, step: int) -> bool:
-        return self._remote.holds(step)
-
-    def committed(self, save: Save) -> None:
-        self._remote.recorded(save.step, self.serial, save.created_s, save.size_bytes)
 
 
 class RemoteTier:
@@ -241,25 +223,15 @@ class RemoteTier:
         return there and readable_manifest(self.store, manifest.step) == manifest
 
     @contextmanager
-    def writing(self, serial: int) -> Iterator[CommitLedger]:
-        """Yield the ledger for a save that is written here directly, inside the `with`.
+    def using(self, limit_s: float | None, where: str) -> Iterator[Writer]:
+        """Yield the writer for a checkpoint that is written to `where` here directly.
 
-        Copies of other checkpoints go on; one that is complete is published afterwards. Raises
-        TransferError when the tier is not open. What fails leaves its objects to `tidy`, so that
-        the save is written elsewhere without another wait.
+        It stays the writer inside the `with`, for every rank of a job. Copies of other checkpoints
+        go on; one that is complete is published afterwards. What fails leaves its objects to
+        `tidy`, so that the save is written elsewhere without another wait. After `limit_s` seconds
+        all requests to a bucket end, and TransferError is raised; None: no limit.
         """
-        with self._lock, leaving_failed():
-            if not self.is_open:
-                raise TransferError(f"{self}: it does not answer")
-            yield _DirectLedger(self, serial)
-
-    @contextmanager
-    def using(self) -> Iterator[Writer]:
-        """Yield the writer for a part of a checkpoint that is written here directly; see `writing`.
-
-        It stays the writer inside the `with`. For every rank of a job.
-        """
-        with self._lock, leaving_failed():
+        with self._lock, leaving_failed(), _within_limit(self.direct_writer, limit_s, where):
             yield self.direct_writer
 
     @contextmanager
@@ -303,6 +275,31 @@ class RemoteTier:
             self.direct_writer.close()
         if isinstance(self.options.writer, str):
             self.writer.close()
+
+
+@contextmanager
+def _within_limit(writer: Writer, limit_s: float | None, where: str) -> Iterator[None]:
+    """End all requests of `writer`, if it is that of a bucket, `limit_s` seconds after the begin.
+
+    It must not be in use elsewhere. Raises TransferError then. None: no limit.
+    """
+    if limit_s is None or not isinstance(writer, S3Writer):
+        yield
+        return
+    limit, passed = writer.client.time_limit, False
+    try:
+        with limit.within(limit_s):
+            try:
+                yield
+            finally:
+                passed = limit.passed
+    except TransferError as error:
+        if not passed:
+            raise
+        raise TransferError(
+            f"{where}: not written within {format_seconds(limit_s)}, the expected time and that of "
+            "a local save together"
+        ) from error
 
 
 def _another(writer: Writer) -> Writer:

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.load.any_format import read_any
-from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.order import abandoned_first, in_save_order
 from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.ranked.order import Committed
@@ -83,7 +82,7 @@ class SnapshotMemory:
 
     def open(
         self,
-        persist: Callable[[Snapshot[T]], Manifest | Committed],
+        persist: Callable[[Snapshot[T]], Committed],
         *,
         ledger: Ledger | None,
         keep: Retention,
@@ -248,14 +247,14 @@ def _bytes_by_tier(lease: Lease[Snapshot[Any]]) -> dict[str, int]:
     return slot.bytes_by_tier() if isinstance(slot, MemorySlot) else {}
 
 
-def _kept(snapshot: Snapshot[Any], found: Manifest | Committed) -> Kept:
+def _kept(snapshot: Snapshot[Any], found: Committed) -> Kept:
     """Return what the slot has of the checkpoint: all of its files, or the file of this rank."""
     content = snapshot.content
-    if isinstance(found, Manifest):
+    if found.manifest is not None:
         return Kept(
-            step=found.step,
+            step=snapshot.save.step,
             serial=found.serial,
-            manifest=found,
+            manifest=found.manifest,
             files=lambda memory: [content.image_in(memory), content.skeleton_image()],
         )
     path, size = found.file.path, content.size_bytes

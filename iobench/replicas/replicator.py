@@ -7,13 +7,19 @@ import threading
 import time
 import warnings
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from iobench import linux
+from iobench.checkpoint.ranked.order import Order
+from iobench.checkpoint.ranked.part import Part
+from iobench.checkpoint.save import Save
 from iobench.errors import IobenchError, RankError, ReplicaError, UsageError
 from iobench.ranks.control import Control
 from iobench.replicas.fetch import Fetched, Fetcher
+from iobench.replicas.header import SaveHeader
 from iobench.replicas.node import NodeAgents
 from iobench.replicas.partner import Partner
 from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, Version
@@ -57,6 +63,35 @@ class Offer:
         """The memory is not needed any more."""
         self.image = None
         self._copied.set()
+
+
+class Offering:
+    """Makes the offer of one save, see `Replicator.offering`."""
+
+    def __init__(self, replicator: Replicator, version: Version, created_s: float) -> None:
+        self._replicator, self._version, self._created_s = replicator, version, created_s
+        self.table: str | None = None
+        """In rank 0: the part of the index that has the tensors of all ranks, as JSON."""
+        self._offer: Offer | None = None
+        self._failure = ""
+
+    def make(self, image: FileImage, part: Part) -> None:
+        """Offer the bytes of a part, which are a snapshot: they do not change in this block."""
+        try:
+            header = SaveHeader(part=part, created_s=self._created_s, table=self.table).to_bytes()
+        except Exception as error:  # noqa: BLE001 -- told as the replica's; the save goes on
+            self._failure = f"{type(error).__name__}: {error}"
+            return
+        self._offer = self._replicator.offer(self._version, image, header)
+
+    def end(self, error: BaseException | None) -> None:
+        """Wait until the memory may change. Without an offer, tell the others why."""
+        if self._offer is not None:
+            self._offer.wait()
+            return
+        if error is not None:
+            self._failure = f"{type(error).__name__}: {error}"
+        self._replicator.offer(self._version, None, failure=self._failure)
 
 
 class Replicator:
@@ -121,6 +156,21 @@ class Replicator:
                 self._thread.start()
         self._offers.put(offer)
         return offer
+
+    @contextmanager
+    def offering(self, order: Order, save: Save) -> Iterator[Offering]:
+        """Make exactly one offer of a save: in the body when the bytes are known, or at its end.
+
+        It ends when the memory may change again.
+        """
+        version = Version(order.serial, order.step, order.attempt)
+        offering = Offering(self, version, save.created_s)
+        try:
+            yield offering
+        except BaseException as error:
+            offering.end(error)
+            raise
+        offering.end(None)
 
     def warn(self) -> None:
         """Warn of replicas that were not made since the last call (RuntimeWarning)."""

@@ -19,22 +19,22 @@ from support.train_scripts import newest_checked
 
 _LIMIT_S = 60
 _TRAINS = "support.train_scripts:trains"
-_SAVES, _PARTS = "iobench.checkpointer.saves", "iobench.checkpoint.ranked"
+_PARTS = "iobench.checkpoint.ranked"
 
 _POINTS = {
     "opening": ("iobench.checkpointer.ranked.RankedCheckpointer._lead:after:1", 1),
     "load": ("iobench.checkpoint.load.pieces.read_pieces:before:1", 1),
     "plan": ("iobench.checkpoint.ranked.planning.scattered:before:1", 1),
     "snapshot": ("iobench.checkpoint.checkpointer.copy_into:before:2", 2),
-    "write": (f"{_SAVES}.part_writer.PartWriter.write:before:2", 2),
+    "write": (f"{_PARTS}.dcp_files.DcpFormat.write:before:2", 2),
     "part manifest": (f"{_PARTS}.part.Part.to_json:before:2", 2),
-    "vote": (f"{_SAVES}.part_writer.PartWriter.write:after:2", 2),
-    "voted": (f"{_SAVES}.committer.RankCommitter._cast:after:2", 2),
+    "vote": (f"{_PARTS}.dcp_files.DcpFormat.write:after:2", 2),
+    "voted": ("iobench.checkpoint.commit.Committer._cast:after:2", 2),
 }
 """Points of every rank, and the number of the save that the job makes there."""
 
 _LEADS = {
-    "looks at parts": f"{_PARTS}.assembly.Assembly._part:before:4",
+    "looks at parts": f"{_PARTS}.dcp_files.DcpFormat._part:before:4",
     "manifest": "iobench.checkpoint.staged.StagedCheckpoint._write_manifest:before:2",
     "before rename": "iobench.checkpoint.staged.StagedCheckpoint._write_manifest:after:2",
     "after rename": "iobench.checkpoint.staged.StagedCheckpoint.publish:after:2",
@@ -154,7 +154,7 @@ def test_a_rank_is_lost_after_its_vote(run: SavedRun) -> None:
     its part, which rank 0 publishes now."""
     points = {
         0: [f"{_LEADS['manifest']}:slow"],
-        2: [f"{_SAVES}.committer.RankCommitter._cast:after:2:kill"],
+        2: ["iobench.checkpoint.commit.Committer._cast:after:2:kill"],
     }
     before = run.newest
     ranks = run.start("lost after its vote", points=points)
@@ -165,7 +165,7 @@ def test_a_rank_is_lost_after_its_vote(run: SavedRun) -> None:
 @pytest.mark.parametrize("victim", [0, 2])
 def test_full_disk_on_one_node(run: SavedRun, victim: int) -> None:
     """The save fails in all ranks with the name of the rank; the next save works."""
-    points = {victim: [f"{_SAVES}.part_writer.PartWriter.write:before:2:full"]}
+    points = {victim: [f"{_PARTS}.dcp_files.DcpFormat.write:before:2:full"]}
     before = run.newest
     ranks = run.start("full disk", how="retry", points=points)
     run.expect_done(ranks)
@@ -200,7 +200,7 @@ def test_directory_of_one_node(nodes: Nodes, tmp_path: Path) -> None:
 def test_part_damaged_before_the_commit(run: SavedRun, file: str, damage: str) -> None:
     """Rank 0 looks at every part before it publishes. A flipped bit in data is found by loads."""
     before = run.newest
-    points = {0: [f"{_PARTS}.assembly.Assembly.publish:before:1:stop"]}
+    points = {0: [f"{_PARTS}.dcp_files.DcpFormat.publish:before:1:stop"]}
     ranks = run.start(f"part {damage}", points=points)
     ranks[0].wait_stopped(_LIMIT_S)
     (part,) = run.directory.glob(f".step-{before + 1}.*/{file}")

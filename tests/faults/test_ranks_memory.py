@@ -59,11 +59,11 @@ _PERSISTER = "iobench.checkpoint.persister.Persister"
 _POINTS = [
     (1, f"{_PERSISTER}._follow:before:3"),
     (0, f"{_PERSISTER}._agree:after:9"),
-    (0, "iobench.checkpoint.ranked.assembly.Assembly.publish:before:4"),
+    (0, "iobench.checkpoint.ranked.dcp_files.DcpFormat.publish:before:4"),
 ]
 _MORE = [
-    (1, "iobench.checkpointer.saves.part_writer.PartWriter.write:before:4"),
-    (1, "iobench.checkpointer.saves.part_writer.PartWriter.write:after:4"),
+    (1, "iobench.checkpoint.ranked.dcp_files.DcpFormat.write:before:4"),
+    (1, "iobench.checkpoint.ranked.dcp_files.DcpFormat.write:after:4"),
     (1, f"{_PERSISTER}._agree:before:9"),
     (0, "iobench.checkpoint.ranked.turns.Turns.newly_gone:after:5"),
 ]

@@ -53,7 +53,7 @@ except RankError as error:
     raise SystemExit(3)
 """
 
-_PART = "iobench.checkpointer.saves.part_writer.PartWriter.write"
+_PART = "iobench.checkpoint.ranked.dcp_files.DcpFormat.write"
 _STORE = "iobench.checkpoint.staged_objects.StagedObjects.publish"
 _POINTS = [
     (1, "iobench.writers.s3_store.upload.S3Upload.send:after:1", 1),

@@ -25,7 +25,7 @@ _COPY, _PUSH = f"{_NODE}.copy", f"{_NODE}.push"
 _SETTLE = "iobench.replicas.replicator.Replicator._settle"
 _FETCH = "iobench.replicas.fetch.Fetcher.fetch"
 _ARRIVED = "iobench.replicas.fetch.PeerRun._read:after"
-_PUBLISH = "iobench.checkpoint.ranked.assembly.Assembly.publish"
+_PUBLISH = "iobench.checkpoint.ranked.dcp_files.DcpFormat.publish"
 _DIFFER = "the bytes differ from their checksum"
 
 

@@ -25,7 +25,7 @@ from iobench.errors import OptionError, TransferError
 from iobench.remote.directory_copy import DirectoryCopy
 from iobench.remote.file_copier import FileCopier
 from iobench.remote.journal import JOURNAL
-from iobench.remote.observed import LOCAL, REMOTE
+from iobench.remote.rates import LOCAL, REMOTE
 from iobench.testing import LocalS3
 from iobench.units import MIB
 from iobench.writers.image import FileImage

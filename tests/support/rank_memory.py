@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 
 import iobench
-from iobench.checkpointer.saves.part_writer import PartWriter
+from iobench.checkpoint.ranked.dcp_files import DcpFormat
 from iobench.remote import memory_pool, memory_tier
 from iobench.units import MIB
 from tests.support.rank_pool import in_world
@@ -41,13 +41,13 @@ def _state(rank: int, step: int, count: int = 1 << 18) -> dict[str, Any]:
 def _order() -> Iterator[list[int]]:
     """Record the order in which this rank writes its parts, by the first element of `w`."""
     steps: list[int] = []
-    write = PartWriter.write
+    write = DcpFormat.write
 
-    def noted(self: PartWriter, content: Any, memory: Any, *args: Any) -> Any:
+    def noted(self: DcpFormat, save: Any, content: Any, memory: Any, *args: Any) -> Any:
         steps.append(content.number)
-        return write(self, content, memory, *args)
+        return write(self, save, content, memory, *args)
 
-    with mock.patch.object(PartWriter, "write", noted):
+    with mock.patch.object(DcpFormat, "write", noted):
         yield steps
 
 
@@ -215,13 +215,13 @@ def many(size: int, directory: str, seed: int, count: int, options: dict[str, An
     remote = options.pop("remote", None)
     if remote is not None:
         tiers.append(iobench.Remote(f"{directory}.remote", **remote))
-    write = PartWriter.write
+    write = DcpFormat.write
 
-    def slow(self: PartWriter, *args: Any) -> Any:
+    def slow(self: DcpFormat, *args: Any) -> Any:
         time.sleep(chance.random() * 0.01)
         return write(self, *args)
 
-    with mock.patch.object(PartWriter, "write", slow):
+    with mock.patch.object(DcpFormat, "write", slow):
         ckpt = _opened(
             size, directory, tiers, keep=iobench.KeepLast(keep) if keep else None, **options
         )

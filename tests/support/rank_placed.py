@@ -12,9 +12,9 @@ from typing import Any
 from unittest import mock
 
 import iobench
-from iobench.checkpointer.saves.part_writer import PartWriter
+from iobench.checkpoint.ranked.dcp_files import DcpFormat
 from iobench.errors import TransferError
-from iobench.remote.observed import LOCAL, REMOTE
+from iobench.remote.rates import LOCAL, REMOTE
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 from tests.support.rank_pool import in_world
@@ -93,21 +93,21 @@ def fails(
 ) -> dict[str, Any]:
     """One rank cannot write its part to the remote tier, or learns of it after the write."""
     world = in_world(size)
-    write, directories = PartWriter.write, list[str]()
+    write, directories = DcpFormat.write, list[str]()
 
-    def fail(self: PartWriter, content: Any, memory: Any, directory: Any, *args: Any) -> Any:
-        directories.append(str(directory))
-        remotely = str(directory).startswith(remote) and len(directories) == 1
+    def fail(self: DcpFormat, save: Any, content: Any, memory: Any, target: Any, offer: Any) -> Any:
+        directories.append(str(target.directory))
+        remotely = directories[-1].startswith(remote) and len(directories) == 1
         if remotely and world.rank == victim and before:
             raise TransferError(110, "Connection timed out", remote)
-        done = write(self, content, memory, directory, *args)
+        done = write(self, save, content, memory, target, offer)
         if remotely and world.rank == victim:
             raise TransferError(110, "Connection timed out", remote)
         return done
 
     with (
         warnings.catch_warnings(record=True) as said,
-        mock.patch.object(PartWriter, "write", fail),
+        mock.patch.object(DcpFormat, "write", fail),
     ):
         warnings.simplefilter("always")
         with _opened(size, local, remote, environ, goal="capacity") as ckpt:

@@ -17,10 +17,9 @@ import torch
 
 import iobench
 from iobench.checkpoint.load import reader
-from iobench.checkpoint.ranked.assembly import Assembly
 from iobench.checkpoint.ranked.content import RankContent
+from iobench.checkpoint.ranked.dcp_files import DcpFormat
 from iobench.checkpoint.slots import SlotPool
-from iobench.checkpointer.saves.part_writer import PartWriter
 from iobench.errors import StateError
 from iobench.ranks.control import shared_control
 from tests.support.rank_pool import in_world, leave_world
@@ -53,15 +52,15 @@ def _raised(call: Callable[[], Any]) -> str:
 @contextlib.contextmanager
 def _gate(directory: str) -> Iterator[Path]:
     """Let writes of parts wait until a file exists."""
-    gate, write = Path(f"{directory}.gate"), PartWriter.write
+    gate, write = Path(f"{directory}.gate"), DcpFormat.write
 
-    def waiting(self: PartWriter, *args: Any) -> Any:
+    def waiting(self: DcpFormat, *args: Any) -> Any:
         until_s = time.monotonic() + _SECONDS
         while not gate.exists() and time.monotonic() < until_s:
             time.sleep(0.01)
         return write(self, *args)
 
-    with mock.patch.object(PartWriter, "write", waiting):
+    with mock.patch.object(DcpFormat, "write", waiting):
         yield gate
 
 
@@ -95,9 +94,9 @@ def _fault(what: str, size: int) -> contextlib.AbstractContextManager[Any]:
     full = OSError(errno.ENOSPC, "No space left on device")
     match where:
         case "write":
-            return mock.patch.object(PartWriter, "write", side_effect=full)
+            return mock.patch.object(DcpFormat, "write", side_effect=full)
         case "publish":
-            return mock.patch.object(Assembly, "publish", side_effect=full)
+            return mock.patch.object(DcpFormat, "publish", side_effect=full)
         case "slot" | "ahead":
             return mock.patch.object(SlotPool, "take", side_effect=StateError("no memory left"))
     raise ValueError(what)

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from iobench.remote.placement import Placement, TierHistory, TierRoom, choose
-from iobench.remote.rates import Observation, failures
+from iobench.remote.placement import Placement, TierRoom, choose
+from iobench.remote.rates import Observation, TierHistory, failures
 from iobench.units import GIB
 
 __all__ = ["LENGTH_S", "TRACES", "Replay", "Trace", "replay"]

@@ -47,6 +47,12 @@ class RankContent:
         return self.plan.file.size_bytes
 
     @property
+    def job_bytes(self) -> int:
+        """Bytes of the tensors of all ranks, in rank 0."""
+        assert self.plan.whole is not None
+        return self.plan.whole.size_bytes
+
+    @property
     def on_cpu(self) -> bool:
         return self.structure.on_cpu
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from iobench.errors import IobenchError
+from iobench.checkpoint.manifest import Manifest
 from iobench.writers.image import FileImage
 
-__all__ = ["Committed", "Ending", "Order", "OwnVote", "VoteError", "shown"]
+__all__ = ["Committed", "Ending", "Order", "VoteError", "shown"]
 
 
 class Order(NamedTuple):
@@ -55,29 +55,14 @@ class Ending(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What this rank has written of a checkpoint: its file, which is in memory still."""
+    """What this rank has written of a checkpoint: its file, which is in memory still.
+
+    `manifest` is that of a job of one rank.
+    """
 
     serial: int
     file: FileImage
-
-
-class OwnVote(NamedTuple):
-    """The vote of this rank, why it failed, and the file that it has written otherwise."""
-
-    vote: dict[str, Any]
-    failure: BaseException | None
-    file: FileImage | None = None
-
-    @classmethod
-    def failed(cls, failure: BaseException, *, before: bool) -> OwnVote:
-        """Return the vote of a rank that cannot write; `before`: whatever the place is."""
-        of_place = isinstance(failure, IobenchError) and not before
-        return cls({"error": shown(failure), "of_place": of_place}, failure)
-
-    def written(self) -> FileImage:
-        """Return the file of a rank that voted for the checkpoint."""
-        assert self.file is not None
-        return self.file
+    manifest: Manifest | None = None
 
 
 class VoteError(Exception):

@@ -5,6 +5,7 @@ RankPlan: the part of one rank.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -67,11 +68,19 @@ class _Places(NamedTuple):
         )
 
 
-class WholePlan(NamedTuple):
+@dataclass(frozen=True)
+class WholePlan:
     """The boxes by rank, in the order of each rank's file, and DCP's metadata of the tensors."""
 
     boxes: list[list[Box]]
     metadata: Metadata
+
+    @functools.cached_property
+    def size_bytes(self) -> int:
+        """Bytes of the tensors of all ranks."""
+        return sum(
+            math.prod(box.sizes) * box.dtype.itemsize for boxes in self.boxes for box in boxes
+        )
 
     def texts(self) -> list[str]:
         """Return the boxes of each rank as JSON, for `made_plan`."""

@@ -568,9 +568,9 @@ def test_latest_while_its_step_is_replaced(make: Make, monkeypatch: pytest.Monke
     ckpt.save(_state(20), 200)
     committed, seen = Ledger.committed, []
 
-    def looked_at(ledger: Ledger, save: Save) -> None:
+    def looked_at(ledger: Ledger, save: Save, serial: int) -> None:
         seen.append(ckpt.latest())
-        committed(ledger, save)
+        committed(ledger, save, serial)
 
     monkeypatch.setattr(Ledger, "committed", looked_at)
     ckpt.save(_state(30), 300)

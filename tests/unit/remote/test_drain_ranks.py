@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from iobench.checkpoint.save import Save
-from iobench.checkpointer.saves.placing import RemotePlace
 from iobench.errors import RankError
 from iobench.ranks.control import Control
 from iobench.remote.drain import DrainRanks
 from iobench.remote.file_copier import FileCopier, states_of
 from iobench.remote.local_tier import LocalTier
+from iobench.remote.placing import RemotePlace
 from iobench.remote.queue import DrainQueue, Queued
 from iobench.remote.remote import Remote, RemoteTier
 
@@ -169,13 +169,10 @@ def test_a_direct_save_is_recorded_before_the_drain_knows_it() -> None:
     anything = cast(Any, None)
     place = RemotePlace(
         tier=cast(Any, SimpleNamespace(drain=drain, remote=SimpleNamespace(recorded=recorded))),
-        ledger=anything,
-        assembly=anything,
-        choice=cast(Any, SimpleNamespace(reason="it is faster")),
         local=anything,
+        choice=cast(Any, SimpleNamespace(reason="it is faster")),
         size_bytes=1,
         limit_s=None,
     )
-    place._manifest, place._elapsed_s = cast(Any, SimpleNamespace(size_bytes=1)), 1.0
-    place.committed(_saved(4), 4)
+    place.committed(_saved(4), cast(Any, SimpleNamespace(size_bytes=1, serial=4)))
     assert [one.step for one in queue.entries()] == [4]

@@ -9,8 +9,8 @@ import pytest
 from support.rate_traces import TRACES, replay
 
 from iobench.errors import OptionError
-from iobench.remote.placement import Placement, TierHistory, TierRoom, choose
-from iobench.remote.rates import Observation, estimate
+from iobench.remote.placement import Placement, TierRoom, choose
+from iobench.remote.rates import Observation, TierHistory, estimate
 from iobench.units import GIB
 
 _TIERS = [TierRoom(name="local"), TierRoom(name="remote")]

@@ -1,1 +1,0 @@
-"""The commit of a checkpoint by all ranks of a job."""

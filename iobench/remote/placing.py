@@ -1,0 +1,168 @@
+"""Placing: rank 0 chooses by measured throughput where all ranks write each checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from iobench.checkpoint.commit import LocalPlace, Place, SavedContent
+from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.object_store import ObjectStore
+from iobench.checkpoint.ranked.order import VoteError
+from iobench.checkpoint.save import Save
+from iobench.checkpoint.staged import Staged
+from iobench.checkpoint.store import CheckpointStore
+from iobench.errors import IobenchError, TransferError, transfer_errors
+from iobench.remote.local_tier import LocalTier
+from iobench.remote.placement import Placement, PlacementDecision, TierRoom, choose
+from iobench.remote.rates import LOCAL, REMOTE
+from iobench.units import MIB
+from iobench.writers.base import Writer
+from iobench.writers.s3 import S3Writer
+
+__all__ = ["Placing", "RemotePlace"]
+
+_PROBE_PART, _LEAST_PROBE, _LARGEST_PROBE = 64, 4 * MIB, 64 * MIB
+"""A smaller probe would measure the fixed time of a write."""
+
+
+@dataclass(kw_only=True)
+class RemotePlace:
+    """The remote tier. A save that fails there goes to `local`.
+
+    A bucket that does not have all files after `limit_s` seconds has failed. The limit does not end
+    the write of the manifest: whether that is visible must be known.
+    """
+
+    tier: LocalTier
+    local: LocalPlace
+    choice: PlacementDecision
+    size_bytes: int
+    limit_s: float | None
+    remote: bool = field(default=True, init=False)
+    _began_s: float = field(default_factory=time.monotonic, init=False)
+
+    @property
+    def store(self) -> CheckpointStore:
+        store = self.tier.remote.store
+        return store.using(self.writer) if isinstance(store, ObjectStore) else store
+
+    @property
+    def writer(self) -> Writer:
+        return self.tier.remote.direct_writer
+
+    @property
+    def decision(self) -> str:
+        return self.choice.reason
+
+    @contextmanager
+    def staged(self, save: Save, serial: int) -> Iterator[Staged]:
+        remote = self.tier.remote
+        where = f"{remote}, step {save.step}"
+        with self.tier.drain.saving(), remote.using(self.limit_s, where):
+            if not remote.is_open:
+                raise TransferError(f"{remote}: it does not answer")
+            shared, replace = self.local.shared, remote.holds(save.step)
+            with self.store.staged(
+                save.step, serial=serial, replace=replace, shared=shared
+            ) as staged:
+                yield _Limited(staged, self.writer)
+
+    def committed(self, save: Save, manifest: Manifest) -> None:
+        elapsed_s, size, tier = time.monotonic() - self._began_s, manifest.size_bytes, self.tier
+        try:  # first: the drain forgets what the ledger of the remote tier does not have
+            tier.remote.recorded(save.step, manifest.serial, save.created_s, size)
+        finally:
+            tier.drain.sent_directly(save, manifest.serial, size, elapsed_s)
+            tier.drain.placed(save.step, REMOTE, self.decision)
+
+    def instead(self, save: Save, failure: BaseException) -> LocalPlace | None:
+        of_place = failure.of_place if isinstance(failure, VoteError) else True
+        if not of_place or not isinstance(failure, IobenchError | VoteError):
+            return None
+        tier, elapsed_s = self.tier, time.monotonic() - self._began_s
+        tier.rates.add(REMOTE, self.size_bytes, elapsed_s, ok=False)
+        tier.drain.tidy_later()
+        self.local.warning = (
+            f"step {save.step} is written to {tier}, because {tier.remote} failed: {failure}"
+        )
+        return self.local
+
+    def probe_bytes(self, ranks: int) -> int:
+        if self.choice.probe != LOCAL:
+            return 0
+        part = max(_LEAST_PROBE, min(self.size_bytes // _PROBE_PART, _LARGEST_PROBE))
+        return -(-min(self.size_bytes, part) // ranks)
+
+
+@dataclass(frozen=True)
+class _Limited:
+    """What is staged in a bucket; a `publish` goes on without the limit, if that has not passed."""
+
+    _staged: Staged
+    _writer: Writer
+
+    @property
+    def spare(self) -> Path | None:
+        return self._staged.spare
+
+    @property
+    def directory(self) -> str | Path:
+        return self._staged.directory
+
+    def remove(self, names: Iterable[str]) -> None:
+        self._staged.remove(names)
+
+    def publish(self, manifest: Iterable[bytes]) -> None:
+        if isinstance(self._writer, S3Writer) and not self._writer.client.time_limit.lift():
+            raise TransferError(f"{self.directory}: the time limit has passed")
+        self._staged.publish(manifest)
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Chooses the place of each save by `choice`, in rank 0. Of the local tier: `writer`, `ledger`.
+
+    `shared`: several ranks write.
+    """
+
+    tier: LocalTier
+    writer: Writer
+    ledger: Ledger
+    choice: Placement
+    shared: bool
+
+    def place(self, save: Save, content: SavedContent) -> Place:
+        """Return the place of `save`. Raises TransferError when the tiers cannot be looked at."""
+        size, tier = content.job_bytes, self.tier
+        found = self._decided(save.step, size)
+        tier.rates.chosen(found.tier)
+        local = LocalPlace(
+            store=tier,
+            writer=self.writer,
+            ledger=self.ledger,
+            shared=self.shared,
+            decision=found.reason,
+            noted=lambda save: tier.drain.placed(save.step, LOCAL, found.reason),
+        )
+        if found.tier == LOCAL:
+            return local
+        limit_s = found.limit_s(size) if self.choice.goal == "durable" else None
+        return RemotePlace(tier=tier, local=local, choice=found, size_bytes=size, limit_s=limit_s)
+
+    def _decided(self, step: int, size_bytes: int) -> PlacementDecision:
+        tier = self.tier
+        if self.ledger.holds(step):
+            return PlacementDecision(tier=LOCAL, reason="it replaces a local checkpoint")
+        with transfer_errors("measuring", tier.directory):
+            found = os.statvfs(tier.directory)
+        rooms = [TierRoom(name=LOCAL, free_bytes=found.f_bavail * found.f_frsize)]
+        if tier.remote.is_open:
+            rooms.append(TierRoom(name=REMOTE))
+        history, now_s = tier.rates.history(), time.monotonic()
+        return choose(history, rooms, self.choice, size_bytes=size_bytes, now_s=now_s)
