@@ -67,7 +67,11 @@ SECTIONS = {
         "gds": "GPUs",
         "writers-in-your-framework": "",
     },
-    "Many nodes": {"distributed": "", "launchers": "Slurm, Kubernetes, MPI, Ray"},
+    "Many nodes": {
+        "distributed": "Checkpoints of ranks",
+        "replicas": "Replicas in memory",
+        "run-over-ranks": "A run over ranks: torchrun, Slurm, MPI, Kubernetes, Ray",
+    },
     "Plan": {"plan": "How often to save", "train": "What saves cost training"},
     "Reference": {
         "cli": "Command line",

@@ -153,8 +153,8 @@ def run(
         str | None,
         _axis_option(
             "--granularity",
-            help="Distribute the tensors over files anew: blob (one file), shard=5GB, layer, "
-            "tensor, or same. Several are compared: blob,layer",
+            help="Regroup the tensors into files: blob (one file), shard=5GB, layer, tensor, or "
+            "same. Several are compared: blob,layer",
             show_default="as the workload has them",
         ),
     ] = None,
@@ -188,9 +188,9 @@ def run(
         str | None,
         _axis_option(
             "--slices",
-            help="Save the files of the first rank once: by this rank (off), in slices of equal "
-            "size by all ranks, or processes of --numjobs, which have the same files (all), or by "
-            "so many of each node (1). Several are compared: off,all,1",
+            help="Who writes a replicated checkpoint: off = rank 0 alone; all = every rank, or "
+            "process of --numjobs, writes an equal slice; N = N ranks of each node. Several are "
+            "compared: off,all,1",
             show_default="each rank has files of its own",
         ),
     ] = None,
@@ -198,8 +198,8 @@ def run(
         str,
         _axis_option(
             "--background",
-            help="Another process meanwhile: none, or one that restores an earlier checkpoint "
-            "(restore). Both are compared: none,restore",
+            help="What another process does at the same time: nothing (none), or restores of an "
+            "earlier checkpoint (restore). Both are compared: none,restore",
         ),
     ] = "none",
     rank: Annotated[int, _axis_option("--rank", min=0, help="The rank to replay.")] = 0,

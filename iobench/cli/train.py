@@ -76,8 +76,8 @@ def train(
         str,
         typer.Option(
             "--every",
-            help="Steps from checkpoint to checkpoint; 2xpersist: so many persist times, measured "
-            "first; 3.5%: what they may cost, by CheckFreq's rule.",
+            help="Steps between two checkpoints. 20: fixed; 2xpersist: twice the measured persist "
+            "time; 3.5%: as often as a 3.5% overhead allows (CheckFreq).",
         ),
     ] = "20",
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Blocks of each arm.")] = 6,

@@ -1,4 +1,4 @@
-"""Ranks that a real launcher has started, as docs/launchers.md says."""
+"""Ranks that a real launcher has started, as docs/run-over-ranks.md says."""
 
 from __future__ import annotations
 

@@ -32,18 +32,19 @@ _LANGUAGES = {
     "sh": "here, like indented commands",
     "text": "test_docs_tables.py: marked as an output",
     "toml": "test_documented.py of writers; here for peers; test_tutorials.py",
-    "yaml": "test_schema.py of workloads; test_dlio.py for integrations; here for launchers",
+    "yaml": "test_schema.py of workloads; test_dlio.py for integrations; here for run-over-ranks",
 }
 _SHOWN = {
     "checkpointer.md": "test_documented.py of checkpointer",
-    "distributed.md": "drawings",
+    "distributed.md": "a drawing",
     "doctor.md": "test_doctor.py",
     "exec.md": "test_summary.py of integrations",
     "offload.md": "formulas",
+    "replicas.md": "a drawing",
     "0038-channel.md": "a drawing",
 }
 """Pages with an indented block that is not a command, and the test of that block."""
-_SEVERAL = {"distributed.md": 2, "offload.md": 2}
+_SEVERAL = {"offload.md": 2}
 """How many such blocks a page has, if not one."""
 
 
@@ -187,11 +188,10 @@ def test_every_block_has_a_test(page: Path) -> None:
 _LAUNCHERS = ("torchrun ", "srun ", "mpirun ")
 
 
-@pytest.mark.parametrize("page", ["distributed.md", "launchers.md"])
-def test_launchers_start_a_command_that_parses(page: str) -> None:
+def test_launchers_start_a_command_that_parses() -> None:
     """What follows `iobench` in each command. The options of the launchers are not checked."""
-    lines = [one for one in _code_lines(_ROOT / "docs" / page) if one.startswith(_LAUNCHERS)]
-    assert lines
+    lines = [line for page in _PAGES for line in _code_lines(page) if line.startswith(_LAUNCHERS)]
+    assert {line.split()[0] for line in lines} == {one.strip() for one in _LAUNCHERS}
     for line in lines:
         launcher, _, rest = re.sub(r"\s+", " ", line).partition(" iobench ")
         assert rest, line
@@ -202,7 +202,7 @@ def test_launchers_start_a_command_that_parses(page: str) -> None:
 def test_the_job_of_kubernetes() -> None:
     """An Indexed Job whose Service gives the first pod the name at which torchrun meets; as many
     pods as torchrun has nodes, and a command of iobench that parses."""
-    page = (_ROOT / "docs/launchers.md").read_text()
+    page = (_ROOT / "docs/run-over-ranks.md").read_text()
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, _BLOCKS)
     service, job = yaml.safe_load_all(block)
     selector = {"job-name": job["metadata"]["name"]}

@@ -73,6 +73,18 @@ def test_performance_is_read_in_two_minutes() -> None:
     assert not re.findall(r"^- .*\n(?:  .*\n){3,}", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    "page",
+    [one for one in sorted((_ROOT / "docs").glob("*.md")) if one.stem != "architecture"],
+    ids=lambda page: page.name,
+)
+def test_lines_fit_a_terminal(page: Path) -> None:
+    """Text and commands; rows of tables and outputs may be longer."""
+    text = re.sub(r"^<!-- \w+: .*?^<!-- end -->$", "", page.read_text(), flags=re.DOTALL | re.M)
+    lines = text.splitlines()
+    assert not [line for line in lines if len(line) > 120 and not line.startswith("|")]
+
+
 def test_readme_is_short() -> None:
     """What the project is, how to start, and links."""
     assert len((_ROOT / "README.md").read_text().splitlines()) <= 100
