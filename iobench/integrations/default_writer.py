@@ -8,13 +8,12 @@ import os
 import threading
 
 from iobench.errors import UnavailableError, UsageError
-from iobench.writers import registry
 from iobench.writers.base import Writer
-from iobench.writers.config import load_writer, read_config
+from iobench.writers.config import load_writer
 
 __all__ = [
     *("CONFIG", "EXEC", "WriterLike"),
-    *("chosen_writer", "import_writer", "redirected_writer", "set_default_writer"),
+    *("chosen_writer", "redirected_writer", "set_default_writer"),
 ]
 
 WriterLike = Writer | str | os.PathLike[str]
@@ -73,12 +72,6 @@ def redirected_writer() -> Writer:
         remedy = "Let its command wait for this process."
         raise UnavailableError("the writer of iobench exec", _ENDED, remedy)
     return chosen_writer()
-
-
-def import_writer() -> None:
-    """Import the module of the writer of `iobench exec`; make no writer."""
-    if config := _config_of_exec():
-        registry.writer_class(read_config(config).name)
 
 
 def _config_of_exec() -> str | None:

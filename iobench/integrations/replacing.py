@@ -1,13 +1,15 @@
-"""Replacing a function in every module that has it, and restoring it."""
+"""Replacing a stock function in every module that has it, and calls that bypass the replacement."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Replaced", "put_back", "replace"]
+__all__ = ["Replaced", "bypass", "bypass_reason", "bypassed", "put_back", "replace"]
 
 Replaced = tuple[dict[str, Any], str, Any]
 """(namespace of a module, name in it, original function)."""
@@ -36,3 +38,35 @@ def put_back(replaced: Iterable[Replaced]) -> None:
     """Undo `replace`."""
     for names, name, stock in replaced:
         names[name] = stock
+
+
+class _Reasons(threading.local):
+    value: tuple[str, ...] = ()
+
+
+_reasons = _Reasons()
+
+
+@contextmanager
+def bypass(reason: str = "") -> Iterator[None]:
+    """Let this thread's calls inside the block go to the stock functions.
+
+    With a `reason` they may be calls of the user's code, such as a signal handler: `iobench exec`
+    then counts them as calls of the stock functions with this reason.
+    """
+    before = _reasons.value
+    _reasons.value = (*before, reason)
+    try:
+        yield
+    finally:
+        _reasons.value = before
+
+
+def bypassed() -> bool:
+    """Whether this thread is inside a bypass."""
+    return bool(_reasons.value)
+
+
+def bypass_reason() -> str:
+    """Return the reason of the innermost bypass of this thread; "" without one."""
+    return _reasons.value[-1] if _reasons.value else ""

@@ -17,8 +17,7 @@ import safetensors.torch
 import torch
 
 from iobench.integrations import safetensors_dropins, torch_dropins
-from iobench.integrations.bypass import bypassed
-from iobench.integrations.replacing import Replaced, put_back, replace
+from iobench.integrations.replacing import Replaced, bypassed, put_back, replace
 from iobench.writers.base import Writer
 
 __all__ = ["routed"]

@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 
 from iobench.integrations import safetensors_transfer
-from iobench.integrations.bypass import bypass
 from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import (
     StockOnly,
     check_stock_can_load,

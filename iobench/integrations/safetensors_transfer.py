@@ -25,7 +25,7 @@ from iobench.errors import SaveError, TransferError
 from iobench.formats import safetensors as files
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensors import dtype_name
-from iobench.integrations.bypass import bypass
+from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer

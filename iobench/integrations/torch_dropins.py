@@ -13,8 +13,8 @@ import torch
 from torch.serialization import DEFAULT_PROTOCOL
 
 from iobench.integrations import torch_transfer
-from iobench.integrations.bypass import bypass
 from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import (
     NotPicklable,
     StockOnly,

@@ -28,7 +28,7 @@ from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.many_parts import PartsImage
 from iobench.formats.tensors import storages_bytes
 from iobench.formats.torch_index import TorchIndex, unpickled
-from iobench.integrations.bypass import bypass
+from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import NotPicklable, StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage

@@ -281,29 +281,6 @@ def test_every_order_of_imports(
     assert (report["processes"], report["problems"]) == (len(ORDERS), [])
 
 
-def test_a_child_that_is_forked_right_after_torch(
-    run: Run, reported: Callable[[], dict[str, Any]]
-) -> None:
-    """A thread imports what the first save needs; a fork waits for it.
-
-    Otherwise the child would wait for the lock of a module that no thread of it imports.
-    """
-    program = (
-        "import os, signal, sys, threading, torch\n"
-        "(thread,) = [t for t in threading.enumerate() if t.name == 'iobench-ahead']\n"
-        "if os.fork() == 0:\n"
-        "    signal.alarm(60)\n"
-        "    assert 'iobench.writers.hybrid' in sys.modules\n"
-        "    torch.save(torch.ones(3), 'child.pt')\n"
-        "    os._exit(0)\n"
-        "assert not thread.is_alive()\n"
-        "sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
-    )
-    done = run(sys.executable, "-c", program)
-    assert done.returncode == 0, done.stderr
-    assert redirected(reported()) == {"torch.save": 1}
-
-
 def test_a_process_that_outlives_it(run: Run, tmp_path: Path) -> None:
     """The file of its writer is gone by the first save: stock torch saves, and a line says so."""
     program = (

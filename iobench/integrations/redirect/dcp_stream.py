@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from iobench.errors import UnavailableError
-from iobench.integrations.bypass import bypass, bypassed
 from iobench.integrations.redirect.call_counts import CallCounts, Count
 from iobench.integrations.redirect.redirect import fallbacks_of
+from iobench.integrations.replacing import bypass, bypassed
 from iobench.integrations.stock_path import StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.stream import Stream

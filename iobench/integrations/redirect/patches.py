@@ -13,11 +13,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from iobench.integrations.bypass import bypassed
 from iobench.integrations.default_writer import redirected_writer
 from iobench.integrations.redirect.call_counts import CallCounts
 from iobench.integrations.redirect.redirect import Redirect
-from iobench.integrations.replacing import replace
+from iobench.integrations.replacing import bypassed, replace
 
 __all__ = ["dcp", "safetensors", "torch"]
 

@@ -1,23 +1,22 @@
 """Set-up of `iobench exec` in each Python process of the script, before its first line runs.
 
 Processes without torch stay fast: the code that redirects and counts is imported with the first
-module that can save, and the code that saves in a thread once torch is imported.
+module that can save, and the code that saves by the first save.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
-
-from iobench.integrations.redirect.watch import Watch
 
 if TYPE_CHECKING:
     from iobench.integrations.redirect.call_counts import CallCounts
 
-__all__ = ["begin"]
+__all__ = ["Watch", "begin"]
 
 
 def begin(session: str, problem: Callable[[str], None]) -> None:
@@ -53,10 +52,57 @@ def begin(session: str, problem: Callable[[str], None]) -> None:
         "torch.distributed.checkpoint.filesystem": "dcp",
     }
     actions = {module: redirecting(function) for module, function in functions.items()}
-    Watch({**actions, "torch": _import_ahead}).begin()
+    Watch(actions).begin()
 
 
-def _import_ahead(_: ModuleType) -> None:
-    from iobench.integrations.redirect import ahead
+class Watch:
+    """Calls `actions[name](module)` after the module of that name was executed.
 
-    ahead.begin()
+    It is a finder in sys.meta_path. It does not derive from MetaPathFinder, since importlib.abc is
+    slow to import. The module keeps its own loader and spec. For modules that are already loaded
+    the action runs at once.
+    """
+
+    def __init__(self, actions: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self._actions = dict(actions)
+
+    def begin(self) -> None:
+        """Start watching."""
+        for name in [name for name in self._actions if name in sys.modules]:
+            self._actions.pop(name)(sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of the other finders, with the loader's `exec_module` extended."""
+        action = self._actions.get(fullname)
+        if action is None:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                self._extend(spec, fullname, action)
+                return spec
+        return None
+
+    def _extend(
+        self, spec: importlib.machinery.ModuleSpec, name: str, action: Callable[[ModuleType], None]
+    ) -> None:
+        loader = spec.loader
+        if loader is None or not hasattr(loader, "exec_module"):
+            return
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            execute(module)
+            self._actions.pop(name, None)
+            action(module)
+
+        vars(loader)["exec_module"] = exec_module

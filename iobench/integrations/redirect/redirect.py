@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iobench.errors import UnavailableError
-from iobench.integrations.bypass import bypass, bypass_reason, bypassed
 from iobench.integrations.redirect.call_counts import CallCounts, Count
+from iobench.integrations.replacing import bypass, bypass_reason, bypassed
 from iobench.integrations.stock_path import (
     NotPicklable,
     StockOnly,

@@ -23,8 +23,8 @@ from iobench.cli.exec import _try_here
 from iobench.errors import TransferError, UnavailableError, UsageError
 from iobench.integrations.redirect.call_counts import CallCounts, Count, merged
 from iobench.integrations.redirect.launch import launch, write_report
+from iobench.integrations.redirect.process import Watch
 from iobench.integrations.redirect.redirect import Redirect
-from iobench.integrations.redirect.watch import Watch
 from iobench.integrations.stock_path import StockOnly
 from iobench.writers.availability import Availability
 from iobench.writers.buffered import BufferedWriter
