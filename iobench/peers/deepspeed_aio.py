@@ -11,10 +11,13 @@ import json
 import logging
 import os
 import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +35,9 @@ _log = logging.getLogger("iobench")
 _DATA, _INDEX = "data", "index.json"  # the two files in the directory of one state
 _BUILD_S, _LOAD_S = 1200.0, 60.0  # one of its files was compiled for 400 s on a busy machine
 _POLL_S = 0.2
+
+_Parts = list[tuple["torch.Tensor", "torch.Tensor"]]
+"""Parts of tensors, and their places in a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,23 +87,42 @@ class DeepspeedAio(Peer):
     def save(self, state: State, path: str) -> None:
         os.mkdir(path)
         handle, buffers = self._engine
-        stream, index = _Stream(handle, buffers, os.path.join(path, _DATA)), {}
-        for name, tensor in state.items():
-            index[name] = stream.position
-            stream.put(_bytes(tensor))
-        stream.finish()
-        with open(os.path.join(path, _INDEX), "w") as file:
-            json.dump(index, file)
+        data = [_bytes(tensor) for tensor in state.values()]
+        starts = [*accumulate(map(len, data), initial=0)]
+        file, size, block = os.path.join(path, _DATA), starts.pop(), len(buffers[0])
+        for turn, start in enumerate(range(0, size, block)):
+            buffer, length = buffers[turn % 2], min(block, size - start)
+            for part, there in _overlaps(starts, data, start, buffer[:length]):
+                there.copy_(part)
+            if turn:
+                handle.wait()
+            padded = -(-length // handle.get_alignment()) * handle.get_alignment()
+            _check(handle.async_pwrite(buffer[:padded], file, start), file)
+        if size:
+            handle.wait()
+        with open(os.path.join(path, _INDEX), "w") as index:
+            json.dump(dict(zip(state, starts, strict=True)), index)
 
     def restore(self, path: str, wanted: State) -> State:
         import torch
 
         handle, buffers = self._engine
-        with open(os.path.join(path, _INDEX)) as file:
-            index = json.load(file)
+        with open(os.path.join(path, _INDEX)) as stored:
+            index = json.load(stored)
         state = {name: torch.empty_like(tensor, device="cpu") for name, tensor in wanted.items()}
-        parts = {index[name]: _bytes(tensor) for name, tensor in state.items()}
-        _fill(handle, buffers, os.path.join(path, _DATA), dict(sorted(parts.items())))
+        names = sorted(wanted, key=lambda name: (index[name], wanted[name].numel()))
+        starts, data = [index[name] for name in names], [_bytes(state[name]) for name in names]
+        file, block = os.path.join(path, _DATA), len(buffers[0])
+        size = os.path.getsize(file)
+        turn, ready = 0, _Parts()
+        for start in range(0, size, block):
+            buffer = buffers[turn % 2][: min(block, size - start)]
+            if parts := [*_overlaps(starts, data, start, buffer)]:
+                _check(handle.async_pread(buffer, file, start), file)
+                _copy_out(ready)  # the block before, during this read
+                handle.wait()
+                turn, ready = turn + 1, parts
+        _copy_out(ready)
         return state
 
     @cached_property
@@ -150,83 +175,25 @@ def _wait_for_lock(most_s: float) -> None:
             time.sleep(_POLL_S)
 
 
-class _Stream:
-    """Fills one buffer while the other is being written."""
+def _overlaps(
+    starts: list[int], data: list[torch.Tensor], start: int, block: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield each part of `data` in the block at offset `start`, and its place in the block.
 
-    def __init__(self, handle: Any, buffers: list[torch.Tensor], path: str) -> None:
-        self._handle, self._buffers, self._path = handle, buffers, path
-        self._used = self._offset = self._turn = 0
-        self._writing = False
-
-    @property
-    def position(self) -> int:
-        """Bytes appended so far."""
-        return self._offset + self._used
-
-    def put(self, data: torch.Tensor) -> None:
-        """Append `data`."""
-        while len(data):
-            buffer = self._buffers[self._turn]
-            part = data[: len(buffer) - self._used]
-            buffer[self._used : self._used + len(part)].copy_(part)
-            self._used += len(part)
-            data = data[len(part) :]
-            if self._used == len(buffer):
-                self._write(buffer)
-
-    def finish(self) -> None:
-        """Write the rest, padded to the alignment of direct I/O."""
-        if self._used:
-            self._write(self._buffers[self._turn][: _padded(self._handle, self._used)])
-        self._wait()
-
-    def _write(self, buffer: torch.Tensor) -> None:
-        self._wait()
-        _check(self._handle.async_pwrite(buffer, self._path, self._offset), self._path)
-        self._writing = True
-        self._offset += self._used
-        self._used, self._turn = 0, 1 - self._turn
-
-    def _wait(self) -> None:
-        if self._writing:
-            self._handle.wait()
-            self._writing = False
-
-
-def _fill(
-    handle: Any, buffers: list[torch.Tensor], path: str, parts: dict[int, torch.Tensor]
-) -> None:
-    """Read the blocks that contain `parts` (offset -> memory, in order), two in turn."""
-    block, size = len(buffers[0]), os.path.getsize(path)
-    blocks = [
-        start
-        for start in range(0, size, block)
-        if any(at < start + block and at + len(data) > start for at, data in parts.items())
-    ]
-    pending: tuple[int, torch.Tensor] | None = None
-    for turn, start in enumerate([*blocks, None]):
-        if pending:
-            handle.wait()
-        ready, pending = pending, None
-        if start is not None:
-            into = buffers[turn % 2][: min(block, size - start)]
-            _check(handle.async_pread(into, path, start), path)
-            pending = (start, into)
-        if ready:
-            _scatter(*ready, parts)
-
-
-def _scatter(start: int, block: torch.Tensor, parts: dict[int, torch.Tensor]) -> None:
-    """Copy the bytes of the block, which was read from offset `start`, to the parts."""
-    for at, data in parts.items():
-        begin, end = max(at, start), min(at + len(data), start + len(block))
+    `data[i]` begins at offset `starts[i]` of the file, and the starts ascend. Of equal ones only
+    the last has bytes.
+    """
+    stop = start + len(block)
+    for at in range(max(bisect_right(starts, start) - 1, 0), bisect_left(starts, stop)):
+        own = starts[at]
+        begin, end = max(own, start), min(own + len(data[at]), stop)
         if begin < end:
-            data[begin - at : end - at].copy_(block[begin - start : end - start])
+            yield data[at][begin - own : end - own], block[begin - start : end - start]
 
 
-def _padded(handle: Any, size: int) -> int:
-    alignment: int = handle.get_alignment()
-    return -(-size // alignment) * alignment
+def _copy_out(parts: _Parts) -> None:
+    for part, there in parts:
+        part.copy_(there)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
