@@ -85,6 +85,17 @@ def test_lines_fit_a_terminal(page: Path) -> None:
     assert not [line for line in lines if len(line) > 120 and not line.startswith("|")]
 
 
+def test_troubleshooting_quotes_the_verdicts() -> None:
+    """Each reason of its first table is one that the code gives."""
+    page = (_ROOT / "docs" / "troubleshooting.md").read_text()
+    table = page.partition("## INVALID")[2].partition("## ")[0]
+    reasons = re.findall(r"^\| (?!reason|---)(.*?) \|", table, re.MULTILINE)
+    assert len(reasons) > 5
+    code = (_ROOT / "iobench" / "bench" / "judging" / "verdict.py").read_text()
+    code = code.replace("{_percent(RESIDENT_LIMIT)}", "1%")
+    assert not [one for one in reasons if one.removeprefix("the bytes ") not in code]
+
+
 def test_readme_is_short() -> None:
     """What the project is, how to start, and links."""
     assert len((_ROOT / "README.md").read_text().splitlines()) <= 100
