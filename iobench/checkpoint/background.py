@@ -22,8 +22,8 @@ from iobench.checkpoint.snapshot import copy_image
 from iobench.errors import OptionError
 from iobench.formats import torch_image
 from iobench.formats.tensors import flat_tensor
+from iobench.formats.torch_image import crc32_setting
 from iobench.formats.torch_layout import TorchLayout
-from iobench.formats.torch_settings import crc32_setting
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Lease

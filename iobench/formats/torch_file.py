@@ -19,7 +19,6 @@ from iobench.formats.file_memory import FileMemory
 from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
 from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
-from iobench.formats.torch_settings import crc32_setting
 from iobench.units import MIB
 from iobench.writers.base import Writer
 from iobench.writers.image import AnyMemory, Bytes, FileImage
@@ -72,7 +71,7 @@ def _stream(state: Any, file: str, writer: Writer, crc: bool, options: dict[str,
     stream = writer.open(file)
     with stream:
         try:
-            with crc32_setting(crc):
+            with torch_image.crc32_setting(crc):
                 torch.save(state, cast(IO[bytes], stream), **options)
         except Exception as error:
             if stream.failure is not None and stream.failure is not error:

@@ -16,6 +16,7 @@ import os
 import pickle
 import re
 import tempfile
+import threading
 import types
 import zipfile
 from collections import OrderedDict
@@ -27,12 +28,11 @@ from typing import Any
 import torch
 from torch.serialization import DEFAULT_PROTOCOL
 
-from iobench.formats.torch_layout import TorchLayout
-from iobench.formats.torch_settings import crc32_setting
-from iobench.formats.torch_zip_writer import Recorded, SparseText
+from iobench.formats.torch_layout import SparseText, TorchLayout
+from iobench.formats.torch_zip import Recorded
 from iobench.writers.image import FileImage
 
-__all__ = ["image", "is_like_stock", "layout", "stream_layout"]
+__all__ = ["crc32_setting", "image", "is_like_stock", "layout", "stream_layout"]
 
 _NO_STORAGES = frozenset(
     {
@@ -44,6 +44,9 @@ _NO_STORAGES = frozenset(
 _PLAIN = re.compile(r"([\w-]+)\.\w+", re.ASCII)
 _LAST = "byteorder"  # the last record before the storages
 _STREAM = "archive"  # torch's name of the zip folder for a stream and for a non-ASCII path
+
+_settings_lock = threading.RLock()
+"""Held while torch's settings differ from the caller's."""
 
 
 def image(
@@ -231,3 +234,15 @@ class _Sized:
 
     def nbytes(self) -> int:
         return self._size_bytes
+
+
+@contextmanager
+def crc32_setting(enabled: bool) -> Iterator[None]:
+    """Turn torch.save's CRC32 on or off inside the block. Other threads wait at the block."""
+    with _settings_lock:
+        before = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(enabled)
+        try:
+            yield
+        finally:
+            torch.serialization.set_crc32_options(before)

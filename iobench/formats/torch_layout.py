@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,23 +16,20 @@ from isal import isal_zlib
 
 from iobench.formats.checked_image import CheckedImage, RunningChecksums
 from iobench.formats.tensors import storages_bytes, tensor_memory
-from iobench.formats.torch_zip import HASH_DIGITS, hash_combine
-from iobench.formats.torch_zip_writer import Recorded, ZipText, torch_ending
-from iobench.units import MIB
-from iobench.writers.blocks.workers import map_in_workers
+from iobench.formats.torch_zip import HASH_DIGITS, Recorded, ZipDirectory, ZipText, hash_combine
 from iobench.writers.image import AnyMemory, Bytes, FileImage
+from iobench.writers.source import BytesSource
 
-__all__ = ["TorchLayout"]
+__all__ = ["Missing", "SparseText", "TorchLayout", "torch_ending"]
 
-_THREADS = 2
 _CHECKSUM = struct.Struct("<L")
+_CRC_OF_DESCRIPTOR = 4  # APPNOTE 4.3.9
 _CRC_OF_ENTRY = 16  # APPNOTE 4.3.12
-_WORTH_A_THREAD = 8 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """Positions in `TorchLayout.text` that depend on the CRC32s of the non-empty storages."""
+    """Positions in the text of a file that depend on the CRC32s of the non-empty storages."""
 
     before: int
     """The combined CRC32s of the records before the storages."""
@@ -43,6 +41,32 @@ class Missing:
     id_start: int
     id_entry: int
     """Positions of the serialization id, and of its CRC32 in the directory."""
+
+    def after_bytes(self, count: int) -> Missing:
+        """Return the positions in a text without its first `count` bytes."""
+        return replace(
+            self,
+            descriptors=[at - count for at in self.descriptors],
+            entries=[at - count for at in self.entries],
+            id_start=self.id_start - count,
+            id_entry=self.id_entry - count,
+        )
+
+    def put(self, text: bytearray, checksums: Sequence[int]) -> None:
+        """Write the CRC32s of the storages into `text`, and all that depends on them.
+
+        The last 20 digits of the serialization id are a hash of the checksums of all other records
+        in order, without empty records (PyTorchStreamWriter::writeSerializationId).
+        """
+        for places in (self.descriptors, self.entries):
+            for at, checksum in zip(places, checksums, strict=True):
+                _CHECKSUM.pack_into(text, at, checksum)
+        combined = functools.reduce(hash_combine, (*checksums, *self.after), self.before)
+        at, stop = self.id_start, self.id_start + 2 * HASH_DIGITS
+        text[at:stop] = _serialization_id(text[at:stop], combined)
+        own = isal_zlib.crc32(text[at:stop])
+        for at in (stop + _CRC_OF_DESCRIPTOR, self.id_entry):
+            _CHECKSUM.pack_into(text, at, own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,28 +100,35 @@ class TorchLayout:
         crc: bool,
     ) -> TorchLayout:
         """Return the layout of a zip of `folder` with these records, then the storages by key."""
-        text = ZipText(folder, alignment, crc=crc)
+        text = ZipText(folder, alignment)
+
+        def add(record: Recorded) -> tuple[int, int]:
+            checksum = isal_zlib.crc32(record.data) if crc else 0
+            return text.add(record, checksum), checksum
+
         before = 0
         for record in records:
-            before = hash_combine(before, text.add(record)[1])
+            before = hash_combine(before, add(record)[1])
         lengths = [storage.nbytes() for storage in storages]
         starts = [text.add_storage(key, length) for key, length in enumerate(lengths)]
         *others, last = torch_ending(tuple(record.name for record in records), len(storages))
-        after = [text.add(record)[1] for record in others]
+        after = [add(record)[1] for record in others]
         filled = [key for key, length in enumerate(lengths) if length]
         if not crc:  # each CRC32 is 0
             combined = functools.reduce(hash_combine, [0] * len(filled) + after, before)
             last = Recorded(last.name, _serialization_id(last.data, combined))
-        id_start, _ = text.add(last)
+        id_start, _ = add(last)
         skipped = sum(lengths)
         entries = [text.size_bytes - skipped + entry + _CRC_OF_ENTRY for entry in text.entries]
         whole = text.end()
-        stops = (starts[key] + lengths[key] for key in filled)
         before_stop = itertools.accumulate(lengths[key] for key in filled)
+        ends = [
+            starts[key] + lengths[key] - less for key, less in zip(filled, before_stop, strict=True)
+        ]
         missing = Missing(
             before=before,
             after=after,
-            descriptors=[stop - less + 4 for stop, less in zip(stops, before_stop, strict=True)],
+            descriptors=[at + _CRC_OF_DESCRIPTOR for at in ends],
             entries=[entries[len(records) + key] for key in filled],
             id_start=id_start - skipped,
             id_entry=entries[-1],
@@ -167,53 +198,80 @@ class TorchLayout:
         def put(start: int, checksum: int) -> None:
             _CHECKSUM.pack_into(self.text, places[start], checksum)
 
-        checksums = RunningChecksums(memories, put, self._put_tail)
+        checksums = RunningChecksums(memories, put, self._put)
         return CheckedImage(self.path, self._all_parts(memories), checksums)
 
     def image_in(self, memory: Bytes) -> FileImage:
-        """Return the file in `memory`, which already contains the storages at their offsets."""
-        self._put_checksums({s: memory[s : s + size] for s, size in self.sizes.items()})
+        """Return the file in `memory`, which already contains the storages at their offsets.
+
+        The checksums are computed while the image is written.
+        """
         for start, text in self._texts():
             np.copyto(memory[start : start + len(text)], text)
-        return FileImage.of(self.path, [memory[: self.size_bytes]])
-
-    def _put_checksums(self, memories: Mapping[int, Bytes]) -> None:
+        whole = memory[: self.size_bytes]
         if not self.missing:
-            return
-        checksums = _checksums(memories)
-        for start, place in zip(self.sizes, self.missing.descriptors, strict=True):
-            _CHECKSUM.pack_into(self.text, place, checksums[start])
-        self._put_tail(checksums)
+            return FileImage.of(self.path, [whole])
 
-    def _put_tail(self, checksums: Mapping[int, int]) -> None:
-        """Write everything that depends on the storages' checksums after the last storage.
+        def put(start: int, checksum: int) -> None:
+            place = start + self.sizes[start] + _CRC_OF_DESCRIPTOR
+            _CHECKSUM.pack_into(memory.data, place, checksum)
 
-        These are the serialization id and the central directory. The last 20 digits of the id are a
-        hash of the checksums of all other records in order, without empty records
-        (PyTorchStreamWriter::writeSerializationId).
-        """
-        missing, text = self.missing, self.text
-        assert missing is not None
-        combined = missing.before
-        for start, entry in zip(self.sizes, missing.entries, strict=True):
-            checksum = checksums[start]
-            combined = hash_combine(combined, checksum)
-            _CHECKSUM.pack_into(text, entry, checksum)
-        combined = functools.reduce(hash_combine, missing.after, combined)
-        at, stop = missing.id_start, missing.id_start + 2 * HASH_DIGITS
-        text[at:stop] = _serialization_id(text[at:stop], combined)
-        own = isal_zlib.crc32(text[at:stop])
-        for place in (stop + 4, missing.id_entry):
-            _CHECKSUM.pack_into(text, place, own)
+        def finish(checksums: Mapping[int, int]) -> None:
+            self._put(checksums)
+            *_, (start, text) = self._texts()
+            np.copyto(memory[start : start + len(text)], text)
+
+        memories = {start: memory[start : start + size] for start, size in self.sizes.items()}
+        return CheckedImage(self.path, [whole], RunningChecksums(memories, put, finish))
+
+    def _put(self, checksums: Mapping[int, int]) -> None:
+        assert self.missing is not None
+        self.missing.put(self.text, [checksums[start] for start in self.sizes])
 
 
 def _serialization_id(old: bytes | bytearray, combined: int) -> bytes:
     return bytes(old[:HASH_DIGITS]) + b"%020d" % combined
 
 
-def _checksums(memories: Mapping[int, Bytes]) -> dict[int, int]:
-    """Return the CRC32 of each memory."""
-    if sum(map(len, memories.values())) < _WORTH_A_THREAD:
-        return {start: isal_zlib.crc32(memory) for start, memory in memories.items()}
-    found = map_in_workers(_THREADS, isal_zlib.crc32, list(memories.values()))
-    return dict(zip(memories, found, strict=True))
+class SparseText:
+    """A file object that keeps what torch's zip writer writes, and leaves out what it skips."""
+
+    def __init__(self) -> None:
+        self.text = io.BytesIO()
+        self._skipped = 0
+
+    def write(self, data: Any) -> int:
+        return self.text.write(data)
+
+    def tell(self) -> int:
+        return self.text.tell() + self._skipped
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._skipped += offset if whence == io.SEEK_CUR else offset - self.tell()
+        return self.tell()
+
+    def flush(self) -> None: ...
+
+
+@functools.lru_cache(maxsize=64)
+def torch_ending(names: tuple[str, ...], count: int) -> tuple[Recorded, ...]:
+    """Return the records that torch adds after those of `names` and `count` storages.
+
+    The last one is the serialization id; its second half depends on the records' CRC32s.
+    """
+    sink: Any = SparseText()
+    zip_file: Any = torch._C.PyTorchFileWriter(sink, True, 64)
+    for name in names:
+        zip_file.write_record(name, b"", 0)
+    for key in range(count):
+        zip_file.write_record_metadata(f"data/{key}", 0)
+    zip_file.write_end_of_file()
+    source = BytesSource(sink.text.getvalue())
+    found = ZipDirectory.read(source)
+    last = list(range(len(names) + count, len(found.names)))
+    records = []
+    for number, start in zip(last, found.data_starts(source, last), strict=True):
+        source.seek(start)
+        name = found.names[number].partition("/")[2]
+        records.append(Recorded(name, source.read(found.sizes[number])))
+    return tuple(records)

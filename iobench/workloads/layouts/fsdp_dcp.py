@@ -27,7 +27,7 @@ from iobench.workloads.layouts.layout import (
 )
 from iobench.workloads.models.model import Model
 from iobench.workloads.specs import FileSpec, TensorSpec
-from iobench.workloads.torch_zip import single_tensor_archive_bytes
+from iobench.workloads.torch_sizes import single_tensor_archive_bytes
 
 __all__ = ["FsdpDcp"]
 

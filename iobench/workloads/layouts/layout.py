@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field
 
 from iobench.formats.safetensors_header import file_order, file_size
-from iobench.workloads import torch_zip
+from iobench.workloads import torch_sizes
 from iobench.workloads.models.model import Model
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileSpec, TensorSpec
 
@@ -133,14 +133,14 @@ def safetensors_file(path: str, tensors: Iterable[TensorSpec]) -> FileSpec:
 def torch_file(path: str, tensors: Iterable[TensorSpec]) -> FileSpec:
     """Return a file of one torch.save. Its pickle is an estimate; its tensors are exact."""
     listed = tuple(tensors)
-    size = torch_zip.state_dict_archive_bytes(listed)
+    size = torch_sizes.state_dict_archive_bytes(listed)
     return FileSpec(path=path, format="torch", tensors=listed, size_bytes=size, exact=False)
 
 
 def dcp_file(path: str, tensors: Iterable[TensorSpec], *, exact: bool) -> FileSpec:
     """Return a .distcp file: one torch.save archive per tensor, exact for these tensors."""
     listed = tuple(tensors)
-    size = sum(map(torch_zip.single_tensor_archive_bytes, listed))
+    size = sum(map(torch_sizes.single_tensor_archive_bytes, listed))
     return FileSpec(path=path, format="dcp", tensors=listed, size_bytes=size, exact=exact)
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
 
-from iobench.workloads import torch_zip
+from iobench.workloads import torch_sizes
 from iobench.workloads.layouts.layout import CONFIG, DTYPES, Layout, Ranks, raw_file
 from iobench.workloads.models.model import Model, Parameter
 from iobench.workloads.specs import FileSpec, TensorSpec
@@ -76,8 +76,8 @@ class MetaExport(Layout):
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
         """consolidated.NN.pth; rank 0 then params.json and checklist.chk, the MD5 sums."""
         tensors = tuple(self._tensors(model))
-        size = torch_zip.archive_bytes(
-            torch_zip.dict_pickle_bytes(tensors),
+        size = torch_sizes.archive_bytes(
+            torch_sizes.dict_pickle_bytes(tensors),
             [tensor.size_bytes for tensor in tensors],
             self._archive(rank),
             before_2_1=True,

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iobench.formats import torch_image, torch_layout
-from iobench.formats.torch_settings import crc32_setting
+from iobench.formats.torch_image import crc32_setting
 
 _DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64]
 

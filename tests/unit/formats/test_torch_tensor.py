@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from isal import isal_zlib
 from torch.utils.serialization import config
 
-from iobench.formats import torch_tensor
-from iobench.formats.torch_settings import crc32_setting
+from iobench.formats import torch_image, torch_layout, torch_tensor
+from iobench.formats.torch_image import crc32_setting
 
 _DTYPES = [
     *(torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64),
@@ -125,12 +125,15 @@ def test_torchs_settings() -> None:
 
 def test_a_file_of_another_kind_has_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that combines checksums in another way writes its files itself."""
-    monkeypatch.setattr(torch_tensor, "hash_combine", lambda seed, _: seed)
-    torch_tensor._template.cache_clear()
+    monkeypatch.setattr(torch_layout, "hash_combine", lambda seed, _: seed)
+    cached = torch_image.is_like_stock, torch_tensor._template
+    for one in cached:
+        one.cache_clear()
     try:
         assert _made(torch.arange(17)) is None
     finally:
-        torch_tensor._template.cache_clear()
+        for one in cached:
+            one.cache_clear()
 
 
 _STOCK = _saved(torch.arange(40.0).reshape(5, 8))

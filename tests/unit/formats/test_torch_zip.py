@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from iobench.errors import DataMismatchError
 from iobench.formats import torch_image
 from iobench.formats.torch_index import TorchIndex
-from iobench.formats.torch_layout import TorchLayout
-from iobench.formats.torch_zip import ZipDirectory
-from iobench.formats.torch_zip_writer import Recorded, SparseText, torch_ending
+from iobench.formats.torch_layout import SparseText, TorchLayout, torch_ending
+from iobench.formats.torch_zip import Recorded, ZipDirectory
 from iobench.writers.source import BytesSource, LocalSource
 
 
@@ -131,7 +130,8 @@ def test_more_records_than_16_bits_count() -> None:
     for key in range(count):
         stock.write_record_metadata(f"data/{key}", 0)
     stock.write_end_of_file()
-    layout._put_checksums({})
+    assert layout.missing is not None
+    layout.missing.put(layout.text, [])
     assert layout.text == sink.text.getvalue()
     found = ZipDirectory.read(BytesSource(bytes(layout.text)))
     assert found.names[1 : count + 1] == [f"archive/data/{key}" for key in range(count)]

@@ -1,9 +1,7 @@
 """Sizes of the zip archives that torch.save writes, computed without writing them.
 
-The arithmetic is that of PyTorchStreamWriter, torch >= 2.6 (caffe2/serialize/inline_container.cc):
-stored records, each payload at a multiple of 64 in the file, a data descriptor after each, and
-always the zip64 end records. A stream's archive is named "archive", which is the default here. A
-file's archive has the file's stem as its name, which changes the size by some bytes per record.
+A stream's archive is named "archive", which is the default here. A file's archive has the file's
+stem as its name, which changes the size by some bytes per record.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
 
+from iobench.formats.torch_zip import zip_bytes
 from iobench.workloads.specs import TensorSpec
 
 __all__ = [
@@ -20,11 +19,6 @@ __all__ = [
     "single_tensor_archive_bytes",
     "state_dict_archive_bytes",
 ]
-
-_ALIGNMENT = 64
-_LOCAL_HEADER, _CENTRAL_HEADER = 30, 46
-_END_RECORDS = 56 + 20 + 22  # zip64 end of central directory, its locator, end of central directory
-_LIMIT = 2**32 - 1  # from here on a size or an offset needs a zip64 field
 
 _HEAD = ((".format_version", 1), (".storage_alignment", 2), ("byteorder", 6))
 _VERSION = ("version", 2)
@@ -62,18 +56,7 @@ def archive_bytes(
     records = [("data.pkl", pickle_bytes), *_HEAD, *data, *_TAIL]
     if before_2_1:
         records = [("data.pkl", pickle_bytes), *sorted(data), _VERSION]
-    cursor = directory = 0
-    for record, size in records:
-        name_bytes = len(name) + 1 + len(record)
-        large, far = size >= _LIMIT, cursor >= _LIMIT
-        start = cursor + _LOCAL_HEADER + name_bytes + 4
-        start += 4 * (large or far) + 16 * large + 8 * far
-        start += -start % _ALIGNMENT
-        directory += _CENTRAL_HEADER + name_bytes
-        directory += 4 * (large or far) + 16 * large + 8 * far
-        descriptor = (24 if large or far else 16) if size else 0
-        cursor = start + size + descriptor
-    return cursor + directory + _END_RECORDS
+    return zip_bytes(name, records)
 
 
 def single_tensor_archive_bytes(tensor: TensorSpec) -> int:

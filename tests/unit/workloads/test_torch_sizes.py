@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iobench.workloads import TensorSpec
-from iobench.workloads.torch_zip import (
+from iobench.workloads.torch_sizes import (
     archive_bytes,
     dict_pickle_bytes,
     single_tensor_archive_bytes,
