@@ -18,102 +18,40 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.manifest import FileRecord, Manifest
-from iobench.checkpoint.pacing import PacedImage
-from iobench.checkpoint.persister import Snapshot
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.participant import SaveParticipant
+from iobench.checkpoint.place import (
+    Format,
+    PartOffer,
+    PartTarget,
+    Place,
+    SavedContent,
+    Tier,
+    Written,
+)
 from iobench.checkpoint.ranked.order import Committed, Ending, Order, VoteError, shown
-from iobench.checkpoint.ranked.part import Part
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.snapshot import Content
-from iobench.checkpoint.staged import Staged
-from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import IobenchError, RankError, TransferError
 from iobench.ranks.control import Control
 from iobench.writers.base import Writer
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import is_s3
-from iobench.writers.transfer import Transfer
 
-__all__ = [
-    *("Committer", "Format", "LocalPlace", "Participant", "PartOffer"),
-    *("PartTarget", "Place", "SavedContent", "Tier", "Written"),
-]
+__all__ = ["Committer"]
 
 _NEXT = "next checkpoint"
 _BEGIN = "the begin of a save"
 
 
-class SavedContent(Content, Protocol):
-    """The content of a save, as a commit sees it."""
-
-    @property
-    def number(self) -> int:
-        """Its number among the saves of all ranks; 0 in a job of one rank."""
-
-    @property
-    def job_bytes(self) -> int:
-        """Bytes of the tensors of all ranks, in rank 0."""
-
-
 C = TypeVar("C", bound=SavedContent)
-_C = TypeVar("_C", contravariant=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartTarget:
-    """Where a rank writes its files of one checkpoint, and how.
-
-    The files take over the space of those in the directory `spare`.
-    """
-
-    directory: str | Path
-    writer: Writer
-    rate_bytes_per_s: int | None = None
-    spare: str = ""
-
-    def paced(self, image: FileImage) -> FileImage:
-        """Return `image`, which is sent no faster than the limit from now on."""
-        limit = self.rate_bytes_per_s
-        return PacedImage.over(image, limit) if limit else image
-
-    @property
-    def by_block(self) -> bool:
-        """Whether the writer copies the bytes to blocks, see `recorded`."""
-        return self.writer.direct and not self.rate_bytes_per_s
-
-    def check(self, save: Save, transfer: Transfer) -> Transfer:
-        """Return `transfer`. Raises TransferError unless it is durable."""
-        if not transfer.durable:
-            raise TransferError(
-                f"step {save.step}: writer {self.writer.name!r} did not make its files durable; "
-                "the checkpoint is not committed"
-            )
-        return transfer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """What a rank has written durably: `file` has its tensors, and is in memory still.
-
-    `checksum` is that of its part manifest, in a job of several ranks. Otherwise `digests` are the
-    checksums of `file`, and `others` the records of further files.
-    """
-
-    transfer: Transfer
-    file: FileImage
-    checksum: str = ""
-    digests: PieceDigests | None = None
-    others: tuple[FileRecord, ...] = ()
 
 
 class _Own(NamedTuple):
@@ -128,149 +66,6 @@ class _Own(NamedTuple):
         """What a rank has written that voted for the checkpoint."""
         assert self.files is not None
         return self.files
-
-
-class PartOffer(Protocol):
-    """Takes the bytes of a rank's part before they are written, for a replica of them."""
-
-    table: str | None
-    """In rank 0: the part of the index that has the tensors of all ranks, as JSON."""
-
-    def make(self, image: FileImage, part: Part) -> None:
-        """Offer the bytes, which are a snapshot."""
-
-
-class Format(Protocol[_C]):
-    """The files of a checkpoint."""
-
-    def write(
-        self,
-        save: Save,
-        content: _C,
-        memory: Bytes | None,
-        target: PartTarget,
-        offer: PartOffer | None,
-    ) -> Written:
-        """Write the files of this rank. On return they are durable.
-
-        The tensors are in `memory`, or else in the trainer's own. Raises TransferError and other
-        errors of the writer.
-        """
-
-    def publish(
-        self,
-        save: Save,
-        content: _C,
-        own: Written,
-        staged: Staged,
-        votes: Sequence[str],
-        made: Callable[..., Manifest],
-        place: Place,
-    ) -> Manifest:
-        """In rank 0, make what is `staged` a checkpoint. Return its manifest.
-
-        `votes` are the checksums of all parts. `made` makes the manifest, except for the files.
-        Raises when the parts are not what the ranks wrote; then there is no checkpoint.
-        """
-
-    def discard(self, directory: Path) -> None:
-        """Remove what this rank wrote, where rank 0 has not done so. Raises TransferError."""
-
-
-class Place(Protocol):
-    """Where all ranks write one checkpoint. For rank 0."""
-
-    @property
-    def store(self) -> CheckpointStore:
-        """The checkpoints there."""
-
-    @property
-    def writer(self) -> Writer:
-        """Through which rank 0 writes, inside of `staged`."""
-
-    @property
-    def decision(self) -> str:
-        """Why it was chosen, for the manifest."""
-
-    remote: bool
-    limit_s: float | None
-    """How long each rank may write its part; None: no limit."""
-
-    def staged(self, save: Save, serial: int) -> AbstractContextManager[Staged]:
-        """Begin a checkpoint of all ranks."""
-
-    def committed(self, save: Save, manifest: Manifest) -> None:
-        """Record it, then remove what retention drops."""
-
-    def instead(self, save: Save, failure: BaseException) -> Place | None:
-        """Return where the save is written after this `failure`; None: nowhere."""
-
-    def probe_bytes(self, ranks: int) -> int:
-        """Return the bytes that each rank writes to measure the local tier; 0: it is not."""
-
-
-@dataclass(kw_only=True)
-class LocalPlace:
-    """The directory or bucket of the Checkpointer.
-
-    `noted` is called after the commit, and `warning` is given.
-    """
-
-    store: CheckpointStore
-    writer: Writer
-    ledger: Ledger
-    shared: bool
-    """Whether several ranks write there."""
-    decision: str = ""
-    warning: str = ""
-    noted: Callable[[Save], None] = lambda _: None
-    remote: bool = field(default=False, init=False)
-    limit_s: float | None = field(default=None, init=False)
-
-    def staged(self, save: Save, serial: int) -> AbstractContextManager[Staged]:
-        replace = self.ledger.holds(save.step)
-        return self.store.staged(save.step, serial=serial, replace=replace, shared=self.shared)
-
-    def committed(self, save: Save, manifest: Manifest) -> None:
-        self.ledger.committed(save, manifest.serial)
-        self.noted(save)
-        if self.warning:  # last: a warnings filter may turn it into an exception
-            warnings.warn(self.warning, RuntimeWarning, stacklevel=2)
-
-    def instead(self, save: Save, failure: BaseException) -> None:
-        """There is no other place."""
-
-    def probe_bytes(self, ranks: int) -> int:
-        del ranks
-        return 0
-
-
-class Tier(Protocol):
-    """The local tier, from which checkpoints are copied to a remote one."""
-
-    def saving(self) -> AbstractContextManager[None]:
-        """Let the copies wait while the body writes."""
-
-    def target(
-        self, target: PartTarget, limit_s: float | None
-    ) -> AbstractContextManager[PartTarget]:
-        """Yield `target`, which is in the remote tier, with the writer and the rate there."""
-
-    def probe(self, target: PartTarget, memory: Bytes) -> None:
-        """Write `memory` to the local tier and remove it. Raises errors of the writer."""
-
-    def probed(self, size_bytes: int, elapsed_s: float, *, ok: bool) -> None:
-        """Record the probes of all ranks, in rank 0."""
-
-    def followed(self, save: Save, serial: int, *, direct: bool) -> None:
-        """Record a commit in another rank than 0; `direct`: it is in the remote tier."""
-
-
-class Participant(Protocol):
-    """What belongs to the checkpoint and is not in its files; see SaveParticipant."""
-
-    def ended(self, save: Save) -> None:
-        """The commit of `save` has ended, or failed."""
 
 
 @dataclass(kw_only=True)
@@ -291,7 +86,7 @@ class Committer(Generic[C]):
     hosts: Sequence[str] = ("",)
     tier: Tier | None = None
     offering: Callable[[Order, Save], AbstractContextManager[PartOffer]] | None = None
-    participant: Participant | None = None
+    participant: SaveParticipant | None = None
     gone: Callable[[], list[int]] = list
     """Returns the numbers of superseded saves that were not announced yet, in rank 0."""
     _order: Order | None = field(default=None, init=False)
@@ -326,11 +121,6 @@ class Committer(Generic[C]):
                 self.participant.ended(save)
         save.status = "committed"
         return committed
-
-    def persist(self, snapshot: Snapshot[C]) -> Committed:
-        """Commit a snapshot; the callback of the persister."""
-        memory = None if snapshot.slot is None else snapshot.memory
-        return self.commit(snapshot.save, snapshot.content, memory, limited=True)
 
     def announced(self) -> Order:
         """Wait until rank 0 has announced its next save. For the other ranks; it begins nothing."""

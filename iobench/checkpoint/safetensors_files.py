@@ -6,18 +6,19 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.commit import PartOffer, PartTarget, Place, Written
-from iobench.checkpoint.manifest import Manifest, PinnedGeneration
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.participant import SaveParticipant
+from iobench.checkpoint.place import PartOffer, PartTarget, Place, Written
 from iobench.checkpoint.recorded import recorded
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import FORMAT, Serialized
 from iobench.checkpoint.staged import Staged
 from iobench.formats.collector import collector_paused
 from iobench.units import GIB
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes
 from iobench.writers.local.reused_file import reusing
 
 __all__ = ["SafetensorsFormat"]
@@ -26,21 +27,11 @@ _MANY, _SMALL = 5000, 2 * GIB
 """Pieces and bytes of a save without runs of the garbage collector: each would look at them all."""
 
 
-class Pinning(Protocol):
-    """The part of a checkpoint that is on storage already: the state of an optimizer."""
-
-    exports: bool
-    """Whether a remote tier gets it too, so that files describe it."""
-
-    def durable(self, save: Save) -> tuple[PinnedGeneration, list[FileImage]]:
-        """Wait until it is durable. Return it, and the files that describe it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SafetensorsFormat:
     """Writes the tensors of one process as one file, and the rest of the state as JSON."""
 
-    pinning: Pinning | None = None
+    participant: SaveParticipant | None = None
 
     def write(
         self,
@@ -53,8 +44,8 @@ class SafetensorsFormat:
         del offer  # there is no other node
         image = content.image() if memory is None else content.image_in(memory)
         small, pieces = [content.skeleton_image()], content.structure.pieces
-        if self.pinning is not None and self.pinning.exports:
-            small += self.pinning.durable(save)[1]
+        if self.participant is not None and self.participant.exports:
+            small += self.participant.durable(save)[1]
         brief = memory is None and not target.rate_bytes_per_s and content.size_bytes < _SMALL
         with (
             _paused(brief and len(pieces) >= _MANY),
@@ -85,8 +76,8 @@ class SafetensorsFormat:
         del votes, place
         assert own.digests is not None
         more: dict[str, Any] = {}
-        if self.pinning is not None:  # a manifest never names a generation that is not durable
-            more["offload"] = self.pinning.durable(save)[0]
+        if self.participant is not None:  # a manifest never names a generation that is not durable
+            more["offload"] = self.participant.durable(save)[0]
         with collector_paused():
             manifest = made(format=FORMAT, files=(own.digests.record(), *own.others), **more)
             pieces = content.structure.pieces.json(own.digests.found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from iobench.checkpoint.aliases import Leaf
 from iobench.checkpoint.flat_state import FlatState
+from iobench.checkpoint.ranked.one_rank import of_one_rank
 from iobench.checkpoint.state_tree import flatten
 from iobench.checkpoint.structure import Structure
 from iobench.checkpoint.tree_spec import json_text
@@ -129,6 +130,26 @@ class Serializer:
         """Serialize `state`. Raises StateError with the path of what cannot be saved."""
         with collector_paused():
             return self._like_last(state) or self._anew(state)
+
+    def local(self, state: Any) -> Serialized:
+        """Return the content of a save of one process, in which DTensors are whole.
+
+        Raises StateError with the path of what cannot be saved.
+        """
+        return self.serialize(of_one_rank(state))
+
+    def told(self, local: Serialized) -> dict[str, Any]:
+        """Return what other ranks must know of it: there are none."""
+        del local
+        return {}
+
+    def content(self, number: int, local: Serialized, told: Sequence[Any]) -> Serialized:
+        """Return what is written: all of it."""
+        del number, told
+        return local
+
+    def content_ahead(self, local: Serialized) -> None:
+        """Return None: there is no rank to wait for."""
 
     def _like_last(self, state: Any) -> Serialized | None:
         """Serialize a state of the same structure as the last one; return None for another one."""

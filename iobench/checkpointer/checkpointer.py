@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from iobench.checkpoint.checkpointer import LocalCheckpointer
-from iobench.checkpoint.commit import Committer, Place
-from iobench.checkpoint.events import OnEvent
-from iobench.checkpoint.ranked.one_rank import of_one_rank
+from iobench.checkpoint.events import OnEvent, SaveEvents
+from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.persister import end_unclosed
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.schedule import Schedule
-from iobench.checkpoint.slots import SlotPool
-from iobench.checkpoint.snapshot import Content
-from iobench.checkpoint.store import CheckpointStore
+from iobench.checkpoint.schedule import Every, Schedule
+from iobench.checkpoint.store import CheckpointStore, release_unclosed
+from iobench.checkpointer.opening import Opening
+from iobench.checkpointer.options import CheckpointerOptions
+from iobench.checkpointer.ranks import JobRanks
 from iobench.checkpointer.resume import Stateful, expected_of, resume_into
+from iobench.checkpointer.saving import Saving
 from iobench.errors import OptionError, UsageError
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
-from iobench.ranks.world import AnyWorld, World
+from iobench.ranks.world import AnyWorld
 from iobench.replicas.partner import Partner
 from iobench.writers.base import Writer
+from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import OnFull
-from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
-    from iobench.remote.given import AnyTier, GivenTiers
-    from iobench.remote.local_tier import LocalTier
-    from iobench.remote.nearest import Nearest
+    from iobench.remote.given import AnyTier
     from iobench.remote.placement import Placement
-    from iobench.remote.remote import Remote
-    from iobench.remote.snapshot_memory import SnapshotMemory, TierUse
+    from iobench.remote.snapshot_memory import TierUse
+    from iobench.replicas.replicator import Replicated
 
 __all__ = ["Checkpointer"]
 
 DEADLINE_S = 1800.0
 
 
-class Checkpointer(LocalCheckpointer):
+class Checkpointer:
     """Saves a training state to `location`, a directory or `s3://bucket/prefix`, and restores it.
 
         ckpt = Checkpointer("runs/a", keep=KeepLast(3), schedule=Every(500))
@@ -95,11 +98,6 @@ class Checkpointer(LocalCheckpointer):
     background; a failed save never becomes `committed`.
     """
 
-    _given: GivenTiers | None = None
-    _memory: SnapshotMemory | None = None
-    _tier: LocalTier | None = None
-    _opening: Nearest | None = None
-
     def __init__(
         self,
         location: str | Path,
@@ -123,13 +121,8 @@ class Checkpointer(LocalCheckpointer):
         deadline_s: float = DEADLINE_S,
     ) -> None:
         """See the class. The constructor of a subclass calls this one with the options."""
-        from iobench.checkpointer.kinds import (
-            kind_of_checkpointer,  # here: its classes are subclasses
-        )
-
-        self.__class__ = kind_of_checkpointer(type(self), world, offload)
-        self._set_up(
-            location,
+        options = CheckpointerOptions(
+            location=location,
             writer=writer,
             slots=slots,
             on_full=on_full,
@@ -148,260 +141,157 @@ class Checkpointer(LocalCheckpointer):
             writers_per_node=writers_per_node,
             deadline_s=deadline_s,
         )
+        self._schedule, self._pid = schedule, os.getpid()
+        self._ranks = JobRanks.of(options.own_world, location, float(deadline_s))
+        opened = Opening(options, self._ranks)
+        opened.open()
+        self._store, self._tier, self._memory = opened.store, opened.tier, opened.memory
+        self._persister, self._replicator = opened.persister, opened.replicator
+        self._restoring, self._participant = opened.restoring, options.participant
+        self._events = None if on_event is None else SaveEvents(on_event)
+        self._saving = Saving(
+            ranks=self._ranks,
+            contents=opened.contents,
+            committer=opened.committer,
+            persister=opened.persister,
+            ledger=opened.ledger,
+            on_full=on_full,
+            lazy=lazy,
+            before=_nothing if opened.replicator is None else opened.replicator.warn,
+            claiming=opened.restoring.settle,
+            events=self._events,
+            tier=opened.tier,
+            memory=opened.memory,
+            participant=options.participant,
+        )
+        self.loaded: Loaded | None = None
+        """Step that the last `load` restored, and the damaged checkpoints that it skipped."""
+        # `close` detaches it, so `alive` also says that this Checkpointer is open.
+        self._unclosed = weakref.finalize(
+            self,
+            end_unclosed,
+            self._pid,
+            self._persister,
+            functools.partial(_ended, self._store, self._events),
+        )
+        self._unclosed.atexit = False
+        interpreter_end.at_end(self, Checkpointer._at_end)
+        self._start(opened.ledger)
 
-    def _set_up(
-        self,
-        location: str | Path,
-        *,
-        slots: int | None,
-        tiers: Sequence[AnyTier],
-        placement: Placement | None,
-        replicate: Partner | None,
-        writers_per_node: int | None,
-        deadline_s: float,
-        world: AnyWorld,
-        offload: Any,
-        **options: Any,
-    ) -> None:
-        """Open the location as this kind of Checkpointer."""
-        del world, offload  # they have chosen the kind
-        if tiers:
-            from iobench.remote.given import GivenTiers
-
-            self._given = GivenTiers.of(tiers)
-            self._given.check(location, {"slots": slots, **options}, ranked=self._ranked)
-        self._remote = self._given.remote if self._given is not None else None
-        self._placement = _checked(placement, self._remote)
-        if self._remote is not None and self._remote.every_save:
-            if options.get("on_full") == "supersede":
-                raise OptionError("every_save: on_full='supersede' drops saves; use 'wait'")
-            self._in_order = True
-        many = writers_per_node
-        if many is not None and not (type(many) is int and many > 0):
-            raise OptionError(f"writers_per_node={many!r}: 1 or more, or None for all")
-        if type(deadline_s) not in (int, float) or not deadline_s > 0:
-            raise OptionError(f"deadline_s={deadline_s!r}: seconds, above 0")
-        if replicate is not None and not isinstance(replicate, Partner):
-            raise OptionError(f"replicate={replicate!r}: takes a value such as iobench.Partner()")
-        self._replicate = replicate
-        if replicate is not None and not self._ranked:
-            warnings.warn(
-                "replicate: this job has one rank, so nothing is replicated",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        self._deadline_s, self._writers_per_node = float(deadline_s), many
-        LocalCheckpointer.__init__(self, location, slots=2 if slots is None else slots, **options)
+    def _start(self, ledger: Ledger | None) -> None:
+        """Begin to copy checkpoints to the remote tier, and to hold the participant's state."""
         if self._tier is not None:
             if self._events is not None:
                 self._tier.drain.queue.on_durable = self._events.remote
-            self._tier.drain.start(lambda: self._ledger.ages())
-
-    def _store_at(self, location: str | Path) -> CheckpointStore:
-        if self._remote is None:
-            return super()._store_at(location)
-        self._writer.check_scheme(location)
-        if is_s3(location):
-            raise OptionError(f"{location}: with tiers, checkpoints are saved to a directory first")
-        self._tier = self._new_tier(Path(location), self._remote)
-        return self._tier
-
-    def _new_tier(self, directory: Path, remote: Remote) -> LocalTier:
-        from iobench.remote.local_tier import LocalTier  # here: it takes time to import
-
-        return LocalTier(directory, remote)
-
-    def _kept(self, keep: Retention) -> Retention:
-        """Return the retention of the local tier, which also keeps what is not copied yet."""
-        return keep if self._tier is None else self._tier.keeping(keep)
-
-    def _open(
-        self, location: str | Path, keep: Retention, pool: SlotPool, limit: int | None
-    ) -> None:
-        if self._given is not None:
-            keep = self._given.keep or keep
-            self._memory = self._given.snapshot_memory(World.single())
+            self._tier.drain.start(lambda: ledger.ages() if ledger else {})
         try:
-            super()._open(location, self._kept(keep), pool, limit)
-            if self._memory is not None:
-                self._persister = self._memory.open(
-                    self._committer.persist,
-                    ledger=self._ledger,
-                    keep=keep,
-                    store=self._store,
-                    local=self._tier,
-                    stored=None if self._tier is None else self._tier.copies,
-                    in_order=self._in_order,
-                )
-            self._ask_remote()
+            if self._participant is not None:
+                self._participant.start()
         except BaseException:
-            if self._memory is not None:
-                self._memory.pool.close()
-            self._store.release()
+            self.close()
             raise
 
-    def _ask_remote(self) -> None:
-        """Ask the remote tier for its checkpoints; wait if the local tier has none."""
-        if self._tier is not None:
-            self._opening = self._new_nearest(self._tier)
-            self._opening.begin()
-            if not self._tier.steps():
-                self._settle_opening()
-
-    def _new_committer(self, limit: int | None) -> Committer[Any]:
-        committer = super()._new_committer(limit)
-        committer.tier = self._tier
-        return committer
-
-    def _chooser(self) -> Callable[[Save, Any], Place]:
-        """Return what chooses where a save is written."""
-        if self._tier is None or self._placement is None:
-            return super()._chooser()
-        from iobench.remote.placing import Placing
-
-        return Placing(
-            self._tier, self._writer, self._ledger, self._placement, shared=self._ranked
-        ).place
-
-    def _new_nearest(self, tier: LocalTier) -> Nearest:
-        from iobench.remote.nearest import Nearest
-
-        return Nearest(tier, self._writer, self._ledger.serials())
-
-    def _nearest(self, tier: LocalTier) -> Nearest:
-        """Return the checkpoints of both tiers. New saves count as newer than all of them."""
-        self._settle_opening()
-        nearest = self._new_nearest(tier)
-        nearest.ask()
-        self._ledger.seen(nearest.last_serial)
-        return nearest
-
-    def _settle_opening(self) -> None:
-        """Take notice of the list of the remote tier that was asked for at the start."""
-        if self._opening is not None:
-            opening, self._opening = self._opening, None
-            opening.ask()
-            self._ledger.seen(opening.last_serial)
-
-    def _content_of(self, state: Any) -> Content:
-        return super()._content_of(of_one_rank(state))
-
-    def _begin(self, state: Any, step: int) -> tuple[Any, Save]:
-        tier = self._tier
-        waited_s = 0.0
-        if tier is not None:
-            self._settle_opening()
-            waited_s = tier.drain.wait_for_lag(step)
-        content, save = super()._begin(of_one_rank(state), step)
-        save.tiers = tier.copies if tier is not None else None
-        save.lag_wait_s = waited_s
-        if self._memory is not None:
-            self._memory.began(save)
-        return content, save
+    @property
+    def saves(self) -> tuple[Save, ...]:
+        """The last 1,000 saves with their status, oldest first."""
+        return tuple(self._saving.saves)
 
     @property
     def memory(self) -> tuple[TierUse, ...]:
         """The use of each memory tier now, fastest first, of this rank's share; empty without."""
         return self._memory.use() if self._memory is not None else ()
 
+    @property
+    def replicas(self) -> tuple[Replicated, ...]:
+        """Outcomes of the last 1,000 replications, oldest first; empty without `replicate`."""
+        return () if self._replicator is None else tuple(self._replicator.replicas)
+
+    def due(self, step: int) -> bool:
+        """Return whether to save after `step`, by the schedule. Call it once after every step.
+
+        In a job of several ranks, that of rank 0 decides.
+        """
+        if self._schedule is None:
+            raise UsageError("due() needs a schedule: Checkpointer(..., schedule=Every(500))")
+        own, ranks = self._schedule.due(step), self._ranks
+        if not ranks.many or type(self._schedule) is Every:  # it depends on the steps alone
+            return own
+        found: bool = ranks.trainer.broadcast("due", own, deadline_s=ranks.deadline_s)
+        return found
+
+    def prepare(self, state: Any, *, wait: bool = False) -> None:
+        """Allocate the slots for states like `state`, so that the first saves need not.
+
+        A thread of low priority makes the memory's pages, 0.1 to 2 seconds per GiB; with `wait`
+        this returns when they are made. For a state with CUDA tensors it pins the memory. Nothing
+        is copied. A save may begin earlier or have another state: it makes what is missing, and a
+        save of CUDA tensors waits for the thread. Raises StateError for a state that cannot be
+        saved or does not fit, and earlier errors of the background. The next save, `wait` or
+        `close` raises what failed later.
+        """
+        self._check_usable()
+        self._saving.prepare(state, wait=wait)
+
+    def save_async(self, state: Any, step: int) -> Save:
+        """Take a snapshot of `state`; a background thread writes it.
+
+        On return the caller may change the state. With `lazy`, it may change numpy arrays and plain
+        values at once, and tensors after `before_optimizer_step`. Nothing is durable yet: see the
+        status of the Save, or call `wait`. Raises StateError for a state that cannot be saved or
+        does not fit, UsageError for a step that is saved twice, and earlier errors of the
+        background. After a UsageError nothing is copied.
+        """
+        self._check_usable()
+        return self._started(self._saving.save_async(state, step))
+
+    def save(self, state: Any, step: int) -> Save:
+        """Write `state`. On return the checkpoint is durable and visible.
+
+        Waits for background saves first. CPU tensors are written without a copy. Raises what
+        `save_async` raises, and TransferError; then no part of the checkpoint is visible.
+        """
+        began_s = time.perf_counter()
+        self.wait()
+        return self._started(self._saving.save(state, step, began_s))
+
+    def _started(self, save: Save) -> Save:
+        if self._schedule:
+            self._schedule.started(save)
+        return save
+
+    def before_optimizer_step(self) -> None:
+        """Wait until the copy of a lazy save is complete. Then the tensors may change.
+
+        Raises errors of the background. Raises StateError when a tensor changed during the copy;
+        that checkpoint is not saved.
+        """
+        self._saving.finish_copy()
+        self._persister.raise_failure()
+
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
         """Wait until every save is committed, superseded or failed. Raise what failed.
 
-        With `until="remote"` wait also until every checkpoint is durable in the remote tier or
-        superseded. Raises the error of an attempt that fails meanwhile; the copies go on.
+        Replicas may still be on their way. With `until="remote"` wait also until every checkpoint
+        is durable in the remote tier or superseded, in a call of all ranks. Raises the error of an
+        attempt that fails meanwhile; the copies go on.
         """
         if until not in ("committed", "remote"):
             raise OptionError(f"until={until!r}: 'committed' or 'remote'")
-        super().wait()
-        if until == "remote":
-            if self._remote is None:
-                raise UsageError('wait(until="remote") needs tiers=[Remote(...)]')
-            assert self._tier is not None
-            self._tier.drain.wait()
-
-    @property
-    def _is_open(self) -> bool:
-        return self._unclosed.alive and os.getpid() == self._pid
-
-    def close(self) -> None:
-        """Wait for every save, free the memory, release the lock, and raise the first error.
-
-        With `tiers`, wait also for the copies, unless the remote tier fails: a RuntimeWarning names
-        the steps then, and the next Checkpointer of the directory goes on. A second call does
-        nothing. When Ctrl-C interrupts the wait, the Checkpointer stays open.
-        """
-        if self._tier is None or not self._is_open:
-            super().close()
-            return
-        self._finish_copy()
-        self._persister.wait()
-        try:
-            self._tier.drain.finish()
-        except Warning:  # a warnings filter raises it
-            super().close()
-            raise
-        super().close()
-
-    def latest(self) -> int | None:
-        """Return the step of the checkpoint that was saved last, in any tier; None without one."""
-        if self._tier is None or not self._is_open:
-            return super().latest()
-        return self._nearest(self._tier).newest()
-
-    def steps(self) -> list[int]:
-        """Return the steps of all complete checkpoints, of all tiers, in ascending order."""
-        if self._tier is None:
-            return super().steps()
-        return self._nearest(self._tier).candidates().steps()
-
-    def remove(self, step: int) -> None:
-        """Remove the checkpoint `step` from all tiers. Waits for saves first.
-
-        UsageError if there is none. With `tiers`, TransferError if the remote tier cannot be asked:
-        nothing is removed then.
-        """
-        if self._memory is not None:
-            self._memory.forget(step)
         self._check_usable()
-        self._finish_copy()
-        self._persister.wait()
-        self._remove(step)
+        with _then(self._persister.raise_failure):
+            self._saving.finish()
+        if until == "remote":
+            if self._tier is None:
+                raise UsageError('wait(until="remote") needs tiers=[Remote(...)]')
+            self._tier.drain.wait()
+        self._released()
 
-    def _remove(self, step: int) -> None:
-        tier = self._tier
-        self._settle_opening()
-        if tier is None or self._ledger.holds(step):
-            self._ledger.remove(step)
-            return
-        if step not in self._nearest(tier).candidates().steps():
-            raise UsageError(f"there is no checkpoint of step {step}")
-        tier.remote.remove(step)
-        tier.drain.queue.forget(step)
-
-    def _restore(
-        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
-    ) -> tuple[Any, Loaded]:
-        if self._memory is None:
-            return self._restore_stored(step, on_corrupt, like)
-        found = self._memory.restore(step, like)
-        if found is None:
-            state, loaded = self._restore_stored(step, on_corrupt, like)
-            return state, self._memory.told(loaded)
-        self._ledger.resumed_from(found[1].step)
-        return found
-
-    def _restore_stored(
-        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
-    ) -> tuple[Any, Loaded]:
-        if self._tier is None:
-            return super()._restore(step, on_corrupt, like)
-        nearest, self._opening = self._opening or self._new_nearest(self._tier), None
-        state, loaded = nearest.restore(
-            step, on_corrupt=on_corrupt, like=like, offload=self._restore_offload(nearest)
-        )
-        self._ledger.seen(nearest.last_serial)
-        self._ledger.resumed_from(loaded.step)
-        return state, loaded
+    def _released(self) -> None:
+        """Release what no checkpoint needs; warn of replicas that were not made."""
+        if self._participant is not None:
+            self._participant.sweep()
+        if self._replicator is not None:
+            self._replicator.warn()
 
     def load(
         self,
@@ -426,8 +316,10 @@ class Checkpointer(LocalCheckpointer):
         each of them reads a part. "auto" measures the three on the first bytes.
         """
         check_restore_mode(restore_mode)
-        self._restore_mode = restore_mode
-        return super().load(step, on_corrupt=on_corrupt, like=like)
+        self._check_usable()
+        self._saving.finish()
+        state, self.loaded = self._restoring.restore(step, on_corrupt, like, restore_mode)
+        return state
 
     def resume(self, objects: Mapping[str, Stateful], *, on_corrupt: OnCorrupt = "raise") -> int:
         """Load the newest checkpoint into `objects`; return the step to go on with.
@@ -450,14 +342,150 @@ class Checkpointer(LocalCheckpointer):
         resume_into(objects, state, str(self._store.locate(step)))
         return step + 1
 
+    def latest(self) -> int | None:
+        """Return the step of the checkpoint that was saved last, in any tier; None without one.
 
-def _checked(placement: Placement | None, remote: Remote | None) -> Placement | None:
-    """Return `placement`. Raises OptionError for anything else, and without a remote tier."""
-    if placement is not None:
-        from iobench.remote.placement import Placement
+        In a job of several ranks a call of all of them: they get the same answer, so all of them
+        may decide by it whether to call `load`. After `close` it asks no other rank, and returns
+        what this one sees. Manifests that this Checkpointer read when it opened, or wrote, are not
+        read again.
+        """
+        return self._restoring.latest(is_open=self._is_open)
 
-        if not isinstance(placement, Placement):
-            raise OptionError(f"placement={placement!r}: takes a value such as Placement()")
-        if remote is None:
-            raise OptionError("placement: needs tiers=[Remote(...)]")
-    return placement
+    def steps(self) -> list[int]:
+        """Return the steps of all complete checkpoints, of all tiers, in ascending order.
+
+        With `tiers`, in a job of several ranks, a call of all of them.
+        """
+        return self._restoring.steps(is_open=self._is_open)
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint `step` from all tiers. Waits for saves first.
+
+        UsageError if there is none. With `tiers`, TransferError if the remote tier cannot be asked:
+        nothing is removed then. In a job of several ranks, a call of all of them.
+        """
+        self._check_usable()
+        self._saving.finish()
+        self._restoring.remove(step)
+        self._released()
+
+    def close(self) -> None:
+        """Wait for every save and for all ranks, free the memory, release the lock, and raise the
+        first error.
+
+        With `tiers`, wait also for the copies, unless the remote tier fails: a RuntimeWarning names
+        the steps then, and the next Checkpointer of the directory goes on. An optimizer of
+        `offload` stays open. A second call does nothing. When Ctrl-C interrupts the wait, the
+        Checkpointer stays open.
+        """
+        if not self._is_open:
+            return
+        failures: list[Exception] = []
+        with _noting(failures):
+            self._saving.finish()
+            if self._participant is not None:
+                self._participant.sweep()
+        with _noting(failures):  # a filter may raise a warning
+            if self._tier is not None:
+                self._tier.drain.finish()
+        left = len(failures)
+        with _noting(failures):
+            self._ranks.trainer.barrier("close", deadline_s=self._ranks.deadline_s)
+        try:
+            if self._replicator is not None:
+                self._replicator.close(finished=len(failures) == left)
+        finally:
+            with _then(functools.partial(_raise_first, failures)):
+                self._shut_down()
+
+    def _shut_down(self) -> None:
+        """Free and release everything, and raise what failed in the background."""
+        try:
+            self._persister.raise_failure()
+        finally:  # `detach` last: if Ctrl-C comes before it, a second close() does the work
+            self._persister.free()
+            self._store.release()
+            if self._events is not None:
+                self._events.end()
+            self._unclosed.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._ranks.many and self._is_open:
+            # The other ranks may wait for this one elsewhere, and never come to `close`.
+            self._saving.finish_copy()
+            self._persister.wait()
+            self._ranks.trainer.fail(error)
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"a checkpoint failed too: {failure!r}")
+
+    def _at_end(self) -> None:
+        try:
+            if self._unclosed.alive:
+                self._saving.finish()
+        finally:
+            # `detach`, not a call: weakref makes none after its own atexit function
+            if self._unclosed.detach():
+                end_unclosed(
+                    self._pid, self._persister, functools.partial(_ended, self._store, self._events)
+                )
+
+    @property
+    def _is_open(self) -> bool:
+        return self._unclosed.alive and os.getpid() == self._pid
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError("a Checkpointer does not work in a forked child; make one there")
+        if not self._unclosed.alive:
+            raise UsageError("this Checkpointer is closed")
+
+
+def _nothing() -> None:
+    """Do nothing before a save."""
+
+
+@contextmanager
+def _then(finish: Callable[[], None]) -> Iterator[None]:
+    """Call `finish` after the block, also when that fails: its error is the one that is raised."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            finish()
+        except Exception as other:  # noqa: BLE001 -- the saves failed because the engine did
+            error.add_note(f"a save failed too: {other!r}")
+        raise
+    finish()
+
+
+@contextmanager
+def _noting(failures: list[Exception]) -> Iterator[None]:
+    """Add an error of the block to `failures`."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 -- `close` raises the first one at its end
+        failures.append(error)
+
+
+def _raise_first(failures: list[Exception]) -> None:
+    if failures:
+        raise failures[0]
+
+
+def _ended(store: CheckpointStore, events: SaveEvents | None, failure: Exception | None) -> None:
+    try:
+        release_unclosed(store, failure)
+    finally:
+        # The garbage collector may call this in any thread, which must not wait.
+        if events is not None and threading.current_thread() is threading.main_thread():
+            events.end()
+        elif events is not None:
+            events.leave()

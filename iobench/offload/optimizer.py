@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from iobench.checkpoint.participant import SaveParticipant
 from iobench.errors import OptionError, UsageError
 from iobench.offload.engine import EngineOptions
 from iobench.offload.groups import adam_defaults, check_values, kept_values, kind_of, put_values
@@ -223,19 +224,13 @@ class AdamW(Optimizer):
             raise UsageError("pins=0: no generation can be pinned; construct with pins=1 or more")
         state.pin(Pin(step), None if extra is None else saved_extra(extra))
 
-    @staticmethod
-    def checkpointer_kind() -> type[Any]:
-        """Return the class of a `Checkpointer(..., offload=optimizer)`; `iobench.Checkpointer` asks
-        for it."""
-        from iobench.offload.checkpointer import OffloadCheckpointer
-
-        return OffloadCheckpointer
-
-    def checkpoint_pins(self) -> HeldPins:
-        """Return the pins that a `Checkpointer(..., offload=optimizer)` holds.
+    def save_participant(self) -> SaveParticipant:
+        """Return what takes part in the saves of a `Checkpointer(..., offload=optimizer)`.
 
         Raises OptionError for DTensors.
         """
+        from iobench.offload.pin_ledger import PinLedger  # here: it takes time to import
+
         state = self._open_state()
         if state.ranks.sharded:
             raise OptionError(
@@ -243,7 +238,7 @@ class AdamW(Optimizer):
                 "AdamW.resume. For one that another number of ranks can load, save "
                 "optimizer.state_dict() with the model's"
             )
-        return HeldPins(state)
+        return PinLedger(HeldPins(state))
 
     def wait(self, step: int | None = None) -> None:
         """Wait until all steps and pins so far are durable.

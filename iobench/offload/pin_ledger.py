@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from iobench.checkpoint.manifest import MANIFEST, PinnedGeneration
+from iobench.checkpoint.manifest import MANIFEST, Manifest, PinnedGeneration
 from iobench.checkpoint.order import outlines, readable_manifest
+from iobench.checkpoint.participant import RemoteCopyOf
+from iobench.checkpoint.retention import KeepLast, Retention
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import UsageError, transfer_errors
+from iobench.checkpoint.store import CheckpointStore, DirectoryStore
+from iobench.errors import DataMismatchError, OptionError, UsageError, transfer_errors
 from iobench.offload.held_pins import HeldPins
+from iobench.remote.remote import Remote
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import sync_directory
 
@@ -18,7 +23,10 @@ __all__ = ["PinLedger"]
 
 
 class PinLedger:
-    """The pins of `state` that checkpoints in `store` name, or that pending saves will name.
+    """The pins of `state` that checkpoints name, or that pending saves will name.
+
+    It is the SaveParticipant of `Checkpointer(..., offload=optimizer)`: each save pins the state,
+    which copies nothing, and its manifest names the pin.
 
     A pin is released when no manifest names it: after a save that was not committed, and after
     the removal of its checkpoint is durable. So a manifest never names a generation that is gone,
@@ -26,9 +34,10 @@ class PinLedger:
     `start`. Only `durable` and `ended` are called by another thread than the trainer's.
     """
 
-    def __init__(self, state: HeldPins, store: DirectoryStore, *, exports: bool = False) -> None:
-        """With `exports` a remote tier gets the state too."""
-        self._state, self._store, self.exports = state, store, exports
+    exports = False
+
+    def __init__(self, state: HeldPins) -> None:
+        self._state = state
         self._lock = threading.Lock()
         self._named: dict[int, str] = {}
         self._pending: dict[str, Save] = {}
@@ -36,6 +45,30 @@ class PinLedger:
         self._gone: set[str] = set()
         """Pins that no checkpoint names, not even after a power cut."""
         self._others = 0
+
+    def check(self, *, keep: Retention | None, placed: bool, tiers: Sequence[Any]) -> None:
+        """Raise OptionError for options of a Checkpointer that it does not go together with."""
+        if any(not isinstance(one, Remote) for one in tiers):
+            raise OptionError(
+                "offload: takes tiers=[Remote(...)]; a snapshot has no optimizer state"
+            )
+        if placed:
+            raise OptionError("offload: not with placement; a generation is in local storage first")
+        most = self._state.most
+        if keep is None or (isinstance(keep, KeepLast) and keep.count >= most):
+            kept = "keeps all checkpoints" if keep is None else f"keeps {keep.count}"
+            raise OptionError(
+                f"offload: the optimizer has pins={most} and the Checkpointer {kept}; it "
+                "needs one pin more than keep=KeepLast(n) keeps"
+            )
+
+    def open(self, store: CheckpointStore, drain: Any) -> None:
+        """Take part in the saves to `store`. With a `drain` a remote tier gets the state too."""
+        if not isinstance(store, DirectoryStore):
+            raise OptionError(f"offload: {store} must be a directory")
+        self._store, self.exports = store, drain is not None
+        if drain is not None:
+            drain.offload = self._state
 
     def start(self) -> None:
         """Read all manifests; release the pins that this directory held for none of them."""
@@ -58,21 +91,17 @@ class PinLedger:
         """The name by which pins say whose they are."""
         return str(self._store.directory)
 
-    def find_room(self, *ways: Callable[[], None]) -> bool:
+    def make_room(self, *ways: Callable[[], None]) -> None:
         """Release what is free. While no pin is left, try the `ways` to free one.
 
-        Return whether a pin is left.
+        Raises UsageError when all pins belong to checkpoints.
         """
         self.sweep()
         for way in ways:
             if self.full:
                 way()
                 self.sweep()
-        return not self.full
-
-    def make_room(self, *ways: Callable[[], None]) -> None:
-        """Like `find_room`. Raises UsageError when all pins belong to checkpoints."""
-        if not self.find_room(*ways):
+        if self.full:
             raise UsageError(
                 f"all pins={self._state.most} of the offloaded optimizer belong to checkpoints; "
                 "construct it with more pins, or keep fewer checkpoints"
@@ -143,6 +172,36 @@ class PinLedger:
         self._own -= free
         with self._lock:
             self._gone -= free
+
+    def restore(self, manifest: Manifest, remote_copy: RemoteCopyOf | None) -> None:
+        """Let model and optimizer go on from the generation of a checkpoint.
+
+        Only the parameters are read, unless only a remote tier has the state. Raises
+        DataMismatchError when nothing can be restored; the optimizer is closed then.
+        """
+        pinned, step = manifest.offload, manifest.step
+        if pinned is None:
+            raise DataMismatchError(
+                f"{self._store}: step {step} was saved without an offloaded optimizer"
+            )
+        if not isinstance(pinned, PinnedGeneration):
+            raise DataMismatchError(
+                f"{self._store}: step {step} was saved by {len(pinned)} ranks with "
+                "ShardedAdamW, which this iobench does not have"
+            )
+        try:
+            self._state.restore(pinned)
+        except DataMismatchError as error:
+            exported = remote_copy is not None and all(one.files for one in manifest.pinned)
+            found = remote_copy(manifest) if exported and remote_copy is not None else None
+            if found is None:
+                raise
+            warnings.warn(
+                f"step {step}: the optimizer is read from {found[0]}: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            self._state.restore_files(manifest, *found)
 
     def _removed(self) -> set[str]:
         """Forget the checkpoints that were removed; return their pins. Needs the lock."""

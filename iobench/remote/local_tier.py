@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from iobench.checkpoint.commit import PartTarget
 from iobench.checkpoint.copies import Copy
+from iobench.checkpoint.place import PartTarget
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged

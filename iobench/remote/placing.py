@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from iobench.checkpoint.commit import LocalPlace, Place, SavedContent
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import ObjectStore
+from iobench.checkpoint.place import LocalPlace, Place, SavedContent
 from iobench.checkpoint.ranked.order import VoteError
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged

@@ -1,4 +1,4 @@
-"""Restoring: chooses with all ranks what is restored, and from where."""
+"""RestoreChoice: chooses with all ranks what is restored, and from where."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from iobench.replicas.recovery import (
 from iobench.replicas.replicator import Replicator
 from iobench.writers.base import Writer
 
-__all__ = ["Chosen", "Restoring"]
+__all__ = ["Chosen", "RestoreChoice"]
 
 _Copies = list[MemoryCopy | StoredCopy]
 
@@ -52,7 +52,7 @@ class Chosen:
 
 
 @dataclass(kw_only=True)
-class Restoring:
+class RestoreChoice:
     """Finds the newest version that all ranks can have. Its calls are calls of all ranks.
 
     `candidates` are those on storage. `serials` returns their serial numbers, in rank 0; `writer`

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from iobench import linux
-from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.retention import KeepLast
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
@@ -101,12 +100,13 @@ class OurSaver(Saver):
     def __init__(self, arm: Arm, writer: Writer, directory: Path) -> None:
         self._arm, self._writer, self._directory = arm, writer, directory
         self._sync = arm.mode == "sync"
-        self._opened: LocalCheckpointer | None = None
+        self._opened: Checkpointer | None = None
         self._saves: list[Save] = []  # all saves: a Checkpointer reports the last ones only
 
-    def _open(self, state: Any) -> LocalCheckpointer:  # noqa: ARG002 -- for a subclass
-        return LocalCheckpointer(
+    def _open(self, state: Any) -> Checkpointer:  # noqa: ARG002 -- for a subclass
+        return Checkpointer(
             self._directory,
+            world="alone",
             writer=self._writer,
             slots=self._arm.slots or 1,
             keep=KeepLast(1),
@@ -158,7 +158,7 @@ class _MemorySaver(OurSaver):
     Every checkpoint is written and stays. The first save makes all of the memory.
     """
 
-    def _open(self, state: Any) -> LocalCheckpointer:
+    def _open(self, state: Any) -> Checkpointer:
         assert self._arm.slots is not None
         size = Serialized.of(state).size_bytes
         dram = self._arm.slots * -(-size // linux.PAGE) * linux.PAGE

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from iobench.bench.counters.monitor import Counted, Counters
 from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import OpenTarget
-from iobench.checkpoint.checkpointer import LocalCheckpointer
 from iobench.checkpoint.names import name_of
 from iobench.checkpoint.retention import KeepLast
 from iobench.checkpoint.store import store_at
+from iobench.checkpointer.checkpointer import Checkpointer
 from iobench.results import Stored, utc_now
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
@@ -49,7 +49,9 @@ def measure_stall(replay: Replay, writer: Writer, target: OpenTarget, name: str)
     where = str(target.scratch.locate(name))
     started, counters = utc_now(), Counters(target.monitor)
     try:
-        with LocalCheckpointer(where, writer=writer, slots=SLOTS, keep=KeepLast(1)) as checkpointer:
+        with Checkpointer(
+            where, world="alone", writer=writer, slots=SLOTS, keep=KeepLast(1)
+        ) as checkpointer:
             checkpointer.prepare(state, wait=True)
             for step in range(SLOTS):
                 checkpointer.save_async(state, step)

@@ -22,10 +22,10 @@ _TRAINS = "support.train_scripts:trains"
 _PARTS = "iobench.checkpoint.ranked"
 
 _POINTS = {
-    "opening": ("iobench.checkpointer.ranked.RankedCheckpointer._lead:after:1", 1),
+    "opening": ("iobench.checkpointer.opening.Opening._lead:after:1", 1),
     "load": ("iobench.checkpoint.load.pieces.read_pieces:before:1", 1),
     "plan": ("iobench.checkpoint.ranked.planning.scattered:before:1", 1),
-    "snapshot": ("iobench.checkpoint.checkpointer.copy_into:before:2", 2),
+    "snapshot": ("iobench.checkpointer.saving.copy_into:before:2", 2),
     "write": (f"{_PARTS}.dcp_files.DcpFormat.write:before:2", 2),
     "part manifest": (f"{_PARTS}.part.Part.to_json:before:2", 2),
     "vote": (f"{_PARTS}.dcp_files.DcpFormat.write:after:2", 2),

@@ -13,7 +13,7 @@ import pytest
 from iobench import workloads
 from iobench.bench.targets import directory
 from iobench.bench.targets.choose import target_of
-from iobench.checkpoint.checkpointer import LocalCheckpointer
+from iobench.checkpointer.checkpointer import Checkpointer
 from iobench.tune import trial_runner as rig_module
 from iobench.tune.measurement import Step
 from iobench.tune.objective import Objective
@@ -76,14 +76,14 @@ def test_a_trial_leaves_no_checkpoint(
     """Also after a stall that fails half-way: the next trial has the same free space."""
     if broken:
         saves = iter([True, True, False])
-        stock = LocalCheckpointer.save_async
+        stock = Checkpointer.save_async
 
-        def failing(self: LocalCheckpointer, *given: Any, **how: Any) -> Any:
+        def failing(self: Checkpointer, *given: Any, **how: Any) -> Any:
             if not next(saves):
                 raise OSError("the third save fails")
             return stock(self, *given, **how)
 
-        monkeypatch.setattr(LocalCheckpointer, "save_async", failing)
+        monkeypatch.setattr(Checkpointer, "save_async", failing)
     step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=True)
     measured = rig(Candidate.of("buffered", {}, "drawn"), step)
     assert (measured.error is not None) is broken

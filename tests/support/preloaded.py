@@ -31,9 +31,13 @@ _MODULES = (
     "torch._dynamo",  # each torch optimizer imports it: 0.5 s of CPU time
     *("iobench.bench.planning", "iobench.bench.runner", "iobench.report.run"),
     *("iobench.tune.tuner", "iobench.train.session"),
-    *("torch.distributed.checkpoint", "torch.distributed.tensor", "iobench.checkpointer.ranked"),
+    *(
+        "torch.distributed.checkpoint",
+        "torch.distributed.tensor",
+        "iobench.checkpoint.ranked.dcp_files",
+    ),
     *("iobench.checkpoint.load.pieces", "iobench.replicas.replicator", "iobench.integrations.dcp"),
-    *("iobench.offload.optimizer", "iobench.offload.checkpointer"),
+    *("iobench.offload.optimizer", "iobench.offload.pin_ledger"),
     *(
         "iobench.remote.local_tier",
         "iobench.remote.both_tiers",

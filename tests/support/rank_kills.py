@@ -22,7 +22,8 @@ __all__ = ["PRELOAD", "Attempt", "RankKills"]
 
 PRELOAD = (
     "support.train_scripts",
-    "iobench.checkpointer.ranked",
+    "iobench.checkpointer.opening",
+    "iobench.checkpoint.ranked.dcp_files",
     "iobench.checkpoint.load.pieces",
     "iobench.writers.odirect",
     "torch.distributed",

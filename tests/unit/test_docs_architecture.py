@@ -49,3 +49,22 @@ def test_every_class_exists() -> None:
     assert len(named) > 10
     text = "\n".join(path.read_text() for path in (_ROOT / "iobench").rglob("*.py"))
     assert not {name for name in named if not re.search(rf"^class {name}\b", text, re.MULTILINE)}
+
+
+def test_a_save_is_drawn_in_the_order_of_imports() -> None:
+    """Of the files from `save_async` to the rename none imports one above it."""
+    drawn = _PAGE.split("How `save_async` reaches the rename", 1)[1].split("```", 2)[1]
+    rows = re.findall(r"^(\S+\.py) +(\w+)(?:\.(\w+))?", drawn, re.MULTILINE)
+    assert len(rows) > 8
+    above: set[str] = set()
+    for path, name, method in rows:
+        text = (_ROOT / "iobench" / path).read_text()
+        assert re.search(rf"^(class|def) {name}\b", text, re.MULTILINE), (path, name)
+        assert not method or f"    def {method}(" in text, (path, method)
+        above.add("iobench." + path.removesuffix(".py").replace("/", "."))
+        imported = {
+            node.module
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.ImportFrom) and node.module
+        }
+        assert not imported & above, path

@@ -18,9 +18,9 @@ from pathlib import Path
 import xxhash
 
 from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.commit import PartOffer, PartTarget, Place, Written
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.pieces import Pieces
+from iobench.checkpoint.place import PartOffer, PartTarget, Place, Written
 from iobench.checkpoint.ranked.content import RankContent, data_file
 from iobench.checkpoint.ranked.index import INDEX, METADATA, Indexer
 from iobench.checkpoint.ranked.merge import merged

@@ -41,6 +41,10 @@ class Planning:
         self._last = found.structure
         return found
 
+    def told(self, local: LocalState) -> dict[str, Any]:
+        """Return what the other ranks must know about the state of this one."""
+        return local.told()
+
     def content(self, number: int, local: LocalState, told: list[Mapping[str, str]]) -> RankContent:
         """Return what this rank writes. `told` is what all ranks told about their states.
 

@@ -1239,7 +1239,7 @@ def test_bandwidth_limit(make: Make, monkeypatch) -> None:
     assert not slept
     paced = iobench.checkpoint.pacing.PacedImage.over
     monkeypatch.setattr(
-        "iobench.checkpoint.commit.PacedImage.over",
+        "iobench.checkpoint.place.PacedImage.over",
         lambda image, rate: dataclasses.replace(paced(image, rate), sleep=slept.append),
     )
     ckpt.save_async(state, 2)

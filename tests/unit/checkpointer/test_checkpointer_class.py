@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,7 @@ import pytest
 import torch
 
 import iobench
-from iobench.checkpointer.kinds import kind_of_checkpointer
-from iobench.checkpointer.ranked import RankedCheckpointer
 from iobench.errors import OptionError
-from iobench.ranks.world import World
-
-_RANKS = World(
-    rank=1,
-    size=2,
-    local_rank=1,
-    local_size=2,
-    node=0,
-    nodes=1,
-    host="a",
-    job="j",
-    launcher="torchrun",
-)
 
 
 class Logged(iobench.Checkpointer):
@@ -66,18 +52,16 @@ def test_a_subclass(tmp_path: Path) -> None:
         assert type(ckpt) is Logged
 
 
-def test_the_kind_of_a_subclass() -> None:
-    """In a job of ranks its methods come before those of ranks. Each kind is made once."""
-    made = kind_of_checkpointer(Logged, _RANKS, None)
-    assert issubclass(made, Logged)
-    assert issubclass(made, RankedCheckpointer)
-    assert made.save is Logged.save
-    assert made.wait is RankedCheckpointer.wait
-    assert (made.__name__, made.__module__) == ("Logged", __name__)
-    assert kind_of_checkpointer(Logged, _RANKS, None) is made
-    assert kind_of_checkpointer(made, _RANKS, None) is made
-    assert kind_of_checkpointer(iobench.Checkpointer, _RANKS, None) is RankedCheckpointer
-    assert kind_of_checkpointer(Logged, "alone", None) is Logged
+def test_one_class() -> None:
+    """A Checkpointer is composed: ranks, tiers and offload are parts, and no class of their own."""
+    for path in (Path(iobench.__file__).parent).rglob("*.py"):
+        bases = [
+            ast.unparse(base)
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ClassDef)
+            for base in node.bases
+        ]
+        assert not [base for base in bases if base.split(".")[-1].endswith("Checkpointer")], path
 
 
 def test_slots_and_memory_tiers(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from iobench.ranks.together import together
 from iobench.ranks.world import World
 from iobench.replicas.recovery import MemoryCopy, Version
 from iobench.replicas.replicator import Replicator
-from iobench.replicas.restoring import Restoring
+from iobench.replicas.restoring import RestoreChoice
 from iobench.writers.base import Writer
 from iobench.writers.registry import make
 
@@ -59,9 +59,9 @@ class _Memory:
         return None
 
 
-def _restoring(memory: _Memory | None = None) -> Restoring:
+def _restoring(memory: _Memory | None = None) -> RestoreChoice:
     storage = _Storage({10: "a", 20: "b"})
-    made = Restoring(
+    made = RestoreChoice(
         world=World.single(),
         together=partial(together, Control(World.single()), deadline_s=1),
         candidates=cast(Candidates, storage),
