@@ -53,8 +53,8 @@ def test_every_class_exists() -> None:
 
 def test_a_save_is_drawn_in_the_order_of_imports() -> None:
     """Of the files from `save_async` to the rename none imports one above it."""
-    drawn = _PAGE.split("How `save_async` reaches the rename", 1)[1].split("```", 2)[1]
-    rows = re.findall(r"^(\S+\.py) +(\w+)(?:\.(\w+))?", drawn, re.MULTILINE)
+    drawn = _PAGE.split("How `save_async` reaches the rename", 1)[1].split("\n\n", 2)[1]
+    rows = re.findall(r"^\| `(\S+\.py)` \| `(\w+)(?:\.(\w+))?` \|", drawn, re.MULTILINE)
     assert len(rows) > 8
     above: set[str] = set()
     for path, name, method in rows:
