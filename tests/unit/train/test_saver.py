@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from iobench.checkpoint import checkpointer
+from iobench.checkpointer import saving
 from iobench.peers.torch_save import TorchSave
 from iobench.train.arm import arm_of
 from iobench.train.saver import saver_for
@@ -25,7 +25,7 @@ def test_more_saves_than_a_checkpointer_remembers(
     mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """All of them are reported, oldest first, with their status."""
-    monkeypatch.setattr(checkpointer, "_REMEMBERED", 2)
+    monkeypatch.setattr(saving, "_REMEMBERED", 2)
     saver = saver_for(arm_of("buffered", mode), tmp_path / "runs")
     for step in range(5):
         saver.save(_STATE, step)
@@ -70,7 +70,7 @@ def test_a_save_that_a_checkpointer_forgot_is_persisting(
     """Until it is durable, whatever is saved after it."""
     written = threading.Event()
     monkeypatch.setattr("iobench.linux.yield_to_others", lambda _: written.wait(60))
-    monkeypatch.setattr(checkpointer, "_REMEMBERED", 0)
+    monkeypatch.setattr(saving, "_REMEMBERED", 0)
     saver = saver_for(arm_of("buffered", "async=1"), tmp_path / "runs")
     saver.save(_STATE, 1)
     before = saver.persisting
