@@ -54,6 +54,7 @@ def header(plan: Plan, executor: Executor, world: WorldFacts | None = None) -> R
         ),
         workload=WorkloadFacts(
             name=plan.workload.name,
+            fingerprint=plan.workload.fingerprint,
             rank=plan.rank,
             bytes=size_bytes,
             full_bytes=plan.full_bytes if scale else size_bytes,  # the plan's may be estimated

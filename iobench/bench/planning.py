@@ -9,9 +9,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from pathlib import Path
 
-from iobench import workloads
 from iobench.bench.axes import Axes, Variant
 from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.contenders.choose import choose, find_baseline
@@ -29,7 +27,9 @@ from iobench.bench.targets.base import Location, Target
 from iobench.bench.targets.choose import targets_of
 from iobench.errors import TargetError, UsageError
 from iobench.units import format_rate, format_seconds, format_size, parse_size
+from iobench.verification.imported import is_path, load_workload
 from iobench.workloads import Workload
+from iobench.writers.s3_store.target import is_s3
 
 __all__ = ["make_plan", "plan_lines"]
 
@@ -64,7 +64,7 @@ def make_plan(
     """
     if rules is not None:
         size, repeat, ceiling = size or _FULL, rules.times, False
-    full = workloads.load(workload)
+    full = load_workload(workload)
     full_bytes = full.size_bytes(rank)
     if not full_bytes:
         raise UsageError(f"workload {full.name!r}: rank {rank} writes no files; choose another")
@@ -105,7 +105,7 @@ def make_plan(
         asked_pool_bytes=pool_bytes,
         ceiling=ceiling,
         seed=secrets.randbits(32) if seed is None else seed,
-        given=str(Path(workload).absolute()) if os.path.isfile(workload) else workload,
+        given=os.path.abspath(workload) if is_path(workload) and not is_s3(workload) else workload,
         rules=rules,
         world=world,
     )

@@ -93,7 +93,7 @@ WorkloadOption = Annotated[
     typer.Option(
         "--workload",
         "-w",
-        help="A named workload (iobench workloads list) or YAML.",
+        help="Name (iobench workloads list), YAML file, or checkpoint.",
         show_default=DEFAULT_WORKLOAD,
     ),
 ]

@@ -237,12 +237,12 @@ def _measured(
     workload: str | None,
 ) -> tuple[str, list[SavingMethod], list[str]]:
     """Return title, candidates and notes of a result file."""
-    from iobench import workloads
     from iobench.goodput.measured import from_results
+    from iobench.verification.imported import load_workload
 
     size_bytes = None if size is None else _size(size)
     if workload is not None and size_bytes is None:
-        size_bytes = workloads.load(workload).size_bytes(result.run.workload.rank)
+        size_bytes = load_workload(workload).size_bytes(result.run.workload.rank)
     candidates, notes = from_results(
         result,
         size_bytes=size_bytes,
@@ -259,10 +259,11 @@ def _measured(
 def _published_step_s(workload: str | None, *, asked: bool) -> float | None:
     """Return the workload's step time; None without one, or for an unknown name unless `asked`."""
     from iobench import workloads
+    from iobench.verification.imported import load_workload
 
     if workload is None or (not asked and workload not in workloads.names()):
         return None
-    found = workloads.load(workload).step_time
+    found = load_workload(workload).step_time
     return found.seconds if found else None
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iobench.report.document import Document
     from iobench.results.scrub import Removed
 
-_NOTE = "read the copy before you publish it: names of your own, such as the workload's, stay"
+_NOTE = "read the copy before you publish it: names of your own, such as an option's, may stay"
 
 app = typer.Typer(no_args_is_help=True, help="Prepare result files for publication.")
 

@@ -366,10 +366,10 @@ def _check_plan(plan: Plan, ctx: typer.Context) -> None:
 
 def _size_line(name: str, rank: int, size: str | None) -> Iterator[str]:
     """Yield a line with the nearest sizes if the workload cannot be scaled close to `size`."""
-    from iobench import workloads
+    from iobench.verification.imported import load_workload
 
     if size not in (None, "full"):
-        line = nearest_sizes_line(workloads.load(name), rank, parse_size(size, "--size"))
+        line = nearest_sizes_line(load_workload(name), rank, parse_size(size, "--size"))
         yield from [line] if line else []
 
 

@@ -123,7 +123,7 @@ EXAMPLES = {
     "workloads": (
         "iobench workloads list",
         "iobench workloads show llama7b --files",
-        "iobench workloads show ./my-model.yaml --rank 3",
+        "iobench workloads import ./checkpoint-1000 --anonymous -o mine.yaml",
     ),
     "writers": (
         "iobench writers",

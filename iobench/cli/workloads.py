@@ -1,13 +1,14 @@
-"""`iobench workloads`: list the workloads, and show their files and tensors."""
+"""`iobench workloads`: list the workloads, show their files, and import a checkpoint as one."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iobench.cli.given import FormatOption, ListingFormat, preparing
+from iobench.cli.given import FormatOption, ListingFormat, check_output, preparing
 from iobench.report.render import write_json
 from iobench.units import format_size
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="List the workloads, or show what one consists of.", no_args_is_help=True)
+app = typer.Typer(
+    help="List the workloads, show what one consists of, or import a checkpoint as one.",
+    no_args_is_help=True,
+)
 
 
 @app.command("list")
@@ -50,16 +54,18 @@ def list_(format_: FormatOption = ListingFormat.TABLE) -> None:
 
 @app.command()
 def show(
-    workload: Annotated[str, typer.Argument(help="A named workload, or the path of a YAML file.")],
+    workload: Annotated[
+        str, typer.Argument(help="A named workload, or the path of a YAML file or a checkpoint.")
+    ],
     rank: Annotated[int, typer.Option("--rank", min=0, help="The rank whose files are shown.")] = 0,
     files: Annotated[bool, typer.Option("--files", help="List the files of the rank.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor.")] = False,
     format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
     """Show the model, layout, sizes and step time of a workload."""
-    from iobench import workloads
+    from iobench.verification.imported import load_workload
 
-    loaded = workloads.load(workload)
+    loaded = load_workload(workload)
     specs = loaded.files(rank)
     facts = _facts(loaded, rank)
     if format_ is ListingFormat.JSON:
@@ -71,21 +77,52 @@ def show(
         _print_files(specs, tensors=tensors)
 
 
+@app.command("import")
+def import_(
+    checkpoint: Annotated[
+        str, typer.Argument(help="A directory, file or s3://bucket/prefix that verify understands.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The workload file.", show_default="shown")
+    ] = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Write neutral names of files and tensors.")
+    ] = False,
+) -> None:
+    """Write the files and tensors of a checkpoint down as a workload.
+
+    Only headers are read: no values of tensors. All sizes stay, also of anonymous headers.
+    """
+    from iobench.verification.imported import document_of
+    from iobench.workloads.schema import write_yaml
+
+    if output is not None:
+        check_output(output)
+    text = write_yaml(document_of(checkpoint, anonymous=anonymous))
+    if output is None:
+        print(text, end="")
+        return
+    output.write_text(text, encoding="utf-8")
+    print(f"wrote     {output}", file=sys.stderr)
+
+
 def _facts(workload: Workload, rank: int = 0) -> dict[str, Any]:
-    step = workload.step_time
-    parameters, total_bytes = workload.parameters, workload.total_size_bytes()
+    from iobench.workloads.workload import ModelWorkload
+
+    step, total_bytes = workload.step_time, workload.total_size_bytes()
+    made = workload if isinstance(workload, ModelWorkload) else None  # else the files are listed
     return {
         "name": workload.name,
         "description": workload.description,
-        "model": workload.model.name,
-        "family": workload.model.family.id,
-        "layout": workload.layout.id,
-        "parameters": parameters,
+        "model": made and made.model.name,
+        "family": made and made.model.family.id,
+        "layout": made.layout.id if made else "files",
+        "parameters": made and made.parameters,
         "world_size": workload.world_size,
         "rank": rank,
         "rank_bytes": workload.size_bytes(rank),
         "total_bytes": total_bytes,
-        "bytes_per_parameter": total_bytes / parameters,
+        "bytes_per_parameter": made and made.bytes_per_parameter,
         "step_time": None
         if step is None
         else {
@@ -95,7 +132,7 @@ def _facts(workload: Workload, rank: int = 0) -> dict[str, Any]:
             "precision": step.precision,
             "source": step.source,
         },
-        "source": workload.source or workload.model.source,
+        "source": workload.source or (made.model.source if made else ""),
     }
 
 
@@ -120,13 +157,16 @@ def _print_facts(facts: dict[str, Any], files: int) -> None:
 
     console = console_for(sys.stdout)
     step = facts["step_time"]
+    model, each = "unknown: its files are listed", ""
+    if facts["model"]:
+        model = f"{facts['model']} ({facts['family']}), {facts['parameters']:,} parameters"
+        each = f", {facts['bytes_per_parameter']:.2f} bytes per parameter"
     rows = {
         "workload": f"{facts['name']}: {facts['description']}",
-        "model": f"{facts['model']} ({facts['family']}), {facts['parameters']:,} parameters",
+        "model": model,
         "layout": f"{facts['layout']}, {facts['world_size']} ranks",
         "rank": f"{facts['rank']}: {files} files, {_both(facts['rank_bytes'])}",
-        "checkpoint": f"{_both(facts['total_bytes'])} over all ranks, "
-        f"{facts['bytes_per_parameter']:.2f} bytes per parameter",
+        "checkpoint": f"{_both(facts['total_bytes'])} over all ranks{each}",
         "step time": "unknown"
         if step is None
         else f"{step['seconds']:g} s on {step['gpus']} {step['hardware']}, {step['precision']} "

@@ -224,7 +224,8 @@ def _noise(report: Report) -> Iterator[str]:
 
 def _next(report: Report) -> Iterator[str]:
     """Yield the next commands, without those for which the report lacks data."""
-    name, target = report.workload.name, report.target or ""
+    workload, target = report.workload, report.target or ""
+    name = "" if workload.fingerprint else workload.name  # a directory may have any name
     ranked = [one for one in report.summaries if one.verdict in RANKED]
     # The command of a run over ranks begins with a launcher's, which the record does not have.
     if report.world is None and name in workloads.names() and target.startswith("/") and ranked:

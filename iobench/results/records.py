@@ -79,7 +79,8 @@ class WorkloadFacts:
     """The replayed workload: `bytes` of the `full_bytes` that `rank` writes at full size.
 
     `scale` describes the reduction in words; None for full size. `restored_bytes`: bytes of a
-    partial restore; None if a restore loads everything.
+    partial restore; None if a restore loads everything. `fingerprint` identifies listed files by
+    their formats, dtypes and sizes; "" and not written for a model and a layout.
     """
 
     name: str
@@ -90,6 +91,7 @@ class WorkloadFacts:
     scaled: bool
     scale: str | None = None
     restored_bytes: int | None = None
+    fingerprint: str = field(default="", metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from iobench import workloads
 from iobench.errors import ResultFileError
 from iobench.results.known_fields import unknown_fields
 from iobench.results.writer import check_new
@@ -101,6 +102,7 @@ def scrub(lines: Iterable[bytes], users: Iterable[str] = ()) -> Scrubbed:
     given = [(line, json.loads(line) if line.strip() else None) for line in lines]
     names = _Names(vocabulary={word for _, values in given for word in _words("", values)})
     for _, values in given:
+        _learn_workload(names, values)
         _learn(names, "", values)
     for user in users:
         names.word("user", user)
@@ -290,6 +292,18 @@ class _Names:
     def removed(self) -> tuple[Removed, ...]:
         """Return what was replaced, in order of occurrence."""
         return tuple(self._replaced.values())
+
+
+def _learn_workload(names: _Names, record: Any) -> None:
+    """Learn the name of a workload that is not in the catalogue, and the paths of its files."""
+    if not isinstance(record, Mapping):
+        return
+    facts, plan = record.get("workload"), record.get("plan") or record.get("asked") or {}
+    name = facts["name"] if isinstance(facts, Mapping) else plan.get("workload", "")
+    if name and name not in workloads.names():
+        names.word("workload", name)
+        for file in plan.get("files", ()):
+            names.learn("file", file["path"])
 
 
 def _learn(names: _Names, key: str, value: Any) -> None:

@@ -13,7 +13,6 @@ from typing import Protocol
 
 import torch
 
-from iobench import workloads
 from iobench.bench.counters.sampler import FileSampler
 from iobench.bench.judging.stats import median
 from iobench.bench.targets.directory import DirectoryTarget
@@ -35,6 +34,7 @@ from iobench.train.block import GAUGES, TrainingBlocks
 from iobench.train.pace import Pace, StepTimes, probe, whole_intervals
 from iobench.train.trainer import Trainer
 from iobench.units import MIB, count_of, format_seconds, format_size, parse_size
+from iobench.verification.imported import load_workload
 from iobench.workloads.workload import Workload
 
 __all__ = [
@@ -262,6 +262,7 @@ class Session:
             environment=Environment(machine=machine, storage=storage),
             workload=WorkloadFacts(
                 name=self.workload.name,
+                fingerprint=self.workload.fingerprint,
                 rank=0,
                 bytes=self.size_bytes,
                 full_bytes=self.full_bytes,
@@ -299,7 +300,7 @@ def make_session(
     """
     pace = Pace.parse(every)
     _check_options(pace, arms, steps, device)
-    full = workloads.load(workload)
+    full = load_workload(workload)
     step_s = _published_step_s(full) if simulate_step else 0.0
     scaled = full if size == "full" else full.scaled(parse_size(size, "--size"))
     place = DirectoryTarget(path=target)

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from iobench import workloads
 from iobench._version import __version__
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.judging.comparison import LEAST_FLOOR
@@ -36,6 +35,7 @@ from iobench.tune.stall import SLOTS
 from iobench.tune.trial_runner import TrialRunner, warm_up_bytes
 from iobench.tune.tuner import Tuner
 from iobench.units import GIB, format_size
+from iobench.verification.imported import load_workload
 from iobench.workloads import Workload
 from iobench.workloads.specs import FileSpec
 
@@ -113,7 +113,7 @@ class Tuning:
         UsageError where `max_bytes` does not suffice to compare two settings.
         """
         asked.budget()
-        full = workloads.load(asked.workload)
+        full = load_workload(asked.workload)
         if not full.files(asked.rank):
             raise UsageError(
                 f"workload {full.name!r}: rank {asked.rank} writes no files; choose another"

@@ -35,8 +35,11 @@ _POINTERS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
 """Files of DeepSpeed and Megatron that name the newest checkpoint of their directory."""
 
 
-def add_all(inventory: VerifyInventory, location: FileTree) -> None:
-    """Recognise every directory of `location`, and add its files and what is wrong with them."""
+def add_all(inventory: VerifyInventory, location: FileTree, *, headers_only: bool = False) -> None:
+    """Recognise every directory of `location`, and add its files and what is wrong with them.
+
+    With `headers_only`, JSON that is no index of tensors is not read.
+    """
     if location.single:
         (path,) = inventory.sizes
         if has_tensors(path):
@@ -53,7 +56,7 @@ def add_all(inventory: VerifyInventory, location: FileTree) -> None:
         for name in names:
             if has_tensors(name):
                 add_file(inventory, location, _in(folder, name))
-        _check_folder(inventory, location, folder, names)
+        _check_folder(inventory, location, folder, names, headers_only=headers_only)
 
 
 def _in(folder: str, name: str) -> str:
@@ -129,7 +132,12 @@ def _first(names: Iterable[str]) -> str:
 
 
 def _check_folder(
-    inventory: VerifyInventory, location: FileTree, folder: str, names: dict[str, int]
+    inventory: VerifyInventory,
+    location: FileTree,
+    folder: str,
+    names: dict[str, int],
+    *,
+    headers_only: bool,
 ) -> None:
     """Check what the files of a directory say about one another."""
     indexes = [name for name in names if name.endswith(_INDEX)]
@@ -142,7 +150,7 @@ def _check_folder(
         if name in names:
             _check_pointer(inventory, location, _in(folder, name), form)
     weights = any(n.endswith((".safetensors", ".bin")) for n in names)
-    if weights and "config.json" in names:
+    if weights and "config.json" in names and not headers_only:
         config = location.json(
             VerifyInventory(sizes={}), _in(folder, "config.json")
         )  # reported below
@@ -153,7 +161,7 @@ def _check_folder(
         inventory.warn(folder or ".", "has no config.json: transformers cannot load it")
     if "config.json" in names and weights:
         inventory.found("Hugging Face")
-    if any(map(_is_data, names)):
+    if any(map(_is_data, names)) and not headers_only:
         for name in names:
             if name.endswith(".json") and not name.endswith((_INDEX, SIDECAR)):
                 location.json(inventory, _in(folder, name))

@@ -6,18 +6,18 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iobench.errors import UnknownNameError, WorkloadFileError
 from iobench.text import printable
 from iobench.workloads.models import FAMILIES, Arch, Family, Model, model_names, model_path
-from iobench.workloads.workload import StepTime, Workload
+from iobench.workloads.workload import ModelWorkload, StepTime, Workload
 
 if TYPE_CHECKING:
     from iobench.workloads.layouts import Layout
     from iobench.workloads.schema import ArchEntry, LayoutEntry, ModelEntry
 
-__all__ = ["load", "load_model", "names"]
+__all__ = ["built", "load", "load_model", "names"]
 
 _DIRECTORY = Path(__file__).parent
 
@@ -52,10 +52,32 @@ def load_model(name: str) -> Model:
     return _model(name, validate(ModelEntry, read_yaml(path), path), path, ())
 
 
-def _build(path: Path) -> Workload:
-    from iobench.workloads.schema import WorkloadEntry, problem, read_yaml, validate
+def built(content: object, path: Path, name: str) -> Workload:
+    """Return the workload of a file's `content`; `path` is for messages.
 
-    entry = validate(WorkloadEntry, read_yaml(path), path)
+    Raises WorkloadFileError like `load`.
+    """
+    from iobench.workloads.schema import WorkloadEntry, problem, validate
+
+    entry = validate(WorkloadEntry, content, path)
+    facts: dict[str, Any] = {
+        "name": printable(name),
+        "description": entry.description,
+        "step_time": StepTime(**dict(entry.step_time)) if entry.step_time else None,
+        "source": entry.source,
+    }
+    if entry.files is not None:
+        from iobench.workloads.listed import ListedWorkload, specs_of
+
+        for field in ("model", "layout"):
+            if getattr(entry, field) is not None:
+                raise WorkloadFileError(f"{path}: field {field!r}: leave it out, or 'files'")
+        return ListedWorkload.of(specs_of(entry.files, path), **facts)
+    for field in ("model", "layout"):
+        if getattr(entry, field) is None:
+            raise WorkloadFileError(f"{path}: field {field!r} is missing")
+    assert entry.model is not None
+    assert entry.layout is not None
     if isinstance(entry.model, str):
         if entry.model not in model_names():
             known = f"must be one of {', '.join(model_names())}, or a mapping with name and arch"
@@ -68,14 +90,13 @@ def _build(path: Path) -> Workload:
         layout.check(layout.prepare(model))
     except ValueError as error:
         raise WorkloadFileError(f"{path}: field 'layout': {error}") from error
-    return Workload(
-        name=printable(path.stem),
-        description=entry.description,
-        model=model,
-        layout=layout,
-        step_time=StepTime(**dict(entry.step_time)) if entry.step_time else None,
-        source=entry.source,
-    )
+    return ModelWorkload(model=model, layout=layout, **facts)
+
+
+def _build(path: Path) -> Workload:
+    from iobench.workloads.schema import read_yaml
+
+    return built(read_yaml(path), path, path.stem)
 
 
 def _model(name: str, entry: ModelEntry, path: Path, prefix: tuple[str, ...]) -> Model:

@@ -17,12 +17,13 @@ from iobench.units import format_size_exact, parse_size
 from iobench.workloads.layouts.layout import dcp_file, safetensors_file, torch_file
 from iobench.workloads.specs import FileFormat, FileSpec, TensorSpec
 
-__all__ = ["Granularity", "Shape"]
+__all__ = ["SUFFIXES", "Granularity", "Shape"]
 
 _KINDS = ("blob", "shard", "layer", "tensor")
 _SHARD_BYTES = 5 * 10**9  # transformers' max_shard_size
 _LAYER = re.compile(r"(?:^|[./])(?:layers?|h|blocks?)[./](\d+)(?:[./]|$)")
-_SUFFIX = {"safetensors": "safetensors", "torch": "pt", "dcp": "distcp", "raw": "bin"}
+SUFFIXES = {"safetensors": "safetensors", "torch": "pt", "dcp": "distcp", "raw": "bin"}
+"""The suffix of a file's name by its format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ class Shape:
         largest = max(files, key=lambda spec: spec.size_bytes)
         file_format = self.serializer or largest.format
         return tuple(
-            _file(f"{stem}.{_SUFFIX[file_format]}", file_format, tensors)
+            _file(f"{stem}.{SUFFIXES[file_format]}", file_format, tensors)
             for stem, tensors in self.granularity.deal(_named(files))
         )
 

@@ -27,21 +27,23 @@ class Scale:
 
     layers: int
     full_layers: int
-    embedding: bool
-    head: bool
-    experts: int
+    embedding: bool = True
+    head: bool = True
+    experts: int = 0
     """Routed experts of each layer that are kept; 0 for a model without experts."""
-    full_experts: int
-    width_divisor: int
+    full_experts: int = 0
+    width_divisor: int = 1
     size_bytes: int
     full_bytes: int
     limit_bytes: int = 0
     """The most bytes that were asked; the same limit gives the same files in every process."""
+    unit: str = "layers"
+    """What `layers` counts: "tensors" where the files are listed."""
 
     @property
     def text(self) -> str:
         """Readable form, such as `2 of 32 layers, no embedding`."""
-        parts = [f"{self.layers} of {self.full_layers} layers"]
+        parts = [f"{self.layers} of {self.full_layers} {self.unit}"]
         parts += [] if self.embedding else ["no embedding"]
         parts += [] if self.head else ["no head"]
         if self.experts < self.full_experts:

@@ -11,10 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from iobench.errors import WorkloadFileError
 from iobench.text import printable
+from iobench.workloads.specs import FileFormat
 
 __all__ = [
     "SCHEMA",
     "ArchEntry",
+    "FileEntry",
     "InlineModelEntry",
     "LayoutEntry",
     "ModelEntry",
@@ -23,6 +25,7 @@ __all__ = [
     "problem",
     "read_yaml",
     "validate",
+    "write_yaml",
 ]
 
 SCHEMA = "iobench.workload/1"
@@ -32,7 +35,7 @@ Length = Annotated[int, Field(ge=1, le=2**27)]
 """A dimension of a tensor. The bound turns a typing error into a message, not an hour of work."""
 Entry = TypeVar("Entry")
 
-_MOST_VALUES = 10_000  # the largest file that ships has 60
+_MOST_VALUES = 100_000  # of 10,000 listed files; without a list, the largest that ships has 60
 
 
 class _Entry(BaseModel):
@@ -84,6 +87,15 @@ class LayoutEntry(BaseModel):
     id: Text
 
 
+class FileEntry(_Entry):
+    """A file of `files`. `tensors` has a line for each: `bfloat16 32000x4096 head.weight`."""
+
+    path: Text
+    format: FileFormat = "raw"
+    size_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None
+    tensors: str = ""
+
+
 class StepTimeEntry(_Entry):
     """`step_time`: seconds per training step, the number and type of GPUs, and the source."""
 
@@ -95,12 +107,13 @@ class StepTimeEntry(_Entry):
 
 
 class WorkloadEntry(_Entry):
-    """A workload file."""
+    """A workload file: either a model and a layout, or a list of files."""
 
     schema_: Annotated[Literal["iobench.workload/1"], Field(alias="schema")]
     description: str = ""
-    model: str | InlineModelEntry
-    layout: LayoutEntry
+    model: str | InlineModelEntry | None = None
+    layout: LayoutEntry | None = None
+    files: Annotated[list[FileEntry], Field(min_length=1)] | None = None
     step_time: StepTimeEntry | None = None
     source: str = ""
 
@@ -122,6 +135,20 @@ def read_yaml(path: Path) -> object:
         raise WorkloadFileError(f"{path}: is not YAML: {line}") from error
     except (LookupError, AttributeError, TypeError) as error:  # PyYAML raises these for `!!bool x`
         raise WorkloadFileError(f"{path}: is not YAML: a value does not fit its tag") from error
+
+
+def write_yaml(content: object) -> str:
+    """Return `content` as YAML, with texts of several lines as blocks."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    def represent_str(self, data: str) -> Any:
+        style = "|" if "\n" in data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def validate(kind: type[Entry], content: object, path: Path, prefix: tuple[str, ...] = ()) -> Entry:
@@ -239,6 +266,8 @@ def _owner(kind: type[Any], parts: list[str]) -> type[Any]:
         "layout": LayoutEntry,
         "step_time": StepTimeEntry,
     }
+    if parts and parts[0] == "files":
+        return FileEntry
     return nested.get(parts[-1], kind) if parts else kind
 
 

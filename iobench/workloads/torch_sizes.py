@@ -63,9 +63,11 @@ def single_tensor_archive_bytes(tensor: TensorSpec) -> int:
     """Return the exact size of `torch.save(tensor, stream)` for one contiguous tensor, in bytes.
 
     DCP writes each of its tensors like this. The overhead is 1577 bytes when the tensor's size is a
-    multiple of 64; otherwise the padding makes it smaller. Raises KeyError for a dtype without a
+    multiple of 64; otherwise the padding makes it smaller. It is an estimate for a dtype without a
     legacy storage class: torch pickles float8 and unsigned integers in another way.
     """
+    if tensor.dtype not in _STORAGE_NAMES:
+        return state_dict_archive_bytes([tensor])
     return _single_tensor_archive_bytes(tensor.dtype, tensor.shape, tensor.size_bytes)
 
 

@@ -1,7 +1,8 @@
-"""Workload: a model, a layout and the sources of its numbers. It computes the files."""
+"""Workload: the files of a checkpoint, computed from a model and a layout, or listed."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from iobench.workloads.specs import FileSpec
 if TYPE_CHECKING:
     from iobench.workloads.layouts.layout import Layout
 
-__all__ = ["StepTime", "Workload"]
+__all__ = ["ModelWorkload", "StepTime", "Workload"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,41 +29,77 @@ class StepTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
-    """One checkpoint of a training job: `layout` applied to `model`.
+class Workload(ABC):
+    """One checkpoint of a training job.
 
     `step_time` is the published one, on the source's number of GPUs, which may differ from the
-    layout's ranks. `scale` describes what was dropped; it is None at full size.
+    number of ranks. `scale` describes what was dropped; it is None at full size. `fingerprint`
+    identifies the formats, dtypes and sizes of listed files, whatever their names; "" for a model.
     """
 
     name: str
     description: str
-    model: Model
-    layout: Layout
     step_time: StepTime | None = None
     source: str = ""
     scale: Scale | None = None
+    fingerprint: str = ""
 
+    @abstractmethod
     def files(self, rank: int = 0) -> tuple[FileSpec, ...]:
         """Return all files that `rank` writes, in write order. Some ranks write no file.
 
         Raises UsageError when there is no such rank.
         """
-        return self.layout.files(self._prepared(rank), rank)
 
     def size_bytes(self, rank: int = 0) -> int:
         """Return the bytes on storage that `rank` writes. Raises UsageError like `files`."""
-        return self.layout.size_bytes(self._prepared(rank), rank)
+        return sum(file.size_bytes for file in self.files(rank))
 
     def total_size_bytes(self) -> int:
         """Return the bytes on storage of the whole checkpoint, all ranks together."""
+        return sum(map(self.size_bytes, range(self.world_size)))
+
+    @property
+    @abstractmethod
+    def world_size(self) -> int:
+        """Number of ranks of the job, including those that write nothing."""
+
+    @abstractmethod
+    def scaled(self, max_bytes: int, rank: int = 0) -> Workload:
+        """Return this workload without some tensors, so that `rank` writes at most `max_bytes`.
+
+        Returns itself when it fits. Raises UsageError with the smallest possible size when nothing
+        fits.
+        """
+
+    def check_rank(self, rank: int) -> None:
+        """Raise UsageError when there is no such rank."""
+        if not 0 <= rank < self.world_size:
+            raise UsageError(
+                f"workload {self.name!r} has no rank {rank}: it has 0 to {self.world_size - 1}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelWorkload(Workload):
+    """`layout` applied to `model`. Scaling drops blocks of the model."""
+
+    model: Model
+    layout: Layout
+
+    def files(self, rank: int = 0) -> tuple[FileSpec, ...]:
+        return self.layout.files(self._prepared(rank), rank)
+
+    def size_bytes(self, rank: int = 0) -> int:
+        return self.layout.size_bytes(self._prepared(rank), rank)
+
+    def total_size_bytes(self) -> int:
         prepared = self.layout.prepare(self.model)
         classes = self.layout.rank_classes(prepared)
         return sum(count * self.layout.size_bytes(prepared, rank) for rank, count in classes)
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the job, including those that write nothing."""
         return self.layout.ranks
 
     @property
@@ -75,13 +112,7 @@ class Workload:
         """Bytes of the whole checkpoint per parameter: 2 of bf16 weights, 12 to 14 in training."""
         return self.total_size_bytes() / self.parameters
 
-    def scaled(self, max_bytes: int, rank: int = 0) -> Workload:
-        """Return this workload without some blocks, so that `rank` writes at most `max_bytes`.
-
-        Returns itself when it fits. Raises UsageError with the smallest possible size when nothing
-        fits.
-        """
-
+    def scaled(self, max_bytes: int, rank: int = 0) -> ModelWorkload:
         def rank_bytes(model: Model) -> int:
             prepared = self.layout.prepare(model)
             self.layout.check(prepared)
@@ -95,8 +126,5 @@ class Workload:
         return replace(self, model=model, scale=scale)
 
     def _prepared(self, rank: int) -> Model:
-        if not 0 <= rank < self.world_size:
-            raise UsageError(
-                f"workload {self.name!r} has no rank {rank}: it has 0 to {self.world_size - 1}"
-            )
+        self.check_rank(rank)
         return self.layout.prepare(self.model)

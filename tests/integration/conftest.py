@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,6 +38,21 @@ def ranks(_pools: list[RankPool]) -> RankPool:
         _pools.pop().kill()
         _pools.append(RankPool(4))
     return _pools[0]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of each checkpoint of the corpus; tests change copies of them."""
+    at = tmp_path_factory.mktemp("corpus")
+    done = subprocess.run(
+        [sys.executable, "-m", "support.checkpoint_corpus", str(at)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return at.joinpath
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,21 +32,6 @@ from iobench.errors import UsageError
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks that make the corpus
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of each checkpoint of the corpus; tests damage copies of them."""
-    at = tmp_path_factory.mktemp("corpus")
-    done = subprocess.run(
-        [sys.executable, "-m", "support.checkpoint_corpus", str(at)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return at.joinpath
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from iobench import workloads
 from iobench.bench.contenders.choose import choose
 from iobench.bench.plan import LEAST_POOL, Plan
 from iobench.bench.processes.job import JobSetup
@@ -19,6 +18,7 @@ from iobench.bench.targets.base import Location
 from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
 from iobench.units import count_of, format_size
+from iobench.verification.imported import load_workload
 from iobench.workloads.reshape import Shape
 from iobench.workloads.specs import FileSpec, size_of
 from iobench.writers.s3_store.target import is_s3
@@ -164,7 +164,7 @@ def make_job(setup: Setup) -> RankJob:
 
 def _files(setup: Setup, rank: int) -> tuple[tuple[FileSpec, ...], ...]:
     """Return the files of one rank of the workload, in each shape."""
-    workload = workloads.load(setup.workload)
+    workload = load_workload(setup.workload)
     if setup.limit_bytes is not None:
         workload = workload.scaled(setup.limit_bytes, 0)
     files = workload.files(rank)

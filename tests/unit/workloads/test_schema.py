@@ -44,7 +44,9 @@ def test_a_file_of_ones_own(write: Callable[[str], Path]) -> None:
 def test_the_guide_is_right(write: Callable[[str], Path]) -> None:
     """The example in docs/workloads.md loads, and the guide names every layout and its fields."""
     guide = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text()
-    example = guide.split("```yaml\n")[1].split("```")[0]
+    examples = guide.split("```yaml\n")
+    assert workloads.load(write(examples[2].split("```")[0])).files()[1].size_bytes == 638
+    example = examples[1].split("```")[0]
     assert workloads.load(write(example)).world_size == 16
     words = {word.strip("`,.()") for word in guide.split()}
     for layout in LAYOUTS.values():
@@ -134,8 +136,8 @@ _MERGED = "m0: &m0 {x: 1}\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (_GOOD.replace("llama-7b", _NESTED), "10,000 values"),
-        (_GOOD + _MERGED, "10,000 values"),
+        (_GOOD.replace("llama-7b", _NESTED), "100,000 values"),
+        (_GOOD + _MERGED, "100,000 values"),
         (_GOOD.replace("llama-7b", "&a [*a]"), "an alias that contains itself"),
         (_GOOD.replace("llama-7b", "!!bool x"), "does not fit its tag"),
         (_GOOD + 'description: "\\e[2J"', "control characters"),
