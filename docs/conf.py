@@ -59,6 +59,7 @@ SECTIONS = {
     "Use in your trainer": {
         "checkpointer": "",
         "verify": "",
+        "load": "",
         "tiers": "",
         "offload": "",
         "integrations": "",

@@ -43,8 +43,8 @@ def exec_(
 ) -> None:
     """Run a script unchanged; a writer saves and loads its files.
 
-    torch.save and torch.load of paths, save_file and load_file of safetensors and the files of
-    DCP's FileSystemWriter take the writer's path, in child processes too. The files equal those of
+    torch.save and torch.load of paths, save_file, load_file and safe_open of safetensors and the
+    files of DCP's FileSystemWriter take the writer's path, in child processes too. The files equal those of
     the stock functions byte for byte, and are durable when the call returns. Other calls are left
     to the stock functions. The summary at the end, on stderr, gives the reasons. The exit code is
     that of the script.

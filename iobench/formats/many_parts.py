@@ -129,19 +129,20 @@ class ScatteredImage(ManyParts):
 class WindowImage(ManyParts):
     """An image of a file of which one range is in memory. Only this range can be read."""
 
-    def __init__(self, path: str, size_bytes: int, start: int, memory: Bytes) -> None:
+    def __init__(self, path: str, size_bytes: int, start: int, memory: AnyMemory) -> None:
         """The file's bytes from `start` on go to `memory`, until one of them ends."""
         super().__init__(path, [start], size_bytes)
-        self._set(_memory=memory[: size_bytes - start])
+        memory = memory[: size_bytes - start]
+        self._set(_memory=memory, on_device=isinstance(memory, DeviceBytes))
 
-    _memory: Bytes
+    _memory: AnyMemory
 
     def parts(self) -> Iterator[tuple[int, AnyMemory]]:
         yield self._starts[0], self._memory
 
     @property
     def writable(self) -> bool:
-        return bool(self._memory.flags.writeable)
+        return isinstance(self._memory, DeviceBytes) or bool(self._memory.flags.writeable)
 
     def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
         del first, last  # there is one part

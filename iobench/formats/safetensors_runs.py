@@ -18,7 +18,7 @@ from iobench.formats.safetensors_header import DTYPES, METADATA
 from iobench.formats.tensors import array_dtype, torch_dtype
 from iobench.text import parse_json
 
-__all__ = ["Kind", "TensorRun", "runs_of", "tensors_of"]
+__all__ = ["Kind", "TensorRun", "metadata_of", "runs_of", "tensors_of"]
 
 _CODES = {code: (name, item_bytes) for name, (code, item_bytes) in DTYPES.items()}
 _INTEGERS = frozenset((int,))
@@ -75,6 +75,13 @@ class TensorRun(NamedTuple):
         each = [(at - begin, other) for at, _, _, other in places]
         return cls(begin, end, kind.item_bytes, names, None, each)
 
+    def tensors(self) -> Iterator[tuple[str, int, Kind]]:
+        """Yield name, begin in the data section and kind of each tensor."""
+        for number, name in enumerate(self.names):
+            kind = self.kind
+            at, kind = (number * kind.size_bytes, kind) if kind else self.each[number]
+            yield name, self.begin + at, kind
+
 
 def runs_of(file: str, header: bytes, data_bytes: int, *, one_by_one: bool) -> list[TensorRun]:
     """Return the tensors that the JSON `header` describes, in file order, in runs.
@@ -100,6 +107,15 @@ def tensors_of(file: str, header: bytes) -> list[tuple[int, int, str, Kind]]:
     Gaps and the file's size are not checked. Raises what `runs_of` raises.
     """
     return sorted(_places(file, _entries(file, header)))
+
+
+def metadata_of(header: bytes) -> dict[str, str] | None:
+    """Return the metadata of a JSON `header` that `runs_of` admits; None without any."""
+    return msgspec.json.decode(header, type=_Metadata).metadata
+
+
+class _Metadata(msgspec.Struct):
+    metadata: dict[str, str] | None = msgspec.field(name=METADATA, default=None)
 
 
 _last: tuple[tuple[bytes, int, bool], list[TensorRun]] | None = None

@@ -31,6 +31,7 @@ from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import torch_file, torch_tensor
 from iobench.formats.many_parts import WindowImage
+from iobench.formats.tensor_slices import GAP_BYTES
 from iobench.integrations.dcp_files import DcpLocation, DcpStorage
 from iobench.integrations.dcp_writer import metadata_name
 from iobench.integrations.default_writer import WriterLike
@@ -43,7 +44,6 @@ __all__ = ["StorageReader"]
 
 _View = Callable[[MetadataIndex, Bytes], torch.Tensor | None]
 _AT_ONCE = 64 * MIB
-_GAP = MIB  # smaller gaps between two items are read, not skipped
 _DAMAGE = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, ArithmeticError),
     *(AttributeError, ImportError, AssertionError),
@@ -234,7 +234,7 @@ def _runs(items: Sequence[_Item]) -> Iterator[_Run]:
     run: _Run | None = None
     for item in sorted(items, key=lambda item: item.start):
         start, stop = item.start - item.start % linux.PAGE, -(-item.stop // linux.PAGE) * linux.PAGE
-        if run and start - run.stop < _GAP and max(stop, run.stop) - run.start <= _AT_ONCE:
+        if run and start - run.stop < GAP_BYTES and max(stop, run.stop) - run.start <= _AT_ONCE:
             run.stop = max(stop, run.stop)
             run.items.append(item)
             continue

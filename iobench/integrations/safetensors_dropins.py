@@ -1,17 +1,18 @@
-"""`save_file` and `load_file` of `iobench.safetensors`: drop-in replacements of safetensors' own.
+"""`save_file`, `load_file` and `safe_open` of `iobench.safetensors`: drop-in replacements.
 
-They have the stock signatures plus `writer`. `safetensors_transfer` does the work; what it cannot
-do exactly like the stock library, these functions pass on to that library.
+They have the stock signatures plus `writer`. `safetensors_transfer` and `safetensors_open` do the
+work; what they cannot do exactly like the stock library, these functions pass on to that library.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import safetensors.torch
 import torch
 
-from iobench.integrations import safetensors_transfer
+from iobench.integrations import safetensors_open, safetensors_transfer
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import (
@@ -21,7 +22,7 @@ from iobench.integrations.stock_path import (
     log_fallback,
 )
 
-__all__ = ["load_file", "save_file"]
+__all__ = ["load_file", "safe_open", "save_file"]
 
 
 def save_file(
@@ -81,3 +82,41 @@ def load_file(
             tensors = safetensors.torch.load_file(filename, device, **options)
             log_fallback("safetensors.torch.load_file", filename, why)
             return tensors
+
+
+def safe_open(
+    filename: str | os.PathLike[str],
+    framework: str,
+    device: str | int | None = "cpu",
+    *,
+    backend: str = "mmap",
+    writer: WriterLike | None = None,
+) -> Any:
+    """Open like `safetensors.safe_open`; `writer` reads each tensor or slice when it is asked for.
+
+    Only the ranges of a slice are read. Columns are the exception: gaps below 1 MiB between their
+    rows are read too, and dropped. Each call returns memory of its own; tensors of the stock class
+    are views of the mapped file. No file stays open: a file that was replaced since raises
+    DataMismatchError.
+
+    The stock class opens the file for other frameworks than torch and other devices than CPU and
+    CUDA, and it reads what the writer cannot read or the free memory cannot hold. The logger
+    `iobench` reports that. The stock class cannot read buckets: `iobench.torch.load` lists what is
+    raised for an object.
+    """
+    chosen = chosen_writer(writer)
+
+    def on_stock(why: Exception) -> None:
+        log_fallback(safetensors_open.NAME, filename, why)
+
+    try:
+        return safetensors_open.opened(
+            chosen, filename, framework, device, backend=backend, on_stock=on_stock
+        )
+    except Exception as why:  # noqa: BLE001 -- safetensors opens it, or raises its own error
+        check_stock_can_load(safetensors_open.NAME, filename, why)
+        options = {} if backend == "mmap" else {"backend": backend}
+        with bypass():
+            opened = safetensors.safe_open(filename, framework, device, **options)
+        on_stock(why)
+        return opened

@@ -30,7 +30,7 @@ from iobench.integrations.stock_path import StockOnly, StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 
-__all__ = ["SaveFileError", "load", "prepare_save"]
+__all__ = ["SaveFileError", "check_memory", "load", "prepare_save"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -88,7 +88,7 @@ def load(
     if on.type not in ("cpu", "cuda"):
         raise StockOnly(f"device {on.type}")
     if on.type == "cpu" and backend == "mmap" and "file" in writer.schemes:
-        _check_memory(os.stat(path).st_size)
+        check_memory(os.stat(path).st_size)
     return files.load(target.name, target.directory, writer, device=on)
 
 
@@ -123,11 +123,11 @@ def _is_plain(metadata: Any) -> bool:
     )
 
 
-def _check_memory(size_bytes: int) -> None:
-    """Raise StockOnly when the free memory cannot hold the file once for each local process.
+def check_memory(size_bytes: int) -> None:
+    """Raise StockOnly when the free memory cannot hold so much of a file in each local process.
 
-    A mapped file takes memory only when it is accessed, and processes share its pages. We read the
-    file into private memory.
+    A mapped file takes memory only when it is accessed, and processes share its pages. We read
+    into private memory.
     """
     available = available_bytes()
     readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)

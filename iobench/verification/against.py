@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from iobench import linux
 from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.formats.many_parts import WindowImage
+from iobench.formats.tensor_slices import room_for
 from iobench.formats.tensors import torch_dtype
 from iobench.verification.file_tree import FileTree, unreadable
 from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory, VerifyReport
@@ -20,7 +20,6 @@ from iobench.verification.reading import OnRead
 from iobench.verification.values import ValueCounts
 from iobench.verification.verify import inventory_of, writer_for
 from iobench.writers.base import Writer
-from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
 
 __all__ = ["verify_against"]
@@ -111,14 +110,10 @@ class _Side:
         return whole.reshape(-1).view(np.uint8)
 
     def _part(self, part: TensorPart) -> Bytes:
-        size, writer = self.location.sizes[part.file], self.location.writer
-        start = part.start - part.start % linux.PAGE
-        stop = min(-(-part.stop // linux.PAGE) * linux.PAGE, size)
-        room = fresh_pages(stop - start, huge=False)
-        writer.read(
-            WindowImage(part.file, size, start, room), self.location.home, start=start, stop=stop
-        )
-        return room[part.start - start : part.stop - start]
+        size, room = self.location.sizes[part.file], room_for(part.start, part.stop)
+        image = WindowImage(part.file, size, part.start, room)
+        self.location.writer.read(image, self.location.home, start=part.start, stop=part.stop)
+        return room
 
 
 def _file(tensor: ListedTensor) -> str:

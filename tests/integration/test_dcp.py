@@ -143,7 +143,7 @@ def test_two_rooms_serve_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small part of a file is read without the rest."""
-    monkeypatch.setattr(dcp_reader, "_GAP", 4096)
+    monkeypatch.setattr(dcp_reader, "GAP_BYTES", 4096)
     state = {f"t{number}": torch.randn(1 << 16) for number in range(40)}
     dcp.save(state, storage_writer=StorageWriter(tmp_path, "odirect"), no_dist=True)
     wanted = {"t3": state["t3"], "t30": state["t30"]}

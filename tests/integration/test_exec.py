@@ -222,7 +222,12 @@ ORDERS = {
     ),
     "by name": (
         "import importlib; m = importlib.import_module\n"
-        "found = [m('safetensors.torch').save_file, m('torch').load]"
+        "found = [m('safetensors.torch').save_file, m('torch').load, m('safetensors').safe_open]"
+    ),
+    "a class": (
+        "from safetensors import safe_open; import safetensors.torch as st\n"
+        "assert not hasattr(st.safe_open, '__wrapped__')  # the stock load_file opens by itself\n"
+        "found = [safe_open]; assert isinstance(safe_open | None, object)"
     ),
     "after a failed import": (
         "import os, sys; os.rename('torch/part.py', 'torch/away.py')\n"
@@ -255,9 +260,10 @@ def test_every_order_of_imports(
             "    def mkdir(self, path): ...\n"
             "    def rename(self, path, new_path): ..."
         ),
-        "safetensors/__init__": "",
+        "safetensors/__init__": "class safe_open: ...",
         "safetensors/torch": (
-            "import torch\ndef save_file(tensors, filename): ...\ndef load_file(filename): ..."
+            "import torch\nfrom safetensors import safe_open\n"
+            "def save_file(tensors, filename): ...\ndef load_file(filename): ..."
         ),
     }
     for name, source in sources.items():

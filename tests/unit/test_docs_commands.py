@@ -28,7 +28,8 @@ _ENVIRONMENT = re.compile(r"^(?:sudo |[A-Z_]+=\S+ )+")
 _PRINTED = "iobench exec:"  # output, not a command
 _COMMANDS = {"iobench", "python", "make", "pip", "git"}
 _LANGUAGES = {
-    "python": "test_docs_python.py, test_tutorials.py, test_verify.py, test_documented.py of two",
+    "python": "test_docs_python.py, test_tutorials.py, test_verify.py, test_safe_open.py, "
+    "test_documented.py of two",
     "sh": "here, like indented commands",
     "text": "test_docs_tables.py: marked as an output",
     "toml": "test_documented.py of writers; here for peers; test_tutorials.py",

@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self, cast
 
-import numpy as np
 import xxhash
 
 from iobench import linux
 from iobench.checkpoint.load.stored import StoredPiece
 from iobench.checkpoint.manifest import FileRecord
-from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError
+from iobench.formats.tensor_slices import GAP_BYTES, room_for
 from iobench.ranks.control import Control
 from iobench.ranks.progress import Progress, WatchedImage
 from iobench.ranks.restore_mode import OtherRankError, Reader
@@ -24,7 +23,6 @@ from iobench.ranks.restore_plan import RestoreMode
 from iobench.ranks.slices import Range
 from iobench.ranks.transport import Transport
 from iobench.units import MIB
-from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes, FileImage, Segment
 from iobench.writers.transfer import Meter, Transfer
@@ -32,7 +30,6 @@ from iobench.writers.transfer import Meter, Transfer
 __all__ = ["Deliver", "PieceReader", "SharedReads", "piece_reader"]
 
 _AT_ONCE = 512 * MIB
-_GAP = MIB  # smaller gaps between two pieces are read, not skipped
 
 Deliver = Callable[[StoredPiece, Bytes], bool]
 """Takes the bytes of a piece, whose checksum is right, in a thread of the reader.
@@ -233,14 +230,8 @@ class _Run(NamedTuple):
     def of(cls, pieces: list[StoredPiece]) -> _Run:
         """Return the run with new memory. Raises OSError (ENOMEM)."""
         start, stop = pieces[0].start, pieces[-1].stop
-        begin = start % linux.PAGE  # direct reads need memory that is aligned like the file
-        size = begin + stop - start
-        if size < _GAP:  # a mapping for each of many small runs would be too many
-            memory = np.empty(size, np.uint8)
-        else:
-            memory = fresh_pages(size, huge=not host_takes_free_memory())
-        segment = Segment(offset=start, length=stop - start, memory=memory[begin:])
-        return cls(pieces, segment)
+        memory = room_for(start, stop)
+        return cls(pieces, Segment(offset=start, length=stop - start, memory=memory))
 
     @property
     def range(self) -> tuple[int, int]:
@@ -340,7 +331,7 @@ def _windows(pieces: Iterable[StoredPiece]) -> Iterator[dict[str, list[StoredPie
     for piece in sorted(pieces, key=lambda piece: (piece.path, piece.start)):
         before = window.get(piece.path)
         gap = piece.start - before[-1].stop if before else 0
-        more = piece.stop - piece.start + (gap if gap < _GAP else 0)
+        more = piece.stop - piece.start + (gap if gap < GAP_BYTES else 0)
         if size + more > _AT_ONCE and window:
             yield window
             window, size, more = {}, 0, piece.stop - piece.start
@@ -354,7 +345,7 @@ def _runs(pieces: Sequence[StoredPiece]) -> Iterator[list[StoredPiece]]:
     """Yield the pieces of a file that are read together: those with small gaps between them."""
     run = [pieces[0]]
     for piece in pieces[1:]:
-        if piece.start - run[-1].stop >= _GAP:
+        if piece.start - run[-1].stop >= GAP_BYTES:
             yield run
             run = []
         run.append(piece)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
@@ -23,7 +22,7 @@ from iobench.checkpoint.rebuild import readable
 from iobench.checkpoint.serialized import FORMAT, SKELETON, TENSORS
 from iobench.errors import DataMismatchError
 from iobench.formats import safetensors
-from iobench.formats.safetensors_runs import Kind, TensorRun, runs_of
+from iobench.formats.safetensors_runs import Kind, runs_of
 from iobench.formats.tensors import torch_dtype
 from iobench.writers.copy_reader import CopyReader
 
@@ -105,7 +104,11 @@ def _of_one_process(copy: CopyReader, manifest: Manifest) -> StoredState:
     runs = runs_of(file, header, size - len(begin), one_by_one=True)
     with readable(file):
         pieces = {piece.name: piece for piece in _pieces(record)}
-        tensors = {name: _whole(pieces[name], *one) for name, one in _each(runs, len(begin))}
+        tensors = {
+            name: _whole(pieces[name], len(begin) + at, kind)
+            for run in runs
+            for name, at, kind in run.tensors()
+        }
     with readable(os.path.join(location, SKELETON)):
         views: list[Any] = []
         return StoredState(
@@ -115,14 +118,6 @@ def _of_one_process(copy: CopyReader, manifest: Manifest) -> StoredState:
             tensors=tensors,
             files={one.path: one for one in manifest.files},
         )
-
-
-def _each(runs: list[TensorRun], begin: int) -> Iterator[tuple[str, tuple[int, Kind]]]:
-    """Yield the name of each tensor, and its begin in the file and its kind."""
-    for run in runs:
-        for number, name in enumerate(run.names):
-            at, kind = (0, run.kind) if run.kind else run.each[number]
-            yield name, (begin + run.begin + at, kind)
 
 
 def _whole(piece: StoredPiece, at: int, kind: Kind) -> StoredTensor:

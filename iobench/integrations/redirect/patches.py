@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+from abc import ABCMeta
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,11 +15,12 @@ from types import ModuleType
 from typing import Any
 
 from iobench.integrations.default_writer import redirected_writer
-from iobench.integrations.redirect.call_counts import CallCounts
-from iobench.integrations.redirect.redirect import Redirect
+from iobench.integrations.redirect.call_counts import CallCounts, Count
+from iobench.integrations.redirect.redirect import Redirect, fallbacks_of, reason_of
 from iobench.integrations.replacing import bypassed, replace
+from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["dcp", "safetensors", "torch"]
+__all__ = ["dcp", "safetensors", "safetensors_open", "torch"]
 
 
 def torch(module: ModuleType, counts: CallCounts) -> None:
@@ -27,8 +29,47 @@ def torch(module: ModuleType, counts: CallCounts) -> None:
 
 
 def safetensors(module: ModuleType, counts: CallCounts) -> None:
-    """Replace safetensors.torch.save_file and load_file."""
+    """Replace safetensors.torch.save_file and load_file. The stock load_file opens files itself."""
+    opening = module.safe_open
+    vars(module)["safe_open"] = getattr(opening, "__wrapped__", opening)
     _replace(module, counts, "safetensors.torch", ("save_file", "load_file"), "filename")
+
+
+def safetensors_open(module: ModuleType, counts: CallCounts) -> None:
+    """Replace the class safetensors.safe_open, before others import it from there."""
+    stock = module.safe_open
+    redirect = Redirect(
+        name="safetensors.safe_open", stock=stock, file=(0, "filename"), counts=counts
+    )
+
+    def open_(*args: Any, **kwargs: Any) -> Any:
+        from iobench.integrations import safetensors_open as ours
+
+        file = os.fsdecode(redirect.file_of(args, kwargs) or "")
+
+        def on_read(moved: list[Transfer]) -> None:
+            read, seconds = sum(one.bytes for one in moved), sum(one.elapsed_s for one in moved)
+            fallbacks = {text: None for one in moved for text in fallbacks_of(one)}
+            counts.redirected(redirect.name, Count(bytes=read, seconds=seconds), fallbacks)
+
+        def on_stock(why: Exception) -> None:
+            counts.stock(redirect.name, reason_of(why), Count(calls=1, example=file))
+
+        writer = redirected_writer()
+        opened = ours.opened(writer, *args, **kwargs, on_stock=on_stock, on_read=on_read)
+        replaced.register(ours.OpenFile)
+        return opened, Meter().transfer(writer.name, "read", 0, durable=True)
+
+    opening = redirect.loading(open_)
+
+    def new(_: type, *args: Any, **kwargs: Any) -> Any:
+        return opening(*args, **kwargs)
+
+    # A class, because annotations and isinstance may name it.
+    names = {"__module__": module.__name__, "__doc__": stock.__doc__}
+    replaced = ABCMeta("safe_open", (), {"__new__": new, "__wrapped__": stock, **names})
+    replaced.register(stock)
+    replace(stock, replaced, module)
 
 
 def _replace(

@@ -48,6 +48,7 @@ def begin(session: str, problem: Callable[[str], None]) -> None:
 
     functions = {
         "torch.serialization": "torch",
+        "safetensors": "safetensors_open",
         "safetensors.torch": "safetensors",
         "torch.distributed.checkpoint.filesystem": "dcp",
     }

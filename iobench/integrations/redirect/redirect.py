@@ -21,7 +21,7 @@ from iobench.integrations.stock_path import (
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Redirect", "fallbacks_of"]
+__all__ = ["Redirect", "fallbacks_of", "reason_of"]
 
 _NESTED = "made while another call was under way, for example by a signal handler"
 
@@ -147,7 +147,7 @@ class _Call:
 
     def report(self, why: Exception) -> None:
         """Print the error behind a fallback at once; each reason once."""
-        reason = _reason(why)
+        reason = reason_of(why)
         if not isinstance(why, StockOnly) and reason not in self._redirect._reported:
             self._redirect._reported.add(reason)
             self._redirect.counts.say(
@@ -161,10 +161,10 @@ class _Call:
         try:
             return redirect.stock(*self._args, **self._kwargs)
         finally:
-            redirect.counts.stock(redirect.name, _reason(why), self.count())
+            redirect.counts.stock(redirect.name, reason_of(why), self.count())
 
 
-def _reason(why: Exception) -> str:
+def reason_of(why: Exception) -> str:
     """Return the reason without file names, so that the summary has few different ones."""
     if isinstance(why, StockOnly):
         return str(why)

@@ -14,6 +14,7 @@ from iobench.checkpoint.load import reader
 from iobench.checkpoint.load.stored import StoredPiece
 from iobench.checkpoint.manifest import FileRecord
 from iobench.errors import DataMismatchError
+from iobench.formats import tensor_slices
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.copy_reader import StoredReader
 from iobench.writers.hybrid import HybridWriter
@@ -50,7 +51,7 @@ def test_kept_pieces_stay(tmp_path: Path, at_once: int) -> None:
             kept[piece] = found
         return piece in kept
 
-    with mock.patch.multiple(reader, _AT_ONCE=at_once, _GAP=20_000):
+    with mock.patch.multiple(reader, _AT_ONCE=at_once, GAP_BYTES=20_000):
         direct = reader.PieceReader()
         transfer = direct.read(StoredReader(HybridWriter(), tmp_path), files, pieces, deliver)
     assert sorted(seen) == pieces
@@ -83,7 +84,10 @@ def test_no_more_memory_than_a_window(tmp_path: Path) -> None:
         sizes.append(size)
         return fresh_pages(size, huge=huge)
 
-    with mock.patch.multiple(reader, _AT_ONCE=100_000, _GAP=20_000, fresh_pages=pages):
+    with (
+        mock.patch.multiple(reader, _AT_ONCE=100_000, GAP_BYTES=20_000),
+        mock.patch.multiple(tensor_slices, GAP_BYTES=20_000, fresh_pages=pages),
+    ):
         copy = StoredReader(HybridWriter(), tmp_path)
         reader.PieceReader().read(copy, files, pieces, lambda *_: False)
     assert sizes

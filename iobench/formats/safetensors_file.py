@@ -1,0 +1,125 @@
+"""SafetensorsFile: an open safetensors file, of which tensors and slices are read one by one."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from iobench.errors import DataMismatchError
+from iobench.formats import safetensors
+from iobench.formats.many_parts import WindowImage
+from iobench.formats.safetensors_runs import Kind, TensorRun, runs_of
+from iobench.formats.tensor_slices import Span, gathered, room_for, spans
+from iobench.formats.tensors import allocate_on
+from iobench.writers.base import Writer
+from iobench.writers.image import AnyMemory, Bytes
+from iobench.writers.transfer import Transfer
+
+__all__ = ["SafetensorsFile", "StoredTensor"]
+
+_KEPT_RUNS = 16
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a file: where it begins, what it is, and the tensors that it is read with."""
+
+    start: int
+    kind: Kind
+    run: TensorRun
+
+    def slice(self, index: Any = ()) -> torch.Tensor:
+        """Return a slice as a view of a tensor without memory. Raises what torch raises."""
+        whole = torch.empty(self.kind.shape, dtype=self.kind.dtype, device="meta")
+        return whole[index]
+
+
+class SafetensorsFile:
+    """A safetensors file by its header, of which slices are read as they are asked for.
+
+    A large tensor is read alone, by the ranges that a slice needs (see `spans`). Neighbours of up
+    to 256 KiB together are read at once, and the last 16 of these runs are kept in memory for the
+    next call. No file stays open; each read compares the file's identity, so that no byte comes
+    from another file that got its name. Thread-safe. A forked child may use it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        target: str | Path,
+        writer: Writer,
+        *,
+        device: str | torch.device = "cpu",
+        on_read: Callable[[Transfer], None] = lambda _: None,
+    ) -> None:
+        """Read the header of `target/path`. `on_read` gets the Transfer of each later read.
+
+        Raises DataMismatchError for a damaged file, UsageError for a device or a dtype that this
+        torch lacks, and TransferError.
+        """
+        self._path, self._target, self._writer = path, target, writer
+        self._allocate, self.device = allocate_on(device), torch.device(device)
+        self._on_read, self._pid = on_read, os.getpid()
+        self.file = os.path.join(target, path)
+        self._found = self._identity()
+        self.header, self.size_bytes = safetensors.read_header(path, target, writer)
+        begin = 8 + len(self.header)
+        runs = runs_of(self.file, self.header, self.size_bytes - begin, one_by_one=False)
+        self.tensors = {
+            name: StoredTensor(begin + at, kind, run)
+            for run in runs
+            for name, at, kind in run.tensors()
+        }
+        """The tensors by name, in the order of the file."""
+        self._data_start = begin
+        self._runs: OrderedDict[int, Bytes] = OrderedDict()
+
+    def _identity(self) -> tuple[int, ...] | None:
+        if "file" not in self._writer.schemes:
+            return None
+        found = os.stat(self.file)
+        return found.st_dev, found.st_ino, found.st_size
+
+    def check_unchanged(self) -> None:
+        """Raise DataMismatchError if another file has this name now, or OSError if none has."""
+        if self._identity() != self._found:
+            raise DataMismatchError(f"{self.file}: was changed while it was open; open it again")
+
+    def read(self, tensor: StoredTensor, view: torch.Tensor) -> torch.Tensor:
+        """Return a slice of `tensor`, which `StoredTensor.slice` described, in new memory.
+
+        It is contiguous, on the device. Raises DataMismatchError for a file that was changed, and
+        TransferError.
+        """
+        parts = [(span, self._bytes(tensor, span)) for span in spans(view)]
+        return gathered(view.shape, view.dtype, parts).to(self.device)
+
+    def _bytes(self, tensor: StoredTensor, span: Span) -> AnyMemory:
+        start, stop, run = tensor.start + span.start, tensor.start + span.stop, tensor.run
+        if len(run.names) == 1:
+            room = room_for(start, stop) if self._allocate is None else self._allocate(stop - start)
+            self._fill(room, start, stop)
+            return room
+        begin = self._data_start + run.begin
+        data = self._runs.pop(begin, None)
+        if data is None:
+            data = room_for(begin, begin + run.end - run.begin)
+            self._fill(data, begin, begin + len(data))
+        self._runs[begin] = data
+        if len(self._runs) > _KEPT_RUNS:
+            self._runs.popitem(last=False)
+        part = data[start - begin : stop - begin]
+        return part.copy()  # the caller may change it
+
+    def _fill(self, room: AnyMemory, start: int, stop: int) -> None:
+        if os.getpid() != self._pid:  # a child must not use the rings and threads of its parent
+            self._writer, self._pid = copy.copy(self._writer), os.getpid()
+        image = WindowImage(self._path, self.size_bytes, start, room)
+        moved = self._writer.read(image, self._target, start=start, stop=stop)
+        self.check_unchanged()
+        self._on_read(moved)

@@ -1,0 +1,215 @@
+"""The work of `safe_open` of `iobench.safetensors` and `iobench exec`: a file by a writer.
+
+Calls that a writer cannot make exactly like safetensors raise StockOnly when the file is opened.
+A read that fails later is made by the stock class.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import EllipsisType, NoneType
+from typing import Any, NoReturn, Self
+
+import numpy as np
+import safetensors
+import torch
+from safetensors import SafetensorError
+
+from iobench.formats.safetensors_file import SafetensorsFile, StoredTensor
+from iobench.formats.safetensors_header import DTYPES
+from iobench.formats.safetensors_runs import metadata_of
+from iobench.formats.tensor_slices import GAP_BYTES
+from iobench.formats.tensors import dtype_name
+from iobench.integrations.replacing import bypass
+from iobench.integrations.safetensors_transfer import check_memory
+from iobench.integrations.stock_path import StockOnly, StockPath, check_stock_can_load, path_of
+from iobench.writers.base import Writer
+from iobench.writers.s3_store.target import is_s3
+from iobench.writers.transfer import Transfer
+
+__all__ = ["NAME", "OpenFile", "opened"]
+
+NAME = "safetensors.safe_open"
+_TORCH = ("pt", "torch", "pytorch")
+_PLAIN = (int, np.integer, slice, EllipsisType, NoneType)
+_PACKED = "float4_e2m1fn_x2"
+"""Its shape in the file is not that of torch."""
+
+OnStock = Callable[[Exception], None]
+OnRead = Callable[[list[Transfer]], None]
+
+
+def opened(
+    writer: Writer,
+    filename: Any,
+    framework: Any,
+    device: Any = "cpu",
+    *,
+    backend: str = "mmap",
+    on_stock: OnStock,
+    on_read: OnRead = lambda _: None,
+) -> OpenFile:
+    """Return what `safe_open` returns. Raises StockOnly, and every other error unchanged.
+
+    `on_stock` gets the reason of each read that the stock class makes. `on_read` gets the Transfers
+    of all others: when the file is closed, and when the object is collected.
+    """
+    if framework not in _TORCH:
+        raise StockOnly(f"framework {framework!r}, not torch")
+    if backend not in ("mmap", "pread"):
+        raise StockOnly(f"backend {backend!r}, neither mmap nor pread")
+    target, on = StockPath.of_stored(path_of(filename), writer), _device(device)
+    moved: list[Transfer] = []
+    with bypass():
+        file = SafetensorsFile(
+            target.name, target.directory, writer, device=on, on_read=moved.append
+        )
+
+    def stock() -> Any:
+        options = {} if backend == "mmap" else {"backend": backend}
+        with bypass():
+            return safetensors.safe_open(filename, framework, device, **options)
+
+    return OpenFile(_Inner(file, stock, on_stock, moved, on_read))
+
+
+def _device(device: Any) -> torch.device:
+    """Return the device of a safe_open's argument. Raises StockOnly for what only stock knows."""
+    if device is None or device == "cpu":
+        return torch.device("cpu")
+    number = type(device) is int and device >= 0
+    named = type(device) is str and device.partition(":")[0] == "cuda"
+    if not (number or named) or not torch.cuda.is_available():
+        raise StockOnly(f"device {device!r}")
+    return torch.device("cuda", device) if number else torch.device(device)
+
+
+class _Inner:
+    """An open file, which a handle and its slices share: slices work after the handle is closed."""
+
+    def __init__(
+        self,
+        file: SafetensorsFile,
+        stock: Callable[[], Any],
+        on_stock: OnStock,
+        moved: list[Transfer],
+        on_read: OnRead,
+    ) -> None:
+        self.file, self.stock, self._on_stock = file, stock, on_stock
+
+        def note() -> None:
+            if done := [moved.pop() for _ in range(len(moved))]:
+                on_read(done)
+
+        self.note = note
+        weakref.finalize(self, note)
+
+    def tensor(self, name: Any) -> StoredTensor:
+        """Return a tensor by its name. Raises the errors of the stock class."""
+        if not isinstance(name, str):
+            kind = type(name).__name__
+            raise TypeError(f"argument 'name': '{kind}' object is not an instance of 'str'")
+        found = self.file.tensors.get(name)
+        if found is None:
+            raise SafetensorError(f"File does not contain tensor {name}")
+        return found
+
+    def read(self, name: str, view: torch.Tensor, stock: Callable[[Any], Any]) -> Any:
+        """Return a slice of a tensor; after an error what `stock` returns from the stock class."""
+        file = self.file
+        try:
+            if view.nbytes >= GAP_BYTES and file.device.type == "cpu" and not is_s3(file.file):
+                check_memory(view.nbytes)
+            return file.read(file.tensors[name], view)
+        except Exception as why:  # noqa: BLE001 -- the stock class reads it, or raises its own error
+            check_stock_can_load(NAME, file.file, why)
+            file.check_unchanged()
+            self._on_stock(why)
+        return stock(self.stock())
+
+
+class OpenFile:
+    """What `safe_open` returns: the methods and the errors of the stock class.
+
+    Each call reads anew and returns memory of its own, which is contiguous; tensors of the stock
+    class share the mapped file.
+    """
+
+    def __init__(self, inner: _Inner) -> None:
+        self._inner: _Inner | None = inner
+
+    def _open(self) -> _Inner:
+        if self._inner is None:
+            raise SafetensorError("File is closed")
+        return self._inner
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            inner.note()
+
+    def keys(self) -> list[str]:
+        """Return the names of the tensors, sorted."""
+        return sorted(self._open().file.tensors)
+
+    def offset_keys(self) -> list[str]:
+        """Return the names of the tensors in the order of the file."""
+        return list(self._open().file.tensors)
+
+    def metadata(self) -> dict[str, str] | None:
+        """Return the metadata; None without any."""
+        return metadata_of(self._open().file.header)
+
+    def get_tensor(self, name: str) -> Any:
+        """Return a tensor."""
+        inner = self._open()
+        return inner.read(name, inner.tensor(name).slice(), lambda file: file.get_tensor(name))
+
+    def get_tensors(self) -> dict[str, Any]:
+        """Return all tensors by name."""
+        return {name: self.get_tensor(name) for name in self.offset_keys()}
+
+    def get_slice(self, name: str) -> SafeSlice:
+        """Return a tensor that is read by the ranges that are asked for with `[...]`."""
+        inner = self._open()
+        return SafeSlice(inner, name, inner.tensor(name))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle 'safe_open' object")
+
+
+class SafeSlice:
+    """What `get_slice` returns."""
+
+    def __init__(self, inner: _Inner, name: str, tensor: StoredTensor) -> None:
+        self._inner, self._name, self._tensor = inner, name, tensor
+        self._packed = dtype_name(tensor.kind.dtype) == _PACKED
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the whole tensor, in the file."""
+        shape = list(self._tensor.kind.shape)
+        return [*shape[:-1], 2 * shape[-1]] if shape and self._packed else shape
+
+    def get_dtype(self) -> str:
+        """Return the dtype's code in the file, such as BF16."""
+        return DTYPES[dtype_name(self._tensor.kind.dtype)][0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a slice like torch. Other indices than integers and slices read all of it."""
+        if self._packed:  # the stock class refuses it, or knows what to do
+            return self._inner.stock().get_slice(self._name)[index]
+        items = index if isinstance(index, tuple) else (index,)
+        if not all(isinstance(one, _PLAIN) and not isinstance(one, bool) for one in items):
+            return self[...][index]
+        return self._inner.read(
+            self._name,
+            self._tensor.slice(index),
+            lambda file: file.get_slice(self._name)[index],
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle 'PySafeSlice' object")
