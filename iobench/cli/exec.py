@@ -44,10 +44,10 @@ def exec_(
     """Run a script unchanged; a writer saves and loads its files.
 
     torch.save and torch.load of paths, save_file, load_file and safe_open of safetensors and the
-    files of DCP's FileSystemWriter take the writer's path, in child processes too. The files equal those of
-    the stock functions byte for byte, and are durable when the call returns. Other calls are left
-    to the stock functions. The summary at the end, on stderr, gives the reasons. The exit code is
-    that of the script.
+    files of DCP's FileSystemWriter take the writer's path, in child processes too. The files equal
+    those of the stock functions byte for byte, and are durable when the call returns. Other calls
+    are left to the stock functions. The summary at the end, on stderr, gives the reasons. The exit
+    code is that of the script.
     """
     # All writers import numpy, whose BLAS starts a thread for each core: 0.1 s on two cores. Making
     # a writer from its options does not use it.
