@@ -21,12 +21,12 @@ from iobench.writers.base import Writer
 from iobench.writers.image import AnyMemory, Bytes
 from iobench.writers.transfer import Transfer
 
-__all__ = ["SafetensorsFile", "StoredTensor"]
+__all__ = ["SafetensorsFile", "TensorInFile"]
 
 _KEPT_RUNS = 16
 
 
-class StoredTensor(NamedTuple):
+class TensorInFile(NamedTuple):
     """A tensor of a file: where it begins, what it is, and the tensors that it is read with."""
 
     start: int
@@ -71,7 +71,7 @@ class SafetensorsFile:
         begin = 8 + len(self.header)
         runs = runs_of(self.file, self.header, self.size_bytes - begin, one_by_one=False)
         self.tensors = {
-            name: StoredTensor(begin + at, kind, run)
+            name: TensorInFile(begin + at, kind, run)
             for run in runs
             for name, at, kind in run.tensors()
         }
@@ -90,8 +90,8 @@ class SafetensorsFile:
         if self._identity() != self._found:
             raise DataMismatchError(f"{self.file}: was changed while it was open; open it again")
 
-    def read(self, tensor: StoredTensor, view: torch.Tensor) -> torch.Tensor:
-        """Return a slice of `tensor`, which `StoredTensor.slice` described, in new memory.
+    def read(self, tensor: TensorInFile, view: torch.Tensor) -> torch.Tensor:
+        """Return a slice of `tensor`, which `TensorInFile.slice` described, in new memory.
 
         It is contiguous, on the device. Raises DataMismatchError for a file that was changed, and
         TransferError.
@@ -99,7 +99,7 @@ class SafetensorsFile:
         parts = [(span, self._bytes(tensor, span)) for span in spans(view)]
         return gathered(view.shape, view.dtype, parts).to(self.device)
 
-    def _bytes(self, tensor: StoredTensor, span: Span) -> AnyMemory:
+    def _bytes(self, tensor: TensorInFile, span: Span) -> AnyMemory:
         start, stop, run = tensor.start + span.start, tensor.start + span.stop, tensor.run
         if len(run.names) == 1:
             room = room_for(start, stop) if self._allocate is None else self._allocate(stop - start)

@@ -16,7 +16,7 @@ import safetensors
 import torch
 from safetensors import SafetensorError
 
-from iobench.formats.safetensors_file import SafetensorsFile, StoredTensor
+from iobench.formats.safetensors_file import SafetensorsFile, TensorInFile
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.safetensors_runs import metadata_of
 from iobench.formats.tensor_slices import GAP_BYTES
@@ -36,8 +36,8 @@ _PLAIN = (int, np.integer, slice, EllipsisType, NoneType)
 _PACKED = "float4_e2m1fn_x2"
 """Its shape in the file is not that of torch."""
 
-OnStock = Callable[[Exception], None]
-OnRead = Callable[[list[Transfer]], None]
+NoteStock = Callable[[Exception], None]
+NoteReads = Callable[[list[Transfer]], None]
 
 
 def opened(
@@ -47,8 +47,8 @@ def opened(
     device: Any = "cpu",
     *,
     backend: str = "mmap",
-    on_stock: OnStock,
-    on_read: OnRead = lambda _: None,
+    on_stock: NoteStock,
+    on_read: NoteReads = lambda _: None,
 ) -> OpenFile:
     """Return what `safe_open` returns. Raises StockOnly, and every other error unchanged.
 
@@ -92,9 +92,9 @@ class _Inner:
         self,
         file: SafetensorsFile,
         stock: Callable[[], Any],
-        on_stock: OnStock,
+        on_stock: NoteStock,
         moved: list[Transfer],
-        on_read: OnRead,
+        on_read: NoteReads,
     ) -> None:
         self.file, self.stock, self._on_stock = file, stock, on_stock
 
@@ -105,7 +105,7 @@ class _Inner:
         self.note = note
         weakref.finalize(self, note)
 
-    def tensor(self, name: Any) -> StoredTensor:
+    def tensor(self, name: Any) -> TensorInFile:
         """Return a tensor by its name. Raises the errors of the stock class."""
         if not isinstance(name, str):
             kind = type(name).__name__
@@ -185,7 +185,7 @@ class OpenFile:
 class SafeSlice:
     """What `get_slice` returns."""
 
-    def __init__(self, inner: _Inner, name: str, tensor: StoredTensor) -> None:
+    def __init__(self, inner: _Inner, name: str, tensor: TensorInFile) -> None:
         self._inner, self._name, self._tensor = inner, name, tensor
         self._packed = dtype_name(tensor.kind.dtype) == _PACKED
 
