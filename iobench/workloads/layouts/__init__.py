@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from iobench.workloads.layouts.deepspeed_zero3 import DeepSpeedZero3
-from iobench.workloads.layouts.deepspeed_zero12 import DeepSpeedZero1, DeepSpeedZero2
+from iobench.workloads.layouts.deepspeed import DeepSpeedZero1, DeepSpeedZero2, DeepSpeedZero3
 from iobench.workloads.layouts.fsdp_dcp import FsdpDcp
 from iobench.workloads.layouts.hf_export import HfExport
 from iobench.workloads.layouts.hf_trainer import HfTrainer

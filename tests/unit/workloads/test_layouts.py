@@ -11,7 +11,7 @@ import torch
 from iobench import workloads
 from iobench.errors import UsageError
 from iobench.workloads import Workload
-from iobench.workloads.layouts.deepspeed_zero12 import DeepSpeedZero2
+from iobench.workloads.layouts.deepspeed import DeepSpeedZero2
 
 _SMALL_JOBS = {
     "llama7b": {"world_size": 3},
