@@ -35,12 +35,16 @@ class PieceDigests:
         self._image, self._pieces = image, pieces
         self._found, self._done = [""] * len(pieces), bytearray(len(pieces))
 
-    def compute(self, *, above: int = -1) -> None:
-        """Compute what was not computed yet, of the pieces of more than `above` bytes."""
+    def compute(self, *, above: int = -1, before: int | None = None) -> None:
+        """Compute what was not computed yet, of the pieces of more than `above` bytes.
+
+        With `before`, of those that begin before this byte.
+        """
         pieces, found = self._pieces, self._found
         if pieces.largest_bytes <= above:
             return
-        due = [at for at in self._missing() if pieces.sizes[at] > above]
+        last = None if before is None else bisect.bisect_left(pieces.begins, before)
+        due = [at for at in self._missing(last) if pieces.sizes[at] > above]
         for first, last in self._runs(due):
             sizes = pieces.sizes[first:last]
             found[first:last] = _digests_of(self._image, pieces.begins[first], sizes)
@@ -76,12 +80,12 @@ class PieceDigests:
             listed = tuple(map(Piece, self._pieces.names, self._pieces.sizes, self._found))
         return FileRecord(path=self._image.path, size_bytes=self._image.size_bytes, pieces=listed)
 
-    def _missing(self) -> Iterator[int]:
+    def _missing(self, last: int | None) -> Iterator[int]:
         """Yield the numbers of the pieces without a checksum: few among many, as a rule."""
-        at = self._done.find(0)
+        at = self._done.find(0, 0, last)
         while at >= 0:
             yield at
-            at = self._done.find(0, at + 1)
+            at = self._done.find(0, at + 1, last)
 
     def _runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield [first, last) of consecutive pieces: one large piece, or up to `_RUN` bytes."""

@@ -58,7 +58,7 @@ class SaveEvents:
 
     def _changed(self, save: Save) -> None:
         event = _OF_STATUS.get(save.status)
-        if event is not None:
+        if event is not None and not (event == "copied" and save.streamed):
             self._put(save, event)
 
     def remote(self, step: int) -> None:

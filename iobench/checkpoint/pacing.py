@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Self
 
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import AnyMemory, FileImage
+from iobench.writers.wrapped_image import WrappedImage
 
 __all__ = ["PacedImage"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PacedImage(FileImage):
+class PacedImage(WrappedImage):
     """Returns the bytes up to `stop` no earlier than `stop / rate` seconds after its creation.
 
     Writers take blocks in order and write them afterwards. So no I/O path is faster than
-    `rate_bytes_per_s` on average. Within one block the rate may be higher.
+    the rate on average. Within one block the rate may be higher.
     """
 
-    rate_bytes_per_s: float
-    began_s: float
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    _rate_bytes_per_s: float
+    _began_s: float
+    _clock: Callable[[], float]
+    _sleep: Callable[[float], None]
 
     @classmethod
-    def over(cls, image: FileImage, rate_bytes_per_s: float) -> PacedImage:
+    def over(
+        cls,
+        image: FileImage,
+        rate_bytes_per_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> Self:
         """Return `image`, paced from now on."""
-        return cls(
-            path=image.path,
-            segments=image.segments,
-            rate_bytes_per_s=rate_bytes_per_s,
-            began_s=time.monotonic(),
-        )
+        rate = rate_bytes_per_s
+        return cls(image, _rate_bytes_per_s=rate, _began_s=clock(), _clock=clock, _sleep=sleep)
 
-    def views(self, start: int, stop: int) -> list[Bytes]:
-        early_s = self.began_s + stop / self.rate_bytes_per_s - self.clock()
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
+        early_s = self._began_s + stop / self._rate_bytes_per_s - self._clock()
         if early_s > 0:
-            self.sleep(early_s)
-        return super().views(start, stop)
+            self._sleep(early_s)
+        return super().pieces(start, stop)

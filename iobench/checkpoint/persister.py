@@ -16,6 +16,7 @@ from iobench import linux
 from iobench.checkpoint.ranked.turns import Turns
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot, SlotPool
+from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
@@ -24,6 +25,7 @@ from iobench.writers.image import Bytes
 
 __all__ = ["Persister", "Pick", "Snapshot", "end_unclosed", "newest"]
 
+_LOOK_AGAIN_S = 1.0
 _NO_LIMIT = 1 << 30
 _NICE = 10  # about a tenth of the CPU when training uses all of it
 
@@ -37,12 +39,19 @@ class Snapshot(Generic[T]):
     save: Save
     content: T
     slot: Slot | None = None
+    streamed: Streamed | None = None
+    """For a snapshot that is larger than its slot."""
 
     @property
     def memory(self) -> Bytes:
         """Memory of the slot."""
         assert self.slot is not None
         return self.slot.memory
+
+    @property
+    def begin(self) -> int:
+        """The first byte of the file in `memory`; 0 if all of it is there."""
+        return min(self.slot.begin, self.save.size_bytes) if self.slot is not None else 0
 
     @property
     def number(self) -> int:
@@ -263,6 +272,11 @@ class Persister(Generic[T]):
         if lease is not None:
             self._channel.give_back(lease, LeaseState.QUEUED)
 
+    def wait_for(self, wait: Callable[[float], bool], lease: Lease[Snapshot[T]]) -> None:
+        """Call `wait(seconds)` until it returns True, or the snapshot has no slot any more."""
+        while not wait(_LOOK_AGAIN_S) and self._channel.holds(lease):
+            pass
+
     def wait(self) -> None:
         """Wait until nothing waits and nothing is written."""
         self._channel.drain(despite_failure=True)
@@ -296,8 +310,8 @@ class Persister(Generic[T]):
     def fail(self, save: Save, error: BaseException) -> None:
         """Record that `save` failed. The trainer's thread raises `error` later."""
         error.add_note(f"in the background, while step {save.step} was saved")
-        save.fail(error)
         self._failures.append(error)
+        save.fail(error)
 
     def _work(self) -> None:
         self._lower_priority()
@@ -331,6 +345,8 @@ class Persister(Generic[T]):
             else:
                 self._follow(turns, snapshot)
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
+            if turns is None and snapshot.save.error is not None:
+                return  # it was raised: save_async was interrupted
             self.fail(snapshot.save, error)
             self.failed.append(snapshot.save.step)
 
@@ -361,6 +377,8 @@ class Persister(Generic[T]):
                 snapshot.save.fail(failure)
         if self._turns is not None:
             self._turns.ended(snapshot.number)
+        if snapshot.streamed is not None:
+            snapshot.streamed.end()
         if snapshot.slot is not None:
             self.pool.give(snapshot.slot)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.pieces import Pieces
+from iobench.checkpoint.streamed import StreamedImage
 from iobench.units import KIB
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.image import Bytes, FileImage
@@ -44,27 +45,35 @@ def recorded(image: FileImage, pieces: Pieces, *, by_block: bool) -> Iterator[Re
     copies: many short computations in another thread would hold Python's lock, and the writer would
     wait for it at every copy (docs/decisions/0062). If the writer takes the memory itself, because
     direct I/O is refused, the thread computes them all. Raises what the thread raised.
+
+    Of a StreamedImage the thread computes all of them, and raises why the save fails.
     """
     digests = PieceDigests(image, pieces)
-    by_block = by_block and not image.in_one_piece(0, image.size_bytes)
+    streamed = image if isinstance(image, StreamedImage) else None
+    by_block = by_block and streamed is None and not image.in_one_piece(0, image.size_bytes)
     above = _SMALL if by_block else -1
     # A channel is a reference cycle with its function, so that must not hold the image's memory.
-    channel: Channel[tuple[PieceDigests, int]] = Channel(
+    channel: Channel[tuple[PieceDigests, int, StreamedImage | None]] = Channel(
         lambda: channel.serve(_compute), name="iobench-checksums", limit=2
     )
-    all_of_them = functools.cache(lambda: channel.submit(Lease((digests, -1))))
+    all_of_them = functools.cache(lambda: channel.submit(Lease((digests, -1, None))))
     sent = _RecordedImage(image, _digests=digests, _compute=all_of_them) if by_block else image
     try:
-        channel.submit(Lease((digests, above)))
+        channel.submit(Lease((digests, above, streamed)))
         yield Recording(image=sent, digests=digests)
         channel.drain()
+        if streamed is not None:
+            streamed.written()
         digests.compute()  # pieces in two blocks
     finally:
         channel.close()
 
 
-def _compute(wanted: tuple[PieceDigests, int]) -> None:
-    digests, above = wanted
+def _compute(wanted: tuple[PieceDigests, int, StreamedImage | None]) -> None:
+    digests, above, streamed = wanted
+    if streamed is not None:
+        digests.compute(before=streamed.begin)
+        streamed.hashed()
     digests.compute(above=above)
 
 

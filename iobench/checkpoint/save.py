@@ -31,6 +31,7 @@ class Save:
     `lag_wait_s` is the part of it in which the save waited for copies to the remote tier.
     `pages_s` is the part of the copy in which pages of host memory were made: in the first save of
     each slot, unless `prepare` has made them.
+    `streamed`: the snapshot is larger than the budget, and is copied while it is written.
     `persist_s` is the time from the begin of the write to the commit, and `durable_s` from the call
     to the commit, as this rank knows of it. `serial` is its number among the saves of a run; 0
     where checkpoints are numbered in the order of their commits, and below 0 until the manifests in
@@ -44,6 +45,7 @@ class Save:
     stall_s: float = 0.0
     lag_wait_s: float = 0.0
     pages_s: float = 0.0
+    streamed: bool = False
     persist_s: float | None = None
     durable_s: float | None = None
     serial: int = 0

@@ -13,6 +13,7 @@ from iobench.checkpoint.aliases import Leaf
 from iobench.checkpoint.flat_state import FlatState
 from iobench.checkpoint.ranked.one_rank import of_one_rank
 from iobench.checkpoint.state_tree import flatten
+from iobench.checkpoint.streamed import Streamed
 from iobench.checkpoint.structure import Structure
 from iobench.checkpoint.tree_spec import json_text
 from iobench.errors import StateError
@@ -46,6 +47,7 @@ class Serialized:
     located: Located = field(repr=False)
     number: int = 0
     """Among the saves of several ranks."""
+    streamed: Streamed | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, state: Any) -> Serialized:
@@ -96,9 +98,18 @@ class Serialized:
         """
         return self.structure.image(TENSORS, self.located, self.tensors, self.arrays)
 
+    def whole_image(self) -> FileImage:
+        """Like `image`: the file has no checksums."""
+        return self.image()
+
+    def piece_end(self, position: int) -> int:
+        """Return `position`: the file has no checksums."""
+        return position
+
     def image_in(self, memory: Bytes) -> FileImage:
         """Return the tensor file whose snapshot begins at the first byte of `memory`."""
-        return FileImage.of(TENSORS, [memory[: self.size_bytes]])
+        image = FileImage.of(TENSORS, [memory[: self.size_bytes]])
+        return image if self.streamed is None else self.streamed.image(image)
 
     def to_be_copied_later(self) -> Serialized:
         """Return the same for a copy while the trainer goes on.
@@ -112,9 +123,10 @@ class Serialized:
             tensors=[tensor.detach() for tensor in self.tensors],
         )
 
-    def without_memory(self) -> Serialized:
+    def without_memory(self, streamed: Streamed | None = None) -> Serialized:
         """Return what is needed after the copy: it keeps no tensor and no array alive."""
-        return replace(self, tensors=[], arrays=[], located=Located.nowhere())
+        nowhere = Located.nowhere()
+        return replace(self, tensors=[], arrays=[], located=nowhere, streamed=streamed)
 
     def skeleton_image(self) -> FileImage:
         return FileImage.of(SKELETON, [np.frombuffer(self.skeleton.encode(), dtype=np.uint8)])

@@ -25,11 +25,18 @@ class Slot:
     """Memory for one snapshot, in the layout of the file. The copy into it makes its pages.
 
     An address and its file offset are equal modulo the page size and more. So direct writers write
-    this memory without a staging copy. When pinned memory is freed, it is unpinned.
+    this memory without a staging copy. When pinned memory is freed, it is unpinned. Nothing is
+    copied to the bytes before `begin`, a page, so they take no memory.
     """
 
     def __init__(self) -> None:
         self.memory: Bytes = np.empty(0, dtype=np.uint8)
+        self.begin = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that it takes."""
+        return max(0, len(self.memory) - self.begin)
 
     def hold(self, size_bytes: int, *, pinned: bool) -> None:
         """Provide at least `size_bytes`. When the memory grows, its contents are lost.
@@ -50,7 +57,7 @@ class Slot:
         memory = self.memory
         # Small steps: the kernel holds the lock of the address space in each, and this thread may
         # have a low priority.
-        for start in range(0, len(memory), HUGE_PAGE):
+        for start in range(self.begin, len(memory), HUGE_PAGE):
             if self.memory is not memory:
                 return
             make_pages(memory[start : start + HUGE_PAGE])
@@ -75,7 +82,9 @@ class SlotPool:
     """`count` slots of one size, each allocated when a save needs it.
 
     `budget_bytes` limits their sum. With None, the available memory is the limit, including the
-    limits of this process's control groups. The caller takes no more than `count` slots.
+    limits of this process's control groups. The caller takes no more than `count` slots. With
+    `streams`, a smaller budget means fewer slots. If it does not even hold one snapshot, there is
+    one slot for the end of the file: a Streamed has the rest.
 
     There is no lock: a signal handler that saves may run inside `take`. `deque.popleft` and
     `append` are atomic under the GIL. A slot that Ctrl-C loses between them is collected, and
@@ -85,29 +94,55 @@ class SlotPool:
     counts_alone = True
     """Whether `count` is the same in all ranks of a job without their agreement."""
 
-    def __init__(self, count: int, budget_bytes: int | None = None) -> None:
-        self.count = count
+    def __init__(
+        self,
+        count: int,
+        budget_bytes: int | None = None,
+        *,
+        streams: bool = False,
+        alone: bool = True,
+    ) -> None:
+        """With `alone`, `grow` counts the slots; otherwise `count` stays until it is set."""
+        self.count = self._most = count
         self._free = deque(Slot() for _ in range(count))
         self._slots = weakref.WeakSet(self._free)
         self._budget_bytes = budget_bytes
-        self._size = 0
+        self._streams = streams and budget_bytes is not None
+        self.counts_alone = alone or not self._streams
+        self._size = self._begin = 0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all slots together."""
-        return sum(len(slot.memory) for slot in self._slots)
+        return sum(slot.held_bytes for slot in self._slots)
 
     def grow(self, size_bytes: int) -> None:
         """Set the size of every slot to at least `size_bytes`.
 
         Raises StateError when the budget or the memory does not allow it for all slots.
         """
-        size = _whole_pages(size_bytes)
-        if size <= self._size:
-            return
-        count, needed = self.count, size * self.count
+        count = self.counted(size_bytes)
+        if self.counts_alone:
+            self.count = count
+
+    def _layout(self, size_bytes: int) -> tuple[int, int, int]:
+        """Return the number of slots for a snapshot, their size, and the first byte in memory."""
+        size, count = _whole_pages(size_bytes), self._most
+        if not self._begin:
+            size = max(size, self._size)
+        room = _whole_pages(self._budget_bytes or 0)
+        if not self._streams or size * count <= room:
+            return count, size, 0
+        return max(1, room // size), size, max(0, size - room)
+
+    def counted(self, size_bytes: int) -> int:
+        """Return how many slots of `size_bytes` there are or could be. Raises what `grow` does."""
+        count, size, begin = self._layout(size_bytes)
+        if (size, begin) == (self._size, self._begin):
+            return count
+        needed = (size - begin) * count
         needs = f"the state is {format_size(size_bytes)}: {count} slots need {format_size(needed)}"
-        if self._budget_bytes is not None and needed > self._budget_bytes:
+        if not self._streams and self._budget_bytes is not None and needed > self._budget_bytes:
             raise StateError(
                 f"{needs} of host memory, the budget is {format_size(self._budget_bytes)}; use "
                 "fewer slots, a larger budget, or save() in place of save_async()"
@@ -118,12 +153,13 @@ class SlotPool:
                 f"{needs} of host memory, {format_size(available)} are available; use fewer "
                 "slots, or save() in place of save_async()"
             )
-        self._size = size
+        self._size, self._begin = size, begin
+        return count
 
     def allocated(self) -> list[Slot]:
         """Allocate the free slots, and return them. They stay free; see `Slot.make_ready`."""
         slots: list[Slot] = []
-        for _ in range(len(self._free)):
+        for _ in range(min(len(self._free), self.count)):
             slots.append(slot := self.take(pinned=False))
             self._free.appendleft(slot)  # one after the other: `take` pops on the right
         return slots
@@ -135,12 +171,7 @@ class SlotPool:
 
     def grows(self, size_bytes: int) -> bool:
         """Return whether slots of this size need other memory than those that there are."""
-        return size_bytes > self._size > 0
-
-    def counted(self, size_bytes: int) -> int:
-        """Return how many slots of `size_bytes` there are or could be. Raises what `grow` does."""
-        self.grow(size_bytes)
-        return self.count
+        return self._size > 0 and self._layout(size_bytes)[1:] != (self._size, self._begin)
 
     def take(self, *, pinned: bool, save: Save | None = None) -> Slot:
         """Return a free slot of the full size, the last one used; its content is undefined.
@@ -164,7 +195,17 @@ class SlotPool:
 
         Raises StateError: the memory that was available for all may be in use by now.
         """
-        needed = self._size - len(slot.memory)
+        if pinned and self._begin:
+            raise StateError(
+                f"a state with CUDA tensors needs a budget of {format_size(self._size)}, or save() "
+                "in place of save_async(): only tensors in host memory are written through less"
+            )
+        if slot.begin != self._begin:
+            slot.free()
+            slot.begin = self._begin
+        needed = self._size - self._begin - slot.held_bytes
+        if self._streams and self.size_bytes + needed > _whole_pages(self._budget_bytes or 0):
+            self.free()  # the others have the memory of an earlier size
         available = available_bytes() if needed > 0 else None
         if available is not None and needed > available:
             raise StateError(

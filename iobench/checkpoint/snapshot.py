@@ -10,11 +10,14 @@ from typing import Generic, Protocol, Self, TypeVar, cast
 import numpy as np
 import torch
 
+from iobench import linux
 from iobench.checkpoint.aliases import Leaf
 from iobench.checkpoint.persister import Persister, Snapshot
+from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.units import MIB
-from iobench.writers.blocks.channel import Lease
+from iobench.writers.blocks import interpreter_end
+from iobench.writers.blocks.channel import Lease, LeaseState
 from iobench.writers.blocks.pages import make_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.device.base import Device
@@ -63,11 +66,17 @@ class Content(Protocol):
     def image(self) -> FileImage:
         """Return the file on the memory of a state in host memory."""
 
+    def whole_image(self) -> FileImage:
+        """Like `image`, with the checksums that the format has."""
+
+    def piece_end(self, position: int) -> int:
+        """Return the first byte, from `position` on, whose checksum depends on none before it."""
+
     def to_be_copied_later(self) -> Self:
         """Return the same for a copy while the trainer goes on."""
 
-    def without_memory(self) -> Self:
-        """Return what is needed after the copy."""
+    def without_memory(self, streamed: Streamed | None = None) -> Self:
+        """Return what is needed after the copy. `streamed` has what is not copied."""
 
 
 _C = TypeVar("_C", bound=Content)
@@ -112,25 +121,27 @@ def gpu_copies(content: Content) -> DeviceCopies:
     return DeviceCopies(devices)
 
 
-def copy_image(memory: Bytes, image: FileImage, *, processes: int = 1) -> float:
-    """Copy an image of host memory to the beginning of `memory` with several threads.
+def copy_image(
+    memory: Bytes, image: FileImage, *, begin: int = 0, end: int | None = None, processes: int = 1
+) -> float:
+    """Copy the bytes [begin, end) of an image to the same place in `memory` with several threads.
 
     Each makes the missing pages of its blocks. Returns the seconds that this took. When several
     `processes` copy at the same time, their threads together are no more than the CPUs.
     """
-    meter = Meter()
+    meter, end = Meter(), image.size_bytes if end is None else end
 
     def work(blocks: Blocks, own: Meter) -> None:
         for start, stop in blocks:
             part = memory[start:stop]
             began_s = time.perf_counter()
-            if make_pages(part):
+            if make_pages(memory[start - start % linux.PAGE : stop]):
                 own.seconds["pages"] = own.seconds.get("pages", 0) + time.perf_counter() - began_s
             image.gather(start, stop, part)
 
     cpus = (os.cpu_count() or 1) // processes
-    threads = max(1, min(_MOST_THREADS, cpus, -(-image.size_bytes // _BLOCK)))
-    blocks = Blocks(0, image.size_bytes, _BLOCK if threads > 1 else _ALONE)
+    threads = max(1, min(_MOST_THREADS, cpus, -(-(end - begin) // _BLOCK)))
+    blocks = Blocks(begin, end, _BLOCK if threads > 1 else _ALONE)
     run_workers(threads, blocks, work, meter)
     return meter.seconds.get("pages", 0.0)
 
@@ -154,26 +165,70 @@ class LazyCopy(Generic[_C]):
     Only torch tensors are read later; numpy arrays and plain values are copied at once. `run`
     submits the complete snapshot to the persister. If a tensor changed during the copy, it reports
     a StateError instead. From the begin of `run` on, its thread owns the slot.
+
+    A snapshot that is larger than its slot is submitted first. It is copied while it is written,
+    and `run` ends when the state may change; see Streamed. With `waits`, the trainer waits for it.
     """
 
-    def __init__(self, lease: Lease[Snapshot[_C]], persister: Persister[_C]) -> None:
+    def __init__(
+        self, lease: Lease[Snapshot[_C]], persister: Persister[_C], *, waits: bool = False
+    ) -> None:
         self._lease, self._persister = lease, persister
-        self._content = lease.item.content.to_be_copied_later()
-        self._copies = None if self._content.on_cpu else gpu_copies(self._content)
-        self._versions = _versions(self._content)
+        content = lease.item.content
+        self._content = content = content if waits else content.to_be_copied_later()
+        self._copies = None if content.on_cpu else gpu_copies(content)
+        self._versions = {} if waits else _versions(content)
+        if lease.item.begin:
+            lease.item.save.streamed = True
+            head = content.whole_image()
+            lease.item.streamed = Streamed(
+                lease.item.begin, head, self._copy_rest, self._check_unchanged
+            )
 
     def run(self) -> None:
         """Copy and submit."""
+        snapshot = self._lease.item
         try:
-            save, memory = self._lease.item.save, self._lease.item.memory
-            save.pages_s = copy_into(memory, self._content, self._copies)
+            if snapshot.streamed is not None:
+                self._stream(snapshot.streamed)
+                return
+            snapshot.save.pages_s = copy_into(snapshot.memory, self._content, self._copies)
             self._check_unchanged()
-            self._lease.item.content = self._content.without_memory()
+            snapshot.content = self._content.without_memory()
             self._persister.submit(self._lease)
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
-            self._persister.fail(self._lease.item.save, error)
+            if snapshot.streamed is None or self._lease.state is LeaseState.HELD:
+                self._persister.fail(snapshot.save, error)
+            else:
+                snapshot.streamed.fail(error)  # the write raises it
         finally:
             self._persister.give(self._lease)
+
+    def stop(self, error: BaseException) -> None:
+        """Let the save fail: the trainer does not wait any more."""
+        if self._lease.item.streamed is not None:
+            self._lease.item.streamed.fail(
+                StateError(f"save_async was interrupted before the state was copied: {error!r}")
+            )
+
+    def _stream(self, streamed: Streamed) -> None:
+        self._lease.item.content = self._content.without_memory(streamed)
+        if interpreter_end.begun():
+            streamed.copy_rest()  # `submit` writes the file
+        self._persister.submit(self._lease)
+        streamed.copy_rest()
+        self._persister.wait_for(streamed.taken.wait, self._lease)
+        if streamed.failed:
+            self._persister.wait_for(self._lease.item.save.wait, self._lease)
+
+    def _copy_rest(self, head: FileImage) -> None:
+        """Copy what the slot has room for. `head` computes the checksum of a piece in two parts."""
+        content, snapshot = self._content, self._lease.item
+        middle, many = content.piece_end(snapshot.begin), content.processes
+        copy_image(snapshot.memory, head, begin=snapshot.begin, end=middle)
+        snapshot.save.pages_s = copy_image(
+            snapshot.memory, content.image(), begin=middle, processes=many
+        )
 
     def _check_unchanged(self) -> None:
         """Compare autograd's counters. They count in-place operations, except those on `.data`."""

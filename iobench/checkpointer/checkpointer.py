@@ -21,7 +21,7 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.schedule import Every, Schedule
 from iobench.checkpoint.store import CheckpointStore, release_unclosed
 from iobench.checkpointer.opening import Opening
-from iobench.checkpointer.options import CheckpointerOptions
+from iobench.checkpointer.options import CheckpointerOptions, WhenFull
 from iobench.checkpointer.ranks import JobRanks
 from iobench.checkpointer.resume import Stateful, expected_of, resume_into
 from iobench.checkpointer.saving import Saving
@@ -31,7 +31,6 @@ from iobench.ranks.world import AnyWorld
 from iobench.replicas.partner import Partner
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
-from iobench.writers.blocks.channel import OnFull
 
 if TYPE_CHECKING:
     from iobench.remote.given import AnyTier
@@ -68,7 +67,9 @@ class Checkpointer:
       "supersede" the oldest waiting snapshot
     - `keep`: which checkpoints stay; the others are removed after a newer one is committed
     - `schedule`: decides when `due` returns True
-    - `budget`: bytes that all slots together may take (`"16GiB"`)
+    - `budget`: bytes that all slots together may take (`"16GiB"`). With less than a snapshot, the
+      end of it is copied, and the beginning is written while the trainer waits; StateError with
+      `on_full="raise"`, and of several ranks with `replicate`
     - `bandwidth_limit`: bytes per second that background saves may write (`"500MiB"`)
     - `lazy`: `save_async` returns before the copy; `before_optimizer_step` waits for it
     - `reuse_files`: each save writes over the files of the checkpoint that `keep` dropped last
@@ -104,7 +105,7 @@ class Checkpointer:
         *,
         writer: Writer | str = "hybrid",
         slots: int | None = None,
-        on_full: OnFull = "wait",
+        on_full: WhenFull = "wait",
         keep: Retention | None = None,
         schedule: Schedule | None = None,
         budget: int | str | None = None,
@@ -155,7 +156,7 @@ class Checkpointer:
             committer=opened.committer,
             persister=opened.persister,
             ledger=opened.ledger,
-            on_full=on_full,
+            on_full="wait" if on_full == "raise" else on_full,
             lazy=lazy,
             before=_nothing if opened.replicator is None else opened.replicator.warn,
             claiming=opened.restoring.settle,
@@ -239,7 +240,9 @@ class Checkpointer:
         values at once, and tensors after `before_optimizer_step`. Nothing is durable yet: see the
         status of the Save, or call `wait`. Raises StateError for a state that cannot be saved or
         does not fit, UsageError for a step that is saved twice, and earlier errors of the
-        background. After a UsageError nothing is copied.
+        background. After a UsageError nothing is copied. With a `budget` below the size of the
+        state it waits until all but the budget is written, with `lazy` `before_optimizer_step`
+        does.
         """
         self._check_usable()
         return self._started(self._saving.save_async(state, step))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from iobench.checkpoint.events import OnEvent
 from iobench.checkpoint.participant import SaveParticipant
@@ -20,14 +20,16 @@ from iobench.ranks.world import AnyWorld, World
 from iobench.replicas.partner import Partner
 from iobench.units import parse_size
 from iobench.writers.base import Writer
-from iobench.writers.blocks.channel import OnFull
 from iobench.writers.config import load_writer
 
 if TYPE_CHECKING:
     from iobench.remote.given import AnyTier, GivenTiers
     from iobench.remote.placement import Placement
 
-__all__ = ["CheckpointerOptions"]
+__all__ = ["CheckpointerOptions", "WhenFull"]
+
+WhenFull = Literal["wait", "skip", "supersede", "raise"]
+"""What a save does without a free slot. "raise" waits, and raises if the budget is too small."""
 
 _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "location": ((str, Path), '"runs/a"'),
@@ -50,7 +52,7 @@ class CheckpointerOptions:
     location: str | Path
     writer: Writer | str
     slots: int | None
-    on_full: OnFull
+    on_full: WhenFull
     keep: Retention | None
     schedule: Schedule | None
     budget: int | str | None
@@ -88,8 +90,8 @@ class CheckpointerOptions:
             raise OptionError(f"deadline_s={self.deadline_s!r}: seconds, above 0")
         if slots is not None and (type(slots) is not int or slots < 1):
             raise OptionError(f"slots={slots!r}: a whole number, 1 or more")
-        if self.on_full not in get_args(OnFull):
-            raise OptionError(f"on_full={self.on_full!r}: 'wait', 'skip' or 'supersede'")
+        if self.on_full not in get_args(WhenFull):
+            raise OptionError(f"on_full={self.on_full!r}: 'wait', 'skip', 'supersede' or 'raise'")
         for name, (classes, example) in _TYPES.items():
             value = getattr(self, name)
             if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
@@ -164,5 +166,11 @@ class CheckpointerOptions:
 
     def pool(self) -> SlotPool:
         """Return the slots of the snapshots."""
-        budget = None if self.budget is None else parse_size(self.budget)
-        return SlotPool(2 if self.slots is None else self.slots, budget)
+        ranked = self.own_world.size > 1
+        replicated = ranked and self.replicate is not None  # replicas are sent from memory
+        return SlotPool(
+            2 if self.slots is None else self.slots,
+            None if self.budget is None else parse_size(self.budget),
+            streams=self.on_full != "raise" and not replicated,
+            alone=not ranked,
+        )

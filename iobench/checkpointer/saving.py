@@ -107,10 +107,15 @@ class Saving:
         try:
             if not self.persister.take(lease, pinned=not content.on_cpu, on_full=self.on_full):
                 save.status = "skipped"
-            elif self.lazy and not interpreter_end.begun():
-                copy = Lease(LazyCopy(lease, self.persister))
-                self._lazy_save = save
-                self._copies.submit(copy)
+            elif lease.item.begin or (self.lazy and not interpreter_end.begun()):
+                copy = Lease(LazyCopy(lease, self.persister, waits=not self.lazy))
+                if interpreter_end.begun():
+                    copy.item.run()
+                else:
+                    self._lazy_save = save
+                    self._copies.submit(copy)
+                if not self.lazy:
+                    self.finish_copy()
             else:
                 save.pages_s = copy_into(lease.item.memory, content)
                 lease.item.content = self._agreed_content(lease).without_memory()
@@ -119,6 +124,8 @@ class Saving:
             save.fail(error)
             if copy is None or copy.state is LeaseState.HELD:
                 self._give_up(lease)
+            elif not self.lazy:
+                copy.item.stop(error)
             raise
         save.stall_s = time.perf_counter() - began_s
         return save
@@ -148,7 +155,8 @@ class Saving:
         """
         asked = self._ask(state, step)
         ahead = None
-        if self.on_full == "wait" and not self.lazy and self.memory is None:
+        # Without `counts_alone` the ranks agree on the slots too.
+        if self.on_full == "wait" and not self.lazy and self.persister.pool.counts_alone:
             ahead = self.contents.content_ahead(asked.local)
         if ahead is None:
             return self._settled(asked), asked.save

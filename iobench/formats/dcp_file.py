@@ -117,20 +117,21 @@ class DcpFile:
             for start, (cut, stop) in zip(starts, itertools.pairwise(self._cuts), strict=True)
         ]
 
-    def data(self, memory: Bytes) -> list[Bytes]:
-        """Return the data of the tensors with elements in `memory`, which holds the file."""
-        return [memory[one.data_start : one.data_start + one.data_bytes] for one in self._stored]
+    def image_in(self, path: str, memory: Bytes, end: bytes, *, begin: int = 0) -> FileImage:
+        """Return the file in `memory`, and then `end`. The checksums are written into `memory`.
 
-    def image_in(self, path: str, memory: Bytes, end: bytes) -> FileImage:
-        """Return the file in `memory`, and then `end`. The checksums are written into `memory`."""
+        Those of tensors before `begin` are in it already, if they are needed.
+        """
         held = np.frombuffer(bytearray(end), dtype=np.uint8)
         lengths = numbers([self.size_bytes, len(held)])
         filled = lengths > 0
         if not filled.any():
             return FileImage.of(path, [])
         places = numbers([memory.ctypes.data, held.ctypes.data])
-        tails = [memory[one.data_start + one.data_bytes :] for one in self._stored]
-        checksums = _Checksums(self._stored, self.data(memory), tails)
+        stored = [one for one in self._stored if one.start >= begin]
+        stops = [one.data_start + one.data_bytes for one in stored]
+        data = [memory[one.data_start : stop] for one, stop in zip(stored, stops, strict=True)]
+        checksums = _Checksums(stored, data, [memory[stop:] for stop in stops])
         return _image(path, places[filled], lengths[filled], (memory, held), checksums)
 
 

@@ -171,6 +171,7 @@ class FileImage:
         wait for it as `gather`.
         """
         yield self.views(start, stop)
+        self.released(start, stop)
 
     @contextmanager
     def incoming(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:  # noqa: ARG002
@@ -185,6 +186,12 @@ class FileImage:
         """Note that a read has filled the bytes [start, stop); their memory is not written again.
 
         Writers call it in any thread while they read. It does nothing here.
+        """
+
+    def released(self, start: int, stop: int) -> None:
+        """Note that a writer has copied or stored the bytes [start, stop) of host memory.
+
+        `gather` and `outgoing` call it, in any thread. It does nothing here.
         """
 
     def taken(self, start: int, stop: int, host_bytes: HostBytes) -> None:
@@ -202,6 +209,7 @@ class FileImage:
         """
         if stop > start:
             np.concatenate(self.views(start, stop), out=block[: stop - start])
+        self.released(start, stop)
         return stop - start
 
     def scatter(self, start: int, stop: int, block: Bytes) -> int:

@@ -39,6 +39,12 @@ class WrappedImage(FileImage):
     def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         return self._image.pieces(start, stop)
 
+    def in_one_piece(self, start: int, stop: int) -> bool:
+        return self._image.in_one_piece(start, stop)
+
+    def released(self, start: int, stop: int) -> None:
+        self._image.released(start, stop)
+
     def filled(self, start: int, stop: int) -> None:
         self._image.filled(start, stop)
 

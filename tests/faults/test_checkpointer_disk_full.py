@@ -18,11 +18,13 @@ from iobench.writers.base import Writer
 pytestmark = pytest.mark.root
 
 
-def test_disk_full(make: Callable[..., Writer], new_filesystem) -> None:
+@pytest.mark.parametrize("budget", [None, "2MiB"])
+def test_disk_full(make: Callable[..., Writer], new_filesystem, budget: str | None) -> None:
     """The trainer goes on and gets the error at the next call. The last checkpoint stays."""
     root: Path = new_filesystem("ext4", 48 * MIB)
     state = {"w": torch.zeros(2 * MIB), "step": 0}
-    with Checkpointer(root / "run", writer=make(root), keep=KeepLast(1)) as ckpt:
+    keep = KeepLast(1)
+    with Checkpointer(root / "run", writer=make(root), keep=keep, budget=budget) as ckpt:
         ckpt.save_async(state, 1)
         ckpt.wait()
         (root / "filler").write_bytes(bytes(26 * MIB))

@@ -34,7 +34,8 @@ def train(directory, mode, size):
         directory,
         writer="odirect",
         keep=KeepLast(2),
-        lazy=mode == "lazy",
+        lazy="lazy" in mode,
+        budget="64KiB" if "budget" in mode else None,
         reuse_files=mode == "reuse",
         slots=3,
     )
@@ -71,7 +72,7 @@ def trainers() -> Iterator[Preloaded]:
         yield started
 
 
-@pytest.mark.parametrize("mode", ["async", "lazy", "sync", "reuse"])
+@pytest.mark.parametrize("mode", ["async", "lazy", "sync", "reuse", "budget", "lazy-budget"])
 def test_killed(mode: str, trainers: Preloaded, tmp_path: Path) -> None:
     """`load` returns the newest complete checkpoint, and no reported checkpoint is lost."""
     moments = random.Random(mode)

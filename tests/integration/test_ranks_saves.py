@@ -51,6 +51,33 @@ def test_rank_0_decides_which_snapshot_is_written(
     assert rank_saves.leftovers(str(directory)) == []
 
 
+@pytest.mark.parametrize(
+    ("layout", "share", "lazy"),
+    [("rows", 1 / 8, False), ("rows", 1 / 2, True), ("mixed", 1 / 8, True), ("mixed", 1, False)],
+)
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_budget_below_the_state(
+    ranks: RankPool, tmp_path: Path, size: int, layout: str, share: float, lazy: bool
+) -> None:
+    """The files are bit for bit those of a save without a budget, of the moment of the call."""
+    found = ranks.first(size).call(rank_saves.streamed, str(tmp_path), layout, share, lazy)
+    assert all(one == [["committed", share < 1, True]] * 2 for one in found)
+    for step in (1, 2):
+        have, want = tmp_path / f"have/step-{step}", tmp_path / f"want/step-{step}"
+        names = sorted(path.name for path in want.glob("*.distcp"))
+        assert len(names) == size
+        for name in names:
+            assert (have / name).read_bytes() == (want / name).read_bytes()
+        states = [iobench.load_checkpoint(one.parent, step) for one in (have, want)]
+        assert digest(states[0]["model"]) == digest(states[1]["model"])
+
+
+def test_a_budget_below_the_state_with_replicas(pool: FirstRanks, tmp_path: Path) -> None:
+    """It is refused: replicas are sent from a whole snapshot in memory."""
+    for error in pool.call(rank_saves.replicated_budget, str(tmp_path)):
+        assert "the budget is 100.00 KiB" in error
+
+
 def test_an_error_of_prepare_in_one_rank(pool: FirstRanks, tmp_path: Path) -> None:
     """It is raised in all ranks, and none waits for another: the next saves work."""
     (first, failed, steps), (own, own_failed, own_steps) = pool.call(
@@ -92,6 +119,11 @@ def test_a_rank_without_memory_for_a_load(pool: FirstRanks, tmp_path: Path, what
         ("slot:1", "save_async"),
         ("ahead:0", "save_async"),
         ("ahead:1", "save_async"),
+        ("slot:0", "streamed"),
+        ("slot:1", "streamed"),
+        ("middle:0", "streamed"),
+        ("middle:1", "streamed"),
+        ("publish:0", "streamed"),
     ],
 )
 def test_a_failure_fails_in_all_ranks(
@@ -106,7 +138,7 @@ def test_a_failure_fails_in_all_ranks(
             assert second == ""
         elif first:  # no slot: raised at once in this rank
             assert (str(rank), first) == (failed, "StateError: no memory left")
-        if how == "save_async":
+        if how != "save":
             assert f"rank {failed} (host" in second
         assert third == ""
         assert steps == []

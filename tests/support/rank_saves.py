@@ -20,6 +20,7 @@ from iobench.checkpoint.load import reader
 from iobench.checkpoint.ranked.content import RankContent
 from iobench.checkpoint.ranked.dcp_files import DcpFormat
 from iobench.checkpoint.slots import SlotPool
+from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.ranks.control import shared_control
 from tests.support.rank_pool import in_world, leave_world
@@ -28,7 +29,8 @@ from tests.support.rank_states import digest, state_of
 __all__ = [
     *("auto_schedule", "broken_job", "changing", "failing", "full_disk", "gated", "held_lock"),
     *("kept", "lazy", "leftovers", "like_a_device", "loads", "node_local", "opens", "prepared"),
-    *("refused", "reused", "saves", "subclassed", "without_memory"),
+    *("refused", "replicated_budget", "reused", "saves", "streamed", "subclassed"),
+    "without_memory",
 ]
 
 _SECONDS = 60.0
@@ -99,13 +101,15 @@ def _fault(what: str, size: int) -> contextlib.AbstractContextManager[Any]:
             return mock.patch.object(DcpFormat, "publish", side_effect=full)
         case "slot" | "ahead":
             return mock.patch.object(SlotPool, "take", side_effect=StateError("no memory left"))
+        case "middle":
+            return mock.patch.object(Streamed, "views", side_effect=full)
     raise ValueError(what)
 
 
 def failing(size: int, directory: str, what: str, how: str) -> list[Any]:
     """Save with a fault; return the errors of the save and of the next call, and what is left."""
     world = in_world(size)
-    ckpt = _checkpointer(size, directory)
+    ckpt = _checkpointer(size, directory, budget="100KiB" if how == "streamed" else None)
     state = state_of(world.rank, size, "rows")
     if what.startswith("ahead"):  # with a plan, the copy begins before the ranks have agreed
         ckpt.prepare(state, wait=True)
@@ -126,6 +130,40 @@ def failing(size: int, directory: str, what: str, how: str) -> list[Any]:
     ckpt.close()
     status = [save.status for save in ckpt.saves]
     return [first, second, third, steps, status]
+
+
+def streamed(size: int, directory: str, layout: str, share: float, lazy: bool) -> list[Any]:
+    """Save two states without a budget, and with one of `share` of what this rank writes.
+
+    The tensors change as soon as they may.
+    """
+    rank, found = in_world(size).rank, []
+    states = {step: state_of(rank, size, layout, seed=step) for step in (1, 2)}
+    with _checkpointer(size, f"{directory}/want") as want:
+        sizes = [want.save(state, step).size_bytes for step, state in states.items()]
+    budget = int(share * max(sizes))
+    with _checkpointer(size, f"{directory}/have", budget=budget, lazy=lazy) as ckpt:
+        for step, state in states.items():
+            save = ckpt.save_async(state, step)
+            state["array"].fill(-1)
+            if lazy:
+                ckpt.before_optimizer_step()
+            for tensor in state["model"].values():
+                getattr(tensor, "_local_tensor", tensor).fill_(-1)
+            held = ckpt._persister.pool.size_bytes
+            ckpt.wait()
+            found.append([save.status, save.streamed, held <= budget + 4096])
+    return found
+
+
+def replicated_budget(size: int, directory: str) -> str:
+    """Save with replicas through a budget below the size of the state; return the error."""
+    state = state_of(in_world(size).rank, size, "rows")
+    options = {"budget": "100KiB", "replicate": iobench.Partner()}
+    ckpt = _checkpointer(size, directory, **options)
+    found = _raised(lambda: ckpt.save_async(state, 1))
+    _raised(ckpt.close)
+    return found
 
 
 def prepared(size: int, directory: str) -> list[Any]:

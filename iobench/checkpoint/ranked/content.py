@@ -10,6 +10,7 @@ import torch
 from iobench.checkpoint.aliases import Leaf
 from iobench.checkpoint.ranked.plan import BoxSource, RankPlan
 from iobench.checkpoint.ranked.structure import RankStructure
+from iobench.checkpoint.streamed import Streamed
 from iobench.formats.tensor_layouts import Located
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import Bytes, FileImage
@@ -40,6 +41,7 @@ class RankContent:
     alike: bool
     tensors: list[torch.Tensor] = field(repr=False)
     located: Located = field(repr=False)
+    streamed: Streamed | None = field(default=None, repr=False)
 
     @property
     def size_bytes(self) -> int:
@@ -103,7 +105,15 @@ class RankContent:
             apart = {number: tensor_bytes(self._view(*stored[number])) for number in places.apart}
         return self._image(apart)
 
-    def whole_image(self, end: bytes) -> FileImage:
+    def piece_end(self, position: int) -> int:
+        """Return the end of the item that begins before `position` and ends after it.
+
+        Or `position`, if there is none.
+        """
+        items = self.plan.file.items
+        return next((one.stop for one in items if one.start < position < one.stop), position)
+
+    def whole_image(self, end: bytes = b"") -> FileImage:
         """Return the file with its checksums, and then `end`, on the trainer's CPU memory.
 
         A checksum is computed when a writer takes its bytes.
@@ -130,7 +140,10 @@ class RankContent:
 
         A checksum is computed, and written into `memory`, when a writer takes its bytes.
         """
-        return self.plan.file.image_in(data_file(self.rank), memory, end)
+        path, file = data_file(self.rank), self.plan.file
+        if self.streamed is None:
+            return file.image_in(path, memory, end)
+        return self.streamed.image(file.image_in(path, memory, end, begin=self.streamed.begin))
 
     def to_be_copied_later(self) -> RankContent:
         """Return the same for a copy while the trainer goes on: arrays are copied at once."""
@@ -141,6 +154,6 @@ class RankContent:
         assert located is not None  # the same layouts
         return replace(self, tensors=[*tensors, *copies], located=located)
 
-    def without_memory(self) -> RankContent:
+    def without_memory(self, streamed: Streamed | None = None) -> RankContent:
         """Return what is needed after the copy: it keeps no tensor and no array alive."""
-        return replace(self, tensors=[], located=Located.nowhere())
+        return replace(self, tensors=[], located=Located.nowhere(), streamed=streamed)

@@ -145,6 +145,11 @@ class Channel(Generic[T]):
         """Wait until `lease` has ended. Raises the first failure."""
         self._wait_until(lambda: lease not in self._outstanding)
 
+    def holds(self, lease: Lease[T]) -> bool:
+        """Return whether `lease` is outstanding. Cleans up after a worker that died."""
+        self._recover()
+        return lease in self._outstanding
+
     def drain(self, *, despite_failure: bool = False) -> None:
         """Wait until no submitted lease is outstanding. Raises the first failure by default."""
         self._wait_until(self._drained, despite_failure=despite_failure)

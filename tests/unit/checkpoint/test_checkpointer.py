@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -686,7 +685,7 @@ def test_removed_faster_than_it_is_read(make: Make, runs: Path, monkeypatch) -> 
 
 def test_budget(make: Make) -> None:
     """A state that does not fit is refused before memory is taken or bytes are copied."""
-    ckpt = make(budget="64KiB", slots=2)
+    ckpt = make(budget="64KiB", slots=2, on_full="raise")
     with pytest.raises(StateError, match=r"2 slots need 160.00 KiB.*the budget is 64.00 KiB"):
         ckpt.save_async(_state(1, size=10_000), 1)
     assert ckpt._persister.pool.size_bytes == 0
@@ -1230,18 +1229,15 @@ def test_auto_in_use(runs: Path) -> None:
 def test_bandwidth_limit(make: Make, monkeypatch) -> None:
     """Background saves are limited to the rate; save() is not."""
     slept: list[float] = []
+    paced = iobench.checkpoint.pacing.PacedImage.over
     monkeypatch.setattr(
-        iobench.checkpoint.pacing.PacedImage, "sleep", staticmethod(slept.append), raising=False
+        "iobench.checkpoint.place.PacedImage.over",
+        lambda image, rate: paced(image, rate, sleep=slept.append),
     )
     ckpt = make(bandwidth_limit="1MiB")
     state = {"w": torch.zeros(1 << 20, dtype=torch.uint8)}
     ckpt.save(state, 1)
     assert not slept
-    paced = iobench.checkpoint.pacing.PacedImage.over
-    monkeypatch.setattr(
-        "iobench.checkpoint.place.PacedImage.over",
-        lambda image, rate: dataclasses.replace(paced(image, rate), sleep=slept.append),
-    )
     ckpt.save_async(state, 2)
     ckpt.wait()
     assert max(slept) == pytest.approx(1, rel=0.5)

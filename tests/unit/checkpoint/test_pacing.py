@@ -19,14 +19,7 @@ class _Clock:
 
 def _paced(clock: _Clock, rate: float) -> PacedImage:
     image = FileImage.of("file", [np.arange(100, dtype=np.uint8)])
-    return PacedImage(
-        path=image.path,
-        segments=image.segments,
-        rate_bytes_per_s=rate,
-        began_s=clock.now_s,
-        clock=lambda: clock.now_s,
-        sleep=clock.sleep,
-    )
+    return PacedImage.over(image, rate, clock=lambda: clock.now_s, sleep=clock.sleep)
 
 
 def test_rate() -> None:

@@ -1,0 +1,171 @@
+"""Streamed: the file of a snapshot that is larger than its slot, which has only the end of it."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable
+
+from iobench.errors import TransferError
+from iobench.formats.many_parts import ManyParts
+from iobench.writers.image import AnyMemory, FileImage
+
+__all__ = ["Streamed", "StreamedImage"]
+
+
+class Streamed:
+    """A file whose bytes before `begin` a writer takes from the memory of the state.
+
+    The rest is copied to the slot at the same time. `taken` is set when the state may change: the
+    rest is in the slot, and the writer and the checksums have read the bytes before it; or the save
+    has ended. Thread-safe. No method waits for another thread to begin something: at the end of the
+    interpreter, one thread does all of it.
+    """
+
+    def __init__(
+        self,
+        begin: int,
+        head: FileImage,
+        copy: Callable[[FileImage], None],
+        check: Callable[[], None],
+    ) -> None:
+        """`head` is the file in the memory of the state, with all of its checksums.
+
+        `copy(head)` copies the rest. `check` raises StateError if the state has changed before
+        `taken`.
+        """
+        self.begin = begin
+        self.taken = threading.Event()
+        self._head: FileImage | None = head
+        self._copy: Callable[[FileImage], None] | None = copy
+        self._check = check
+        self._error: BaseException | None = None
+        self._lock = threading.RLock()
+
+    def image(self, rest: FileImage) -> FileImage:
+        """Return the file for one write. `rest` has its bytes from `begin` on."""
+        return StreamedImage(rest, self)
+
+    def views(self, start: int, stop: int) -> list[AnyMemory]:
+        """Return views of bytes before `begin`. Raises what failed.
+
+        Raises TransferError after `taken`: the state may have changed.
+        """
+        self.raise_failure()
+        head = self._head
+        if head is None:
+            raise TransferError(
+                "a state larger than the budget cannot be written again: it may have changed"
+            )
+        return head.pieces(start, stop)
+
+    def copy_rest(self) -> None:
+        """Copy the bytes from `begin` on, unless that was done. Raises what failed."""
+        with self._lock:
+            self.raise_failure()
+            head, copy = self._head, self._copy
+            if head is None or copy is None:
+                return
+            try:
+                copy(head)
+            except BaseException as error:
+                self.fail(error)
+                raise
+            self._copy = None
+
+    def finish(self) -> None:
+        """Note that the bytes before `begin` were read. What fails here is raised later."""
+        with self._lock:
+            try:
+                self.copy_rest()
+                if self._head is not None:
+                    self._check()
+            except BaseException as error:  # noqa: BLE001 -- raised by `raise_failure`
+                self.fail(error)
+            self.end()
+
+    def fail(self, error: BaseException) -> None:
+        """Let the save fail with `error`, unless it has ended; the state may change."""
+        self._error = self._error or error
+        self.end()
+
+    def end(self) -> None:
+        """Give the memory of the state back."""
+        self._head = self._copy = None
+        self._check = _nothing
+        self.taken.set()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the save fails."""
+        return self._error is not None
+
+    def raise_failure(self) -> None:
+        """Raise what failed."""
+        if self._error is not None:
+            raise self._error
+
+
+def _nothing() -> None:
+    """No check: the state may change."""
+
+
+class StreamedImage(ManyParts):
+    """The whole file of a Streamed, for one write. See FileImage."""
+
+    def __init__(self, rest: FileImage, streamed: Streamed) -> None:
+        super().__init__(rest.path, [0], rest.size_bytes)
+        self._set(
+            begin=streamed.begin,
+            _rest=rest,
+            _streamed=streamed,
+            _ranges=[],
+            _position=0,
+            _hashed=False,
+            _lock=threading.Lock(),
+        )
+
+    begin: int
+    _rest: FileImage
+    _streamed: Streamed
+    _ranges: list[tuple[int, int]]
+    _position: int
+    _hashed: bool
+    _lock: threading.Lock
+
+    def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
+        del first, last  # there is one part
+        found: list[AnyMemory] = []
+        if begin < self.begin:
+            found += self._streamed.views(begin, min(end, self.begin))
+        if end > self.begin:
+            self._streamed.copy_rest()
+            found += self._rest.pieces(max(begin, self.begin), end)
+        return found
+
+    def in_one_piece(self, start: int, stop: int) -> bool:
+        """Whether they are in the slot. Memory of the state is copied, so that it is released."""
+        return start >= self.begin and self._rest.in_one_piece(start, stop)
+
+    def released(self, start: int, stop: int) -> None:
+        if start >= self.begin:
+            return
+        with self._lock:
+            bisect.insort(self._ranges, (start, stop))
+            while self._ranges and self._ranges[0][0] <= self._position:
+                self._set(_position=max(self._position, self._ranges.pop(0)[1]))
+        self._finish_if_read()
+
+    def hashed(self) -> None:
+        """Note that the checksums of all pieces that begin before `begin` were computed."""
+        self._set(_hashed=True)
+        self._finish_if_read()
+
+    def written(self) -> None:
+        """Note that it was written, also by a writer that releases nothing. Raises what failed."""
+        self._streamed.finish()
+        self._streamed.raise_failure()
+
+    def _finish_if_read(self) -> None:
+        if self._hashed and self._position >= self.begin:
+            self._streamed.finish()
