@@ -62,6 +62,14 @@ def train(
             "holds (2). none always takes part.",
         ),
     ] = "none,sync,async",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            help="Memory of the snapshots of async and lazy, also below the size of one; several "
+            "(1GiB,4GiB) are compared.",
+        ),
+    ] = None,
     target: Annotated[
         str, typer.Option("--target", help="Where to save.", show_default="here")
     ] = HERE,
@@ -125,7 +133,7 @@ def train(
         from iobench.train.arm import choose_arms
         from iobench.train.session import make_session
 
-        arms, left_out = choose_arms(writer, mode)
+        arms, left_out = choose_arms(writer, mode, budget)
         session = make_session(
             workload=the_workload(workload, workload_option),
             arms=arms,

@@ -33,6 +33,7 @@ from iobench.units import (
     format_rate,
     format_seconds,
     format_size,
+    format_size_exact,
 )
 
 __all__ = ["SCHEMA", "TrainingCost", "train_document", "training_costs"]
@@ -78,13 +79,15 @@ class TrainingCost:
     `overhead` is the wall clock of a block over that of the block without checkpoints in the same
     repetition, less 1. It is computed from `pairs` such pairs. `overhead_ci95` has the
     confidence that so many pairs reach, 95% at most. `snapshot_bytes_per_s` is a checkpoint's
-    size over its stall, for modes whose stall is a copy.
+    size over its stall, for modes whose stall is a copy. `least_stall_s`: with a budget below the
+    checkpoint, the rest of it at the rate of the arm's own background writes.
     """
 
     label: str
     writer: str
     mode: str
     slots: int | None
+    budget_bytes: int | None
     blocks: int
     pairs: int
     step_s: float | None
@@ -92,6 +95,7 @@ class TrainingCost:
     slowdown: float | None
     stall_s: float | None
     stall_s_ci95: Interval | None
+    least_stall_s: float | None
     persist_s: float | None
     snapshot_bytes_per_s: float | None
     overhead: float | None
@@ -124,16 +128,20 @@ def blocks_by_arm(result: ResultFile) -> list[list[TrainBlock]]:
 
 
 def _arm(block: TrainBlock) -> list[Any]:
-    return [block.writer, to_plain(block.options), block.mode, block.slots]
+    return [block.writer, to_plain(block.options), block.mode, block.slots, block.budget_bytes]
 
 
 def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) -> TrainingCost:
     first = blocks[0]
-    mode = f"{first.mode}={first.slots}" if first.slots else first.mode
+    mode, budget = f"{first.mode}={first.slots}" if first.slots else first.mode, first.budget_bytes
+    if budget is not None:
+        mode += f" budget={format_size_exact(budget)}"
     quiet, busy = _steps(blocks, persisting=False), _steps(blocks, persisting=True)
     base, saves = _steps(plain, persisting=False), [save for one in blocks for save in one.saves]
     stalls = [one.stall_s for one in blocks if one.stall_s is not None]
     stall_s = _median(stalls)
+    persist_s = _median([save.persist_s for save in saves if save.persist_s is not None])
+    through = budget is not None and budget < first.bytes
     walls = {one.repetition: one.wall_s for one in plain}
     pairs = [(one.wall_s, walls[one.repetition]) for one in blocks if one.repetition in walls]
     ratio = None
@@ -145,6 +153,7 @@ def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) 
         writer=first.writer,
         mode=first.mode,
         slots=first.slots,
+        budget_bytes=budget,
         blocks=len(blocks),
         pairs=ratio.samples if ratio else 0,
         step_s=_median(quiet),
@@ -152,8 +161,13 @@ def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) 
         slowdown=median(busy) / median(base) - 1 if busy and base else None,
         stall_s=stall_s,
         stall_s_ci95=median_interval(stalls) if stalls else None,
-        persist_s=_median([save.persist_s for save in saves if save.persist_s is not None]),
-        snapshot_bytes_per_s=first.bytes / stall_s if stall_s and first.mode == "async" else None,
+        least_stall_s=(1 - (budget or 0) / first.bytes) * persist_s
+        if through and persist_s
+        else None,
+        persist_s=persist_s,
+        snapshot_bytes_per_s=first.bytes / stall_s
+        if stall_s and first.mode == "async" and not through
+        else None,
         overhead=ratio.ratio - 1 if ratio else None,
         overhead_ci95=Interval(ratio.interval.low - 1, ratio.interval.high - 1)
         if ratio and ratio.interval
@@ -323,7 +337,14 @@ def notes(result: ResultFile) -> Iterator[str]:
             f"{format_seconds(probe['stall_s'])}, a step took {format_seconds(probe['step_s'])}"
         )
     yield f"a plain copy of memory: {format_rate(plan['memcpy_bytes_per_s'])}"
-    fewest = min((cost.blocks for cost in training_costs(result)), default=0)
+    costs = training_costs(result)
+    for cost in costs:
+        if cost.least_stall_s and cost.stall_s is not None:
+            yield (
+                f"{cost.label}: {format_seconds(cost.least_stall_s)} for all but the budget at the "
+                f"rate of its writes; its stall is {cost.stall_s / cost.least_stall_s:.2f} of that"
+            )
+    fewest = min((cost.blocks for cost in costs), default=0)
     yield (
         f"{count_of(fewest, 'block')} of each; overhead: wall clock until the last checkpoint "
         "is durable, compared with the block without checkpoints of the same repetition"

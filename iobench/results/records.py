@@ -297,6 +297,7 @@ class TrainBlock:
     peak_dirty_bytes: int | None
     losses_equal: bool
     resumed_equal: bool | None = None
+    budget_bytes: int | None = None
     started_at: str
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 from iobench.errors import UsageError
 from iobench.peers import PREFIX
 from iobench.peers.torch_save import TorchSave
+from iobench.units import format_size_exact, parse_size
 from iobench.writers import registry
 from iobench.writers.base import Writer
 
@@ -30,11 +31,13 @@ class Arm:
 
     `slots` is the number of snapshots in host memory, None for a mode or a peer without slots. In
     mode `memory` every snapshot is written; `spill` has slower memory for twice as many more.
+    `budget_bytes` limits the memory of modes `async` and `lazy`.
     """
 
     mode: Mode
     by: Writer | TorchSave | None = None
     slots: int | None = None
+    budget_bytes: int | None = None
 
     @property
     def writer(self) -> str:
@@ -49,10 +52,12 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """Writer and mode, as in `hybrid async=2`, `peer:torch-save sync` or `none`."""
+        """As in `hybrid async=2`, `hybrid lazy=2 budget=1GiB`, `peer:torch-save sync` or `none`."""
         mode = f"{self.mode}={self.slots}" if self.slots else self.mode
         options = [] if self.by is None else self.by.options.changed()
-        return " ".join(filter(None, [",".join([self.writer, *options]), mode]))
+        budget = self.budget_bytes
+        limit = "" if budget is None else f"budget={format_size_exact(budget)}"
+        return " ".join(filter(None, [",".join([self.writer, *options]), mode, limit]))
 
     @property
     def background(self) -> bool:
@@ -64,24 +69,28 @@ class Arm:
         """Whether every checkpoint is written and stays on storage."""
         return self.mode in ("memory", "spill")
 
-    @property
-    def copies(self) -> int:
-        """The most copies of a checkpoint that it holds in host memory."""
+    def memory_bytes(self, size_bytes: int) -> int:
+        """Return the most host memory that its copies of checkpoints of `size_bytes` take."""
         background = isinstance(self.by, TorchSave) and self.mode == "async"
         more = (self.slots or 0) * SLOWER_MEMORY if self.mode == "spill" else 0
-        return (self.slots or int(background)) + more
+        needed = ((self.slots or int(background)) + more) * size_bytes
+        return needed if self.budget_bytes is None else min(needed, self.budget_bytes)
 
 
 NONE = Arm(mode="none")
 
 
-def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
+def choose_arms(
+    writers: str, modes: str, budgets: str | None = None
+) -> tuple[list[Arm], list[str]]:
     """Return the arms of `hybrid,peer:torch-save` in `none,sync,async=2`, and those left out.
 
     `none` is first. Background modes have 2 slots where no number is given. `peer:torch-save` is
     the only peer. In the background it copies the state to new memory, and a thread calls
-    torch.save. Of the background modes it has only `async`. Raises UsageError and its subclasses.
+    torch.save. Of the background modes it has only `async`. With `budgets`, like `1GiB,2GiB`, there
+    is an arm for each of them. Raises UsageError and its subclasses.
     """
+    limits = [parse_size(one, "--budget") for one in budgets.split(",")] if budgets else [None]
     wanted = [_mode(text.strip()) for text in modes.split(",")]
     if all(mode == "none" for mode, _ in wanted):
         raise UsageError(f"--mode {modes}: saves nothing; add sync, async or lazy")
@@ -95,9 +104,11 @@ def choose_arms(writers: str, modes: str) -> tuple[list[Arm], list[str]]:
                     left_out.append(f"{_STOCK} has no {mode} mode")
                     continue
                 slots = None
-            arm = Arm(mode=mode, by=by, slots=slots)
-            if arm.label not in [one.label for one in arms]:
-                arms.append(arm)
+            limited = isinstance(by, Writer) and mode in ("async", "lazy")
+            for limit in limits if limited else [None]:
+                arm = Arm(mode=mode, by=by, slots=slots, budget_bytes=limit)
+                if arm.label not in [one.label for one in arms]:
+                    arms.append(arm)
     return arms, left_out
 
 

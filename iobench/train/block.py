@@ -89,6 +89,7 @@ class TrainingBlocks:
                 options=arm.options,
                 mode=arm.mode,
                 slots=arm.slots,
+                budget_bytes=arm.budget_bytes,
                 bytes=self.size_bytes,
                 wall_s=ended_s - began_s,
                 step_s=tuple(step_s),

@@ -111,6 +111,7 @@ class OurSaver(Saver):
             slots=self._arm.slots or 1,
             keep=KeepLast(1),
             lazy=self._arm.mode == "lazy",
+            budget=self._arm.budget_bytes,
         )
 
     def save(self, state: Any, step: int) -> None:

@@ -354,7 +354,7 @@ def _published_step_s(workload: Workload) -> float:
 def _check_room(session: Session) -> None:
     """Check memory for the state, an arm's copies and a resume, and space for two checkpoints."""
     size_bytes = session.size_bytes
-    needed = size_bytes * (2 + max(arm.copies for arm in session.arms))
+    needed = 2 * size_bytes + max(arm.memory_bytes(size_bytes) for arm in session.arms)
     available = available_bytes()
     if available is not None and needed > available:
         raise OptionError(

@@ -90,6 +90,25 @@ def test_few_pairs_leave_an_overhead_undecided(pairs: int, said: str) -> None:
     assert f"{pairs} block{'s' * (pairs > 1)} of each; " in table.getvalue()
 
 
+def test_a_budget() -> None:
+    """Its stall is compared with the time for all but the budget at the rate of the writes."""
+    half = replace(_ASYNC, budget_bytes=500)
+    whole, cost = training_costs(_file(_ASYNC, half))
+    assert (whole.least_stall_s, cost.least_stall_s) == (None, 1.5)
+    assert (cost.label, cost.snapshot_bytes_per_s) == ("hybrid async=2 budget=500", None)
+    assert from_record(to_record(half)) == half
+    plan = {"every": 2, "steps": 4, "simulated_s": 0.0, "memcpy_bytes_per_s": 1e9}
+    record, table = _file(_NONE, half), io.StringIO()
+    render(
+        train_document([replace(record, run=replace(record.run, plan=plan))]),
+        DocumentFormat.TABLE,
+        table,
+    )
+    assert "1.5 s for all but the budget at the rate of its writes; its stall is 0.33" in " ".join(
+        table.getvalue().split()
+    )
+
+
 def test_cut_off() -> None:
     """If the record ends before the partner block of an arm, there is no overhead and no error."""
     (cost,) = training_costs(_file(_ASYNC))
@@ -117,7 +136,14 @@ def test_arms() -> None:
     assert left_out == [
         f"peer:torch-save has no {mode} mode" for mode in ("lazy", "memory", "spill")
     ]
-    assert [arm.copies for arm in arms] == [0, 2, 1, 3, 9, 1]
+    assert [arm.memory_bytes(7) for arm in arms] == [0, 14, 7, 21, 63, 7]
+    limited, _ = choose_arms("buffered,peer:torch-save", "sync,async=3,lazy", "1KiB,2MiB")
+    assert [arm.label for arm in limited[2:]] == [
+        *(f"buffered async=3 budget={size}" for size in ("1KiB", "2MiB")),
+        *(f"buffered lazy=2 budget={size}" for size in ("1KiB", "2MiB")),
+        *("peer:torch-save sync", "peer:torch-save async"),
+    ]
+    assert [arm.memory_bytes(500) for arm in limited[2:4]] == [1024, 1500]
     for wrong in ("", "async=0", "async=x", "none=1"):
         with pytest.raises(UsageError, match="lazy, memory or spill"):
             choose_arms("buffered", wrong)
