@@ -50,8 +50,8 @@ _WORDS = {
     option: word
     for word, options in {
         "FILE": "--journal --output --report --results --resume",
-        "LIST": "--background --granularity --mode --restore-as --restore-mode --serializer "
-        "--slices",
+        "LIST": "--background --budget --granularity --mode --restore-as --restore-mode "
+        "--serializer --slices",
         "N": "--failures-per-1000-node-days --gpus-per-node --max-cpu --model-params --rank --seed "
         "--slots --steps",
         "N|auto": "--repeat",
