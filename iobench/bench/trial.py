@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from iobench.bench.axes import Variant
 from iobench.bench.background import Background, Restores
-from iobench.bench.counters.monitor import Counted
+from iobench.bench.counters.monitor import Counted, Counters, Monitor
 from iobench.bench.counters.nodes import over_machines
+from iobench.bench.counters.sampler import Sampler
 from iobench.bench.counters.series import make_series
 from iobench.bench.data.slicing import Sliced
-from iobench.bench.processes.clock import Clock
 from iobench.bench.processes.group import Executor
 from iobench.bench.processes.job import CheckpointRef, Done, Job
 from iobench.bench.ranks.group import RankGroup
@@ -38,7 +38,7 @@ from iobench.results import (
 from iobench.workloads.specs import FileSpec
 from iobench.writers.transfer import PathCount, Transfer
 
-__all__ = ["Trial", "one_line"]
+__all__ = ["Clock", "Trial", "one_line"]
 
 _UNRECORDABLE = -1
 _SHARED = ("all processes restored the same files, and those of a machine share its page cache",)
@@ -47,6 +47,34 @@ _Settled = AbstractContextManager[object]
 """Runs a block, and returns when earlier work has left the storage alone."""
 
 T = TypeVar("T")
+
+
+class Clock:
+    """The counters of one timed operation.
+
+    It starts at the first call of `start`; later calls change nothing.
+    """
+
+    counters: Counters
+    started_at: str
+
+    def __init__(self, monitor: Monitor, sampler: Sampler | None) -> None:
+        self._monitor, self._sampler = monitor, sampler
+        self._started = False
+
+    def start(self, began_s: float | None) -> None:
+        """Start now, or at `began_s` of time.perf_counter, which is soon."""
+        if not self._started:
+            self._started, self.started_at = True, utc_now()
+            self.counters = Counters(self._monitor, self._sampler, began_s)
+
+    def stop(self, done: Sequence[Done], ended_s: float | None = None) -> Counted:
+        """Return the growth of all counters of this machine, with the usage of other processes.
+
+        `ended_s` is the moment at which the clock ends, if that was before this call.
+        """
+        usages = [one.usage for one in done if one.usage is not None]
+        return self.counters.stop(usages, ended_s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ def launched(target: str | Path | None = None) -> Iterator[Launched | None]:
 
 def _serve(world: World, directory: Path | None) -> None:
     """Serve rank 0 and exit like it. An interrupt reaches all ranks, and rank 0 tells of it."""
-    from iobench.bench.ranks.serve import serve
+    from iobench.bench.ranks.group import serve
     from iobench.ranks.control import Control
 
     try:

@@ -1,4 +1,4 @@
-"""RankGroup: the ranks of a launcher as the jobs of a run. It belongs to rank 0, which drives."""
+"""RankGroup: the ranks of a launcher as the jobs of a run: rank 0 drives, others `serve`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from iobench.bench.counters.nodes import NodeCounts
 from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor, Release
 from iobench.bench.processes.job import CheckpointRef, Done, Job
-from iobench.bench.ranks.members import SETUP_S, Members
+from iobench.bench.ranks.members import SETUP_S, Members, introduce
 from iobench.bench.ranks.rank_job import RankJob
-from iobench.bench.ranks.setup import make_job, setups, show_token
+from iobench.bench.ranks.setup import Setup, make_job, setups, show_token
 from iobench.bench.ranks.steps import END, NEXT, OPERATION_S, Steps
 from iobench.bench.ranks.wire import message_of, reply_of
 from iobench.bench.targets.base import Location
 from iobench.errors import FioError, JobError, RankError
 from iobench.ranks.control import Control
-from iobench.results.codec import to_plain
+from iobench.results.codec import from_plain, to_plain
 from iobench.results.records import DeviceCounts, Operation
 
-__all__ = ["Launched", "RankGroup"]
+__all__ = ["Launched", "RankGroup", "serve"]
 
 _OWN_SLICES = "ranks also restored slices that their own node wrote"
 _LATE = 0.01  # of an operation's time: what is less changes no figure
@@ -257,3 +257,22 @@ class RankGroup(Executor):
 def _of_node(directory: Path | str, number: int) -> Path:
     """Return the directory of the fio jobs of one node: each has a file of its own."""
     return Path(directory) / f"fio-{number}"
+
+
+def serve(control: Control) -> int:
+    """Carry out the commands of rank 0 until it ends the run; return its exit code.
+
+    Raises RankError when another rank is lost or failed, and what the set-up of this rank raises.
+    """
+    introduce(control)
+    if control.broadcast("plan", deadline_s=OPERATION_S) is not None:
+        setup = from_plain(Setup, control.scatter("set-up", deadline_s=SETUP_S))
+        job = make_job(setup)
+        job.join(control)
+        with Steps(control, job) as steps:
+            control.barrier("start", deadline_s=SETUP_S)
+            while (message := control.broadcast(NEXT, deadline_s=OPERATION_S)) is not None:
+                if message["each"]:
+                    message = control.scatter(f"own {NEXT}", deadline_s=OPERATION_S)
+                steps.carry_out(message)
+    return int(control.broadcast(END, deadline_s=OPERATION_S))

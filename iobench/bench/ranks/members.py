@@ -1,4 +1,4 @@
-"""Members: the ranks of a run as rank 0 knows them: their nodes, machines and clocks."""
+"""Members: the ranks of a run as rank 0 knows them: their nodes, machines, clocks and sources."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 
 from iobench._version import __version__
 from iobench.bench.plan import WorldSize
-from iobench.bench.ranks.sources import same_node, sources_of
 from iobench.errors import UsageError
 from iobench.ranks.control import ClockOffset, Control
 from iobench.results.codec import from_plain, to_plain
 from iobench.results.records import WorldFacts
 from iobench.units import count_of, format_seconds
 
-__all__ = ["SETUP_S", "Members", "RankFacts", "introduce"]
+__all__ = ["SETUP_S", "Members", "RankFacts", "introduce", "same_node", "sources_of"]
 
 SETUP_S = 600.0
 """How long a rank may take for its set-up: imports, a plan, memory for its data."""
@@ -150,3 +149,23 @@ class Members:
         if self.interface:
             lines.insert(1, f"network   {self.interface}")
         return lines
+
+
+def sources_of(nodes: Sequence[int]) -> list[int]:
+    """Return for each rank the rank whose files it restores; `nodes` has the node of each rank.
+
+    Every rank is the source of one other. The ranks are shifted by the largest number of ranks on
+    one node, node by node. So each reads what another node wrote, unless one node has more than
+    half of the ranks. With one node, each rank restores its own files.
+    """
+    ranks = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))
+    shift = max(Counter(nodes).values(), default=0)
+    found = list(range(len(nodes)))
+    for position, rank in enumerate(ranks):
+        found[rank] = ranks[(position + shift) % len(ranks)]
+    return found
+
+
+def same_node(nodes: Sequence[int], sources: Sequence[int]) -> list[int]:
+    """Return the ranks that restore what their own node wrote."""
+    return [rank for rank, source in enumerate(sources) if nodes[rank] == nodes[source]]

@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -20,20 +20,50 @@ from iobench.bench.counters.monitor import Usage
 from iobench.bench.processes.group import Release
 from iobench.bench.processes.job import CheckpointRef, Done
 from iobench.bench.ranks.rank_job import RankJob
-from iobench.bench.ranks.release import Lead, wait_until
 from iobench.bench.ranks.wire import command_of
 from iobench.errors import RankError
 from iobench.ranks.control import ClockOffset, Control
 from iobench.results.codec import from_plain, to_plain
 from iobench.writers.transfer import TICK_S
 
-__all__ = ["END", "NEXT", "OPERATION_S", "RankClock", "Steps"]
+__all__ = ["END", "NEXT", "OPERATION_S", "Lead", "RankClock", "Steps", "wait_until"]
 
 NEXT, END = "next command", "end of the run"
 OPERATION_S = 24 * 3600.0
 """How long one operation may take. A rank that ends, stops or is cut off is known much sooner."""
 
 _MEASURE_EVERY_S = 30.0  # clocks drift apart by up to 50 microseconds in a second
+_SPIN_S = 0.0005  # a sleep ends later than it should
+
+
+def wait_until(
+    at_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], object] = time.sleep,
+) -> float:
+    """Return at `at_s` of time.perf_counter; the result is the seconds by which that is too late.
+
+    The last half millisecond is spent in a loop: a sleep ends when the scheduler finds the time.
+    """
+    while (left_s := at_s - clock()) > _SPIN_S:
+        sleep(left_s - _SPIN_S)
+    while (now_s := clock()) < at_s:
+        pass
+    return max(0.0, now_s - at_s)
+
+
+@dataclass(kw_only=True)
+class Lead:
+    """How long before the release its time is sent; longer after a rank got it too late."""
+
+    seconds: float = 0.02
+    longest_s: float = 5.0
+    tolerated_s: float = 0.002
+
+    def began(self, late_s: float) -> None:
+        """Adapt to the lateness of the last rank."""
+        if late_s > self.tolerated_s:
+            self.seconds = min(2 * self.seconds + late_s, self.longest_s)
 
 
 class RankClock:

@@ -9,7 +9,7 @@ import pytest
 
 from iobench.bench.counters.monitor import Counted
 from iobench.bench.counters.nodes import NodeCounts, over_machines
-from iobench.bench.ranks.release import Lead, wait_until
+from iobench.bench.ranks.steps import Lead, wait_until
 from iobench.bench.ranks.together import all_true, over_ranks
 from iobench.bench.targets.cold import EvictedFiles
 from iobench.environment import DeviceCounters

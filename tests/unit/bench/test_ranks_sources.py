@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.bench.ranks.sources import same_node, sources_of
+from iobench.bench.ranks.members import same_node, sources_of
 
 
 @pytest.mark.parametrize(

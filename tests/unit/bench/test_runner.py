@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from iobench import linux
 from iobench.bench import fio
 from iobench.bench import plan as plan_module
+from iobench.bench import trial as trials
 from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters import monitor as counters
@@ -33,7 +34,6 @@ from iobench.bench.judging.comparison import noise_floor
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.verdict import Context, with_verification
 from iobench.bench.plan import Plan
-from iobench.bench.processes import clock
 from iobench.bench.runner import Runner
 from iobench.bench.targets import directory
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
@@ -348,7 +348,7 @@ def test_nothing_is_prepared_while_a_clock_runs(
     ]:
         untimed(where, name)
     monkeypatch.setattr(directory, "settled", settled)
-    monkeypatch.setattr(clock, "Counters", Clock)
+    monkeypatch.setattr(trials, "Counters", Clock)
     before = {thread.name for thread in threading.enumerate()}
     fake_fio.starts = lambda: record("fio starts", next(ticks))
     fake_fio.fails = lambda *_: record("clock", next(ticks))

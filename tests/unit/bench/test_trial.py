@@ -21,10 +21,9 @@ from iobench.bench.counters import monitor as counters
 from iobench.bench.counters.sampler import Sampler
 from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
-from iobench.bench.processes.clock import Clock
 from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.targets.instruments import Instruments
-from iobench.bench.trial import Trial
+from iobench.bench.trial import Clock, Trial
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.environment import DeviceCounters
 from iobench.errors import TransferError
