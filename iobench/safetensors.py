@@ -7,9 +7,16 @@
     with iobench.safetensors.safe_open("model.safetensors", framework="pt") as file:
         rows = file.get_slice("model.embed_tokens.weight")[:1000]
 
+`load_sharded` reads what each rank of a job needs of a whole model.
+
 Calls without `writer` use the default of the process: `iobench.set_default_writer`.
 """
 
-from iobench.integrations.safetensors_dropins import load_file, safe_open, save_file
+from iobench.integrations.safetensors_dropins import (
+    load_file,
+    load_sharded,
+    safe_open,
+    save_file,
+)
 
-__all__ = ["load_file", "safe_open", "save_file"]
+__all__ = ["load_file", "load_sharded", "safe_open", "save_file"]

@@ -62,7 +62,7 @@ class SafetensorsFile:
         Raises DataMismatchError for a damaged file, UsageError for a device or a dtype that this
         torch lacks, and TransferError.
         """
-        self._path, self._target, self._writer = path, target, writer
+        self.path, self._target, self._writer = path, target, writer
         self._allocate, self.device = allocate_on(device), torch.device(device)
         self._on_read, self._pid = on_read, os.getpid()
         self.file = os.path.join(target, path)
@@ -119,7 +119,7 @@ class SafetensorsFile:
     def _fill(self, room: AnyMemory, start: int, stop: int) -> None:
         if os.getpid() != self._pid:  # a child must not use the rings and threads of its parent
             self._writer, self._pid = copy.copy(self._writer), os.getpid()
-        image = WindowImage(self._path, self.size_bytes, start, room)
+        image = WindowImage(self.path, self.size_bytes, start, room)
         moved = self._writer.read(image, self._target, start=start, stop=stop)
         self.check_unchanged()
         self._on_read(moved)

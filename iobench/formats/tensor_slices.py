@@ -16,7 +16,7 @@ from iobench.units import MIB
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import AnyMemory, Bytes
 
-__all__ = ["GAP_BYTES", "Span", "gathered", "room_for", "spans"]
+__all__ = ["GAP_BYTES", "Span", "gathered", "room_for", "rows_of", "spans"]
 
 GAP_BYTES = MIB
 """Smaller gaps between ranges of a file are read, not skipped: a request costs as much."""
@@ -83,11 +83,14 @@ def gathered(
         return span.view(data, dtype).view(tuple(shape))
     device = flat_tensor(parts[0][1]).device if parts else "cpu"
     whole = torch.empty(tuple(shape), dtype=dtype, device=device)
-    if parts:
-        rows = whole.view(len(parts), *parts[0][0].sizes)
-        for row, (span, data) in zip(rows, parts, strict=True):
-            row.copy_(span.view(data, dtype))
+    for row, (span, data) in zip(rows_of(whole, [span for span, _ in parts]), parts, strict=True):
+        row.copy_(span.view(data, dtype))
     return whole
+
+
+def rows_of(whole: torch.Tensor, some: Sequence[Span]) -> torch.Tensor:
+    """Return the memory `whole` of a slice as a row for each of its spans."""
+    return whole.view(len(some), *some[0].sizes) if some else whole.new_empty(0)
 
 
 def room_for(start: int, stop: int) -> Bytes:

@@ -7,7 +7,8 @@ work; what they cannot do exactly like the stock library, these functions pass o
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
@@ -22,7 +23,11 @@ from iobench.integrations.stock_path import (
     log_fallback,
 )
 
-__all__ = ["load_file", "safe_open", "save_file"]
+if TYPE_CHECKING:
+    from iobench.ranks.restore_plan import RestoreMode
+    from iobench.writers.transfer import Transfer
+
+__all__ = ["load_file", "load_sharded", "safe_open", "save_file"]
 
 
 def save_file(
@@ -120,3 +125,34 @@ def safe_open(
             opened = safetensors.safe_open(filename, framework, device, **options)
         on_stock(why)
         return opened
+
+
+def load_sharded(
+    location: str | os.PathLike[str],
+    like: Mapping[str, Any],
+    *,
+    restore_mode: RestoreMode = "auto",
+    writer: WriterLike | None = None,
+) -> tuple[dict[str, Any], Transfer]:
+    """Return the parts of a model that `like` names, and how they were read.
+
+    `location` is a safetensors file or a directory of them, on a file system or in a bucket. `like`
+    maps names of tensors to what this rank wants: a DTensor (its part, with the same sharding, on
+    the device of its mesh), a tensor (all of it, on the same device, or on the CPU for meta), or an
+    index such as a slice or a tuple of slices (that slice, on the CPU).
+
+    With `restore_mode="all"` each rank reads its parts by itself. With "auto", "broadcast" and
+    "all-gather" all ranks of the job call this, with a `like` of their own: bytes that several of
+    them want are read once and exchanged. Of columns the gaps below 1 MiB between the rows count as
+    wanted, so ranks that cut a matrix by columns read it once together. `read_amplification` of the
+    Transfer is what was read, divided by what is wanted.
+
+    Safetensors has no checksums: only sizes and headers are compared. Raises TargetError if there
+    are no such files, StateMismatchError for a tensor that the model lacks or that has another
+    shape or dtype, the errors of torch for an index, DataMismatchError, TransferError, and
+    RankError for a rank that is lost.
+    """
+    from iobench.checkpoint.load import sharded  # here: it takes time to import
+
+    chosen = chosen_writer(writer)
+    return sharded.load_sharded(os.fspath(location), like, chosen, restore_mode=restore_mode)

@@ -30,12 +30,15 @@ __all__ = ["StoredChunk", "StoredPiece", "StoredState", "StoredTensor", "stored_
 
 
 class StoredPiece(NamedTuple):
-    """The bytes [start, stop) of the file `path`, and their XXH3-64 in hex."""
+    """The bytes [start, stop) of the file `path`, and their XXH3-64 in hex.
+
+    None in a format without checksums.
+    """
 
     path: str
     start: int
     stop: int
-    xxh3_64: str
+    xxh3_64: str | None
     name: str
 
 
