@@ -168,7 +168,7 @@ def test_places_without_a_model(tmp_path: Path, model: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         sharded.load_sharded(tmp_path / "none", {}, HybridWriter())
     with pytest.raises(OptionError, match="restore_mode"):
-        sharded.load_sharded(model, {}, HybridWriter(), restore_mode="some")  # type: ignore[arg-type]
+        sharded.load_sharded(model, {}, HybridWriter(), restore_mode="some")  # type: ignore[arg-type]  # wrong
     index = tmp_path / "model.safetensors.index.json"
     for text in ("{", "[]", '{"weight_map": 3}', "{}"):
         index.write_text(text)

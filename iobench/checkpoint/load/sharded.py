@@ -208,7 +208,7 @@ def _files(location: str | Path, writer: Writer) -> tuple[str, list[str]]:
         return home or ("/" if path.startswith("/") else "."), [name]
     if is_s3(path):
         key = S3Target.parse(path).key
-        names = [one[len(key) :].lstrip("/") for one in writer.objects(path).keys()]  # noqa: SIM118
+        names = [one[len(key) :].lstrip("/") for one in writer.objects(path).keys()]  # noqa: SIM118 -- not a mapping
     else:
         with transfer_errors("listing", path):
             names = os.listdir(path)
