@@ -27,17 +27,17 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.participant import SaveParticipant
 from iobench.checkpoint.place import (
     Format,
     PartOffer,
     PartTarget,
     Place,
     SavedContent,
+    SaveParticipant,
     Tier,
     Written,
 )
-from iobench.checkpoint.ranked.order import Committed, Ending, Order, VoteError, shown
+from iobench.checkpoint.ranked.messages import Committed, Ending, Order, VoteError, shown
 from iobench.checkpoint.save import Save
 from iobench.errors import IobenchError, RankError, TransferError
 from iobench.ranks.control import Control

@@ -6,10 +6,9 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.order import in_save_order, outlines
-from iobench.checkpoint.removal import warn_of
-from iobench.checkpoint.retention import Retention
+from iobench.checkpoint.retention import Retention, in_save_order, outlines
 from iobench.checkpoint.save import Save
+from iobench.checkpoint.staged import warn_of
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import UsageError
 

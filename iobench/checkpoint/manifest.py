@@ -1,22 +1,81 @@
-"""Manifest: the contents of a checkpoint. It is written last and makes a checkpoint complete."""
+"""Manifest: the contents of a checkpoint. It is written last and makes a checkpoint complete.
+
+The names of checkpoints, and the pieces of their files, are defined here too.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Annotated, Any
 
 import msgspec
 import xxhash
 
-from iobench.checkpoint.pieces import Pieces, quoted
 from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.text import parse_json
 
-__all__ = ["MANIFEST", "SCHEMA", "FileRecord", "Manifest", "Piece", "PinnedGeneration"]
+__all__ = [
+    *("MANIFEST", "SCHEMA", "FileRecord", "Manifest", "Piece", "Pieces"),
+    *("PinnedGeneration", "name_of", "quoted", "step_of"),
+]
+
+
+class Pieces:
+    """Consecutive pieces of a file, usually one tensor each. The next save may use it too."""
+
+    def __init__(self, pieces: Sequence[tuple[str, int]]) -> None:
+        """`pieces` are (name, bytes); they follow one another without gaps."""
+        self.names = [name for name, _ in pieces]
+        self.sizes = [size for _, size in pieces]
+        self.ends = list(itertools.accumulate(self.sizes))
+        self.begins = [0, *self.ends[:-1]]
+        self.largest_bytes = max(self.sizes, default=0)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def json(self, checksums: Sequence[str]) -> bytes:
+        """Return the pieces as JSON for a manifest, with their `checksums` in order.
+
+        A checksum is ASCII without a quotation mark or a backslash.
+        """
+        parts = [""] * (2 * len(checksums) + 1)
+        parts[::2], parts[1::2] = self._texts, checksums
+        return "".join(parts).encode("ascii")
+
+    @functools.cached_property
+    def _texts(self) -> list[str]:
+        """The JSON around the checksums."""
+        texts = [
+            f'"}},{{"name":{quoted(name)},"size_bytes":{size},"xxh3_64":"'
+            for name, size in zip(self.names, self.sizes, strict=True)
+        ]
+        if not texts:
+            return ["[]"]
+        return ["[" + texts[0].removeprefix('"},'), *texts[1:], '"}]']
+
+
+_STEP = re.compile(r"step-(0|[1-9][0-9]*)")
+
+
+def name_of(step: int) -> str:
+    """Return the name of the checkpoint of `step`, such as `step-20`."""
+    return f"step-{step}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step in the name of a checkpoint; None for another name."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
+
 
 SCHEMA = "iobench.checkpoint/1"
 MANIFEST = "manifest.json"

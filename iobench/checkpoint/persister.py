@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 from iobench import linux
-from iobench.checkpoint.ranked.turns import Turns
+from iobench.checkpoint.ranked.messages import Turns
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot, SlotPool
 from iobench.checkpoint.streamed import Streamed

@@ -1,34 +1,122 @@
-"""What a commit writes, and where: the protocols `Format` and `Place`, and the local place.
+"""What a commit writes, and where: the protocols `Format`, `Place`, `SaveParticipant`.
 
 The Committer knows no more of them. Formats and places know nothing of the Committer.
 """
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.manifest import FileRecord, Manifest
-from iobench.checkpoint.pacing import PacedImage
-from iobench.checkpoint.ranked.part import Part
+from iobench.checkpoint.manifest import FileRecord, Manifest, PinnedGeneration
+from iobench.checkpoint.ranked.messages import Part
+from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import TransferError
 from iobench.writers.base import Writer
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import AnyMemory, Bytes, FileImage
 from iobench.writers.transfer import Transfer
+from iobench.writers.wrapped_image import WrappedImage
 
 __all__ = [
-    *("Format", "LocalPlace", "PartOffer", "PartTarget", "Place"),
-    *("SavedContent", "Tier", "Written"),
+    *("Format", "LocalPlace", "PacedImage", "PartOffer", "PartTarget", "Place"),
+    *("RemoteCopyOf", "SaveParticipant", "SavedContent", "Tier", "Written"),
 ]
+
+
+class PacedImage(WrappedImage):
+    """Returns the bytes up to `stop` no earlier than `stop / rate` seconds after its creation.
+
+    Writers take blocks in order and write them afterwards. So no I/O path is faster than
+    the rate on average. Within one block the rate may be higher.
+    """
+
+    _rate_bytes_per_s: float
+    _began_s: float
+    _clock: Callable[[], float]
+    _sleep: Callable[[float], None]
+
+    @classmethod
+    def over(
+        cls,
+        image: FileImage,
+        rate_bytes_per_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> Self:
+        """Return `image`, paced from now on."""
+        rate = rate_bytes_per_s
+        return cls(image, _rate_bytes_per_s=rate, _began_s=clock(), _clock=clock, _sleep=sleep)
+
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
+        early_s = self._began_s + stop / self._rate_bytes_per_s - self._clock()
+        if early_s > 0:
+            self._sleep(early_s)
+        return super().pieces(start, stop)
+
+
+RemoteCopyOf = Callable[[Manifest], tuple[str | Path, Writer] | None]
+"""Returns where a remote tier has this very checkpoint, and its writer; None if it has not."""
+
+
+class SaveParticipant(Protocol):
+    """The state of an optimizer that is not in the files of a checkpoint.
+
+    A save holds it as it is, which copies nothing, and the manifest names what it holds. So the
+    manifest is written when that is durable. `durable` and `ended` are called by the thread that
+    commits, the rest by the trainer's.
+    """
+
+    exports: bool
+    """Whether a remote tier gets the state too, so that files of the checkpoint describe it."""
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more can be held."""
+
+    def check(self, *, keep: Retention | None, placed: bool, tiers: Sequence[Any]) -> None:
+        """Raise OptionError for options of a Checkpointer that it does not go together with."""
+
+    def open(self, store: CheckpointStore, drain: Any) -> None:
+        """Take part in the saves to `store`; `drain` copies them to a remote tier, or is None."""
+
+    def start(self) -> None:
+        """Look which checkpoints there are; release what no checkpoint needs."""
+
+    def make_room(self, *ways: Callable[[], None]) -> None:
+        """Release what is free; while nothing more can be held, try the `ways` to free something.
+
+        Raises UsageError when nothing can be freed.
+        """
+
+    def hold(self, save: Save) -> None:
+        """Hold the state as it is now, for `save`."""
+
+    def durable(self, save: Save) -> tuple[PinnedGeneration, list[FileImage]]:
+        """Wait until what `save` holds is durable. Return it, and the files that describe it."""
+
+    def ended(self, save: Save) -> None:
+        """The commit of `save` has ended, or failed."""
+
+    def settle(self) -> None:
+        """Wait until what pending saves hold is durable. Raises why it never will be."""
+
+    def sweep(self) -> None:
+        """Release what no checkpoint and no pending save needs."""
+
+    def restore(self, manifest: Manifest, remote_copy: RemoteCopyOf | None) -> None:
+        """Go on from the state of this checkpoint. Raises DataMismatchError."""
+
 
 _C = TypeVar("_C", contravariant=True)
 

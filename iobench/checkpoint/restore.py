@@ -1,4 +1,4 @@
-"""restore: the newest checkpoint that can be read, by one process or by all ranks of a job."""
+"""restore: the newest of the candidates that can be read, by one process or by all ranks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from iobench.checkpoint.damage import damage_of
-from iobench.checkpoint.load.any_format import read_any
-from iobench.checkpoint.load.candidates import Candidates, StoredCandidates
+from iobench.checkpoint.any_format import read_any
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.order import by_age, readable_manifest
-from iobench.checkpoint.store import store_at
+from iobench.checkpoint.retention import by_age, damage_of, readable_manifest
+from iobench.checkpoint.store import Checkpoints, store_at
 from iobench.errors import (
     DataMismatchError,
     OptionError,
@@ -26,16 +24,99 @@ from iobench.errors import (
 )
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
+from iobench.writers.copy_reader import CopyReader, StoredReader
 from iobench.writers.transfer import Transfer
 
 if TYPE_CHECKING:
-    from iobench.checkpoint.load.reader import PieceReader
+    from iobench.checkpoint.piece_reader import PieceReader
     from iobench.ranks.together import T, Together  # here: its imports take time
 
 __all__ = [
-    *("Loaded", "OnCorrupt", "RestoringRanks"),
-    *("check_not_offloaded", "load_checkpoint", "restore"),
+    *("Candidates", "Loaded", "OnCorrupt", "RestoringRanks", "StoredCandidates"),
+    *("WrappedCandidates", "check_not_offloaded", "load_checkpoint", "restore"),
 ]
+
+
+class Candidates(Checkpoints, Protocol):
+    """The checkpoints of a run, for one restore.
+
+    `manifest` and `locate` are those of the nearest copy of a step that `next_copy` has not left.
+    """
+
+    def reader(self, step: int, manifest: Manifest) -> CopyReader:
+        """Return what reads this copy, which has this manifest; see CopyReader for the next one."""
+
+    def next_copy(self, step: int, problem: str) -> bool:
+        """Leave a copy that cannot be read for the next one. False: there is no other.
+
+        In a job, a call of all ranks.
+        """
+
+    def sources(self, step: int) -> dict[str, str]:
+        """Return what was read of each copy of a restored checkpoint, or why it was not.
+
+        Empty where there is only one place. Warns (RuntimeWarning) of copies that were replaced.
+        """
+
+
+class _Wrapped:
+    """The checkpoints `inner`."""
+
+    def __init__(self, inner: Checkpoints) -> None:
+        self._checkpoints, self.readers = inner, inner.readers
+
+    def __str__(self) -> str:
+        return str(self._checkpoints)
+
+    def steps(self) -> list[int]:
+        return self._checkpoints.steps()
+
+    def serials(self) -> dict[int, int]:
+        return self._checkpoints.serials()
+
+    def manifest(self, step: int, *, files: bool = True) -> Manifest:
+        return self._checkpoints.manifest(step, files=files)
+
+    def locate(self, step: int) -> str | Path:
+        return self._checkpoints.locate(step)
+
+
+class StoredCandidates(_Wrapped):
+    """The checkpoints of one store, which `writer` reads: one copy of each."""
+
+    def __init__(self, store: Checkpoints, writer: Writer) -> None:
+        super().__init__(store)
+        self._writer = writer
+
+    def reader(self, step: int, manifest: Manifest) -> CopyReader:
+        del manifest
+        return StoredReader(self._writer, self.locate(step))
+
+    def next_copy(self, step: int, problem: str) -> bool:
+        del step, problem
+        return False
+
+    def sources(self, step: int) -> dict[str, str]:
+        del step
+        return {}
+
+
+class WrappedCandidates(_Wrapped):
+    """The candidates `inner`. A subclass adds nearer copies of one of them."""
+
+    def __init__(self, inner: Candidates) -> None:
+        super().__init__(inner)
+        self._inner = inner
+
+    def reader(self, step: int, manifest: Manifest) -> CopyReader:
+        return self._inner.reader(step, manifest)
+
+    def next_copy(self, step: int, problem: str) -> bool:
+        return self._inner.next_copy(step, problem)
+
+    def sources(self, step: int) -> dict[str, str]:
+        return self._inner.sources(step)
+
 
 OnCorrupt = Literal["raise", "previous"]
 
@@ -133,7 +214,7 @@ def restore(
 
     left = leading(f"load of step {step}", lambda: _newest_first(candidates, step, known)) or []
     if ranks.size > 1:
-        from iobench.checkpoint.load.elsewhere import paths_elsewhere
+        from iobench.checkpoint.any_format import paths_elsewhere
 
         elsewhere = paths_elsewhere(ranks.together, ranks.rank, like)
         read = partial(read, elsewhere=elsewhere)

@@ -1,18 +1,48 @@
-"""Save: the status and timing of one checkpoint, from the trainer's call to the commit."""
+"""Save: the status and timing of one checkpoint, its copies, and events for a callback."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
+import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from iobench.checkpoint.copies import Copy
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Save", "Status"]
+__all__ = ["Copy", "CopyState", "OnEvent", "Save", "SaveEvent", "SaveEvents", "Status"]
+
+CopyState = Literal[
+    "volatile", "durable", "waiting", "draining", "verified", "superseded", "failed"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A copy of a checkpoint in the tier `tier`: "memory", or the location of local or remote.
+
+    - `volatile`: in memory; it is lost with this process
+    - `waiting`, `draining`: not in this tier yet; `eta_s` is when it is expected there, in seconds
+      from now, or None when no rate was measured yet
+    - `durable`: complete and visible in this tier
+    - `verified`: durable, and read back from this tier with correct checksums
+    - `superseded`: it is not copied to this tier; a newer one is
+    - `failed`: the local files are damaged, so they are not copied
+
+    `durable_at_s` is when this process made it durable in the remote tier, in seconds since the
+    epoch.
+    """
+
+    tier: str
+    state: CopyState
+    eta_s: float | None = None
+    durable_at_s: float | None = field(default=None, compare=False)
+
 
 Status = Literal["copying", "waiting", "writing", "committed", "superseded", "skipped", "failed"]
 
@@ -124,3 +154,98 @@ class Save:
             self.error = RuntimeError(f"{type(error).__name__}: {error}")
         if self.status != "committed":
             self.status = "failed"
+
+
+SaveEvent = Literal["copied", "committed", "remote", "dropped", "failed"]
+"""What has become of a save; see `Checkpointer`."""
+
+OnEvent = Callable[[Save, SaveEvent], object]
+
+_OF_STATUS: dict[Status, SaveEvent] = {
+    "waiting": "copied",
+    "committed": "committed",
+    "superseded": "dropped",
+    "skipped": "dropped",
+    "failed": "failed",
+}
+_REMEMBERED = 1000  # saves whose remote copies may still come
+_END_S = 10.0
+
+
+class SaveEvents:
+    """Calls `on_event(save, event)` in a thread of its own, in the order of the events.
+
+    What happens to a save only puts the event into a queue: no save waits for the callback, and an
+    error of the callback is a RuntimeWarning. `end` waits until all calls were made.
+    """
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._pid = os.getpid()
+        # Reentrant, unlike Queue: a signal handler that saves may run in the middle of a `put`.
+        self._events: queue.SimpleQueue[tuple[Save, SaveEvent] | None] = queue.SimpleQueue()
+        self._saves: dict[int, Save] = {}
+        # daemon: a callback that hangs holds up `close` for 10 s, and not the end of the process.
+        self._thread = threading.Thread(
+            target=_tell, args=(self._events, on_event), name="iobench-events", daemon=True
+        )
+        self._thread.start()
+
+    def watch(self, save: Save) -> None:
+        """Tell of `save` from now on."""
+        while len(self._saves) >= _REMEMBERED:
+            del self._saves[next(iter(self._saves))]
+        self._saves.pop(save.step, None)
+        self._saves[save.step] = save
+        save.on_status = self._changed
+
+    def _changed(self, save: Save) -> None:
+        event = _OF_STATUS.get(save.status)
+        if event is not None and not (event == "copied" and save.streamed):
+            self._put(save, event)
+
+    def remote(self, step: int) -> None:
+        """Tell that the checkpoint of `step` is durable in the remote tier."""
+        save = self._saves.get(step)  # None: of an earlier process
+        if save is not None:
+            self._put(save, "remote")
+
+    def _put(self, save: Save, event: SaveEvent) -> None:
+        if os.getpid() == self._pid:
+            self._events.put((save, event))
+
+    def leave(self) -> None:
+        """End the thread after the calls of all events so far; wait for nothing."""
+        if os.getpid() == self._pid:
+            self._events.put(None)
+
+    def end(self) -> None:
+        """Wait for the calls of all events so far, 10 s at most, and end the thread.
+
+        A callback that calls this does not wait for itself.
+        """
+        self.leave()
+        if os.getpid() != self._pid or threading.current_thread() is self._thread:
+            return
+        self._thread.join(_END_S)
+        if self._thread.is_alive():
+            warnings.warn(
+                f"on_event: a call has not returned for {_END_S:.0f} s, and is not waited for",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _tell(events: queue.SimpleQueue[tuple[Save, SaveEvent] | None], on_event: OnEvent) -> None:
+    while (told := events.get()) is not None:
+        save, event = told
+        del told
+        try:
+            on_event(save, event)
+        except BaseException as error:  # noqa: BLE001 -- the user's, also sys.exit()
+            with contextlib.suppress(RuntimeWarning):  # a filter may raise it; no caller is here
+                warnings.warn(
+                    f"on_event({event!r} of step {save.step}) failed: {error!r}",
+                    RuntimeWarning,
+                    stacklevel=1,
+                )
+        del save  # it may be dropped while this thread waits

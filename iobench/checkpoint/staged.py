@@ -8,28 +8,264 @@ of it. To replace a checkpoint, the two directories exchange names and the old o
 from __future__ import annotations
 
 import errno
+import fcntl
+import json
 import os
 import secrets
-from collections.abc import Iterable
+import socket
+import stat
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
 
 from iobench import linux
-from iobench.checkpoint.lock import DirectoryLock
 from iobench.checkpoint.manifest import MANIFEST
-from iobench.checkpoint.removal import remove_all, remove_entry, warn_of
-from iobench.errors import TargetError, transfer_errors
-from iobench.writers.local.new_file import sync_directory
+from iobench.errors import IobenchError, TargetError, TransferError, transfer_errors
+from iobench.regular_file import read_regular
+from iobench.writers.local.new_file import make_directories, sync_directory
+from iobench.writers.removal import remove_tree
 
 __all__ = [
-    "REPLACED_SUFFIX",
-    "STAGING_SUFFIX",
-    "Staged",
-    "StagedCheckpoint",
-    "exchange",
-    "put_back",
-    "reraise",
+    *("LOCK", "REPLACED_SUFFIX", "STAGING_SUFFIX", "Backlog", "DirectoryLock"),
+    *("Staged", "StagedCheckpoint", "exchange", "lock_directory", "put_back"),
+    *("remove_all", "remove_entry", "reraise", "warn_of"),
 ]
+
+LOCK = ".iobench-lock"
+"""The locked file. It stays after `release` and names the last holder."""
+_READ = "; iobench.load_checkpoint reads checkpoints without the lock"
+
+
+class DirectoryLock:
+    """An flock(2) on a file in `directory`, from construction until `release`.
+
+    The kernel releases it when the process ends, however it ends. Forked children do not keep it.
+    Raises TargetError with the holder when another process holds the lock. Raises TargetError too
+    when the lock's name is a link or not a regular file.
+    """
+
+    def __init__(self, directory: Path, holder: str = "Checkpointer") -> None:
+        """`holder`: what holds the lock, for messages."""
+        self._path, self._holder = directory / LOCK, holder
+        self._fd, self._note = -1, b""
+        fd = _open(self._path)
+        try:
+            self._take(fd)
+        except BaseException as error:
+            os.close(fd)
+            if isinstance(error, OSError) and not isinstance(error, TargetError):
+                raise TransferError.wrap(error, "locking", self._path) from error
+            raise
+        self._fd = fd
+        _held.add(self)
+
+    def _take(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 4096, 0).decode(errors="replace")
+            raise TargetError(
+                f"{self._path.parent} is in use: {_describe(holder)}. Close that {self._holder} "
+                f"first{_READ if self._holder == 'Checkpointer' else ''}"
+            ) from None
+        self._note = note = json.dumps(
+            {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "since_s": int(time.time()),
+                "token": secrets.token_hex(4),
+            }
+        ).encode()
+        os.pwrite(fd, note, 0)  # overwrite, then truncate: needs no space on a full disk
+        os.ftruncate(fd, len(note))
+
+    def check(self) -> None:
+        """Raise TargetError unless the lock's name still leads to the locked file with our note.
+
+        An flock belongs to the inode, not to the name. After the directory is removed and made
+        again, another process can lock the new file. Some file systems of several nodes keep locks
+        on each node alone: there a process of another node replaces the note.
+        """
+        held = os.fstat(self._fd)
+        try:
+            found = os.lstat(self._path)
+        except FileNotFoundError:
+            found = None
+        except OSError as error:
+            raise TransferError.wrap(error, "checking", self._path) from error
+        if found is None or (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+            raise TargetError(
+                f"{self._path.parent} was removed or replaced since this {self._holder} opened it, "
+                f"so others may write there: nothing is saved or removed; close this "
+                f"{self._holder} and open another"
+            )
+        with transfer_errors("checking", self._path):
+            note = read_regular(self._path)  # opened anew: a network file system asks its server
+        if note != self._note:
+            raise TargetError(
+                f"{self._path.parent} is in use by another job too: "
+                f"{_describe(note.decode(errors='replace'))}. Its file system keeps no locks "
+                f"between nodes; nothing is saved or removed; close this {self._holder}"
+            )
+
+    def fileno(self) -> int:
+        """Return the descriptor of the locked file: a process that inherits it holds the lock."""
+        return self._fd
+
+    def release(self) -> None:
+        """Release the lock. A second call does nothing."""
+        fd, self._fd = self._fd, -1
+        _held.discard(self)
+        if fd >= 0:
+            os.close(fd)
+
+
+def _open(path: Path) -> int:
+    """Return a descriptor of the lock file; create the file if it is missing.
+
+    Links are refused, symbolic and hard. In a directory that others may write to, a link could
+    lead to a victim's file, and the note would overwrite it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o666)
+        found = os.fstat(fd)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _foreign(path) from error
+        raise TransferError.wrap(error, "locking", path) from error
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(fd)
+        raise _foreign(path)
+    return fd
+
+
+def _foreign(path: Path) -> TargetError:
+    return TargetError(
+        f"{path}: is a link or not a regular file, so no Checkpointer made it; remove it"
+    )
+
+
+def lock_directory(directory: Path, holder: str = "Checkpointer") -> DirectoryLock:
+    """Lock `directory`, and create it if it is missing.
+
+    Raises TargetError when it cannot be made or another process holds the lock.
+    """
+    try:
+        make_directories(directory)
+    except OSError as error:
+        raise TargetError(
+            error.errno, f"cannot be made ({error.strerror})", str(directory)
+        ) from error
+    return DirectoryLock(directory, holder)
+
+
+_held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    """Close the descriptors in a forked child, which would otherwise share the lock."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+def _describe(holder: str) -> str:
+    try:
+        found = json.loads(holder)
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["since_s"]))
+        return f"process {found['pid']} on host {found['host']} holds it since {since}"
+    except (ValueError, KeyError, TypeError):
+        return "another process holds it; its pid is unknown"
+
+
+_Key = TypeVar("_Key")
+
+
+def remove_entry(path: Path) -> None:
+    """Remove the entry `path`: a directory with its contents, or only the link if it is one.
+
+    A checkpoint that was moved to another disk and replaced by a link keeps its files there.
+    Raises TransferError.
+    """
+    with transfer_errors("removing", path):
+        remove_tree(path) if path.is_dir() else path.unlink()
+
+
+def remove_all(removals: Mapping[_Key, Callable[[], None]]) -> dict[_Key, IobenchError]:
+    """Call all `removals` and return the errors by key. A failure does not stop the others."""
+    failures: dict[_Key, IobenchError] = {}
+    for key, remove in removals.items():
+        try:
+            remove()
+        except IobenchError as error:
+            failures[key] = error
+    return failures
+
+
+class Backlog(Generic[_Key]):
+    """Removed checkpoints whose files still take up space. `remove` removes the files of one.
+
+    With many of them a save removes only a few, so that it does not wait for all of them.
+    """
+
+    def __init__(self, remove: Callable[[_Key], None]) -> None:
+        self._remove = remove
+        self._keys: deque[_Key] = deque()
+        self._reported: set[_Key] = set()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(tuple(self._keys))
+
+    def add(self, key: _Key) -> None:
+        """Add the files of one checkpoint. They are the first that `reduce` removes."""
+        self._keys.append(key)
+
+    def discard(self, key: _Key) -> None:
+        """Remove the files of `key` now. Raises what `remove` raises; then they stay in here."""
+        self._remove(key)
+        self._keys.remove(key)
+
+    def reduce(self, most: int, enough: Callable[[], bool] = lambda: True) -> list[IobenchError]:
+        """Remove the files of at most `most` checkpoints, and then more until `enough()`.
+
+        Returns the errors of those that cannot be removed, each once. They are tried again later.
+        """
+        new: list[IobenchError] = []
+        for count in range(len(self._keys)):
+            if not self._keys or (count >= most and enough()):  # a signal handler may save too
+                break
+            key = self._keys.pop()
+            try:
+                self._remove(key)
+            except BaseException as error:
+                self._keys.appendleft(key)
+                if not isinstance(error, IobenchError):
+                    raise
+                new += [] if key in self._reported else [error]
+                self._reported.add(key)
+        return new
+
+
+def warn_of(failures: Iterable[IobenchError]) -> None:
+    """Give a RuntimeWarning with what was not removed. Without failures, do nothing."""
+    names = "; ".join(dict.fromkeys(str(error) for error in failures))
+    if names:
+        warnings.warn(
+            f"no longer needed, but cannot be removed and takes up space: {names}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
 
 STAGING_SUFFIX = ".iobench-staging"
 

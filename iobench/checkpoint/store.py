@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Protocol
 
 from iobench import linux
-from iobench.checkpoint.lock import DirectoryLock, lock_directory
-from iobench.checkpoint.manifest import MANIFEST, Manifest
-from iobench.checkpoint.names import name_of, step_of
-from iobench.checkpoint.removal import Backlog, remove_all, remove_entry, warn_of
+from iobench.checkpoint.manifest import MANIFEST, Manifest, name_of, step_of
 from iobench.checkpoint.staged import (
     REPLACED_SUFFIX,
     STAGING_SUFFIX,
+    Backlog,
+    DirectoryLock,
     Staged,
     StagedCheckpoint,
+    lock_directory,
     put_back,
+    remove_all,
+    remove_entry,
+    warn_of,
 )
 from iobench.environment.memory import available_bytes
 from iobench.errors import IobenchError, OptionError, TargetError, transfer_errors

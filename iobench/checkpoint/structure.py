@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import ALIGNMENT, Leaf
-from iobench.checkpoint.flat_state import FlatState
-from iobench.checkpoint.pieces import Pieces
-from iobench.checkpoint.state_tree import plain_text
+from iobench.checkpoint.manifest import Pieces
+from iobench.checkpoint.state_tree import FlatState, plain_text
 from iobench.checkpoint.tree_spec import Collected
 from iobench.errors import StateError
 from iobench.formats.many_parts import Numbers, ScatteredImage

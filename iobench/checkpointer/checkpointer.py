@@ -12,21 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from iobench.checkpoint.events import OnEvent, SaveEvents
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.persister import end_unclosed
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
-from iobench.checkpoint.save import Save
+from iobench.checkpoint.save import OnEvent, Save, SaveEvents
 from iobench.checkpoint.schedule import Every, Schedule
 from iobench.checkpoint.store import CheckpointStore, release_unclosed
-from iobench.checkpointer.opening import Opening
-from iobench.checkpointer.options import CheckpointerOptions, WhenFull
-from iobench.checkpointer.ranks import JobRanks
-from iobench.checkpointer.resume import Stateful, expected_of, resume_into
+from iobench.checkpointer.opening import CheckpointerOptions, Opening, WhenFull
+from iobench.checkpointer.restoring import Stateful, expected_of, resume_into
 from iobench.checkpointer.saving import Saving
 from iobench.errors import OptionError, UsageError
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
+from iobench.ranks.together import JobRanks
 from iobench.ranks.world import AnyWorld
 from iobench.replicas.partner import Partner
 from iobench.writers.base import Writer

@@ -6,34 +6,129 @@ Rank 0 knows what there is, and tells the others.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
 
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.load.candidates import StoredCandidates
-from iobench.checkpoint.load.reader import piece_reader
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.order import by_age
-from iobench.checkpoint.participant import RemoteCopyOf, SaveParticipant
-from iobench.checkpoint.ranked.content import data_file
-from iobench.checkpoint.restore import Loaded, OnCorrupt, RestoringRanks, restore
+from iobench.checkpoint.piece_reader import piece_reader
+from iobench.checkpoint.place import RemoteCopyOf, SaveParticipant
+from iobench.checkpoint.ranked.plan import data_file
+from iobench.checkpoint.restore import (
+    Candidates,
+    Loaded,
+    OnCorrupt,
+    RestoringRanks,
+    StoredCandidates,
+    WrappedCandidates,
+    restore,
+)
+from iobench.checkpoint.retention import by_age
 from iobench.checkpoint.store import CheckpointStore
-from iobench.checkpointer.ranks import JobRanks
-from iobench.errors import DataMismatchError, UsageError
+from iobench.checkpoint.stored import is_sharded
+from iobench.errors import DataMismatchError, StateMismatchError, UsageError
 from iobench.ranks.restore_plan import RestoreMode
+from iobench.ranks.together import JobRanks
 from iobench.remote.local_tier import LocalTier
+from iobench.remote.memory_reader import MemoryReader
+from iobench.remote.memory_slot import MemorySlot
 from iobench.remote.nearest import Nearest
 from iobench.remote.snapshot_memory import SnapshotMemory
+from iobench.replicas.nearest import Chosen, RestoreChoice
 from iobench.replicas.replicator import Replicator
-from iobench.replicas.restoring import Chosen, RestoreChoice
+from iobench.units import format_size
 from iobench.writers.base import Writer
+from iobench.writers.copy_reader import CopyReader
+from iobench.writers.image import FileImage
+from iobench.writers.source import Source
+from iobench.writers.transfer import Transfer
 
 if TYPE_CHECKING:
     from iobench.remote.both_tiers import TieredCandidates
 
-__all__ = ["Restoring"]
+__all__ = ["MemoryCandidates", "Restoring", "Stateful", "expected_of", "resume_into"]
+
+
+class MemoryCandidates(WrappedCandidates):
+    """`inner`, with the copy of `step` in memory, in which each rank has its own file.
+
+    `slot` has that of this rank, until it is known to be damaged. The next copy of `step` is that
+    of `inner`.
+    """
+
+    def __init__(self, inner: Candidates, step: int, slot: MemorySlot) -> None:
+        super().__init__(inner)
+        assert slot.kept is not None
+        (self._file,) = slot.kept.files(slot.memory)
+        self._step, self._slot, self._tier = step, slot, slot.tiers
+        self._problem = ""  # why the copy in memory is left
+        self._reader: _MemoryFirst | None = None
+
+    def reader(self, step: int, manifest: Manifest) -> CopyReader:
+        stored = super().reader(step, manifest)
+        if step != self._step or self._problem:
+            return stored
+        self._reader = _MemoryFirst(self._file, stored, self._damaged)
+        return self._reader
+
+    def next_copy(self, step: int, problem: str) -> bool:
+        if step != self._step or self._problem:
+            return super().next_copy(step, problem)
+        self._problem = problem
+        self._damaged()
+        return True
+
+    def _damaged(self) -> None:
+        self._slot.kept = None
+
+    def sources(self, step: int) -> dict[str, str]:
+        read = self._reader
+        if step != self._step or read is None:
+            return super().sources(step)
+        problem = self._problem or read.problem
+        if not problem:
+            return {self._tier: "read"}
+        warnings.warn(
+            f"the file of this rank is not read from {self._tier} alone: {problem}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        if self._problem:
+            return {self._tier: problem, **(super().sources(step) or {str(self): "read"})}
+        again = f"read {format_size(read.stored_bytes)}"
+        return {self._tier: f"read in part; {problem}", str(self): again}
+
+
+class _MemoryFirst:
+    """The copy of one file in memory; other files and damaged ranges are those of `stored`."""
+
+    def __init__(self, file: FileImage, stored: CopyReader, damaged: Callable[[], None]) -> None:
+        self._file, self._memory = file.path, MemoryReader([file], stored.location)
+        self._stored, self._damaged = stored, damaged
+        self._again: set[tuple[int, int]] = set()
+        self.name, self.direct, self.location = stored.name, stored.direct, stored.location
+        self.problem, self.stored_bytes = "", 0
+
+    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
+        copy = self._memory if image.path == self._file else self._stored
+        return copy.read(image, start, stop)
+
+    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
+        if (start, stop) in self._again:
+            return self._stored.read_again(image, start, stop, piece)
+        self._again.add((start, stop))
+        self.problem = self.problem or f"{image.path} is damaged"
+        self.stored_bytes += stop - start
+        self._damaged()
+        self._stored.read(image, start, stop)
+        return True
+
+    def open_source(self, target: str) -> Source:
+        return self._stored.open_source(target)
 
 
 @dataclass(kw_only=True)
@@ -242,8 +337,6 @@ class Restoring:
                 slot = self.memory.kept(version.step, version.serial)
                 has = ranks.agreed(f"step {step} in memory", lambda: slot is not None)
                 if all(has) and slot is not None:
-                    from iobench.checkpointer.memory.reader import MemoryCandidates
-
                     candidates = MemoryCandidates(candidates, version.step, slot)
                     owners = {data_file(rank): rank for rank in range(ranks.world.size)}
             with piece_reader(
@@ -261,3 +354,52 @@ class Restoring:
         finally:
             for note in chosen.close() if chosen else ():
                 warnings.warn(f"a replica was replaced: {note}", RuntimeWarning, stacklevel=5)
+
+
+class Stateful(Protocol):
+    """A module, an optimizer, a scheduler: what saves and restores its own state."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Go on from `state_dict`."""
+
+
+def expected_of(objects: Mapping[str, Stateful]) -> dict[str, Any]:
+    """Return the states of the modules, which a checkpoint is compared with.
+
+    A new optimizer has no state yet, so its entry cannot be compared. Raises UsageError for what
+    cannot be restored from full tensors.
+    """
+    if not isinstance(objects, Mapping):
+        raise UsageError(
+            f"resume: takes objects by the names that save() gave them, such as "
+            f'{{"model": model}}, not a {type(objects).__name__}'
+        )
+    for name, one in objects.items():
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise UsageError(
+                f"resume: {name!r} is a {type(one).__name__}, without load_state_dict; "
+                "use load() for values"
+            )
+        groups = getattr(one, "param_groups", [])
+        if any(is_sharded(p) for group in groups for p in group.get("params", ())):
+            raise UsageError(
+                f"resume: the parameters of {name!r} are sharded; call load(like=...) with a state "
+                "of torch.distributed.checkpoint.state_dict.get_state_dict, and set_state_dict"
+            )
+    modules = {n: one for n, one in objects.items() if isinstance(one, torch.nn.Module)}
+    return {name: module.state_dict() for name, module in modules.items()}
+
+
+def resume_into(objects: Mapping[str, Stateful], state: Any, where: str) -> None:
+    """Load the entries of `state` into the objects of the same names.
+
+    Raises StateMismatchError for a name that the checkpoint lacks; then nothing has changed.
+    """
+    missing = [name for name in objects if not isinstance(state, dict) or name not in state]
+    if missing:
+        raise StateMismatchError(where, missing=missing)
+    for name, one in objects.items():
+        one.load_state_dict(state[name])

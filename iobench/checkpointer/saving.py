@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from iobench.checkpoint.commit import Committer
-from iobench.checkpoint.events import SaveEvents
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.participant import SaveParticipant
 from iobench.checkpoint.persister import Persister, Snapshot
-from iobench.checkpoint.save import Save
+from iobench.checkpoint.place import SaveParticipant
+from iobench.checkpoint.save import Save, SaveEvents
 from iobench.checkpoint.snapshot import LazyCopy, copy_into
-from iobench.checkpointer.ranks import JobRanks
 from iobench.errors import RankError, UsageError
-from iobench.ranks.together import begin_together
+from iobench.ranks.together import JobRanks, begin_together
 from iobench.remote.local_tier import LocalTier
 from iobench.remote.snapshot_memory import SnapshotMemory
 from iobench.writers.blocks import interpreter_end

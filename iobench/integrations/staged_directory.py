@@ -13,8 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from iobench import linux
-from iobench.checkpoint.lock import LOCK, DirectoryLock
-from iobench.checkpoint.staged import STAGING_SUFFIX, exchange, reraise
+from iobench.checkpoint.staged import LOCK, STAGING_SUFFIX, DirectoryLock, exchange, reraise
 from iobench.errors import TargetError, TransferError, UsageError, transfer_errors
 from iobench.writers.local.file_metadata import copy_owner, existing_file
 from iobench.writers.local.new_file import make_directories, sync_directory

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from iobench.checkpoint.participant import SaveParticipant
+from iobench.checkpoint.place import SaveParticipant
 from iobench.errors import OptionError, UsageError
 from iobench.offload.engine import EngineOptions
 from iobench.offload.groups import adam_defaults, check_values, kept_values, kind_of, put_values

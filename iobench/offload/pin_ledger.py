@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from iobench.checkpoint.manifest import MANIFEST, Manifest, PinnedGeneration
-from iobench.checkpoint.order import outlines, readable_manifest
-from iobench.checkpoint.participant import RemoteCopyOf
-from iobench.checkpoint.retention import KeepLast, Retention
+from iobench.checkpoint.place import RemoteCopyOf
+from iobench.checkpoint.retention import KeepLast, Retention, outlines, readable_manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.errors import DataMismatchError, OptionError, UsageError, transfer_errors

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from iobench.checkpoint.lock import DirectoryLock, lock_directory
+from iobench.checkpoint.staged import DirectoryLock, lock_directory
 from iobench.errors import DataMismatchError, TargetError, UsageError, transfer_errors
 from iobench.offload.buffers import check_slot_of
 from iobench.offload.files import (

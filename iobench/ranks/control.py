@@ -31,9 +31,8 @@ from typing import Any, Self
 from iobench.errors import RankError, UsageError
 from iobench.ranks import calls
 from iobench.ranks.hub import Hub
-from iobench.ranks.interface import Interface
 from iobench.ranks.member import Member
-from iobench.ranks.rendezvous import Meeting, meet
+from iobench.ranks.rendezvous import Interface, Meeting, meet
 from iobench.ranks.wire import sendable
 from iobench.ranks.world import World
 from iobench.units import parse_seconds

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 
 from iobench.errors import RankError
 from iobench.ranks import calls
-from iobench.ranks.listener import Listener
-from iobench.ranks.wire import HEAD, Hello, Message, Welcome, Wire, decoded, lengths, pack
+from iobench.ranks.wire import HEAD, Hello, Listener, Message, Welcome, Wire, decoded, lengths, pack
 from iobench.writers.blocks import interpreter_end
 
 __all__ = ["Hub"]

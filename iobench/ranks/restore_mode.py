@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from iobench.errors import RankError
-from iobench.ranks.exchange import Exchange
+from iobench.ranks.exchange import Exchange, Transport
 from iobench.ranks.restore_plan import (
     MODES,
+    Range,
     ReadMode,
     ReadPlan,
     RestoreMode,
@@ -23,8 +24,6 @@ from iobench.ranks.restore_plan import (
     plan,
     shared,
 )
-from iobench.ranks.slices import Range
-from iobench.ranks.transport import Transport
 from iobench.units import KIB, MIB
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import FileImage

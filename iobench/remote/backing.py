@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -15,12 +16,47 @@ from iobench import linux
 from iobench.environment.kernelfs import read_int, read_text
 from iobench.environment.memory import parse_meminfo
 from iobench.errors import OptionError, UnavailableError
-from iobench.remote.free_ranges import FreeRanges
 from iobench.remote.memory import Memory
 from iobench.units import KIB
 from iobench.writers.blocks.pages import HUGE_PAGE
 
-__all__ = ["Backing", "DaxDevice", "Dram", "Files", "backing_of"]
+__all__ = ["Backing", "DaxDevice", "Dram", "Files", "FreeRanges", "backing_of"]
+
+
+class FreeRanges:
+    """Gives out ranges of `size_bytes`, the first one that is large enough. Any thread may call."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._free = [(0, size_bytes)]  # (start, stop) in order, never adjacent
+        self._lock = threading.RLock()  # a finalizer may give a range back in the middle of `take`
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest free range."""
+        with self._lock:
+            return max((stop - start for start, stop in self._free), default=0)
+
+    def take(self, size_bytes: int) -> int | None:
+        """Return the start of a range that is taken now; None when no free range is as large."""
+        with self._lock:
+            for number, (start, stop) in enumerate(self._free):
+                if stop - start >= size_bytes:
+                    rest = start + size_bytes
+                    self._free[number : number + 1] = [(rest, stop)] if rest < stop else []
+                    return start
+        return None
+
+    def give(self, start: int, size_bytes: int) -> None:
+        """Make a range free that was taken."""
+        with self._lock:
+            merged: list[tuple[int, int]] = []
+            for begin, end in sorted([*self._free, (start, start + size_bytes)]):
+                if merged and merged[-1][1] == begin:
+                    merged[-1] = (merged[-1][0], end)
+                else:
+                    merged.append((begin, end))
+            self._free = merged
+
 
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _HUGETLBFS = 0x958458F6  # linux/magic.h

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from iobench.checkpoint.lock import DirectoryLock
 from iobench.checkpoint.manifest import MANIFEST
-from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
+from iobench.checkpoint.staged import STAGING_SUFFIX, DirectoryLock, StagedCheckpoint
 from iobench.errors import TargetError, transfer_errors
 from iobench.remote.pace import DrainPace
 from iobench.remote.source_file import BLOCK_BYTES, SourceFile

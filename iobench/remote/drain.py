@@ -9,7 +9,7 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from iobench import linux
-from iobench.checkpoint.copies import CopyState
 from iobench.checkpoint.manifest import FileRecord
-from iobench.checkpoint.save import Save
+from iobench.checkpoint.save import CopyState, Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, RankError, TargetError, TransferError, UsageError
 from iobench.ranks.control import Control
@@ -28,7 +27,6 @@ from iobench.ranks.world import World
 from iobench.remote.drain_step import DrainStep
 from iobench.remote.file_copier import FileCopier, shown_error, states_of
 from iobench.remote.journal import DrainEvent, DrainJournal, Event
-from iobench.remote.lag import exceeded, late
 from iobench.remote.pace import DrainPace, DrainStoppedError, pause_after
 from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
 from iobench.remote.rates import LOCAL, REMOTE, ObservedRates
@@ -39,9 +37,35 @@ from iobench.remote.source_file import (
     offloaded_bytes,
     stored_bytes,
 )
+from iobench.units import format_seconds
 from iobench.writers.blocks import interpreter_end
 
-__all__ = ["ALONE", "Drain", "DrainRanks"]
+__all__ = ["ALONE", "Drain", "DrainRanks", "exceeded", "late"]
+
+
+def exceeded(waiting: Sequence[Queued], max_lag_s: float, now_s: float) -> str:
+    """Return by what the oldest of `waiting` exceeds the limit; empty if it does not."""
+    age_s = max((now_s - one.since_s for one in waiting), default=0.0)
+    if age_s <= max_lag_s:
+        return ""
+    return f"a copy has waited {format_seconds(age_s)}, {_limit(max_lag_s)}"
+
+
+def late(waiting: Sequence[Queued], max_lag_s: float, now_s: float) -> list[tuple[Queued, str]]:
+    """Return the checkpoints to give up, each with the reason.
+
+    The last saved one, the first of `waiting`, is kept.
+    """
+    return [
+        (one, f"it waited {format_seconds(now_s - one.since_s)}, {_limit(max_lag_s)}")
+        for one in waiting[1:]
+        if now_s - one.since_s > max_lag_s
+    ]
+
+
+def _limit(max_lag_s: float) -> str:
+    return f"max_lag is {format_seconds(max_lag_s)}"
+
 
 _NICE = 10
 _JOIN_S = 10.0

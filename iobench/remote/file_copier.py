@@ -4,28 +4,83 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 
 from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
-from iobench.checkpoint.ranked.content import data_file
+from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import DataMismatchError, TransferError
+from iobench.errors import DataMismatchError, TransferError, transfer_errors
 from iobench.ranks.control import Control
 from iobench.remote.pace import DrainPace, DrainStoppedError
 from iobench.remote.queue import NOT_DURABLE, Queued
-from iobench.remote.read_back import compare_file, read_back
 from iobench.remote.remote import RemoteTier
-from iobench.remote.source_file import LocalDamageError, PinnedFiles, SourceFile
+from iobench.remote.source_file import BLOCK_BYTES, LocalDamageError, PinnedFiles, SourceFile
 from iobench.writers.image import Bytes
-from iobench.writers.source import LocalSource
+from iobench.writers.source import LocalSource, Source
 
-__all__ = ["FileCopier", "shares", "shown_error", "states_of"]
+__all__ = ["FileCopier", "compare_file", "read_back", "shares", "shown_error", "states_of"]
+
+
+def read_back(
+    files: Iterable[FileRecord],
+    location: str | Path,
+    open_source: Callable[[str], Source],
+    pace: Callable[[int], None],
+) -> None:
+    """Read these files of the checkpoint in `location` and compare each piece with its checksum.
+
+    Memory of one block is enough. `pace` is called before each block with its bytes. Raises
+    DataMismatchError that names the file and the piece, and TransferError.
+    """
+    for record in files:
+        where = os.path.join(location, record.path)
+        with transfer_errors("reading back", where), closing(open_source(where)) as source:
+            compare_file(record, _blocks(source, record.size_bytes, where, pace), where)
+
+
+def _blocks(
+    source: Source, size_bytes: int, where: str, pace: Callable[[int], None]
+) -> Iterator[bytes]:
+    """Yield the file in order. Raises DataMismatchError if it has another size."""
+    left = size_bytes
+    while left:
+        pace(min(left, BLOCK_BYTES))
+        data = source.read(min(left, BLOCK_BYTES))
+        if not data:
+            raise DataMismatchError(f"{where}: ends {left} bytes too early")
+        left -= len(data)
+        yield data
+    if source.read(1):
+        raise DataMismatchError(f"{where}: has more than {size_bytes} bytes")
+
+
+def compare_file(record: FileRecord, blocks: Iterator[bytes | Bytes], where: str) -> None:
+    """Compare the pieces of one file with its bytes. Raises DataMismatchError."""
+    rest = memoryview(b"")
+    for piece in record.pieces:
+        digest, left = xxhash.xxh3_64(), piece.size_bytes
+        while left:
+            if not rest:
+                found = next(blocks, None)
+                if found is None:
+                    raise DataMismatchError(f"{where}: its manifest has more bytes than the file")
+                rest = memoryview(found if isinstance(found, bytes) else found.data)
+            digest.update(rest[:left])
+            rest, left = rest[left:], max(0, left - len(rest))
+        if digest.hexdigest() != piece.xxh3_64:
+            raise DataMismatchError(
+                f"{where}: damaged, the checksum of {piece.name or 'the header'} differs"
+            )
+    if rest or next(blocks, None) is not None:
+        raise DataMismatchError(f"{where}: has bytes that its manifest does not name")
+
 
 _NO_DEADLINE_S = 1e9
 """A copy takes as long as it takes. A rank that is lost meanwhile is found by its silence."""

@@ -11,10 +11,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.place import PartTarget
 from iobench.checkpoint.retention import Retention
-from iobench.checkpoint.save import Save
+from iobench.checkpoint.save import Copy, Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, transfer_errors

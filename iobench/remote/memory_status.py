@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iobench.checkpoint.lock import LOCK
+from iobench.checkpoint.staged import LOCK
 from iobench.remote.memory_pool import MemoryPool
 
 __all__ = ["HeldSnapshot", "HeldTier", "MemoryStatus", "MemoryStatusFile", "memory_status"]

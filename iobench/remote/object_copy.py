@@ -7,7 +7,7 @@ import hashlib
 from typing import Any
 
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.staged_objects import StagedObjects
+from iobench.checkpoint.object_store import StagedObjects
 from iobench.errors import TransferError
 from iobench.remote.pace import DrainPace
 from iobench.remote.source_file import SourceFile

@@ -13,7 +13,7 @@ from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import ObjectStore
 from iobench.checkpoint.place import LocalPlace, Place, SavedContent
-from iobench.checkpoint.ranked.order import VoteError
+from iobench.checkpoint.ranked.messages import VoteError
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore

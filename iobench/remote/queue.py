@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from iobench.checkpoint.copies import Copy, CopyState
+from iobench.checkpoint.save import Copy, CopyState
 
 __all__ = ["NOT_DURABLE", "PENDING", "DrainQueue", "Queued"]
 

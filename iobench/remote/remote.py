@@ -8,21 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import ObjectStore
-from iobench.checkpoint.order import readable_manifest
-from iobench.checkpoint.removal import remove_all, remove_entry, warn_of
-from iobench.checkpoint.retention import KeepAll, Retention
+from iobench.checkpoint.retention import KeepAll, Retention, readable_manifest
 from iobench.checkpoint.save import Save
+from iobench.checkpoint.staged import remove_all, remove_entry, warn_of
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
 from iobench.errors import OptionError, TransferError, UsageError
 from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.remote.object_copy import ObjectCopy
 from iobench.remote.pace import DrainPace
-from iobench.remote.remote_copy import RemoteCopy
+from iobench.remote.source_file import SourceFile
 from iobench.units import format_seconds, parse_seconds, parse_size
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
@@ -30,7 +29,28 @@ from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.s3_store.upload import leaving_failed
 
-__all__ = ["OnLag", "Remote", "RemoteTier"]
+__all__ = ["OnLag", "Remote", "RemoteCopy", "RemoteTier"]
+
+
+class RemoteCopy(Protocol):
+    """A checkpoint on its way to the remote tier. It is visible there only after `publish`.
+
+    What an attempt has sent stays there when it ends early, also by kill -9. The next attempt
+    compares it with the source and sends only the rest.
+    """
+
+    def send(self, source: SourceFile) -> int:
+        """Send one file; return the bytes sent, without those that were there already.
+
+        The file is durable on return. Raises TransferError, DrainStoppedError.
+        """
+
+    def check(self, name: str, size_bytes: int) -> None:
+        """Raise TargetError if another process sent this file to a place that is not this one."""
+
+    def publish(self, manifest: bytes) -> None:
+        """Make it a checkpoint with this manifest, durable on return. Raises TransferError."""
+
 
 OnLag = Literal["wait", "supersede"]
 

@@ -8,16 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from iobench.checkpoint.copies import Copy
+from iobench.checkpoint.any_format import read_any
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.load.any_format import read_any
-from iobench.checkpoint.order import abandoned_first, in_save_order
 from iobench.checkpoint.persister import Persister, Snapshot
-from iobench.checkpoint.ranked.order import Committed
-from iobench.checkpoint.ranked.turns import Turns
+from iobench.checkpoint.ranked.messages import Committed, Turns
 from iobench.checkpoint.restore import Loaded
-from iobench.checkpoint.retention import Retention
-from iobench.checkpoint.save import Save
+from iobench.checkpoint.retention import Retention, abandoned_first, in_save_order
+from iobench.checkpoint.save import Copy, Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.errors import DataMismatchError, TransferError
 from iobench.ranks.world import World

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
-from iobench.checkpoint.order import readable_manifest
+from iobench.checkpoint.retention import readable_manifest
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, TransferError
 from iobench.regular_file import open_regular

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.order import readable_manifest
+from iobench.checkpoint.retention import readable_manifest
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import UsageError, transfer_errors
 from iobench.remote.journal import DrainEvent, DrainJournal

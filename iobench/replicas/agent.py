@@ -17,22 +17,337 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from iobench import linux
 from iobench.errors import IobenchError, ReplicaError
-from iobench.ranks.listener import Listener
-from iobench.ranks.wire import Hello, Welcome, Wire
-from iobench.replicas.holdings import Holdings
-from iobench.replicas.protocol import PURPOSE, Address, Facts
-from iobench.replicas.push import TokenBucket
+from iobench.ranks.wire import Hello, Listener, Message, Refusal, Welcome, Wire, sendable
+from iobench.replicas import protocol
+from iobench.replicas.protocol import (
+    PURPOSE,
+    Address,
+    AgentDone,
+    Facts,
+    MissingPieces,
+    ProbeRate,
+    Push,
+    Pushed,
+    PutPiece,
+    PutSegment,
+    Sent,
+    connect,
+)
 from iobench.replicas.runtime import AgentDirectory, AgentRecord, AgentSettings, start_of
-from iobench.replicas.segment import NodeMemory
-from iobench.replicas.service import Service
+from iobench.replicas.segment import (
+    PIECE,
+    Holdings,
+    MemorySegment,
+    NodeMemory,
+    RankBytes,
+    count_of,
+    runs_of,
+    span_of,
+)
 from iobench.text import parse_json
+from iobench.units import GIB, MIB
+from iobench.writers.image import Bytes
 
-__all__ = ["Agent"]
+__all__ = ["Agent", "Service", "TokenBucket", "measure", "push"]
+
+_LONGEST = GIB  # of digests and headers
+
+
+class Service:
+    """Answers the requests of one connection until it ends.
+
+    Requests that change the state of the node's own ranks come only through the unix socket.
+    """
+
+    def __init__(self, agent: Agent, wire: Wire, *, local: bool) -> None:
+        self._agent, self._wire, self._local = agent, wire, local
+        self._holdings = agent.holdings
+
+    def run(self) -> None:
+        """Answer requests until the other end closes the connection. Raises ReplicaError."""
+        while (found := self._wire.receive_next(protocol.Request)) is not None:
+            request, length = found
+            if not (self._local or isinstance(request, protocol.FOR_ALL)):
+                name = type(request).__name__.lower()
+                self._wire.send(Refusal(f"{name!r} is for ranks of this node only"))
+                return
+            try:
+                answer = self._answer(request, length)
+            except ReplicaError as error:
+                answer = Refusal(sendable(str(error)))
+            if answer is not None:
+                self._wire.send(answer)
+
+    def _answer(self, request: protocol.Request, length: int) -> Message | None:
+        """Carry out a request. Return the answer; None if it was sent."""
+        if isinstance(request, protocol.ProbeRate):
+            return self._probe(length)
+        payload = bytes(self._wire.take(length, _LONGEST))
+        match request:
+            case protocol.Start():
+                return self._start(request)
+            case protocol.Begin():
+                self._begin(request)
+                return None
+            case protocol.Filled():
+                segment = self._segment(request)
+                segment.fill(request.version, _part(request, payload))
+            case protocol.PutSegment():
+                self._put(request, _part(request, payload))
+                return None
+            case protocol.Push():
+                # The connection of the trainer may end meanwhile: the transfer is finished.
+                return push(
+                    self._holdings.find(request.rank, request.version),
+                    request,
+                    self._agent.token,
+                    self._agent.bucket,
+                )
+            case protocol.MeasureRate():
+                return self._measure(request)
+            case protocol.Describe():
+                self._describe(request)
+                return None
+            case protocol.Get():
+                self._get(request)
+                return None
+            case protocol.Open():
+                self._open(request)
+                return None
+            case protocol.Inventory():
+                return protocol.Segments(self._holdings.inventory())
+            case protocol.Settle():
+                self._holdings.settle(request.version, kept=request.kept)
+            case protocol.Resume():
+                self._holdings.resume(request.version)
+            case protocol.Forget():
+                self._holdings.forget(request.step)
+            case protocol.AgentStatus():
+                return self._agent.status()
+            case protocol.Finish() | protocol.Stop():
+                self._end(request)
+                return None
+        return protocol.AgentDone()
+
+    def _start(self, request: protocol.Start) -> Message:
+        self._holdings.expect(request.keeps)
+        self._agent.ranks = request.ranks
+        self._agent.finished.clear()
+        self._holdings.memory.budget_bytes = request.budget_bytes
+        return protocol.AgentDone()
+
+    def _begin(self, request: protocol.Begin) -> None:
+        segment = self._segment(request)
+        self._with_room(request.rank, lambda: segment.reserve(request.version, request.size_bytes))
+        self._wire.send(protocol.AgentDone())
+        self._wire.send_fd(segment.fd)
+
+    def _segment(
+        self, request: protocol.Begin | protocol.Filled | protocol.PutSegment
+    ) -> MemorySegment:
+        return self._holdings.begin(request.rank, request.version, request.ranks)
+
+    def _with_room(self, rank: int, take: Callable[[], None]) -> None:
+        """Call `take`, which takes memory; again without segments of an earlier placement."""
+        try:
+            take()
+        except ReplicaError:
+            if not self._holdings.make_room(rank):
+                raise
+            take()
+
+    def _measure(self, request: protocol.MeasureRate) -> Message:
+        """Measure the rate to another agent and set the pace, a share of it."""
+        rate = request.rate_bytes_per_s
+        if rate is None:
+            rate = request.share * measure(request.address, self._agent.token)
+        self._agent.bucket.rate_bytes_per_s = rate
+        return protocol.Rate(rate)
+
+    def _probe(self, length: int) -> Message:
+        memory = np.empty(PIECE, np.uint8)
+        while length:
+            count = min(length, PIECE)
+            self._wire.take_into(memory[:count])
+            length -= count
+        return protocol.AgentDone()
+
+    def _put(self, request: protocol.PutSegment, part: RankBytes) -> None:
+        """Receive the pieces of one rank, until the sender says that it has sent all."""
+        rank, version = request.rank, request.version
+        segment = self._segment(request)
+        if not segment.complete:
+            self._with_room(rank, lambda: segment.declare(version, part))
+        missing = protocol.MissingPieces(runs_of(segment.missing(version)))
+        self._wire.send(missing)
+        memory = np.empty(PIECE, np.uint8)
+        # At the end of the connection it stays incomplete.
+        while (found := self._wire.receive_next(protocol.PutPart)) is not None:
+            message, length = found
+            if isinstance(message, protocol.PutPiece):
+                self._piece(message.number, length, part, memory)
+                segment.add(version, message.number, memory[:length])
+                continue
+            missing = protocol.MissingPieces(runs_of(segment.missing(version)))
+            self._wire.send(missing)
+            if not missing.pieces:
+                return
+
+    def _piece(self, number: int, length: int, part: RankBytes, memory: Bytes) -> None:
+        if length > PIECE or number not in range(count_of(part.size_bytes)):
+            raise ReplicaError(f"piece {number} of {length} bytes has no position here")
+        self._wire.take_into(memory[:length])
+
+    def _describe(self, request: protocol.Describe) -> None:
+        segment = self._holdings.find(request.rank, request.version)
+        part = segment.part
+        if part is None:
+            raise ReplicaError(f"rank {segment.rank} was replaced by another save")
+        answer = protocol.Described(part.size_bytes, len(part.digests))
+        self._wire.send(answer, part.digests, part.header)
+
+    def _get(self, request: protocol.Get) -> None:
+        """Send bytes of a complete segment. The receiver compares the digests."""
+        start, stop = request.start, request.stop
+        segment = self._holdings.find(request.rank, request.version)
+        if not start <= stop <= segment.size_bytes:
+            raise ReplicaError(f"[{start}, {stop}) of {segment.size_bytes} bytes")
+        fd = os.dup(segment.fd)  # a save may replace the segment: then the digests differ
+        try:
+            self._wire.send_file(protocol.AgentDone(), fd, start, stop)
+        finally:
+            os.close(fd)
+
+    def _open(self, request: protocol.Open) -> None:
+        """Pass the memory of a complete segment, readable only."""
+        segment = self._holdings.find(request.rank, request.version)
+        fd = os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._wire.send(protocol.AgentDone())
+            self._wire.send_fd(fd)
+        finally:
+            os.close(fd)
+
+    def _end(self, request: protocol.Finish | protocol.Stop) -> None:
+        """End the agent, or count a rank that has ended well: after the last one it ends too."""
+        self._wire.send(protocol.AgentDone())
+        if isinstance(request, protocol.Finish):
+            self._agent.finished.add(request.rank)
+        if isinstance(request, protocol.Stop) or len(self._agent.finished) >= self._agent.ranks:
+            self._agent.stop()
+
+
+def _part(request: protocol.Filled | protocol.PutSegment, payload: bytes) -> RankBytes:
+    cut = request.digests
+    return RankBytes(request.size_bytes, payload[:cut], payload[cut:])
+
+
+_TIMEOUT_S = 60.0
+_SENDS = 3
+_PROBE = 4 * MIB
+_PROBE_S = 0.2
+_AHEAD = 4  # so that the link is busy while an answer is on its way
+
+
+class TokenBucket:
+    """Lets `rate_bytes_per_s` pass on average, and no burst longer than `burst_s` of it.
+
+    Each `take` books its bytes and then sleeps until they are due. So threads share the rate in the
+    order of their calls. A rate of None is no limit.
+    """
+
+    def __init__(
+        self,
+        rate_bytes_per_s: float | None,
+        *,
+        burst_s: float = 0.01,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.rate_bytes_per_s = rate_bytes_per_s
+        self._burst_s, self._clock, self._sleep = burst_s, clock, sleep
+        self._lock = threading.Lock()
+        self._due_s = clock()
+
+    @property
+    def unit_bytes(self) -> int | None:
+        """Bytes to take at once: what the rate gives in `burst_s`, at least 16 KiB; None: all."""
+        rate = self.rate_bytes_per_s
+        return None if rate is None else max(16 * 1024, int(rate * self._burst_s))
+
+    def take(self, size_bytes: int) -> None:
+        """Wait until `size_bytes` more may be sent."""
+        rate = self.rate_bytes_per_s
+        if rate is None:
+            return
+        with self._lock:
+            begin_s = max(self._due_s, self._clock() - self._burst_s)
+            self._due_s = begin_s + size_bytes / rate
+            early_s = self._due_s - self._clock()
+        if early_s > 0:
+            self._sleep(early_s)
+
+
+def push(segment: MemorySegment, request: Push, token: bytes, bucket: TokenBucket) -> Pushed:
+    """Send the bytes of `segment` to another agent. On return they are complete there.
+
+    A piece that arrives damaged is sent again, twice at most. Raises ReplicaError.
+    """
+    part, version = segment.part, request.version
+    if part is None:
+        raise ReplicaError(f"step {version.step} was replaced before it was sent")
+    sent = damaged = 0
+    with connect(request.address, token, timeout_s=_TIMEOUT_S) as other:
+        put = PutSegment(version, segment.rank, segment.ranks, part.size_bytes, len(part.digests))
+        answer = other.ask(MissingPieces, put, part.digests, part.header)
+        for attempt in range(_SENDS):
+            missing = [n for begin, end in answer.pieces for n in range(begin, end)]
+            damaged += len(missing) if attempt else 0
+            for number in missing:
+                start, stop = span_of(number, part.size_bytes)
+                other.send_file(
+                    PutPiece(number), segment.fd, start, stop, bucket.take, bucket.unit_bytes
+                )
+                if segment.version != version:
+                    raise ReplicaError(f"step {version.step} was replaced while it was sent")
+                sent += stop - start
+            other.send(Sent())
+            answer, _ = other.receive(MissingPieces)
+            if not answer.pieces:
+                return Pushed(sent, damaged)
+    raise ReplicaError(
+        f"{other.other}: pieces of step {version.step} arrived damaged {_SENDS} times"
+    )
+
+
+def measure(address: Address, token: bytes) -> float:
+    """Return the rate to the agent at `address`, in bytes per second, measured in 0.2 s or more.
+
+    The first 4 MiB warm the connection up and do not count.
+    """
+    payload = np.random.default_rng().integers(0, 256, _PROBE, np.uint8)
+    with connect(address, token, timeout_s=_TIMEOUT_S) as other:
+        other.ask(AgentDone, ProbeRate(), payload)
+        began_s, sent, answered = time.monotonic(), 0, 0
+        while time.monotonic() - began_s < _PROBE_S or not sent:
+            other.send(ProbeRate(), payload)
+            sent += 1
+            if sent - answered > _AHEAD:
+                other.receive(AgentDone)
+                answered += 1
+        for _ in range(sent - answered):
+            other.receive(AgentDone)
+        elapsed_s = time.monotonic() - began_s
+    return sent * _PROBE / elapsed_s
+
 
 _NICE = 10
 _HANDSHAKE_S = 10.0

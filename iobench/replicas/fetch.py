@@ -10,8 +10,16 @@ import numpy as np
 
 from iobench.errors import ReplicaError
 from iobench.ranks.wire import Wire
-from iobench.replicas.protocol import Address, AgentDone, Describe, Described, Get, Open
-from iobench.replicas.recovery import CopySource, RecoveryPlan
+from iobench.replicas.protocol import (
+    Address,
+    AgentDone,
+    CopySource,
+    Describe,
+    Described,
+    Get,
+    Open,
+    RecoveryPlan,
+)
 from iobench.replicas.segment import (
     RankBytes,
     digest_at,

@@ -15,8 +15,7 @@ from iobench.ranks.wire import Wire
 from iobench.replicas import protocol
 from iobench.replicas.fetch import Fetcher
 from iobench.replicas.partner import Partner
-from iobench.replicas.protocol import Address, AgentDone, connect
-from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, Version
+from iobench.replicas.protocol import Address, AgentDone, MemoryCopy, RecoveryPlan, Version, connect
 from iobench.replicas.runtime import (
     AgentDirectory,
     AgentRecord,

@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from iobench import linux
-from iobench.checkpoint.ranked.order import Order
-from iobench.checkpoint.ranked.part import Part
+from iobench.checkpoint.ranked.messages import Order, Part
 from iobench.checkpoint.save import Save
 from iobench.errors import IobenchError, RankError, ReplicaError, UsageError
 from iobench.ranks.control import Control
 from iobench.replicas.fetch import Fetched, Fetcher
-from iobench.replicas.header import SaveHeader
 from iobench.replicas.node import NodeAgents
 from iobench.replicas.partner import Partner
-from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, Version
+from iobench.replicas.protocol import MemoryCopy, RecoveryPlan, SaveHeader, Version
 from iobench.writers.image import Bytes, FileImage
 
 __all__ = ["Offer", "Replicated", "Replicator"]

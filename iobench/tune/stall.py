@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from iobench.bench.counters.monitor import Counted, Counters
 from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import OpenTarget
-from iobench.checkpoint.names import name_of
+from iobench.checkpoint.manifest import name_of
 from iobench.checkpoint.retention import KeepLast
 from iobench.checkpoint.store import store_at
 from iobench.checkpointer.checkpointer import Checkpointer

@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import accumulate
 
-from iobench.checkpoint.manifest import MANIFEST, FileRecord, Manifest
-from iobench.checkpoint.names import step_of
+from iobench.checkpoint.manifest import MANIFEST, FileRecord, Manifest, step_of
 from iobench.errors import DataMismatchError, TransferError
 from iobench.verification import dcp
 from iobench.verification.file_tree import FileTree, unreadable

@@ -27,9 +27,8 @@ from support.offload_training import (
 
 import iobench
 import iobench.torch
-from iobench.checkpoint.lock import LOCK
 from iobench.checkpoint.manifest import MANIFEST
-from iobench.checkpoint.staged import STAGING_SUFFIX
+from iobench.checkpoint.staged import LOCK, STAGING_SUFFIX
 from iobench.formats import safetensors
 from iobench.integrations.dcp import StorageWriter
 from iobench.integrations.staged_directory import StagedDirectory

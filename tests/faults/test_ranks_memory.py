@@ -65,7 +65,7 @@ _MORE = [
     (1, "iobench.checkpoint.ranked.dcp_files.DcpFormat.write:before:4"),
     (1, "iobench.checkpoint.ranked.dcp_files.DcpFormat.write:after:4"),
     (1, f"{_PERSISTER}._agree:before:9"),
-    (0, "iobench.checkpoint.ranked.turns.Turns.newly_gone:after:5"),
+    (0, "iobench.checkpoint.ranked.messages.Turns.newly_gone:after:5"),
 ]
 """The rank that is lost, and where."""
 

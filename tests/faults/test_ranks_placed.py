@@ -54,7 +54,7 @@ except RankError as error:
 """
 
 _PART = "iobench.checkpoint.ranked.dcp_files.DcpFormat.write"
-_STORE = "iobench.checkpoint.staged_objects.StagedObjects.publish"
+_STORE = "iobench.checkpoint.object_store.StagedObjects.publish"
 _POINTS = [
     (1, "iobench.writers.s3_store.upload.S3Upload.send:after:1", 1),
     (0, f"{_STORE}:before", 1),

@@ -64,8 +64,8 @@ _BUCKET = {
     "iobench.writers.s3_store.resumed_upload.ResumedUpload.send:after:3": 15 * MIB,
     "iobench.writers.s3_store.upload.S3Upload.complete:before": _SIZE,
     "iobench.writers.s3_store.upload.S3Upload.complete:after": _SIZE,
-    "iobench.checkpoint.staged_objects.StagedObjects.publish:before": _SIZE,
-    "iobench.checkpoint.staged_objects.StagedObjects.publish:after": _SIZE,
+    "iobench.checkpoint.object_store.StagedObjects.publish:before": _SIZE,
+    "iobench.checkpoint.object_store.StagedObjects.publish:after": _SIZE,
 }
 
 

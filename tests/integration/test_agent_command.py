@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 from support.agents import Node, random_bytes, runtime_directories
 
-from iobench.replicas.recovery import Version
+from iobench.replicas.protocol import Version
 from iobench.units import MIB
 
 Command = Callable[..., "CompletedProcess[str]"]

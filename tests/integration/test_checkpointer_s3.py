@@ -13,8 +13,7 @@ from support.s3_servers import SERVERS, s3_server
 
 from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.object_store import ObjectStore
-from iobench.checkpoint.staged_objects import StagedObjects
+from iobench.checkpoint.object_store import ObjectStore, StagedObjects
 from iobench.errors import (
     DataMismatchError,
     TargetError,

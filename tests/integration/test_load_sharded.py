@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from support.ranks import start_ranks
 
 import iobench.safetensors
-from iobench.checkpoint.load import sharded
+from iobench.checkpoint import sharded
 from iobench.errors import DataMismatchError, OptionError, StateMismatchError, TargetError
 from iobench.formats import safetensors
 from iobench.formats.tensors import tensor_bytes
@@ -70,7 +70,7 @@ def test_equal_to_the_whole(ranks: RankPool, model: Path, size: int, mode: str) 
 
 _DIES = """
 import os, signal, sys, torch
-from iobench.checkpoint.load.sharded import load_sharded
+from iobench.checkpoint.sharded import load_sharded
 from iobench.errors import RankError
 from iobench.ranks.exchange import Exchange
 from iobench.ranks.world import World

@@ -22,8 +22,16 @@ from iobench.errors import ReplicaError
 from iobench.ranks.wire import Challenge, Hello, Message, Welcome, Wire
 from iobench.replicas import protocol
 from iobench.replicas.fetch import Fetcher
-from iobench.replicas.protocol import AgentDone, AgentStatus, Facts, Segments, connect
-from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, Version
+from iobench.replicas.protocol import (
+    AgentDone,
+    AgentStatus,
+    Facts,
+    MemoryCopy,
+    RecoveryPlan,
+    Segments,
+    Version,
+    connect,
+)
 from iobench.replicas.runtime import stop_agent, stop_earlier_agents
 from iobench.replicas.segment import digest_of
 from iobench.units import MIB

@@ -13,12 +13,12 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.compared import compared
+from iobench.checkpoint.checksums import compared
 from iobench.ranks.control import Control
 from iobench.ranks import restore_mode
 from iobench.ranks.restore_mode import Reader
 from iobench.ranks.restore_plan import MODES, RESTORE_MODES, Range
-from iobench.ranks.transport import SentPiece, Transport
+from iobench.ranks.exchange import SentPiece, Transport
 from iobench.ranks.wire import HEAD, Wire
 from iobench.ranks.world import World
 from iobench.errors import DataMismatchError, RankError, TransferError

@@ -21,13 +21,13 @@ from support.tiers import damage, events, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Local, Memory, Remote, load_checkpoint
 from iobench.checkpoint import ledger
-from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.object_store import ObjectStore
+from iobench.checkpoint.save import Copy
 from iobench.errors import OptionError, TargetError, TransferError, UsageError
 from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
+from iobench.remote.drain import exceeded
 from iobench.remote.drain_step import DrainStep
 from iobench.remote.journal import JOURNAL, DrainEvent, DrainJournal
-from iobench.remote.lag import exceeded
 from iobench.remote.remote import RemoteTier
 from iobench.testing import Bucket, LocalS3
 from iobench.writers.s3 import S3Writer

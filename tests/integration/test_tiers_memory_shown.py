@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from iobench import Checkpointer, Memory
-from iobench.checkpoint.lock import LOCK
+from iobench.checkpoint.staged import LOCK
 from iobench.remote.memory_status import MemoryStatusFile, memory_status
 from iobench.units import MIB
 

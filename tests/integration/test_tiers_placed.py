@@ -19,8 +19,8 @@ from support.scripted_s3 import scripted_s3, silence
 from support.tiers import events, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Placement, Remote, load_checkpoint
-from iobench.checkpoint.copies import Copy
 from iobench.checkpoint.manifest import MANIFEST
+from iobench.checkpoint.save import Copy
 from iobench.errors import OptionError, TransferError
 from iobench.remote.directory_copy import DirectoryCopy
 from iobench.remote.file_copier import FileCopier

@@ -15,7 +15,7 @@ from iobench import Checkpointer, Remote
 from iobench.errors import DataMismatchError
 from iobench.remote import nearest
 from iobench.remote.drain_step import DrainStep
-from iobench.remote.remote_list import RemoteList
+from iobench.remote.nearest import RemoteList
 from iobench.units import MIB
 
 _SMALL = 1000

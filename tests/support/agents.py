@@ -15,8 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from iobench.ranks.wire import Wire
-from iobench.replicas.protocol import Address, AgentDone, Begin, Filled, Push, Pushed, connect
-from iobench.replicas.recovery import Version
+from iobench.replicas.protocol import (
+    Address,
+    AgentDone,
+    Begin,
+    Filled,
+    Push,
+    Pushed,
+    Version,
+    connect,
+)
 from iobench.replicas.runtime import AgentDirectory, AgentRecord, start_agent, stop_agent
 from iobench.replicas.segment import PIECE, digest_of
 from iobench.writers.image import Bytes

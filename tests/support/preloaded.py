@@ -36,7 +36,7 @@ _MODULES = (
         "torch.distributed.tensor",
         "iobench.checkpoint.ranked.dcp_files",
     ),
-    *("iobench.checkpoint.load.pieces", "iobench.replicas.replicator", "iobench.integrations.dcp"),
+    *("iobench.checkpoint.any_format", "iobench.replicas.replicator", "iobench.integrations.dcp"),
     *("iobench.offload.optimizer", "iobench.offload.pin_ledger"),
     *(
         "iobench.remote.local_tier",

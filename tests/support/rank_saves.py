@@ -16,9 +16,9 @@ from unittest import mock
 import torch
 
 import iobench
-from iobench.checkpoint.load import reader
-from iobench.checkpoint.ranked.content import RankContent
+from iobench.checkpoint import piece_reader as reader
 from iobench.checkpoint.ranked.dcp_files import DcpFormat
+from iobench.checkpoint.ranked.plan import RankContent
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError

@@ -21,7 +21,7 @@ REPLICA_PRELOAD = (
     "iobench.ranks.exchange",
     "iobench.replicas.replicator",
     "iobench.replicas.runtime",
-    "iobench.ranks.transport",
+    "iobench.ranks.exchange",
 )
 """Modules that ranks with replicas import."""
 

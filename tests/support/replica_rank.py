@@ -18,7 +18,7 @@ import numpy as np
 from iobench.ranks.control import Control
 from iobench.ranks.world import World
 from iobench.replicas.partner import Partner
-from iobench.replicas.recovery import Version, recovery_plan
+from iobench.replicas.protocol import Version, recovery_plan
 from iobench.replicas.replicator import Replicator
 from iobench.writers.image import Bytes, FileImage
 

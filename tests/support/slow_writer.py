@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from iobench.checkpoint.pacing import PacedImage
+from iobench.checkpoint.place import PacedImage
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer

@@ -23,7 +23,7 @@ from iobench.bench.data.subset import choose, ranges_of, read_some
 from iobench.errors import UsageError
 from iobench.formats import raw, safetensors, torch_file, torch_image
 from iobench.ranks.restore_mode import Reader
-from iobench.ranks.slices import Range
+from iobench.ranks.restore_plan import Range
 from iobench.results.records import Verified
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec
 from iobench.writers.base import Writer

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from iobench.ranks.slices import Range, fitting_align, slices, writers_of
+from iobench.ranks.restore_plan import Range, fitting_align, slices, writers_of
 from iobench.units import MIB
 
 __all__ = ["ALL", "OFF", "FileSlice", "Sliced", "Slicing"]

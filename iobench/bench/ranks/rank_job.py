@@ -23,8 +23,8 @@ from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import reraise
 from iobench.environment import DeviceMonitor
 from iobench.ranks.control import Control
+from iobench.ranks.exchange import Transport
 from iobench.ranks.restore_mode import Reader
-from iobench.ranks.transport import Transport
 from iobench.results.records import Operation, Stored
 from iobench.writers.local.new_file import sync_directory
 from iobench.writers.s3_store.target import is_s3

@@ -16,7 +16,7 @@ from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.targets.holder import Holder
 from iobench.bench.targets.scratch import PREFIX
 from iobench.bench.targets.settle import Patience
-from iobench.checkpoint.staged_objects import StagedObjects
+from iobench.checkpoint.object_store import StagedObjects
 from iobench.environment import DeviceCounters, describe_machine
 from iobench.errors import IobenchError, TargetError, TransferError, UsageError
 from iobench.results.records import Cold

@@ -9,34 +9,45 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import xxhash
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 
-from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.manifest import FileRecord, Manifest
-from iobench.checkpoint.pieces import Pieces
+from iobench.checkpoint.checksums import record_of, recorded
+from iobench.checkpoint.manifest import FileRecord, Manifest, Pieces
 from iobench.checkpoint.place import PartOffer, PartTarget, Place, Written
-from iobench.checkpoint.ranked.content import RankContent, data_file
-from iobench.checkpoint.ranked.index import INDEX, METADATA, Indexer
-from iobench.checkpoint.ranked.merge import merged
-from iobench.checkpoint.ranked.part import Part, part_file
-from iobench.checkpoint.ranked.plan import Box, RankPlan
+from iobench.checkpoint.ranked.messages import Part, part_file
+from iobench.checkpoint.ranked.plan import Box, RankContent, RankPlan, WholePlan, data_file
 from iobench.checkpoint.ranked.stock_values import (
     ValueFiles,
+    name_of,
     own_skeletons,
     parsed_skeleton,
+    stock_paths,
     stock_values,
 )
-from iobench.checkpoint.recorded import recorded
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
-from iobench.errors import DataMismatchError, TargetError, TransferError
+from iobench.checkpoint.tree_spec import json_text
+from iobench.errors import DataMismatchError, StateError, TargetError, TransferError
 from iobench.formats.collector import collector_paused
+from iobench.formats.dcp_file import DcpFile
+from iobench.formats.tensors import dtype_name
 from iobench.ranks.world import World
 from iobench.writers.base import Writer
 from iobench.writers.blocks.workers import map_in_workers
@@ -44,7 +55,163 @@ from iobench.writers.image import Bytes, FileImage
 from iobench.writers.local.reused_file import reusing
 from iobench.writers.transfer import Transfer
 
-__all__ = ["FORMAT", "DcpFormat"]
+__all__ = ["FORMAT", "INDEX", "METADATA", "DcpFormat", "Indexer", "merged"]
+
+_SHOWN = 60  # characters of a value in a message
+
+
+def merged(parts: Sequence[Part]) -> Any:
+    """Return the skeleton of the state of all ranks, from their parts in rank order.
+
+    Dicts are united: a rank of pipeline parallelism has keys of its own. The values of a PerRank
+    are listed by rank. Raises StateError for other differences.
+    """
+    if all(part.skeleton is None for part in parts[1:]):
+        whole = parts[0].skeleton
+        others = [part.own for part in parts[1:]]
+        for number, own in enumerate(own_skeletons(whole)):
+            own += [values[number] for values in others]
+        return whole
+    return _Merge(len(parts)).of([part.skeleton for part in parts], range(len(parts)), "state")
+
+
+class _Merge:
+    """Unites the skeletons of `count` ranks."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def of(self, values: Sequence[Any], ranks: Sequence[int], path: str) -> Any:
+        first = values[0]
+        if not all(isinstance(value, dict) for value in values):
+            if all(isinstance(value, list) and len(value) == len(first) for value in values):
+                return [
+                    self.of(items, ranks, f"{path}[{number}]")
+                    for number, items in enumerate(zip(*values, strict=True))
+                ]
+            return _same(values, ranks, path)
+        tags = {next(iter(value), "") for value in values}
+        if tags == {"$per_rank"}:
+            if len(values) != self._count:
+                raise StateError(
+                    f"{path} is a PerRank that some ranks lack; all ranks must have it"
+                )
+            return {"$per_rank": [value["$per_rank"][0] for value in values]}
+        tag = first and next(iter(first))
+        if len(tags) == 1 and tag in ("$dict", "$ordered"):
+            return {**first, tag: self._pairs([value[tag] for value in values], ranks, path)}
+        if len(tags) == 1 and tag == "$tuple":
+            return {tag: self.of([value[tag] for value in values], ranks, path)}
+        if any(one.startswith("$") for one in tags):
+            return _same(values, ranks, path)
+        keys = dict.fromkeys(key for value in values for key in value)
+        united = {}
+        for key in keys:
+            have = [at for at, value in enumerate(values) if key in value]
+            united[key] = self.of(
+                [values[at][key] for at in have], [ranks[at] for at in have], f"{path}[{key!r}]"
+            )
+        return united
+
+    def _pairs(self, listed: Sequence[Any], ranks: Sequence[int], path: str) -> list[Any]:
+        keys = {json_text(key): key for pairs in listed for key, _ in pairs}
+        found = [{json_text(key): item for key, item in pairs} for pairs in listed]
+        return [
+            [
+                key,
+                self.of(
+                    [one[text] for one in found if text in one],
+                    [rank for one, rank in zip(found, ranks, strict=True) if text in one],
+                    f"{path}[{text}]",
+                ),
+            ]
+            for text, key in keys.items()
+        ]
+
+
+def _same(values: Sequence[Any], ranks: Sequence[int], path: str) -> Any:
+    for value, rank in zip(values, ranks, strict=True):
+        if value != values[0]:
+            raise StateError(
+                f"{path} differs between rank {ranks[0]} ({json_text(values[0])[:_SHOWN]}) and "
+                f"rank {rank} ({json_text(value)[:_SHOWN]}); wrap it in iobench.PerRank"
+            )
+    return values[0]
+
+
+INDEX = "state.json"
+"""The skeleton of the state, and which piece of which file has which part of each tensor."""
+METADATA = ".metadata"
+"""Stock DCP's index, a pickle. iobench never reads it."""
+
+
+class Indexer:
+    """Makes these files for the checkpoints of one plan."""
+
+    def __init__(self, plan: WholePlan) -> None:
+        self._plan = plan
+        # In the order of the pieces in each rank's file.
+        self._files = [DcpFile([(box.dtype, box.sizes) for box in boxes]) for boxes in plan.boxes]
+        self.table = json_text(self._table())
+
+    def _table(self) -> dict[str, Any]:
+        table: dict[str, Any] = {
+            name: {"dtype": dtype_name(found.properties.dtype), "shape": found.size, "chunks": []}
+            for name, found in self._plan.metadata.state_dict_metadata.items()
+            if isinstance(found, TensorStorageMetadata)  # as all are that a plan has
+        }
+        for rank, boxes in enumerate(self._plan.boxes):
+            for number, (box, item) in enumerate(zip(boxes, self._files[rank].items, strict=True)):
+                chunk = [rank, number, item.data_start - item.start, box.offsets, box.sizes]
+                table[box.name]["chunks"].append(chunk)
+        return table
+
+    def index(self, skeleton: Any) -> str:
+        """Return the file `INDEX`."""
+        return f'{{"skeleton":{json_text(skeleton)},"tensors":{self.table}}}'
+
+    def metadata(self, parts: Sequence[Part], skeleton: Any, location: str) -> bytes:
+        """Return the file `METADATA`. `skeleton` is the merged one."""
+        found: dict[str, Any] = dict(self._plan.metadata.state_dict_metadata)
+        storage: dict[MetadataIndex, Any] = {}
+        chunks: dict[str, list[tuple[Any, Any]]] = {}
+        for part, boxes, file in zip(parts, self._plan.boxes, self._files, strict=True):
+            for box, item in zip(boxes, file.items, strict=True):
+                stored = _StorageInfo(part.file.path, item.start, item.length)
+                storage[MetadataIndex(box.name, box.offsets)] = stored
+                chunks.setdefault(box.name, []).append((box.offsets, stored))
+        paths: dict[str, Any] = {}
+        for path, name in stock_paths(skeleton, range(len(parts))):
+            stock = name_of(path)
+            paths.setdefault(stock, path)
+            paths.setdefault(name, (name,))  # another one than `stock` if two paths have one name
+            if stock not in found:  # tied to another tensor: the same bytes
+                found[stock] = found[name]
+                storage.update((MetadataIndex(stock, at), one) for at, one in chunks[name])
+        for part in parts:
+            for name, path, stored in _values(part):
+                if name not in found:
+                    found[name], paths[name] = BytesStorageMetadata(), path
+                    storage[MetadataIndex(name)] = stored
+        metadata = Metadata(
+            state_dict_metadata=found,
+            planner_data=paths,
+            storage_data=storage,
+            storage_meta=StorageMeta(checkpoint_id=location),
+            version=CURRENT_DCP_VERSION,
+        )
+        return pickle.dumps(metadata)
+
+
+def _values(part: Part) -> Iterator[tuple[str, Any, _StorageInfo]]:
+    """Yield the name, the path and the place of each plain value in the file of a rank."""
+    sizes = [piece.size_bytes for piece in part.file.pieces]
+    starts = list(itertools.accumulate(sizes, initial=0))
+    first = len(sizes) - len(part.values)
+    for number, path in enumerate(part.values, start=first):
+        stored = _StorageInfo(part.file.path, starts[number], sizes[number])
+        yield name_of(path), path, stored
+
 
 FORMAT = "dcp"
 """Of the files of a checkpoint that several ranks saved."""

@@ -1,6 +1,6 @@
 """Which rank writes which part of each tensor: rank 0 makes the WholePlan, once, for all ranks.
 
-RankPlan: the part of one rank.
+RankPlan: the part of one rank. RankContent: what it writes in a save, before any copy.
 """
 
 from __future__ import annotations
@@ -8,27 +8,80 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 
-from iobench.checkpoint.ranked.plan_json import read_plan, write_plan
-from iobench.checkpoint.ranked.structure import Held, LocalState, RankStructure
+from iobench.checkpoint.aliases import Leaf
+from iobench.checkpoint.ranked.structure import Held, LocalState, RankStructure, local_state
+from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.formats.collector import collector_paused
 from iobench.formats.dcp_file import DcpFile
 from iobench.formats.many_parts import Numbers
-from iobench.formats.tensor_layouts import numbers
-from iobench.formats.tensors import dtype_name, torch_dtype
+from iobench.formats.tensor_layouts import Located, numbers
+from iobench.formats.tensors import dtype_name, tensor_bytes, torch_dtype
+from iobench.ranks.control import Control
+from iobench.ranks.together import gathered, scattered
+from iobench.writers.image import Bytes, FileImage
 
 __all__ = [
-    *("Box", "BoxSource", "RankPlan", "WholePlan"),
-    *("local_plan", "made_plan", "whole_plan"),
+    *("Box", "BoxSource", "Planning", "RankContent", "RankPlan", "WholePlan"),
+    *("data_file", "local_plan", "made_plan", "read_plan", "whole_plan", "write_plan"),
 ]
+
+
+def write_plan(plan: SavePlan) -> list[Any]:
+    """Return the tensors of `plan` as JSON."""
+    return [_row(item) for item in plan.items]
+
+
+def _row(item: WriteItem) -> list[Any]:
+    data = item.tensor_data
+    assert data is not None  # only tensors are planned
+    return [
+        item.index.fqn,
+        item.type.name,
+        dtype_name(data.properties.dtype),
+        list(data.size),
+        list(data.chunk.offsets),
+        list(data.chunk.sizes),
+    ]
+
+
+def read_plan(rows: list[Any]) -> SavePlan:
+    """Return the plan that `write_plan` described."""
+    return SavePlan(items=[_item(*row) for row in rows], planner_data={})
+
+
+def _item(
+    name: str, kind: str, dtype: str, shape: list[int], offsets: list[int], sizes: list[int]
+) -> WriteItem:
+    chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+    return WriteItem(
+        index=MetadataIndex(name, offsets),
+        type=WriteItemType[kind],
+        tensor_data=TensorWriteData(
+            chunk=chunk,
+            properties=TensorProperties(dtype=torch_dtype(dtype)),
+            size=torch.Size(shape),
+        ),
+    )
 
 
 class Box(NamedTuple):
@@ -206,3 +259,242 @@ def _source(box: Box, number: int, held: Held, stride: tuple[int, ...]) -> BoxSo
         return BoxSource(number, 0, None)
     shift = int(view.storage_offset()) * box.dtype.itemsize
     return BoxSource(number, shift, None if view.is_contiguous() else narrow)
+
+
+def data_file(rank: int) -> str:
+    """Return the name of a rank's file, as in stock DCP."""
+    return f"__{rank}_0.distcp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankContent:
+    """The parts of tensors that this rank writes; the tensors are still the trainer's memory.
+
+    `number` counts the saves of this job, -1 before all ranks have agreed to it. `processes` are
+    the ranks of this machine. `skeleton` is the JSON of the state around the tensors. `alike`: all
+    ranks have the same skeleton, PerRank excepted.
+    """
+
+    number: int
+    rank: int
+    processes: int
+    structure: RankStructure = field(repr=False)
+    plan: RankPlan = field(repr=False)
+    skeleton: str = field(repr=False)
+    alike: bool
+    tensors: list[torch.Tensor] = field(repr=False)
+    located: Located = field(repr=False)
+    streamed: Streamed | None = field(default=None, repr=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of this rank's tensors in its file."""
+        return self.plan.file.size_bytes
+
+    @property
+    def job_bytes(self) -> int:
+        """Bytes of the tensors of all ranks, in rank 0."""
+        assert self.plan.whole is not None
+        return self.plan.whole.size_bytes
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.structure.on_cpu
+
+    @property
+    def names(self) -> list[str]:
+        """The names of `tensors`."""
+        return self.structure.names
+
+    def _stored(self) -> Iterator[tuple[BoxSource, tuple[int, ...]]]:
+        """Yield the source and the shape of each box with elements, in file order."""
+        for box, source in zip(self.plan.boxes, self.plan.sources, strict=True):
+            if 0 not in box.sizes:
+                yield source, box.sizes
+
+    def _view(self, source: BoxSource, sizes: tuple[int, ...]) -> torch.Tensor:
+        tensor = self.tensors[source.number].detach()
+        if source.narrow is not None:
+            for dim, (begin, size) in enumerate(source.narrow):
+                tensor = tensor.narrow(dim, begin, size)
+            return tensor
+        strides, step = list[int](), 1
+        for size in reversed(sizes):
+            strides.insert(0, step)
+            step *= size
+        offset = tensor.storage_offset() + source.shift // tensor.element_size()
+        return tensor.as_strided(sizes, strides, offset)
+
+    def leaves(self) -> dict[str, Leaf]:
+        """Return the boxes with elements, on the memory of the state."""
+        return {
+            f"{number}": Leaf.of_tensor(self._view(source, sizes))
+            for number, (source, sizes) in enumerate(self._stored())
+        }
+
+    def parts(self) -> Iterator[tuple[int, Leaf | Bytes]]:
+        """Yield the offset in the file and the bytes of every part of it."""
+        yield from self.plan.file.texts()
+        stored = [item for item in self.plan.file.items if item.data_bytes]
+        for item, leaf in zip(stored, self.leaves().values(), strict=True):
+            yield item.data_start, leaf
+
+    def image(self) -> FileImage:
+        """Return the file on the trainer's CPU memory, without the checksums in torch's format."""
+        places = self.plan.places
+        apart = {}
+        if places.apart:
+            stored = list(self._stored())
+            apart = {number: tensor_bytes(self._view(*stored[number])) for number in places.apart}
+        return self._image(apart)
+
+    def piece_end(self, position: int) -> int:
+        """Return the end of the item that begins before `position` and ends after it.
+
+        Or `position`, if there is none.
+        """
+        items = self.plan.file.items
+        return next((one.stop for one in items if one.start < position < one.stop), position)
+
+    def whole_image(self, end: bytes = b"") -> FileImage:
+        """Return the file with its checksums, and then `end`, on the trainer's CPU memory.
+
+        A checksum is computed when a writer takes its bytes.
+        """
+        data = [tensor_bytes(self._view(*one)) for one in self._stored()]
+        return self._image({number: data[number] for number in self.plan.places.apart}, data, end)
+
+    def _image(
+        self, apart: dict[int, Bytes], data: list[Bytes] | None = None, end: bytes = b""
+    ) -> FileImage:
+        places = self.plan.places
+        addresses = self.located.addresses[places.numbers] + places.shifts
+        return self.plan.file.image(
+            data_file(self.rank),
+            addresses,
+            apart,
+            (self.located.owners, self.tensors),
+            data=data,
+            end=end,
+        )
+
+    def image_in(self, memory: Bytes, end: bytes) -> FileImage:
+        """Return the file whose snapshot is in `memory`, and then `end`.
+
+        A checksum is computed, and written into `memory`, when a writer takes its bytes.
+        """
+        path, file = data_file(self.rank), self.plan.file
+        if self.streamed is None:
+            return file.image_in(path, memory, end)
+        return self.streamed.image(file.image_in(path, memory, end, begin=self.streamed.begin))
+
+    def to_be_copied_later(self) -> RankContent:
+        """Return the same for a copy while the trainer goes on: arrays are copied at once."""
+        count = self.structure.tensor_count
+        tensors = [tensor.detach() for tensor in self.tensors[:count]]
+        copies = [tensor.clone() for tensor in self.tensors[count:]]
+        located = self.structure.layouts.locate([*tensors, *copies])
+        assert located is not None  # the same layouts
+        return replace(self, tensors=[*tensors, *copies], located=located)
+
+    def without_memory(self, streamed: Streamed | None = None) -> RankContent:
+        """Return what is needed after the copy: it keeps no tensor and no array alive."""
+        return replace(self, tensors=[], located=Located.nowhere(), streamed=streamed)
+
+
+class Planning:
+    """Makes the contents of saves.
+
+    The ranks compare a hash of what each of them holds. They exchange plans when one of these
+    hashes differs from that of the last save.
+    """
+
+    def __init__(
+        self, control: Control, planner: Callable[[], SavePlanner], *, deadline_s: float
+    ) -> None:
+        self._control, self._planner, self._deadline_s = control, planner, deadline_s
+        self._last: RankStructure | None = None
+        self._plan: RankPlan | None = None
+        self._keys: list[str] = []
+
+    def local(self, state: Any) -> LocalState:
+        """Return the state of this rank. Raises StateError with the path of what cannot be saved.
+
+        No other rank is asked.
+        """
+        found = local_state(state, self._control.world.rank, self._last)
+        self._last = found.structure
+        return found
+
+    def told(self, local: LocalState) -> dict[str, Any]:
+        """Return what the other ranks must know about the state of this one."""
+        return local.told()
+
+    def content(self, number: int, local: LocalState, told: list[Mapping[str, str]]) -> RankContent:
+        """Return what this rank writes. `told` is what all ranks told about their states.
+
+        Raises StateError, in all ranks, for states that do not fit together.
+        """
+        keys = [one["key"] for one in told]
+        if self._plan is None or keys != self._keys:
+            uniform = len({one["digest"] for one in told}) == 1
+            self._plan = self._agreed(local, keys, uniform)
+            self._keys = keys
+        alike = self._plan.uniform and len({one["plain"] for one in told}) == 1
+        return self._content(number, local, self._plan, alike)
+
+    def content_ahead(self, local: LocalState) -> RankContent | None:
+        """Return what this rank writes if no rank has a new structure; None if this one has.
+
+        It has no number yet, and no other rank is asked.
+        """
+        if self._plan is None or self._keys[self._control.world.rank] != local.structure.key:
+            return None
+        return self._content(-1, local, self._plan, self._plan.uniform)
+
+    def _content(self, number: int, local: LocalState, plan: RankPlan, alike: bool) -> RankContent:
+        world = self._control.world
+        return RankContent(
+            number=number,
+            rank=world.rank,
+            processes=world.local_size,
+            structure=local.structure,
+            plan=plan,
+            skeleton=local.skeleton,
+            alike=alike,
+            tensors=local.tensors,
+            located=local.located,
+        )
+
+    def _agreed(self, local: LocalState, keys: list[str], uniform: bool) -> RankPlan:
+        """Make a plan with the other ranks: rank 0 makes it, and tells each rank its own part.
+
+        Ranks with equal keys have equal local plans: the first of them sends it.
+        """
+        self._plan = None  # also if this fails
+        planner, rank = self._planner(), self._control.world.rank
+        first = [keys.index(key) for key in keys]
+        sent = gathered(
+            self._control,
+            "plan",
+            lambda: local_plan(planner, local) if first[rank] == rank else None,
+            deadline_s=self._deadline_s,
+        )
+
+        def made() -> WholePlan | StateError | None:
+            try:
+                return None if rank else whole_plan(planner, sent, first)
+            except StateError as error:  # every rank raises it as its own
+                return error
+
+        def parts(whole: WholePlan | StateError | None) -> list[dict[str, str]] | None:
+            if isinstance(whole, StateError):
+                return [{"error": str(whole)}] * len(keys)
+            return None if whole is None else [{"boxes": text} for text in whole.texts()]
+
+        whole, part = scattered(
+            self._control, "parts of the plan", made, parts, deadline_s=self._deadline_s
+        )
+        if "error" in part or isinstance(whole, StateError):
+            raise StateError(part["error"])
+        return made_plan(local.structure, part["boxes"], whole, uniform)

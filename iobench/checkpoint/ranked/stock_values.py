@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from iobench.checkpoint.rebuild import unflatten
+from iobench.checkpoint.state_tree import unflatten
 from iobench.checkpoint.tree_spec import json_text
 
 __all__ = [

@@ -26,7 +26,7 @@ from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
 from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.order import by_age
+from iobench.checkpoint.retention import by_age
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot
 from iobench.checkpoint.staged import STAGING_SUFFIX
@@ -1229,7 +1229,7 @@ def test_auto_in_use(runs: Path) -> None:
 def test_bandwidth_limit(make: Make, monkeypatch) -> None:
     """Background saves are limited to the rate; save() is not."""
     slept: list[float] = []
-    paced = iobench.checkpoint.pacing.PacedImage.over
+    paced = iobench.checkpoint.place.PacedImage.over
     monkeypatch.setattr(
         "iobench.checkpoint.place.PacedImage.over",
         lambda image, rate: paced(image, rate, sleep=slept.append),

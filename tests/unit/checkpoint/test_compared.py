@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from iobench.checkpoint import compared as module
-from iobench.checkpoint.checksums import record_of
-from iobench.checkpoint.compared import compared
+from iobench.checkpoint import checksums as module
+from iobench.checkpoint.checksums import compared, record_of
 from iobench.errors import DataMismatchError
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.registry import make

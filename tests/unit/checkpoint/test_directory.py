@@ -144,7 +144,7 @@ def test_old_files_that_cannot_be_removed(many: Path, monkeypatch: pytest.Monkey
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         remove_tree(path)
 
-    monkeypatch.setattr("iobench.checkpoint.removal.remove_tree", refuse)
+    monkeypatch.setattr("iobench.checkpoint.staged.remove_tree", refuse)
     with Checkpointer(many, writer="buffered", keep=KeepLast(2)) as ckpt:
         with pytest.warns(RuntimeWarning, match=r"cannot be removed .*\.step-12\."):
             ckpt.save({"step": 20}, 20)
@@ -167,7 +167,7 @@ def test_an_interrupt_while_old_files_are_removed(many: Path, monkeypatch) -> No
             raise error
         remove_tree(path)
 
-    monkeypatch.setattr("iobench.checkpoint.removal.remove_tree", interrupted)
+    monkeypatch.setattr("iobench.checkpoint.staged.remove_tree", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ckpt.close()
     assert _hidden(many) == 10
@@ -182,7 +182,7 @@ def test_leftovers_that_cannot_be_removed(runs: Path, monkeypatch: pytest.Monkey
     left = [runs / f".step-{step}.abcd{STAGING_SUFFIX}" for step in (1, 2, 3)]
     for path in left:
         path.mkdir()
-    removal = "iobench.checkpoint.removal.remove_tree"
+    removal = "iobench.checkpoint.staged.remove_tree"
     remove_tree = shutil.rmtree
 
     def refuse(path: Path) -> None:

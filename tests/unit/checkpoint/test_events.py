@@ -15,7 +15,7 @@ import torch
 
 import iobench
 from iobench import Checkpointer
-from iobench.checkpoint import events
+from iobench.checkpoint import save as events
 from iobench.checkpoint.save import Save
 from iobench.errors import OptionError, TransferError
 

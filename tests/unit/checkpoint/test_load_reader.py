@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from iobench.checkpoint.load import reader
-from iobench.checkpoint.load.stored import StoredPiece
+from iobench.checkpoint import piece_reader as reader
 from iobench.checkpoint.manifest import FileRecord
+from iobench.checkpoint.stored import StoredPiece
 from iobench.errors import DataMismatchError
 from iobench.formats import tensor_slices
 from iobench.writers.blocks.pages import fresh_pages

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from iobench.checkpoint.lock import LOCK, DirectoryLock, lock_directory
+from iobench.checkpoint.staged import LOCK, DirectoryLock, lock_directory
 from iobench.errors import TargetError, TransferError
 from iobench.writers.local import new_file
 
@@ -20,7 +20,7 @@ _CHILD = """
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from iobench.checkpoint.lock import DirectoryLock
+from iobench.checkpoint.staged import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
 print("locked", flush=True)
 sys.stdin.read()

@@ -20,10 +20,10 @@ from iobench.checkpoint.manifest import (
     FileRecord,
     Manifest,
     Piece,
+    Pieces,
     _canonical,
     _checksum,
 )
-from iobench.checkpoint.pieces import Pieces
 from iobench.errors import DataMismatchError
 from iobench.writers.image import FileImage
 

@@ -22,8 +22,7 @@ from iobench import (
     Remote,
     load_checkpoint,
 )
-from iobench.checkpoint.copies import Copy
-from iobench.checkpoint.save import Save
+from iobench.checkpoint.save import Copy, Save
 from iobench.errors import OptionError, StateError
 from iobench.remote import memory_pool
 from iobench.remote.memory_pool import MemoryPool

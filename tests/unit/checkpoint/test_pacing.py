@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from iobench.checkpoint.pacing import PacedImage
+from iobench.checkpoint.place import PacedImage
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
 

@@ -14,10 +14,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.checkpoint import recorded as module
-from iobench.checkpoint.checksums import PieceDigests
-from iobench.checkpoint.pieces import Pieces
-from iobench.checkpoint.recorded import recorded
+from iobench.checkpoint import checksums as module
+from iobench.checkpoint.checksums import PieceDigests, recorded
+from iobench.checkpoint.manifest import Pieces
 from iobench.formats.many_parts import PartsImage
 from iobench.units import KIB
 from iobench.writers.registry import make

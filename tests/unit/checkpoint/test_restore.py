@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from iobench import Checkpointer
-from iobench.checkpoint.load.candidates import StoredCandidates
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.restore import RestoringRanks, restore
+from iobench.checkpoint.restore import RestoringRanks, StoredCandidates, restore
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError, IobenchError, RankError, TransferError
 from iobench.writers.buffered import BufferedWriter

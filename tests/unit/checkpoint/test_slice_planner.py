@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from iobench.checkpoint.ranked.slice_planner import SlicePlanner
 from iobench.errors import UsageError
 from iobench.linux import PAGE
-from iobench.ranks.slices import MAX_IMBALANCE
+from iobench.ranks.restore_plan import MAX_IMBALANCE
 
 _DTYPES = st.sampled_from([torch.uint8, torch.bfloat16, torch.float32, torch.int64])
 _SHAPES = st.lists(st.integers(0, 40), max_size=4).map(tuple)

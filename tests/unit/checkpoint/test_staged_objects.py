@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iobench.checkpoint.staged_objects import StagedObjects
+from iobench.checkpoint.object_store import StagedObjects
 from iobench.errors import TransferError
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects

@@ -11,8 +11,8 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from iobench import PerRank
 from iobench.checkpoint.manifest import FileRecord
-from iobench.checkpoint.ranked.merge import merged
-from iobench.checkpoint.ranked.part import Part
+from iobench.checkpoint.ranked.dcp_files import merged
+from iobench.checkpoint.ranked.messages import Part
 from iobench.checkpoint.ranked.stock_values import (
     ValueFiles,
     name_of,
@@ -20,8 +20,7 @@ from iobench.checkpoint.ranked.stock_values import (
     stock_paths,
     stock_values,
 )
-from iobench.checkpoint.rebuild import unflatten
-from iobench.checkpoint.state_tree import flatten
+from iobench.checkpoint.state_tree import flatten, unflatten
 from iobench.errors import DataMismatchError, StateError
 
 _STATE: dict[str, Any] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from iobench import linux
-from iobench.checkpoint.lock import LOCK
+from iobench.checkpoint.staged import LOCK
 from iobench.errors import TransferError, UsageError
 from iobench.integrations import staged_directory
 from iobench.integrations.staged_directory import StagedDirectory

@@ -18,11 +18,11 @@ from iobench.errors import ReplicaError
 from iobench.ranks import calls
 from iobench.ranks import hub as module
 from iobench.ranks.hub import Hub
-from iobench.ranks.listener import Listener
 from iobench.ranks.wire import (
     HEAD,
     Challenge,
     Hello,
+    Listener,
     Message,
     Refusal,
     Welcome,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.checkpoint.ranked.boxes import boxes, cut_bytes
+from iobench.checkpoint.ranked.slice_planner import boxes, cut_bytes
 from iobench.errors import OptionError
-from iobench.ranks.slices import MAX_IMBALANCE, Range, fitting_align, slices, writers_of
+from iobench.ranks.restore_plan import MAX_IMBALANCE, Range, fitting_align, slices, writers_of
 from iobench.units import GIB, KIB, MIB
 
 _SIZES = st.lists(st.integers(0, 40 * MIB), max_size=12)

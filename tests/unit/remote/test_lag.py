@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iobench.remote.lag import exceeded, late
+from iobench.remote.drain import exceeded, late
 from iobench.remote.queue import Queued
 
 _THREE = [  # the last saved one first

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from iobench.checkpoint.copies import CopyState
+from iobench.checkpoint.save import CopyState
 from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
 
 

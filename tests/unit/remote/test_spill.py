@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.remote.free_ranges import FreeRanges
+from iobench.remote.backing import FreeRanges
 from iobench.remote.snapshot_memory import next_to_write
 
 _FAST, _SLOW, _BOTH = {"fast": 10}, {"slow": 10}, {"fast": 4, "slow": 6}

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from iobench import linux
 from iobench.errors import ReplicaError
-from iobench.replicas.holdings import Holdings
-from iobench.replicas.push import TokenBucket
-from iobench.replicas.recovery import Version
+from iobench.replicas.agent import TokenBucket
+from iobench.replicas.protocol import Version
 from iobench.replicas.segment import (
     DIGEST,
     PIECE,
+    Holdings,
     MemorySegment,
     NodeMemory,
     RankBytes,

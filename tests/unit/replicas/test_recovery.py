@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.replicas.partner import partner_nodes
-from iobench.replicas.recovery import (
+from iobench.replicas.protocol import (
     CopySource,
     MemoryCopy,
     StoredCopy,

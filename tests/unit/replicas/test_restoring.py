@@ -6,14 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from iobench.checkpoint.load.candidates import Candidates
+from iobench.checkpoint.restore import Candidates
 from iobench.errors import DataMismatchError
 from iobench.ranks.control import Control
 from iobench.ranks.together import together
 from iobench.ranks.world import World
-from iobench.replicas.recovery import MemoryCopy, Version
+from iobench.replicas.nearest import RestoreChoice
+from iobench.replicas.protocol import MemoryCopy, Version
 from iobench.replicas.replicator import Replicator
-from iobench.replicas.restoring import RestoreChoice
 from iobench.writers.base import Writer
 from iobench.writers.registry import make
 

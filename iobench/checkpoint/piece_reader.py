@@ -12,16 +12,14 @@ from typing import Any, NamedTuple, Self, cast
 import xxhash
 
 from iobench import linux
-from iobench.checkpoint.load.stored import StoredPiece
 from iobench.checkpoint.manifest import FileRecord
+from iobench.checkpoint.stored import StoredPiece
 from iobench.errors import DataMismatchError
 from iobench.formats.tensor_slices import GAP_BYTES, room_for
 from iobench.ranks.control import Control
-from iobench.ranks.progress import Progress, WatchedImage
+from iobench.ranks.exchange import Progress, Transport, WatchedImage
 from iobench.ranks.restore_mode import OtherRankError, Reader
-from iobench.ranks.restore_plan import RestoreMode
-from iobench.ranks.slices import Range
-from iobench.ranks.transport import Transport
+from iobench.ranks.restore_plan import Range, RestoreMode
 from iobench.units import MIB
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes, FileImage, Segment

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from iobench.checkpoint.load.like import empty_local, is_sharded, local_box, sharded_like
-from iobench.checkpoint.load.reader import PieceReader, piece_reader
-from iobench.checkpoint.load.stored import StoredPiece
 from iobench.checkpoint.manifest import FileRecord
+from iobench.checkpoint.piece_reader import PieceReader, piece_reader
+from iobench.checkpoint.stored import StoredPiece, empty_local, is_sharded, local_box, sharded_like
 from iobench.errors import DataMismatchError, StateMismatchError, TargetError, transfer_errors
 from iobench.formats.safetensors_file import SafetensorsFile, TensorInFile
 from iobench.formats.tensor_slices import GAP_BYTES, Span, rows_of, spans

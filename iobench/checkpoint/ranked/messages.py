@@ -1,19 +1,131 @@
-"""Turns: in a job of several ranks, rank 0 chooses the snapshot to write, and the others follow."""
+"""What the ranks send each other about the save that is written: parts, orders and endings.
+
+`Turns` are the orders as the persister of one rank sees them.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from iobench.checkpoint.ranked.order import Order
+import msgspec
+import xxhash
+
+from iobench.checkpoint.manifest import FileRecord, Manifest
+from iobench.errors import DataMismatchError
 from iobench.ranks.control import Control
 from iobench.ranks.together import together
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Lease, LeaseState
+from iobench.writers.image import FileImage
 
-__all__ = ["Turns"]
+__all__ = ["Committed", "Ending", "Order", "Part", "Turns", "VoteError", "part_file", "shown"]
+
+
+def part_file(rank: int) -> str:
+    """Return the name of a rank's part manifest."""
+    return f"part-{rank}.json"
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of one rank with the checksums of its pieces: the tensors, then the `values`.
+
+    Those are the paths of plain values in the state. `skeleton` is that of this rank; None if it is
+    that of rank 0, except for `own`, this rank's values of each PerRank.
+    """
+
+    rank: int
+    host: str
+    file: FileRecord
+    values: tuple[tuple[str | int, ...], ...]
+    skeleton: Any
+    own: list[Any]
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def parse(cls, text: bytes, checksum: str, where: str) -> Part:
+        """Return the part in `text`. Raises DataMismatchError unless its XXH3-64 is `checksum`."""
+        if xxhash.xxh3_64_hexdigest(text) != checksum:
+            raise DataMismatchError(f"{where}: differs from what its rank wrote")
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise DataMismatchError(f"{where}: not the part of a checkpoint ({error})") from error
+
+
+class Order(NamedTuple):
+    """What rank 0 announced: which save is written next, and where.
+
+    `remote`: its directory is in the remote tier, where each rank may write for `limit_s`. `failed`
+    has the errors of ranks: the save has failed before it had a directory. `gone` are the numbers
+    of saves that are superseded. `spare` is a directory with files of an earlier checkpoint, whose
+    space the new ones take over.
+    """
+
+    number: int
+    step: int
+    directory: str = ""
+    serial: int = 0
+    remote: bool = False
+    limit_s: float | None = None
+    failed: Mapping[str, str] = MappingProxyType({})
+    gone: Sequence[int] = ()
+    spare: str = ""
+
+    @property
+    def attempt(self) -> str:
+        """The random name of the hidden directory: no other save has it."""
+        return os.path.basename(self.directory.rstrip("/"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `Order(**...)` takes it."""
+        return {**self._asdict(), "failed": dict(self.failed), "gone": list(self.gone)}
+
+
+class Ending(NamedTuple):
+    """What rank 0 says at the end of a save. `failed` has the errors of ranks; empty: it exists.
+
+    `again`: it is written to another place, with an order of its own. `probe`: bytes that each rank
+    writes to the local tier now, to measure it.
+    """
+
+    failed: Mapping[str, str] = MappingProxyType({})
+    again: bool = False
+    probe: int = 0
+
+
+class Committed(NamedTuple):
+    """What this rank has written of a checkpoint: its file, which is in memory still.
+
+    `manifest` is that of a job of one rank.
+    """
+
+    serial: int
+    file: FileImage
+    manifest: Manifest | None = None
+
+
+class VoteError(Exception):
+    """Ranks voted against a commit; `failed` maps them to their errors.
+
+    `of_place`: all of them failed to write to this place, so another one may do.
+    """
+
+    def __init__(self, failed: dict[str, str], *, of_place: bool) -> None:
+        super().__init__("; ".join(f"rank {rank}: {text}" for rank, text in failed.items()))
+        self.failed, self.of_place = failed, of_place
+
+
+def shown(failure: BaseException) -> str:
+    """Return an error as text, for other ranks."""
+    return f"{type(failure).__name__}: {failure}"
+
 
 _LOOK_AGAIN_S = 0.05
 

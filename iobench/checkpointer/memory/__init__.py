@@ -1,1 +1,0 @@
-"""Memory tiers of a job of several ranks: each rank has the snapshots of its own file."""
