@@ -12,17 +12,13 @@ from typing import TypeVar
 from iobench.bench.axes import Variant
 from iobench.bench.background import Background, Restores
 from iobench.bench.counters.monitor import Counted, Counters, Monitor
-from iobench.bench.counters.nodes import over_machines
 from iobench.bench.counters.sampler import Sampler
 from iobench.bench.counters.series import make_series
 from iobench.bench.data.slicing import Sliced
 from iobench.bench.processes.group import Executor
 from iobench.bench.processes.job import CheckpointRef, Done, Job
-from iobench.bench.ranks.group import RankGroup
-from iobench.bench.ranks.together import all_true, over_ranks
 from iobench.bench.stored_files import StoredFile, manifest, stored_files
 from iobench.bench.targets.base import Location, OpenTarget
-from iobench.bench.targets.cold import EvictedFiles
 from iobench.bench.targets.instruments import Changes
 from iobench.results import (
     Cold,
@@ -185,9 +181,8 @@ class Trial:
             self._ask(partial(Job.scrub, shape=self.shape, subset=subset))
             if self.among:
                 self._ask(partial(Job.recall, shape=self.shape, name=self._name))
-        if self._ranks is not None:
-            self._ranks.hand_over(self.shape)
-        cold = self._make_cold(ref)
+        self.executor.hand_over(self.shape)
+        cold = self.executor.make_cold(self.target.scratch, self._name, ref)
         (done, counted, started, memory), restores = self._beside(partial(self._timed_restore, ref))
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
         sample = self._sample(
@@ -210,9 +205,8 @@ class Trial:
     def _timed_restore(self, ref: CheckpointRef) -> tuple[list[Done], Counted, str, MemoryUse]:
         clock = self._clock()
         done = self._ask(partial(Job.restore, ref=ref), clock)
-        several = self.executor.apart or self._ranks is not None
         # Several jobs report their end through a socket, which takes time after the last one.
-        ended_s = max(one.at_s for one in done) if several else None
+        ended_s = max(one.at_s for one in done) if self.executor.apart else None
         counted = self._stop(clock, done, ended_s)
         return done, counted, clock.started_at, self._memory("restore")
 
@@ -246,11 +240,6 @@ class Trial:
         release = None if clock is None else clock.start
         return self.executor.ask(self.variant.numjobs, what, release)
 
-    @property
-    def _ranks(self) -> RankGroup | None:
-        """The ranks of a launcher that take part; None for the jobs of this machine."""
-        return self.executor if isinstance(self.executor, RankGroup) else None
-
     def _clock(self) -> Clock:
         """Return the clock of an operation, which starts when its jobs are released.
 
@@ -258,19 +247,12 @@ class Trial:
         a device the sampler reads this process's counters, but others do the I/O.
         """
         apart = self.executor.apart and not self.target.monitor.files
-        several = self._ranks is not None and self._ranks.machines > 1
-        return Clock(self.target.monitor, None if apart or several else self.target.sampler)
+        several = apart or self.executor.machines > 1
+        return Clock(self.target.monitor, None if several else self.target.sampler)
 
     def _stop(self, clock: Clock, done: Sequence[Done], ended_s: float | None = None) -> Counted:
         """Stop the clock, and return the counters of all machines."""
-        counted = clock.stop(done, ended_s)
-        return counted if self._ranks is None else over_machines(counted, self._ranks.counted())
-
-    def _make_cold(self, ref: CheckpointRef) -> Cold:
-        """Evict the checkpoint, on every node, and count what stays in their page caches."""
-        if self._ranks is None or self.target.scratch.directory is None:
-            return self.target.scratch.make_cold(self._name)
-        return EvictedFiles.cold(self._ranks.evict(ref))
+        return self.executor.counted(clock.stop(done, ended_s))
 
     @property
     def _name(self) -> str:
@@ -307,12 +289,9 @@ class Trial:
         stored = self.target.inspect(self._name, self._files(), self._changes)
         if stored is None:
             return stored
-        if self._ranks is not None:
-            stored = over_ranks(stored, self._ranks.inspect(self._ref(self._checkpoint)))
-        if flushes is None:
-            return stored
-        elsewhere = [one.flushed for one in self._ranks.nodes] if self._ranks is not None else []
-        return replace(stored, flushed=all_true([flushes > 0, *elsewhere]))
+        if flushes is not None:
+            stored = replace(stored, flushed=flushes > 0)
+        return self.executor.inspect(stored, self._ref(self._checkpoint))
 
     def _memory(self, operation: Operation) -> MemoryUse:
         """Return the memory of the operation that just ended, before anything else is done."""
@@ -321,7 +300,7 @@ class Trial:
         used = self._ask(partial(Job.memory, ref=ref, restored=restored))
         known = [one for one in used if one is not None]
         cached: int | None = 0
-        if self._ranks is not None and self._ranks.machines > 1:
+        if self.executor.machines > 1:
             cached = None  # those of other machines are not counted
         elif self.variant.contender.stores:
             cached = self.target.cached_bytes(self._name)
@@ -366,7 +345,7 @@ class Trial:
             phases["commit"] = phases.get("commit", 0.0) + commit_s
         several = done if len(done) > 1 else ()
         jobs_done_s = tuple(one.at_s - counted.began_s for one in several)
-        unequal = self._ranks is not None or self._sliced is not None
+        unequal = self.executor.unequal or self._sliced is not None
         busy_s = [s for s, one in zip(jobs_done_s, several, strict=True) if one.transfer.bytes]
         device = self._device(counted)
         return Sample(
@@ -405,7 +384,7 @@ class Trial:
             + self.target.patience.notes
             + (self.target.notes if operation == "restore" else ())
             + (_SHARED if operation == "restore" and self.variant.replicas else ())
-            + (() if self._ranks is None else self._ranks.notes(operation, done, device)),
+            + self.executor.notes(operation, done, device),
             started_at=started,
         )
 

@@ -23,10 +23,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
+from iobench.bench.counters.monitor import Counted
 from iobench.bench.processes.interrupts import deferred_interrupts
-from iobench.bench.processes.job import Job, JobSetup
+from iobench.bench.processes.job import CheckpointRef, Done, Job, JobSetup
 from iobench.bench.processes.loop import Loop, Looped
+from iobench.bench.targets.base import Scratch
 from iobench.errors import JobError
+from iobench.results.records import Cold, DeviceCounts, Operation, Stored
 
 __all__ = ["Executor", "Failed", "InProcess", "ProcessGroup", "Release"]
 
@@ -47,16 +50,48 @@ class Failed:
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """The jobs of a run: in this process, in child processes, or in the ranks of a launcher."""
+    """The jobs of a run: in this process, in child processes, or in the ranks of a launcher.
+
+    All methods but `ask` have the behaviour of jobs on this machine, which restore what they saved.
+    """
 
     apart: bool
     """Whether there are several jobs, which have a directory each and do not run here alone."""
+    machines: int = 1
+    """The number of machines that the jobs are on."""
+    unequal: bool = False
+    """Whether jobs may have files of different sizes."""
 
     def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
         """Run `what` in the first `count` jobs at once; return their replies in order.
 
         `release` is called when they begin, or just before with the moment at which they will.
         """
+
+    def hand_over(self, shape: int) -> None:  # noqa: ARG002
+        """Give each job the digests of the files that it restores, if another job saved them."""
+        return
+
+    def counted(self, counted: Counted) -> Counted:
+        """Return `counted` of this machine with what all others counted during the operation."""
+        return counted
+
+    def make_cold(self, scratch: Scratch, name: str, ref: CheckpointRef) -> Cold:  # noqa: ARG002
+        """Evict the checkpoint `name` on every machine, and count what stays in page caches."""
+        return scratch.make_cold(name)
+
+    def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:  # noqa: ARG002
+        """Return `stored` of this machine with what the page caches of all others hold."""
+        return stored
+
+    def notes(
+        self,
+        operation: Operation,  # noqa: ARG002
+        done: Sequence[Done],  # noqa: ARG002
+        device: DeviceCounts | None,  # noqa: ARG002
+    ) -> tuple[str, ...]:
+        """Return notes for readers of an operation's figures."""
+        return ()
 
 
 class InProcess(Executor):

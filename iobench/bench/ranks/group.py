@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from iobench.bench import fio
-from iobench.bench.counters.nodes import NodeCounts
+from iobench.bench.counters.monitor import Counted
+from iobench.bench.counters.nodes import NodeCounts, over_machines
 from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor, Release
 from iobench.bench.processes.job import CheckpointRef, Done, Job
@@ -20,13 +21,14 @@ from iobench.bench.ranks.rank_job import RankJob
 from iobench.bench.ranks.setup import Setup, make_job, setups, show_token
 from iobench.bench.ranks.steps import END, NEXT, OPERATION_S, Steps
 from iobench.bench.ranks.wire import message_of, reply_of
-from iobench.bench.targets.base import Location
+from iobench.bench.targets.base import Location, Scratch
+from iobench.bench.targets.cold import EvictedFiles
 from iobench.errors import FioError, JobError, RankError
 from iobench.ranks.control import Control
 from iobench.results.codec import from_plain, to_plain
-from iobench.results.records import DeviceCounts, Operation
+from iobench.results.records import Cold, DeviceCounts, Operation, Stored
 
-__all__ = ["Launched", "RankGroup", "serve"]
+__all__ = ["Launched", "RankGroup", "all_true", "over_ranks", "serve"]
 
 _OWN_SLICES = "ranks also restored slices that their own node wrote"
 _LATE = 0.01  # of an operation's time: what is less changes no figure
@@ -78,6 +80,7 @@ class RankGroup(Executor):
     """
 
     apart = True
+    unequal = True
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class RankGroup(Executor):
         self._control, self.members = launched.control, launched.members
         self._same_bytes = plan.axes.sliced
         self.machines = len(self.members.first_of_machine)
-        self.nodes: list[NodeCounts] = []
+        self._nodes: list[NodeCounts] = []
         """What the other machines counted during the last timed operation."""
         given = setups(plan, self.members, scratch, warm_ups, show_token(scratch))
         launched.begin()
@@ -138,7 +141,6 @@ class RankGroup(Executor):
         ]
 
     def hand_over(self, shape: int) -> None:
-        """Give each rank the digests of the files that it restores: another rank saved them."""
         if self.members.node_count == 1 and not self.members.replicas:
             return
         digests = self._all(partial(RankJob.digests, shape=shape))
@@ -151,17 +153,14 @@ class RankGroup(Executor):
             ]
         )
 
-    def counted(self) -> list[NodeCounts]:
-        """Return the counters of the other machines during the last timed operation."""
-        if self.machines == 1:
-            return []
-        self.nodes = [one for one in self._all(RankJob.counted) if one is not None]
-        return self.nodes
+    def counted(self, counted: Counted) -> Counted:
+        if self.machines > 1:
+            self._nodes = [one for one in self._all(RankJob.counted) if one is not None]
+        return over_machines(counted, self._nodes)
 
     def notes(
         self, operation: Operation, done: Sequence[Done], device: DeviceCounts | None
     ) -> tuple[str, ...]:
-        """Return notes for readers of an operation's figures."""
         return tuple(filter(None, self._notes(operation, done, device)))
 
     def _notes(
@@ -175,20 +174,24 @@ class RankGroup(Executor):
             yield "a rank began late, by more than 1% of the time of the longest transfer"
         if device is None:
             return
-        if any(one.device is None for one in self.nodes):
+        if any(one.device is None for one in self._nodes):
             yield "not every node counts the device of the target: its counters are not used"
         if operation == "restore":
             yield _OWN_SLICES if self._same_bytes else self.members.restore_note
             if device.read_bytes is None:
                 yield "the storage is not a device of every node: what its caches hold is unknown"
 
-    def evict(self, ref: CheckpointRef) -> list[Any]:
-        """Evict the files of the checkpoint on every node; see `RankJob.evict`."""
-        return self._all(partial(RankJob.evict, ref=ref))
+    def make_cold(self, scratch: Scratch, name: str, ref: CheckpointRef) -> Cold:
+        if scratch.directory is None:
+            return super().make_cold(scratch, name, ref)
+        return EvictedFiles.cold(self._all(partial(RankJob.evict, ref=ref)))
 
-    def inspect(self, ref: CheckpointRef) -> list[Any]:
-        """Return what the page cache of each rank's machine holds of its files."""
-        return self._all(partial(RankJob.inspect, ref=ref))
+    def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:
+        stored = over_ranks(stored, self._all(partial(RankJob.inspect, ref=ref)))
+        if stored.flushed is None:
+            return stored
+        flushed = all_true([stored.flushed, *(one.flushed for one in self._nodes)])
+        return replace(stored, flushed=flushed)
 
     @contextmanager
     def started(
@@ -276,3 +279,30 @@ def serve(control: Control) -> int:
                     message = control.scatter(f"own {NEXT}", deadline_s=OPERATION_S)
                 steps.carry_out(message)
     return int(control.broadcast(END, deadline_s=OPERATION_S))
+
+
+def over_ranks(stored: Stored, others: Sequence[Stored | None]) -> Stored:
+    """Return `stored` of rank 0's machine with the dirty pages of all other ranks' machines.
+
+    Where one machine cannot count them, the sum is unknown unless the others have some already.
+    """
+    found = [one for one in others if one is not None]
+    known = [one.unsynced_bytes for one in (stored, *found) if one.unsynced_bytes is not None]
+    total = sum(known)
+    unseen = next((one.unseen for one in (stored, *found) if one.unseen), "")
+    return replace(
+        stored,
+        unsynced_bytes=None if unseen and not total else total,
+        unseen=unseen,
+        ignored_syncs=next(
+            (one.ignored_syncs for one in (stored, *found) if one.ignored_syncs), ""
+        ),
+    )
+
+
+def all_true(values: Iterable[bool | None]) -> bool | None:
+    """Return False if one value is, else None if one is unknown, else True."""
+    found = list(values)
+    if False in found:
+        return False
+    return None if None in found else True

@@ -9,8 +9,8 @@ import pytest
 
 from iobench.bench.counters.monitor import Counted
 from iobench.bench.counters.nodes import NodeCounts, over_machines
+from iobench.bench.ranks.group import all_true, over_ranks
 from iobench.bench.ranks.steps import Lead, wait_until
-from iobench.bench.ranks.together import all_true, over_ranks
 from iobench.bench.targets.cold import EvictedFiles
 from iobench.environment import DeviceCounters
 from iobench.results.records import DeviceCounts, Interference, Stored
