@@ -60,6 +60,7 @@ SECTIONS = {
         "checkpointer": "",
         "verify": "",
         "load": "",
+        "export": "",
         "tiers": "",
         "offload": "",
         "integrations": "",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from iobench.checkpoint.save import Save
     from iobench.checkpoint.schedule import Auto, Every
     from iobench.checkpointer.checkpointer import Checkpointer
+    from iobench.exports.export import ExportReport, export
     from iobench.integrations.default_writer import set_default_writer
     from iobench.ranks.world import World
     from iobench.remote.local import Local
@@ -39,6 +40,7 @@ __all__ = [
     "Auto",
     "Checkpointer",
     "Every",
+    "ExportReport",
     "FileImage",
     "KeepAll",
     "KeepEvery",
@@ -58,6 +60,7 @@ __all__ = [
     "Writer",
     "__version__",
     "dump_writer",
+    "export",
     "load_checkpoint",
     "load_writer",
     "set_default_writer",
@@ -68,6 +71,7 @@ _HOMES = {
     "Auto": "iobench.checkpoint.schedule",
     "Checkpointer": "iobench.checkpointer.checkpointer",
     "Every": "iobench.checkpoint.schedule",
+    "ExportReport": "iobench.exports.export",
     "FileImage": "iobench.writers.image",
     "KeepAll": "iobench.checkpoint.retention",
     "KeepEvery": "iobench.checkpoint.retention",
@@ -86,6 +90,7 @@ _HOMES = {
     "World": "iobench.ranks.world",
     "Writer": "iobench.writers.base",
     "dump_writer": "iobench.writers.config",
+    "export": "iobench.exports.export",
     "load_checkpoint": "iobench.checkpoint.restore",
     "load_writer": "iobench.writers.config",
     "set_default_writer": "iobench.integrations.default_writer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from iobench.checkpoint.manifest import Manifest
@@ -38,6 +39,7 @@ class Ledger:
         self._last_serial = max(store.serials().values(), default=0)
         self._unread = set(self._serials)
         self._claimed = self._before_claimed = 0
+        self._held: Counter[int] = Counter()
         if store.readers == 1:
             self._read()
 
@@ -168,6 +170,16 @@ class Ledger:
             self._created_s[save.step] = save.created_s
         self.tidy(spare=save.step, room_bytes=2 * save.size_bytes)
 
+    def hold(self, step: int) -> None:
+        """Let retention keep the checkpoint `step`, which someone reads, until `release`."""
+        with self._lock:
+            self._held[step] += 1
+
+    def release(self, step: int) -> None:
+        """End a `hold`. The next save removes the checkpoint if retention drops it."""
+        with self._lock:
+            self._held[step] -= 1
+
     def tidy(self, *, spare: int | None = None, room_bytes: int = 0) -> None:
         """Remove what retention drops, but not `spare`; see `committed`.
 
@@ -178,7 +190,8 @@ class Ledger:
         with self._lock:
             saved = in_save_order(self._serials)
             created_s = {step: self._created_s[step] for step in saved if step in self._created_s}
-            obsolete = [step for step in self._keep.obsolete(created_s) if step != spare]
+            kept = {spare, *self._held.elements()}
+            obsolete = [step for step in self._keep.obsolete(created_s) if step not in kept]
         failures = self._store.retire(obsolete) if obsolete else {}
         self._forget(step for step in obsolete if step not in failures)
         new = [error for step, error in failures.items() if step not in self._unremovable]

@@ -313,6 +313,12 @@ class Persister(Generic[T]):
         self._failures.append(error)
         save.fail(error)
 
+    def fail_export(self, step: int, error: BaseException) -> None:
+        """Record that the export of a checkpoint failed, like `fail`."""
+        error.add_note(f"in the background, while step {step} was exported")
+        self._failures.append(error)
+        self.failed.append(step)
+
     def _work(self) -> None:
         self._lower_priority()
         self._channel.serve(self._write)

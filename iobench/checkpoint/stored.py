@@ -41,7 +41,7 @@ from iobench.writers.copy_reader import CopyReader
 __all__ = [
     *("Compared", "StoredChunk", "StoredPiece", "StoredState", "StoredTensor"),
     *("compare_state", "compared_with", "empty_local", "is_sharded", "local_box"),
-    *("resharded", "sharded_like", "stored_state", "tensors_of"),
+    *("resharded", "sharded_like", "one_by_one", "stored_state", "tensors_of"),
 ]
 
 
@@ -131,7 +131,7 @@ def _of_one_process(copy: CopyReader, manifest: Manifest) -> StoredState:
     with readable(os.path.join(location, SKELETON)):
         views: list[Any] = []
         return StoredState(
-            skeleton=_one_by_one(parsed_skeleton(text.decode()), views),
+            skeleton=one_by_one(parsed_skeleton(text.decode()), views),
             world_size=1,
             has_views=bool(views),
             tensors=tensors,
@@ -148,10 +148,10 @@ def _whole(piece: StoredPiece, at: int, kind: Kind) -> StoredTensor:
     )
 
 
-def _one_by_one(skeleton: Any, views: list[Any]) -> Any:
+def one_by_one(skeleton: Any, views: list[Any]) -> Any:
     """Return a skeleton in which each tensor is described by itself; add its views to `views`."""
     if isinstance(skeleton, list):
-        return [_one_by_one(item, views) for item in skeleton]
+        return [one_by_one(item, views) for item in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
     if "$tensors" in skeleton:
@@ -159,7 +159,7 @@ def _one_by_one(skeleton: Any, views: list[Any]) -> Any:
         return {key: {"$tensor": prefix + key} for key in keys}
     if "$tensor" in skeleton and "stride" in skeleton:
         views.append(skeleton)
-    return {key: _one_by_one(item, views) for key, item in skeleton.items()}
+    return {key: one_by_one(item, views) for key, item in skeleton.items()}
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

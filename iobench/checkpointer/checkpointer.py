@@ -19,6 +19,7 @@ from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import OnEvent, Save, SaveEvents
 from iobench.checkpoint.schedule import Every, Schedule
 from iobench.checkpoint.store import CheckpointStore, release_unclosed
+from iobench.checkpointer.exports import Exports
 from iobench.checkpointer.opening import CheckpointerOptions, Opening, WhenFull
 from iobench.checkpointer.restoring import Stateful, expected_of, resume_into
 from iobench.checkpointer.saving import Saving
@@ -163,6 +164,7 @@ class Checkpointer:
             memory=opened.memory,
             participant=options.participant,
         )
+        self._exports = Exports(self._persister, opened.ledger) if opened.ledger else None
         self.loaded: Loaded | None = None
         """Step that the last `load` restored, and the damaged checkpoints that it skipped."""
         # `close` detaches it, so `alive` also says that this Checkpointer is open.
@@ -360,6 +362,18 @@ class Checkpointer:
         """
         return self._restoring.steps(is_open=self._is_open)
 
+    def export(self, step: int, out: str | Path, **options: Any) -> None:
+        """Export the checkpoint `step` to `out` in the background; `options`: see iobench.export.
+
+        It begins when the step is committed, and retention keeps the step meanwhile. `close` waits
+        for it; the next `save`, `save_async`, `wait` or `close` raises what failed. Training goes
+        on to save. In a job all ranks may call this; rank 0 writes.
+        """
+        self._check_usable()
+        if self._exports is not None:
+            save = next((one for one in reversed(self.saves) if one.step == step), None)
+            self._exports.begin(step, save, self._store.locate(step), out, **options)
+
     def remove(self, step: int) -> None:
         """Remove the checkpoint `step` from all tiers. Waits for saves first.
 
@@ -372,8 +386,8 @@ class Checkpointer:
         self._released()
 
     def close(self) -> None:
-        """Wait for every save and for all ranks, free the memory, release the lock, and raise the
-        first error.
+        """Wait for every save and export and for all ranks, free the memory, release the lock, and
+        raise the first error.
 
         With `tiers`, wait also for the copies, unless the remote tier fails: a RuntimeWarning names
         the steps then, and the next Checkpointer of the directory goes on. An optimizer of
@@ -393,6 +407,8 @@ class Checkpointer:
         left = len(failures)
         with _noting(failures):
             self._ranks.trainer.barrier("close", deadline_s=self._ranks.deadline_s)
+        if self._exports is not None:  # after the barrier: the other ranks need not wait
+            self._exports.finish()
         try:
             if self._replicator is not None:
                 self._replicator.close(finished=len(failures) == left)
@@ -431,6 +447,8 @@ class Checkpointer:
         try:
             if self._unclosed.alive:
                 self._saving.finish()
+                if self._exports is not None:
+                    self._exports.finish()
         finally:
             # `detach`, not a call: weakref makes none after its own atexit function
             if self._unclosed.detach():

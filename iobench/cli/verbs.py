@@ -36,6 +36,7 @@ _VERBS = {
     "offload": "app",
     "tiers": "tiers",
     "verify": "verify",
+    "export": "export",
 }
 """The name of its function or app, in the module of `iobench.cli` that has the verb's name. That
 module may have SETTINGS of the command."""
@@ -44,7 +45,7 @@ module may have SETTINGS of the command."""
 _GROUPS = {
     "Measure": ("run", "autotune", "train", "doctor"),
     "Read": ("show", "report", "compare", "plan", "reproduce"),
-    "Use": ("exec", "verify", "offload", "tiers", "agent"),
+    "Use": ("exec", "verify", "export", "offload", "tiers", "agent"),
     "Manage": ("workloads", "writers", "results", "s3"),
 }
 """The sections of `iobench --help`."""
@@ -114,6 +115,11 @@ EXAMPLES = {
         "iobench verify runs/a",
         "iobench verify ./Llama-3.1-8B --record",
         "iobench verify model.pt --against model.safetensors",
+    ),
+    "export": (
+        "iobench export runs/a -o exported --key model --dtype bf16",
+        "iobench export runs/a/step-500 -o model.pt --format torch",
+        "torchrun --nproc-per-node 8 -m iobench export checkpoints/dcp -o exported",
     ),
     "agent": (
         "iobench agent status",

@@ -12,7 +12,7 @@ import io
 import itertools
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -107,6 +107,22 @@ class DcpFile:
         filled = lengths > 0  # the text of a file without tensors may be empty
         lengths, places = lengths[filled], places[filled]
         return _image(path, places, lengths, (held, apart, owners), checksums)
+
+    def streamed(self, checksum: Callable[[], int]) -> Iterator[Bytes | int]:
+        """Yield the file in order: text, and the number of each tensor in place of its data.
+
+        `checksum` then returns the CRC32 of the data. A tensor without elements is text.
+        """
+        text = np.frombuffer(bytearray(self._text), dtype=np.uint8)
+        yield text[: self._cuts[1]]
+        filled = [number for number, item in enumerate(self.items) if item.data_bytes]
+        for number, (cut, stop) in zip(filled, itertools.pairwise(self._cuts[1:]), strict=True):
+            yield number
+            template = self.items[number].template
+            assert template is not None
+            tail = np.frombuffer(template.tail(checksum()), dtype=np.uint8)
+            text[cut : cut + len(tail)] = tail
+            yield text[cut:stop]
 
     def texts(self) -> list[tuple[int, Bytes]]:
         """Return the offset in the file and the bytes of each part of the sample text."""

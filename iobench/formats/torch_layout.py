@@ -6,7 +6,7 @@ import functools
 import io
 import itertools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -200,6 +200,23 @@ class TorchLayout:
 
         checksums = RunningChecksums(memories, put, self._put)
         return CheckedImage(self.path, self._all_parts(memories), checksums)
+
+    def streamed(self, checksum: Callable[[], int]) -> Iterator[Bytes | int]:
+        """Yield the file in order: text, and in place of each storage its offset.
+
+        `checksum` then returns the CRC32 of the storage.
+        """
+        *texts, (_, last) = self._texts()
+        checksums: dict[int, int] = {}
+        for number, ((_, text), start) in enumerate(zip(texts, self.sizes, strict=True)):
+            yield text
+            yield start
+            checksums[start] = checksum()
+            if self.missing:
+                _CHECKSUM.pack_into(self.text, self.missing.descriptors[number], checksums[start])
+        if self.missing:
+            self._put_tail(checksums)
+        yield last
 
     def image_in(self, memory: Bytes) -> FileImage:
         """Return the file in `memory`, which already contains the storages at their offsets.

@@ -13,13 +13,14 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from iobench.errors import DataMismatchError, TransferError
+from iobench.formats.dcp_file import ALIGNMENT
 from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex
 from iobench.verification.file_tree import CachedSource, FileTree, Slice, unreadable
 from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
-from iobench.verification.tensor_files import Other, add_zip, tensors_of_zip
+from iobench.verification.tensor_files import Other, add_zip, spanned_bytes, tensors_of_zip
 
-__all__ = ["DATA", "METADATA", "add_directory"]
+__all__ = ["DATA", "METADATA", "add_directory", "read_metadata"]
 
 METADATA, DATA = ".metadata", ".distcp"
 
@@ -60,7 +61,7 @@ def add_directory(inventory: VerifyInventory, location: FileTree, folder: str) -
     try:
         if index not in inventory.sizes:
             raise DataMismatchError("is missing: without it no tensor can be found")
-        found = _metadata(location.read(index))
+        found = read_metadata(location.read(index))
     except (DataMismatchError, TransferError) as error:
         inventory.error(index, unreadable(error))
         return
@@ -89,7 +90,8 @@ _Item = tuple[int, int, metadata.MetadataIndex, Any]
 """Offset, length, key and stored place of an item."""
 
 
-def _metadata(data: bytes) -> metadata.Metadata:
+def read_metadata(data: bytes) -> metadata.Metadata:
+    """Return the metadata in a file `.metadata`. Raises DataMismatchError for anything else."""
     try:
         found = _Unpickler(io.BytesIO(data)).load()
         if not isinstance(found, metadata.Metadata):
@@ -118,7 +120,7 @@ def _add_items(
         inventory.error(path, f"is missing; it has {len(items)} items", names[0])
         return
     size = inventory.file(path).size_bytes
-    end = 0
+    end, before, part = 0, (0, 0), None
     with closing(location.source(path)) as opened:
         source = CachedSource(opened, size)
         for start, length, key, stored in items:
@@ -126,15 +128,16 @@ def _add_items(
                 if start + length > size:
                     missing = start + length - max(start, size)
                     raise DataMismatchError(f"the file ends too early: {missing} bytes are missing")
-                if start < end:
-                    raise DataMismatchError("overlaps the item before it")
-                part = _add_item(inventory, source, path, start, key, stored, found)
+                if (start, length) != before:  # else tied tensors: one item of two names
+                    if start < end:
+                        raise DataMismatchError("overlaps the item before it")
+                    part = _add_item(inventory, source, path, start, key, stored, found)
                 if part is not None:
                     parts[key.fqn].append(part)
             except (DataMismatchError, TransferError) as error:
                 inventory.error(path, unreadable(error), key.fqn)
-            end = max(end, start + length)
-    if end < size:
+            end, before = max(end, start + length), (start, length)
+    if size not in (end, end + -end % ALIGNMENT):  # our files end with padding
         inventory.error(path, f"{size - end} bytes follow the last item")
 
 
@@ -174,7 +177,7 @@ def _add_item(
             f"is {dtype_name(tensor.dtype)} {list(tensor.shape)}, "
             f".metadata says {dtype_name(wanted[0])} {list(wanted[1])}"
         )
-    begin, stop = start + begin, start + begin + tensor.numel() * tensor.itemsize
+    begin, stop = start + begin, start + begin + spanned_bytes(tensor)
     return TensorPart(path, begin, stop, offsets, wanted[1], strides)
 
 

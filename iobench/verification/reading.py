@@ -6,7 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -22,7 +22,7 @@ from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
 
-__all__ = ["Layer", "OnRead", "read_all"]
+__all__ = ["FileRange", "Layer", "OnRead", "read_ahead", "read_all"]
 
 OnRead = Callable[[int, int], None]
 """Gets the bytes that were read, and those to read in all."""
@@ -153,59 +153,61 @@ class _Holes:
         return self.found
 
 
-def read_all(
-    inventory: VerifyInventory,
-    location: FileTree,
-    extra: Callable[[str, ListedFile], list[Layer]],
-    progress: OnRead | None = None,
-) -> None:
-    """Read all files of `inventory`, and add what is wrong to it.
+class FileRange(NamedTuple):
+    """The bytes [start, stop) of the file `path`, and what the caller wants of them."""
 
-    Memory is bounded by four windows of 32 MiB. `extra` returns more layers of a file that take
-    its bytes. Raises TransferError for an error that is no damage.
+    path: str
+    start: int
+    stop: int
+    wanted: Any = None
+
+
+def read_ahead(
+    location: FileTree,
+    ranges: Iterable[FileRange],
+    *,
+    largest_bytes: int,
+    failed: Callable[[str, DataMismatchError | TransferError], None] | None = None,
+) -> Iterator[tuple[FileRange, Bytes]]:
+    """Yield each of `ranges` and its bytes, in order, while two threads read the next ones.
+
+    Each begins at a page and has at most `largest_bytes`, of which four times as many are in
+    memory. The bytes stay until the next range is taken. What a read raises is raised here, or
+    goes to `failed` with the path, in another thread.
     """
-    total = sum(one.size_bytes for one in inventory.files.values())
-    spare = [fresh_pages(_WINDOW, huge=True) for _ in range(_WINDOWS)]
-    failed: dict[str, str] = {}
+    spare = [fresh_pages(largest_bytes, huge=True) for _ in range(_WINDOWS)]
 
     def fetch(window: _Window) -> None:
-        path, size, start, stop = window[:4]
+        one, memory = window
         try:
-            image = WindowImage(path, size, start, window[4])
-            location.writer.read(image, location.home, start=start, stop=stop)
+            image = WindowImage(one.path, location.sizes[one.path], one.start, memory)
+            location.writer.read(image, location.home, start=one.start, stop=one.stop)
         except (DataMismatchError, TransferError) as error:
-            failed.setdefault(path, unreadable(error))
+            if failed is None:
+                raise
+            failed(one.path, error)
 
     readers = [_reader(fetch) for _ in range(_READERS)]
     waiting: list[tuple[Channel[_Window], Lease[_Window]]] = []
-    done, check = 0, _FileCheck()
     try:
         ahead = itertools.cycle(readers)
-        for path, size, start, stop in itertools.chain(_windows(inventory), [("", 0, 0, 0)]):
-            while waiting and (not spare or not path):
+        for one in itertools.chain(ranges, [None]):
+            while waiting and (not spare or one is None):
                 reader, lease = waiting.pop(0)
                 reader.wait(lease)
-                name, _, begin, end, memory = lease.item
-                if check.path != name:
-                    check.finish(failed)
-                    file = inventory.files[name]
-                    check = _FileCheck(inventory, name, file, extra(name, file))
-                check.take(begin, memory[: end - begin])
+                found, memory = lease.item
+                yield found, memory[: found.stop - found.start]
                 spare.append(memory)
-                done += end - begin
-                if progress is not None:
-                    progress(done, total)
-            if path:
-                reader, lease = next(ahead), Lease((path, size, start, stop, spare.pop()))
+            if one is not None:
+                reader, lease = next(ahead), Lease((one, spare.pop()))
                 waiting.append((reader, lease))
                 reader.submit(lease)
-        check.finish(failed)
     finally:
         for reader in readers:
             reader.close(drop=True)
 
 
-_Window = tuple[str, int, int, int, Bytes]
+_Window = tuple[FileRange, Bytes]
 
 
 def _reader(fetch: Callable[[_Window], None]) -> Channel[_Window]:
@@ -215,11 +217,46 @@ def _reader(fetch: Callable[[_Window], None]) -> Channel[_Window]:
     return reader
 
 
-def _windows(inventory: VerifyInventory) -> Iterator[tuple[str, int, int, int]]:
-    """Yield path, size, start and stop."""
+def read_all(
+    inventory: VerifyInventory,
+    location: FileTree,
+    extra: Callable[[str, ListedFile], list[Layer]],
+    progress: OnRead | None = None,
+    *,
+    window_bytes: int = 0,
+) -> None:
+    """Read all files of `inventory`, and add what is wrong to it.
+
+    Memory is bounded by four windows of `window_bytes`, by default 32 MiB. `extra` returns more
+    layers of a file that take its bytes. Raises TransferError for an error that is no damage.
+    """
+    total = sum(one.size_bytes for one in inventory.files.values())
+    largest = window_bytes or _WINDOW
+    wrong: dict[str, str] = {}
+
+    def failed(path: str, error: DataMismatchError | TransferError) -> None:
+        wrong.setdefault(path, unreadable(error))
+
+    done, check = 0, _FileCheck()
+    windows = _windows(inventory, largest)
+    for (path, start, _, _), data in read_ahead(
+        location, windows, largest_bytes=largest, failed=failed
+    ):
+        if check.path != path:
+            check.finish(wrong)
+            file = inventory.files[path]
+            check = _FileCheck(inventory, path, file, extra(path, file))
+        check.take(start, data)
+        done += len(data)
+        if progress is not None:
+            progress(done, total)
+    check.finish(wrong)
+
+
+def _windows(inventory: VerifyInventory, largest: int) -> Iterator[FileRange]:
     for path, file in inventory.files.items():
-        for start in range(0, file.size_bytes, _WINDOW):
-            yield path, file.size_bytes, start, min(start + _WINDOW, file.size_bytes)
+        for start in range(0, file.size_bytes, largest):
+            yield FileRange(path, start, min(start + largest, file.size_bytes))
 
 
 class _FileCheck:

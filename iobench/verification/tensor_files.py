@@ -26,7 +26,7 @@ from iobench.verification.inventory import (
 )
 from iobench.writers.source import Source
 
-__all__ = ["Other", "add_file", "add_zip", "has_tensors", "tensors_of_zip"]
+__all__ = ["Other", "add_file", "add_zip", "has_tensors", "spanned_bytes", "tensors_of_zip"]
 
 _TENSORS = re.compile(
     r".*\.(safetensors|pt|pth|ckpt)|.*(model|optimizer|scheduler|training_args)[^/]*\.bin"
@@ -97,7 +97,7 @@ def _add_torch(inventory: VerifyInventory, location: FileTree, path: str) -> Non
                 tensors = list(tensors_of_zip(index, source))
         add_zip(inventory, path, source, tensors)
         for name, tensor, start, strides in tensors:
-            stop = start + tensor.numel() * tensor.itemsize
+            stop = start + spanned_bytes(tensor)
             shape = tuple(tensor.shape)
             part = TensorPart(path, start, stop, (0,) * len(shape), shape, strides)
             inventory.add(ListedTensor(name, dtype_name(tensor.dtype), shape, (part,)))
@@ -196,6 +196,13 @@ def tensors_of_zip(
             start = index.starts[key] + int(tensor.storage_offset()) * tensor.itemsize
             strides = None if tensor.is_contiguous() else tuple(tensor.stride())
             yield name, tensor, start, strides
+
+
+def spanned_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes from the first element of a tensor to the end of the last one."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((count - 1) * step for count, step in steps)
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0
 
 
 class Other:

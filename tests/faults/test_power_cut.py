@@ -29,9 +29,9 @@ import iobench
 import iobench.torch
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.checkpoint.staged import LOCK, STAGING_SUFFIX
+from iobench.checkpoint.staged_directory import StagedDirectory
 from iobench.formats import safetensors
 from iobench.integrations.dcp import StorageWriter
-from iobench.integrations.staged_directory import StagedDirectory
 from iobench.offload import AdamW
 from iobench.testing import content
 from iobench.units import MIB

@@ -3,7 +3,7 @@
 Stand-ins take the place of what a reader has: a model, data, a trainer of some framework, a bucket.
 Some have tests of their own: checkpointer.md in tests/unit/checkpoint/test_documented.py,
 writers.md in tests/unit/writers/test_documented.py, verify.md in test_verify.py, load.md in
-test_safe_open.py, tutorials/ in test_tutorials.py.
+test_safe_open.py, export.md in test_export.py, tutorials/ in test_tutorials.py.
 tests/unit/test_docs_commands.py checks that no block is left out.
 """
 
@@ -38,7 +38,7 @@ _PAGES = [
     page
     for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
     if _BLOCK.search(page.read_text())
-    and page.name not in ("checkpointer.md", "load.md", "verify.md", "writers.md")
+    and page.name not in ("checkpointer.md", "export.md", "load.md", "verify.md", "writers.md")
     and page.parent.name != "tutorials"
 ]
 _ELSEWHERE = {"/mnt/nvme": "nvme", '"cuda:1"': '"cpu"', '"cuda"': '"cpu"'}

@@ -29,7 +29,7 @@ _PRINTED = "iobench exec:"  # output, not a command
 _COMMANDS = {"iobench", "python", "make", "pip", "git"}
 _LANGUAGES = {
     "python": "test_docs_python.py, test_tutorials.py, test_verify.py, test_safe_open.py, "
-    "test_documented.py of two",
+    "test_export.py, test_documented.py of two",
     "sh": "here, like indented commands",
     "text": "test_docs_tables.py: marked as an output",
     "toml": "test_documented.py of writers; here for peers; test_tutorials.py",

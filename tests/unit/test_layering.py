@@ -15,11 +15,12 @@ _FLOORS = (
     *("cli", "report", "tune", "claims", "train", "goodput", "integrations", "bench", "peers"),
     *(
         "results",
-        "verification",
         "offload",
         "checkpointer",
         "replicas",
         "remote",
+        "exports",
+        "verification",
         "checkpoint",
         "ranks",
         "workloads",

@@ -28,6 +28,7 @@ __all__ = [
     "shared_skeleton",
     "stock_paths",
     "stock_values",
+    "tensor_entries",
 ]
 
 StatePath = tuple[str | int, ...]
@@ -61,6 +62,14 @@ def stock_values(skeleton: Any, rank: int) -> list[StockValue]:
 
 def stock_paths(skeleton: Any, ranks: Sequence[int]) -> list[tuple[StatePath, str]]:
     """Return the path and the name of all tensors and arrays in the skeleton of `ranks`."""
+    return [
+        (path, entry["$tensor"] if "$tensor" in entry else entry["$array"])
+        for path, entry in tensor_entries(skeleton, ranks)
+    ]
+
+
+def tensor_entries(skeleton: Any, ranks: Sequence[int]) -> list[tuple[StatePath, dict[str, Any]]]:
+    """Like `stock_paths`, with the entry of the skeleton: it describes a view."""
     return [one for one in _visit(skeleton, (), ranks, False) if not isinstance(one, StockValue)]
 
 
@@ -74,7 +83,7 @@ def own_skeletons(skeleton: dict[str, Any] | list[Any]) -> Iterator[list[Any]]:
             yield from own_skeletons(item)
 
 
-_Tensor = tuple[StatePath, str]
+_Tensor = tuple[StatePath, dict[str, Any]]
 
 
 def _visit(
@@ -88,14 +97,15 @@ def _visit(
     if isinstance(value, dict):
         tag = next(iter(value), "")
         if tag in ("$tensor", "$array"):
-            yield path, value[tag]
+            yield path, value
             return
         if tag == "$per_rank":
             for rank, item in zip(ranks, value[tag], strict=True):
                 yield from _visit(item, (*path, f"rank{rank}"), ranks, True, tensors=tensors)
             return
         if tag in ("$dict", "$ordered"):
-            for key, item in value[tag]:
+            items = value[tag]  # a dict if it was one of many tensors
+            for key, item in items.items() if isinstance(items, dict) else items:
                 if tensors or not _only_tensors(item):
                     name = str(unflatten(key, {}))
                     yield from _visit(item, (*path, name), ranks, own, tensors=tensors)

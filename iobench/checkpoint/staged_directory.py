@@ -1,4 +1,4 @@
-"""StagedDirectory: a checkpoint directory that gets its name when all of it is durable."""
+"""StagedDirectory: a directory or a file that gets its name when all of it is durable."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class StagedDirectory:
             raise
 
     def _publish(self, *, keep_others: bool) -> None:
-        made = os.listdir(self.path)
+        made = os.listdir(self.path) if keep_others else []
         if keep_others and self.final.is_dir():
             _adopt(self.final, self.path, made)
         _sync_tree(self.path)
@@ -262,6 +262,9 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _sync_tree(directory: Path) -> None:
+    if directory.is_file():
+        linux.sync_file(directory)
+        return
     for path, _, files in os.walk(directory, topdown=False, onerror=reraise):
         for file in (Path(path, name) for name in files):
             if not file.is_symlink():

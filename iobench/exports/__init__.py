@@ -1,0 +1,1 @@
+"""`iobench export`: stored checkpoints, in formats that other programs read."""

@@ -1,0 +1,239 @@
+"""ExportSource: the tensors and plain values of a stored checkpoint, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.distributed.checkpoint import metadata
+
+from iobench.checkpoint.checksums import read_file
+from iobench.checkpoint.manifest import MANIFEST, Manifest, step_of
+from iobench.checkpoint.manifest import name_of as step_name
+from iobench.checkpoint.ranked.stock_values import (
+    StatePath,
+    ValueFiles,
+    name_of,
+    parsed_skeleton,
+    stock_values,
+    tensor_entries,
+)
+from iobench.checkpoint.retention import abandoned_first, in_save_order
+from iobench.checkpoint.serialized import SKELETON, TENSORS
+from iobench.checkpoint.state_tree import readable
+from iobench.checkpoint.stored import one_by_one
+from iobench.errors import DataMismatchError, TransferError, UsageError
+from iobench.formats.tensors import torch_dtype
+from iobench.verification import dcp
+from iobench.verification.file_tree import FileTree
+from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
+from iobench.verification.verify import inventory_of
+from iobench.writers.base import Writer
+from iobench.writers.copy_reader import StoredReader
+
+__all__ = ["ExportSource", "StoredValue"]
+
+
+class _Entry(NamedTuple):
+    path: StatePath
+    tensor: ListedTensor
+
+
+class StoredValue(NamedTuple):
+    """A plain value at `path` of the state, in the bytes of `torch.save`."""
+
+    path: StatePath
+    saved: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSource:
+    """A stored checkpoint. The names join the keys and list positions of the state by dots.
+
+    Both are in the order of the state. `inventory` has the checksums of the files.
+    """
+
+    location: FileTree
+    inventory: VerifyInventory
+    tensors: dict[str, _Entry]
+    values: dict[str, StoredValue]
+
+    @classmethod
+    def open(cls, path: str | Path, writer: Writer) -> ExportSource:
+        """Read the indexes of the checkpoint at `path`, or of the newest step of a run.
+
+        Raises UsageError where there are no tensors, DataMismatchError for a damaged index, and
+        TransferError.
+        """
+        location = FileTree(path, writer)
+        step = _newest_step(location)
+        if step is not None:
+            location = FileTree(f"{location.home}/{step_name(step)}", writer)
+        inventory = inventory_of(location)
+        damage = [one for one in inventory.findings if one.severity == "error"]
+        if damage:
+            where = location.home if step is not None else path
+            raise DataMismatchError(f"{where}: {damage[0]}; iobench verify {where} shows all")
+        values: dict[str, StoredValue] = {}
+        if dcp.METADATA in location.sizes:
+            tensors, values = _of_dcp(location, inventory)
+        elif {SKELETON, TENSORS, MANIFEST} <= location.sizes.keys():
+            tensors, values = _of_one_process(location, inventory)
+        else:
+            tensors = _of_files(path, inventory)
+        for name, (_, tensor) in tensors.items():
+            stored = sum(prod(part.sizes) for part in tensor.parts)
+            if stored != prod(tensor.shape):
+                raise DataMismatchError(f"{path}: {name} is not stored as plain tensors")
+        if not tensors:
+            raise UsageError(f"{path}: there are no tensors here that could be exported")
+        return cls(location=location, inventory=inventory, tensors=tensors, values=values)
+
+    @property
+    def where(self) -> str:
+        """The path of the checkpoint: of a run, that of the step."""
+        location = self.location
+        return location.path(next(iter(location.sizes))) if location.single else location.home
+
+    def selected(self, key: str, strip_prefix: str) -> ExportSource:
+        """Return what is below `key`, without it, and without `strip_prefix` in names that have it.
+
+        Raises UsageError if nothing is left, or two tensors get one name.
+        """
+        tensors: dict[str, _Entry] = {}
+        for name, (path, tensor) in self.tensors.items():
+            renamed = _renamed(name, path, key, strip_prefix)
+            if renamed is None:
+                continue
+            if renamed[0] in tensors:
+                raise UsageError(
+                    f"{self.location.home}: two tensors would have the name {renamed[0]}; "
+                    "leave out the prefix, or export one part with a key"
+                )
+            tensors[renamed[0]] = _Entry(renamed[1], tensor)
+        if not tensors:
+            first = ", ".join(sorted({name.split(".", 1)[0] for name in self.tensors})[:10])
+            raise UsageError(f"key {key!r}: there are no tensors below it; there is {first}")
+        if strip_prefix and tensors.keys() <= self.selected(key, "").tensors.keys():
+            raise UsageError(f"prefix {strip_prefix!r}: no name begins with it")
+        renames = (
+            (_renamed(name, value.path, key, strip_prefix), value.saved)
+            for name, value in self.values.items()
+        )
+        values = {one[0]: StoredValue(one[1], saved) for one, saved in renames if one}
+        return ExportSource(
+            location=self.location, inventory=self.inventory, tensors=tensors, values=values
+        )
+
+
+def _renamed(name: str, path: StatePath, key: str, prefix: str) -> tuple[str, StatePath] | None:
+    """Return name and path below `key` without `prefix`; None if it is not below `key`."""
+    if key:
+        if not name.startswith(f"{key}."):
+            return None
+        name = name[len(key) + 1 :]
+        count = next((n for n in range(len(path)) if name_of(path[:n]) == key), None)
+        path = (name,) if count is None else path[count:]
+    if prefix and name.startswith(prefix):
+        name, first = name[len(prefix) :], str(path[0])
+        path = (first[len(prefix) :], *path[1:]) if first.startswith(prefix) else (name,)
+    return name, path
+
+
+def _newest_step(location: FileTree) -> int | None:
+    """Return the newest complete checkpoint of a run; None if `location` is not a run."""
+    if MANIFEST in location.sizes:
+        return None
+    serials: dict[int, int | None] = {}
+    for name in location.sizes:
+        folder, _, file = name.partition("/")
+        step = step_of(folder)
+        if file == MANIFEST and step is not None:
+            try:
+                serials[step] = Manifest.parse(location.read(name), name).serial
+            except (DataMismatchError, TransferError):  # removed meanwhile, or damaged
+                serials[step] = None
+    ordered = abandoned_first(in_save_order(serials))
+    return ordered[-1] if ordered else None
+
+
+_Found = tuple[dict[str, _Entry], dict[str, StoredValue]]
+
+
+def _of_dcp(location: FileTree, inventory: VerifyInventory) -> _Found:
+    found = dcp.read_metadata(location.read(dcp.METADATA))
+    listed = {tensor.name: tensor for tensor in inventory.tensors}
+    stored = {key.fqn: one for key, one in found.storage_data.items()}
+    paths = found.planner_data if isinstance(found.planner_data, dict) else {}
+    tensors: dict[str, _Entry] = {}
+    values: dict[str, StoredValue] = {}
+    for name, described in found.state_dict_metadata.items():
+        path = paths.get(name)
+        if not (isinstance(path, tuple) and all(isinstance(one, str | int) for one in path)):
+            path = (name,)
+        if name in listed:
+            tensors[name] = _Entry(path, listed[name])
+        elif isinstance(described, metadata.BytesStorageMetadata):
+            place = stored[name]
+            with closing(location.source(place.relative_path)) as source:
+                source.seek(place.offset)
+                values[name] = StoredValue(path, source.read(place.length))
+    return tensors, values
+
+
+def _of_one_process(location: FileTree, inventory: VerifyInventory) -> _Found:
+    copy = StoredReader(location.writer, location.home)
+    manifest = Manifest.parse(location.read(MANIFEST), location.path(MANIFEST))
+    text = read_file(copy, manifest.file(SKELETON))
+    leaves = {tensor.name: tensor for tensor in inventory.tensors}
+    with readable(location.path(SKELETON)):
+        skeleton = one_by_one(parsed_skeleton(text.decode()), [])
+        tensors = {
+            name_of(path): _Entry(path, _viewed(entry, leaves))
+            for path, entry in tensor_entries(skeleton, [0])
+        }
+        plain = stock_values(skeleton, 0)
+        files = ValueFiles().files(plain)
+        paths = {name_of(one.path): one.path for one in plain}
+    return tensors, {name: StoredValue(paths[name], saved) for name, saved in files.items()}
+
+
+def _viewed(entry: dict[str, Any], leaves: dict[str, ListedTensor]) -> ListedTensor:
+    """Return the tensor that an entry of a skeleton describes: a leaf, or a part of its memory."""
+    if "$array" in entry or "stride" not in entry:
+        return leaves[entry["$tensor"] if "$tensor" in entry else entry["$array"]]
+    leaf, shape, strides = leaves[entry["$tensor"]], tuple(entry["shape"]), tuple(entry["stride"])
+    width = torch_dtype(entry["dtype"]).itemsize
+    (part,) = leaf.parts
+    start = part.start + entry["offset"]
+    span = 1 + sum((count - 1) * step for count, step in zip(shape, strides, strict=True))
+    stop = start + (span * width if prod(shape) else 0)
+    if not part.start <= start <= stop <= part.stop:
+        raise ValueError(f"a view at {entry['offset']} is outside {leaf.name}")
+    rows = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    dense = all(n == 1 or a == b for n, a, b in zip(shape, strides, rows, strict=True))
+    view = TensorPart(part.file, start, stop, (0,) * len(shape), shape, None if dense else strides)
+    return ListedTensor(leaf.name, entry["dtype"], shape, (view,))
+
+
+def _of_files(path: str | Path, inventory: VerifyInventory) -> dict[str, _Entry]:
+    """Return the tensors of the safetensors files of a directory, or else of its torch files."""
+    here = [t for t in inventory.tensors if all("/" not in part.file for part in t.parts)]
+    weights = [t for t in here if all(p.file.endswith(".safetensors") for p in t.parts)]
+    found: dict[str, _Entry] = {}
+    for tensor in weights or here:
+        if tensor.name in found:
+            raise UsageError(
+                f"{path}: two files have a tensor {tensor.name}; give one of them: "
+                + ", ".join(sorted(_files([found[tensor.name].tensor, tensor])))
+            )
+        found[tensor.name] = _Entry((tensor.name,), tensor)
+    return found
+
+
+def _files(tensors: list[ListedTensor]) -> Iterator[str]:
+    return (part.file for tensor in tensors for part in tensor.parts)

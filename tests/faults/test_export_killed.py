@@ -1,0 +1,171 @@
+"""iobench export: killed anywhere, nothing half visible; and bounded memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.memory_group import memory_group
+from support.preloaded import run_preloaded
+
+import iobench
+from iobench.units import MIB
+
+_EXPORT = """
+import sys
+from support import kill_points
+import iobench, iobench.exports.export
+source, out, format, point = sys.argv[1:]
+kill_points.arm(point)
+iobench.export(source, out, format=format, max_shard_size=200_000, replace=True)
+"""
+_POINTS = (
+    "iobench.checkpoint.staged_directory.StagedDirectory.begin:after",
+    "iobench.writers.stream.Stream.write:after:2",
+    "iobench.exports.export.Export._write_file:after:1",
+    "iobench.exports.export.Export._write_file:before:2",
+    "iobench.exports.export.Export._read_again:before",
+    "iobench.exports.export.Export._publish:before",
+    "iobench.exports.export.index_of:after",
+    "iobench.checkpoint.staged_directory._sync_tree:after",
+    "iobench.checkpoint.staged_directory.StagedDirectory._give_name:before",
+)
+_PUBLISHED = "iobench.checkpoint.staged_directory.StagedDirectory._give_name:after"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importing() -> None:
+    """Start the process that has imported everything, before anything is counted."""
+    run_preloaded(["-c", "pass"])
+
+
+def _tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    return {f"layers.{n}.weight": torch.randn(200, 100, generator=made) for n in range(5)}
+
+
+def _export(source: Path, out: Path, point: str, kind: str = "safetensors") -> int:
+    tests = Path(__file__).parents[1]
+    done = run_preloaded(
+        ["-c", _EXPORT, source, out, kind, point],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])},
+    )
+    return int(done.returncode)
+
+
+def _found(out: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(out.glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def _equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[name], tensor) for name, tensor in expected.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("point", "action"),
+    [*((point, action) for point in _POINTS for action in ("kill", "full")), (_PUBLISHED, "kill")],
+)
+def test_nothing_half_visible(point: str, action: str, tmp_path: Path) -> None:
+    """First without an older export, then over one: it has the old tensors or the new ones, all of
+    them. The next export removes what was left; an error, such as a full disk, leaves nothing."""
+    out = tmp_path / "out"
+    save_file(_tensors(), tmp_path / "old.safetensors")
+    save_file(_tensors(1), tmp_path / "new.safetensors")
+    due = point if point.split(":")[2:] else f"{point}:1"
+    for number, older in enumerate((None, _tensors())):
+        if older is not None:
+            iobench.export(tmp_path / "old.safetensors", out, max_shard_size=200_000, replace=True)
+        code = _export(tmp_path / "new.safetensors", out, f"{due}:{action}")
+        assert code == -signal.SIGKILL if action == "kill" else code == 1
+        new = point == _PUBLISHED
+        if older is None and not new:
+            assert not out.exists()
+        else:
+            assert _equal(_found(out), _tensors(1) if new else _tensors())
+            assert iobench.verify(out).ok
+        left = list(tmp_path.glob(".*"))
+        assert (len(left) == 1) == (action == "kill"), (left, number)
+    iobench.export(tmp_path / "new.safetensors", out, replace=True)
+    assert _equal(_found(out), _tensors(1))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_torch_file_too(tmp_path: Path) -> None:
+    """It is not there before it is whole."""
+    save_file(_tensors(), tmp_path / "old.safetensors")
+    point = "iobench.exports.export.Export._read_again:before:1"
+    assert _export(tmp_path / "old.safetensors", tmp_path / "m.pt", point, "torch") == -9
+    assert not (tmp_path / "m.pt").exists()
+    iobench.export(tmp_path / "old.safetensors", tmp_path / "m.pt", format="torch")
+    assert _equal(torch.load(tmp_path / "m.pt"), _tensors())
+    assert not list(tmp_path.glob(".*"))
+
+
+_PEAK = """
+import resource, sys
+import torch, iobench, iobench.exports.export
+from pathlib import Path
+if sys.argv[4]:
+    import os
+    Path(sys.argv[4], "cgroup.procs").write_text(str(os.getpid()))
+torch.set_num_threads(1)
+if sys.argv[3] == "resident":
+    from safetensors.torch import load_file, save_file
+    save_file({k: v.clone() for k, v in load_file(sys.argv[1]).items()}, sys.argv[2])
+    sys.exit()
+small = Path(sys.argv[2] + ".small.safetensors")
+from safetensors.torch import save_file
+save_file({"x": torch.ones(1000)}, small)
+iobench.export(small, sys.argv[2] + ".small", memory="128MiB", format=sys.argv[3])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+iobench.export(
+    sys.argv[1], sys.argv[2], memory="128MiB", format=sys.argv[3], dtype="bf16"
+)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """768 MiB of tensors, one of them of 512 MiB."""
+    at = tmp_path_factory.mktemp("large") / "large.safetensors"
+    save_file({"a": torch.ones(128 * MIB), "b": torch.ones(64 * MIB)}, at)
+    return at
+
+
+def _peak(
+    source: Path, out: Path, kind: str, group: object = ""
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _PEAK, source, out, kind, str(group)]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "dcp"])
+def test_memory_is_bounded(kind: str, large: Path, tmp_path: Path) -> None:
+    """The peak grows by less than `memory` over that of a small export, in each format."""
+    done = _peak(large, tmp_path / "out", kind)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) * 1024 < 128 * MIB
+
+
+@pytest.mark.root
+def test_in_a_control_group(large: Path, tmp_path: Path) -> None:
+    """With a limit in which the same tensors do not fit."""
+    with memory_group(560 * MIB) as group:
+        assert _peak(large, tmp_path / "resident", "resident", group.path).returncode == -9
+        done = _peak(large, tmp_path / "out", "safetensors", group.path)
+    assert done.returncode == 0, done.stderr
+    found = load_file(tmp_path / "out/model.safetensors")
+    assert bool((found["a"] == 1).all())
+    assert found["a"].dtype == torch.bfloat16
