@@ -202,7 +202,9 @@ class Export:
             return work if rank == 0 else lambda: None
 
         _, ((where, token), *_) = step("reading the index", first(self._begin))
-        source = step("planning", lambda: self._plan(where))[0]
+        source, plans = step("planning", lambda: self._plan(where), lambda _: self._names())
+        if any(one != plans[0] for one in plans):
+            raise UsageError(f"{where}: changed while the ranks read its index; export it again")
         staged = StagedDirectory(self.out, token=token)
         try:
             step("staging", first(lambda: self._stage(staged)))
@@ -255,6 +257,9 @@ class Export:
         name = self.out.name
         self._files = files_of(self.format, name, tensors, values, self.max_shard_bytes)
         return source
+
+    def _names(self) -> list[list[Any]]:
+        return [[file.path, file.size_bytes] for file in self._files]
 
     def _stage(self, staged: StagedDirectory) -> None:
         staged.begin()
