@@ -215,7 +215,7 @@ class TorchLayout:
             if self.missing:
                 _CHECKSUM.pack_into(self.text, self.missing.descriptors[number], checksums[start])
         if self.missing:
-            self._put_tail(checksums)
+            self._put(checksums)
         yield last
 
     def image_in(self, memory: Bytes) -> FileImage:
