@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ __all__ = ["Content", "LazyCopy", "copy_image", "copy_into", "gpu_copies"]
 _BLOCK = 16 * MIB
 _ALONE = 64 * MIB  # of one thread: a block costs 0.06 ms of Python and system calls
 _MOST_THREADS = 8
+_NICE = 15  # below the persister
 
 
 class Content(Protocol):
@@ -215,6 +217,9 @@ class LazyCopy(Generic[_C]):
         self._lease.item.content = self._content.without_memory(streamed)
         if interpreter_end.begun():
             streamed.copy_rest()  # `submit` writes the file
+        else:  # the writer is what the trainer waits for; this thread ends with the copy
+            with contextlib.suppress(OSError):
+                linux.yield_to_others(_NICE)
         self._persister.submit(self._lease)
         streamed.copy_rest()
         self._persister.wait_for(streamed.taken.wait, self._lease)

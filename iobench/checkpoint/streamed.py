@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import threading
 from collections.abc import Callable
 
 from iobench.errors import TransferError
 from iobench.formats.many_parts import ManyParts
-from iobench.writers.image import AnyMemory, FileImage
+from iobench.writers.image import AnyMemory, FileImage, Segment
 
 __all__ = ["Streamed", "StreamedImage"]
 
@@ -142,6 +143,10 @@ class StreamedImage(ManyParts):
             self._streamed.copy_rest()
             found += self._rest.pieces(max(begin, self.begin), end)
         return found
+
+    @functools.cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        return FileImage.of(self.path, self.pieces(0, self.size_bytes)).segments
 
     def in_one_piece(self, start: int, stop: int) -> bool:
         """Whether they are in the slot. Memory of the state is copied, so that it is released."""

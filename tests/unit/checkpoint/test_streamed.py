@@ -258,6 +258,10 @@ def test_written_a_second_time() -> None:
         assert not streamed.taken.is_set()
         image.hashed()
         assert not streamed.taken.is_set()
+    assert [(start, bytes(part)) for start, part in image.parts()] == [
+        (0, bytes(range(60))),
+        (60, bytes(range(60, 100))),
+    ]
     image.gather(0, 30, room)
     assert (room == data).all()
     assert streamed.taken.is_set()
