@@ -61,7 +61,7 @@ class Slot:
             if self.memory is not memory:
                 return
             make_pages(memory[start : start + HUGE_PAGE])
-        if device is not None and len(memory):
+        if device is not None and len(memory) and not self.begin:
             _pin(memory, device)
 
     def free(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from iobench import Checkpointer, load_checkpoint
+from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError, TransferError
@@ -158,11 +158,32 @@ def test_a_writer_that_releases_nothing(runs: Path) -> None:
             sink.finish()
             seen.append(bytes(views[0]))
 
-    with Checkpointer(runs, writer=Views(), budget=_size(state, runs) // 2) as ckpt:
+    events: list[str] = []
+    with Checkpointer(
+        runs,
+        writer=Views(),
+        budget=_size(state, runs) // 2,
+        on_event=lambda _, event: events.append(event),
+    ) as ckpt:
         ckpt.save_async(state, 1)
         assert len(seen) == 2
         _change(state)
+    assert events == ["committed"]
     assert load_checkpoint(runs, 1)["large"].min() >= 0
+
+
+def test_copied_to_a_remote_tier(runs: Path, expect_same: Any) -> None:
+    """The drain reads the files; retention removes them."""
+    states = [_state(seed) for seed in range(3)]
+    tiers = [Remote(runs / "remote")]
+    budget = _size(states[0], runs) // 3
+    with Checkpointer(runs / "a", budget=budget, keep=KeepLast(1), tiers=tiers) as ckpt:
+        for step, state in enumerate(states):
+            ckpt.save_async(state, step)
+        ckpt.wait("remote")
+        assert all(save.streamed for save in ckpt.saves)
+    with Checkpointer(runs / "b", tiers=tiers) as other:
+        expect_same(states[2], other.load())
 
 
 @pytest.mark.parametrize("lazy", [False, True])
