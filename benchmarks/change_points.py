@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from iobench.bench.judging.change import find_change
+from iobench.stats.change import find_change
 
 _Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 

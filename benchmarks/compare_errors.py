@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from iobench.bench.judging.comparison import Difference, Finding, compare_runs
+from iobench.stats.comparison import Comparison, Finding, compare_runs
 
 _ROWS, _SAMPLES = 6, 6
 _OFFSET, _NOISE, _THRESHOLD = 0.05, 0.05, 0.05
@@ -44,7 +44,7 @@ def draw(random: np.random.Generator, noise: str, shape: tuple[int, ...]) -> _Ar
     return np.exp(logs)
 
 
-def is_regression(found: Difference) -> bool:
+def is_regression(found: Comparison) -> bool:
     return found.finding is Finding.WORSE and found.ratio.ratio < 1 - _THRESHOLD
 
 

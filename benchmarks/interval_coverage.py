@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from iobench.bench.judging.repeat import Repeat
-from iobench.bench.judging.stats import median, median_interval
+from iobench.stats.estimates import median, median_interval
 
 _MOST = 300
 _NOISES: dict[str, Callable[[np.random.Generator], Sequence[float]]] = {

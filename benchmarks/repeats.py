@@ -39,11 +39,11 @@ import record
 from numpy.typing import NDArray
 
 from iobench import linux
-from iobench.bench.judging.comparison import LEAST_FLOOR, Difference
-from iobench.bench.judging.stats import median, paired_log_ratio
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
+from iobench.stats.comparison import LEAST_FLOOR, Comparison
+from iobench.stats.estimates import median, paired_log_ratio
 from iobench.units import GIB, MIB, parse_size
 from iobench.writers.blocks.pages import fresh_pages
 
@@ -173,7 +173,7 @@ def table(seconds: dict[str, list[float]], size: int) -> None:
             cells = [
                 f"{ratio.ratio:.3f}",
                 f"{held.low:.3f} to {held.high:.3f}" if held else "-",
-                str(Difference(ratio=ratio, floor=LEAST_FLOOR).finding),
+                str(Comparison(ratio=ratio, floor=LEAST_FLOOR).finding),
             ]
         print(f"| {name} | {rate:.2f} | {' | '.join(cells)} |")
 

@@ -32,7 +32,6 @@ from unittest import mock
 
 import record as benchmark
 
-from iobench.bench.judging.comparison import noise_floor
 from iobench.cli.verbs import app_of
 from iobench.errors import ResultFileError
 from iobench.report.ceiling import ABOVE_FIO
@@ -42,6 +41,7 @@ from iobench.report.summary import Summary, summarise
 from iobench.report.train import TrainingCost, training_costs
 from iobench.results import ResultFile, TrainBlock, read
 from iobench.results.labels import labels
+from iobench.stats.comparison import noise_floor
 from iobench.units import GIB, MIB, format_seconds, format_size
 
 ROOT = Path(__file__).parents[1]

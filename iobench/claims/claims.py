@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from iobench.bench.judging.stats import Interval
 from iobench.errors import UnknownNameError
+from iobench.stats.estimates import Interval
 
 __all__ = [
     "CLAIMS",

@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from iobench import workloads
-from iobench.bench.judging.comparison import LEAST_SAMPLES, Difference, Finding, few_pairs
 from iobench.bench.judging.floors import Floor, floors_beside
-from iobench.bench.judging.stats import Interval, Ratio, median, paired_log_ratio
 from iobench.bench.judging.verdict import (
     WRONG_BYTES,
     Context,
@@ -22,6 +20,8 @@ from iobench.errors import ResultFileError
 from iobench.results import Operation, ResultFile, TrainBlock
 from iobench.results.labels import labels
 from iobench.results.setting import Setting
+from iobench.stats.comparison import LEAST_SAMPLES, Comparison, Finding, few_pairs
+from iobench.stats.estimates import Interval, Ratio, median, paired_log_ratio
 from iobench.units import count_of, format_seconds, format_size
 
 __all__ = [
@@ -48,7 +48,7 @@ def finding(
     `figure` converts it to the unit of the claim, and may be a decreasing function. `incomparable`
     is the reason why the figure is not comparable with the claim; empty where it is.
     """
-    answer, reason = _judge(Difference(ratio=ratio, floor=floor.part, than=claim.ratio))
+    answer, reason = _judge(Comparison(ratio=ratio, floor=floor.part, than=claim.ratio))
     if incomparable:
         answer, reason = Answer.NOT_COMPARABLE, incomparable
     return ClaimFinding(
@@ -84,7 +84,7 @@ def check_one_setting(result: ResultFile, what: str, measured: Iterable[Setting]
         )
 
 
-def _judge(claimed: Difference) -> tuple[Answer, str]:
+def _judge(claimed: Comparison) -> tuple[Answer, str]:
     """Return the answer by the rule of all comparisons, with the claim in place of a baseline."""
     interval, floor = claimed.ratio.interval, f"{100 * claimed.floor:.3g}%"
     if claimed.ratio.samples < LEAST_SAMPLES:
@@ -294,7 +294,7 @@ def _most(
         _share(save_s, ratio.interval.high, step.seconds),
     )
     part = 1 - claim.value * (save_s + step.seconds) / save_s  # of the time of a slow save
-    needed = Difference(ratio=ratio, floor=floor.part, than=1 / part if part > 0 else math.inf)
+    needed = Comparison(ratio=ratio, floor=floor.part, than=1 / part if part > 0 else math.inf)
     never = needed.finding is Finding.WORSE
     gained_s = save_s * (1 - 1 / ratio.ratio)
     steps = (gained_s / claim.value - save_s) / step.seconds

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from iobench.bench.judging.stats import CONFIDENCE, Interval
 from iobench.bench.judging.verdict import Reason
 from iobench.errors import OptionError
 from iobench.goodput import goodput
 from iobench.goodput.job import MONTH_S, Costs, TrainingJob
 from iobench.goodput.measured import SavingMethod
+from iobench.stats.estimates import CONFIDENCE, Interval
 
 __all__ = ["Forecast", "Method", "Proposal", "Saved", "forecast"]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from iobench.bench.judging.stats import median
 from iobench.bench.judging.verdict import (
     WRONG_BYTES,
     Context,
@@ -20,6 +19,7 @@ from iobench.errors import ResultFileError
 from iobench.goodput.job import Costs
 from iobench.results import Failure, ResultFile, Sample, Setting, contender_of
 from iobench.results.labels import labels
+from iobench.stats.estimates import median
 from iobench.units import count_of, format_size
 
 __all__ = ["SavingMethod", "by_hand", "from_results"]

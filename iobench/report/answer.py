@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from iobench import workloads
-from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.bench.judging.rules import NO_CLAIM
 from iobench.report.ceiling import ABOVE_FIO
 from iobench.report.document import Line
@@ -20,6 +19,7 @@ from iobench.report.summary import NOT_STEADY, Report, Summary
 from iobench.report.winners import RANKED, Winner, can_win
 from iobench.report.wording import over_time_lines
 from iobench.results.setting import at_target
+from iobench.stats.comparison import LEAST_SAMPLES
 from iobench.units import GIB, count_of, format_seconds, format_size
 
 __all__ = ["answer"]

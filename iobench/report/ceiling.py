@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from iobench.bench.judging.stats import median, rate
 from iobench.bench.judging.verdict import repeats_every
 from iobench.report.facts import part_of
 from iobench.results import CeilingSample, Operation, ResultFile, Run, to_plain
+from iobench.stats.estimates import median, rate
 
 __all__ = ["ABOVE_FIO", "NO_JOB", "Ceiling", "find_ceiling", "find_ceilings", "why_above"]
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
-from iobench.bench.judging.stats import interval_heading
 from iobench.claims.claims import Answer, ClaimFinding, ClaimMeasure, Study
 from iobench.report.document import Chart, Document, Line, MarkLine, Section, Spread
 from iobench.report.facts import commands_section, environment_section
@@ -14,6 +13,7 @@ from iobench.report.grid import Grid
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.rows import moment, spread_words
 from iobench.results import ResultFile
+from iobench.stats.estimates import interval_heading
 from iobench.units import count_of
 
 __all__ = ["SCHEMA", "claims_document"]

@@ -8,29 +8,30 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from iobench.bench.judging.comparison import (
-    LEAST_SAMPLES,
-    Difference,
-    Finding,
-    compare_runs,
-    control_floor,
-    rates_by_repetition,
-)
 from iobench.bench.judging.floors import Floor, RecordedFloor, floors_beside, kind_of
-from iobench.bench.judging.stats import Interval, median, rate
 from iobench.bench.judging.verdict import Context, Reason, Verdict, VerdictStatus
 from iobench.peers import PREFIX
 from iobench.report.ceiling import find_ceilings
 from iobench.report.facts import unlike
-from iobench.report.summary import Figure, group, verdict_of
+from iobench.report.summary import group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
+from iobench.results.identity import Figure
 from iobench.results.setting import IF_SET, HasSetting, Setting, at_target
+from iobench.stats.comparison import (
+    LEAST_SAMPLES,
+    Comparison,
+    Finding,
+    compare_runs,
+    control_floor,
+    rates,
+    rates_by_repetition,
+)
+from iobench.stats.estimates import Interval, median
 
-__all__ = ["SCHEMA", "Comparison", "ComparisonRow", "compare", "unlike_runs"]
+__all__ = ["SCHEMA", "ComparisonRow", "RunComparison", "compare", "unlike_runs"]
 
 SCHEMA = "iobench.compare/3"
 
-_Key = Figure
 _Control = tuple[str, Operation, str | None]  # name, operation, target
 _SPOILT = (VerdictStatus.INVALID, VerdictStatus.FAILED)
 _OPERATIONS: tuple[Operation, ...] = ("save", "restore")
@@ -68,7 +69,7 @@ class ComparisonRow(HasSetting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """The rows of all contenders that both sides have, and what else differs between the sides.
 
     `unlike` lists the differences between the runs. `missing` and `added` are the contenders that
@@ -115,8 +116,8 @@ class _Side:
     """The runs of one side: for each contender and operation, one list of samples per run."""
 
     results: Sequence[ResultFile]
-    runs: dict[_Key, list[list[Sample]]] = field(default_factory=dict)
-    verdicts: dict[_Key, Verdict] = field(default_factory=dict)
+    runs: dict[Figure, list[list[Sample]]] = field(default_factory=dict)
+    verdicts: dict[Figure, Verdict] = field(default_factory=dict)
 
     @classmethod
     def of(cls, results: Sequence[ResultFile]) -> _Side:
@@ -145,7 +146,7 @@ class _Side:
                     reason = Reason(text=failure.why)
                     self.verdicts[key] = Verdict(status=VerdictStatus.FAILED, reasons=(reason,))
 
-    def names(self, keys: Iterable[_Key]) -> tuple[str, ...]:
+    def names(self, keys: Iterable[Figure]) -> tuple[str, ...]:
         return tuple(_name(self.runs[key][0]) for key in keys)
 
 
@@ -155,7 +156,9 @@ def unlike_runs(old: Sequence[ResultFile], new: Sequence[ResultFile]) -> list[st
     return list(dict.fromkeys(what for one in others for what in unlike(first.run, one.run)))
 
 
-def compare(old: Sequence[ResultFile], new: Sequence[ResultFile], threshold: float) -> Comparison:
+def compare(
+    old: Sequence[ResultFile], new: Sequence[ResultFile], threshold: float
+) -> RunComparison:
     """Compare every contender that both sides have. `threshold` is a part: 0.05 for 5%.
 
     With several runs on a side the spread between runs decides. With one run a side only the
@@ -177,7 +180,7 @@ def compare(old: Sequence[ResultFile], new: Sequence[ResultFile], threshold: flo
     ]
     rows.sort(key=lambda row: row.operation == "restore")
     matched = {one for one, _ in pairs}, {other for _, other in pairs}
-    return Comparison(
+    return RunComparison(
         workload=new[0].run.workload.name,
         old=tuple(str(one.path) for one in old),
         new=tuple(str(one.path) for one in new),
@@ -221,7 +224,7 @@ def _controls(before: _Side, after: _Side) -> Iterator[tuple[_Control, float]]:
                 yield who, found.ratio.ratio
 
 
-def _is_control(key: _Key, before: _Side, after: _Side) -> bool:
+def _is_control(key: Figure, before: _Side, after: _Side) -> bool:
     if not _writer(key).startswith(PREFIX) or key[2] is not None:
         return False
     if any(side.verdicts[key].status in _SPOILT for side in (before, after)):
@@ -238,7 +241,7 @@ def _rates(runs: Iterable[Iterable[Sample]]) -> list[list[float]]:
     return [list(rates_by_repetition(samples).values()) for samples in runs]
 
 
-def _pairs(before: Collection[_Key], after: Collection[_Key]) -> list[tuple[_Key, _Key]]:
+def _pairs(before: Collection[Figure], after: Collection[Figure]) -> list[tuple[Figure, Figure]]:
     """Pair equal settings. Then pair the last two of a writer if each side has one left."""
     pairs = [(key, key) for key in before if key in after]
     for key in before:
@@ -251,8 +254,8 @@ def _pairs(before: Collection[_Key], after: Collection[_Key]) -> list[tuple[_Key
 
 
 def _others(
-    key: _Key, groups: Collection[_Key], before: Collection[_Key], after: Collection[_Key]
-) -> list[_Key]:
+    key: Figure, groups: Collection[Figure], before: Collection[Figure], after: Collection[Figure]
+) -> list[Figure]:
     """Return the keys in `groups` of the same writer, axes and operation that one side has."""
     return [
         other
@@ -262,12 +265,12 @@ def _others(
     ]
 
 
-def _writer(key: _Key) -> str:
+def _writer(key: Figure) -> str:
     writer: str = json.loads(key[0])["writer"]
     return writer
 
 
-def _without_options(key: _Key) -> dict[str, Any]:
+def _without_options(key: Figure) -> dict[str, Any]:
     """Return the writer and the axes, such as the number of processes and the target."""
     return {name: value for name, value in json.loads(key[0]).items() if name != "options"}
 
@@ -277,8 +280,8 @@ def _name(samples: Sequence[Sample]) -> str:
 
 
 def _row(
-    one: _Key,
-    other: _Key,
+    one: Figure,
+    other: Figure,
     sides: tuple[_Side, _Side],
     controls: Mapping[_Control, float],
     threshold: float,
@@ -335,7 +338,7 @@ def _difference(
     floor: Floor,
     controls: Iterable[float],
     judged: int,
-) -> tuple[Difference, list[str]]:
+) -> tuple[Comparison, list[str]]:
     """Return the difference between the sides, and notes where the samples cannot show one.
 
     `judged` is the number of rows, which share the error of one comparison.
@@ -381,4 +384,4 @@ def _value(options: Mapping[str, Any], name: str) -> str:
 
 def _middle(runs: Sequence[Sequence[Sample]]) -> float:
     """Return the median over runs of the median rate of their samples."""
-    return median([median([rate(one.bytes, one.elapsed_s) for one in same]) for same in runs])
+    return median([median(rates(same)) for same in runs])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from iobench.report.compare import Comparison, ComparisonRow
+from iobench.report.compare import ComparisonRow, RunComparison
 from iobench.report.document import Chart, Document, Line, MarkLine, Section, Spread
 from iobench.report.facts import commands_section, environment_section
 from iobench.report.grid import Grid
@@ -20,7 +20,7 @@ _MOST_NAMES = 4  # in a line of the answer
 _STYLES = {"better": "green", "worse": "bold red"}
 
 
-def compare_document(comparison: Comparison, runs: Sequence[ResultFile] = ()) -> Document:
+def compare_document(comparison: RunComparison, runs: Sequence[ResultFile] = ()) -> Document:
     """Return the document of a comparison of `runs`, the newest last; a page carries them."""
     last = [environment_section(runs[-1].run), commands_section(runs)] if runs else []
     return Document(
@@ -37,7 +37,7 @@ def compare_document(comparison: Comparison, runs: Sequence[ResultFile] = ()) ->
     )
 
 
-def _answer(comparison: Comparison) -> Iterator[Line]:
+def _answer(comparison: RunComparison) -> Iterator[Line]:
     """Yield how many rows have each finding, and which are better or worse if they are few."""
     found: dict[str, list[str]] = {}
     for label, row in _labelled(comparison):
@@ -50,7 +50,7 @@ def _answer(comparison: Comparison) -> Iterator[Line]:
         yield Line("Failed", (", ".join(comparison.failed),))
 
 
-def _grid(comparison: Comparison) -> Grid:
+def _grid(comparison: RunComparison) -> Grid:
     """Return the table of ratios. On a narrow terminal both rates go first, then the interval."""
     return Grid(
         columns=(
@@ -83,12 +83,12 @@ def _finding(row: ComparisonRow) -> str:
     return f"{row.finding} (regression)" if row.regression else str(row.finding)
 
 
-def _labelled(comparison: Comparison) -> Iterator[tuple[str, ComparisonRow]]:
+def _labelled(comparison: RunComparison) -> Iterator[tuple[str, ComparisonRow]]:
     """Return each row with its label."""
     return zip(labels(one.setting for one in comparison.rows), comparison.rows, strict=True)
 
 
-def notes(comparison: Comparison) -> Iterator[str]:
+def notes(comparison: RunComparison) -> Iterator[str]:
     """Yield which runs are compared, by which floor, and what is known of single rows."""
     yield f"before: {', '.join(comparison.old)}"
     yield f"now: {', '.join(comparison.new)}"
@@ -126,7 +126,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
         yield "the intervals of all rows hold together in 95% of comparisons (Bonferroni)"
 
 
-def _title(comparison: Comparison) -> str:
+def _title(comparison: RunComparison) -> str:
     """Return the workload and the number of regressions: `llama7b: 1 regression`."""
     count, spoilt = len(comparison.regressions), len(comparison.spoilt)
     found = count_of(count, "regression") if count else "no regression shown"
@@ -135,13 +135,13 @@ def _title(comparison: Comparison) -> str:
     )
 
 
-def _sections(comparison: Comparison) -> Iterator[Section]:
+def _sections(comparison: RunComparison) -> Iterator[Section]:
     operations = dict.fromkeys(row.operation for row in comparison.rows)
     charts = tuple(_chart(comparison, operation) for operation in operations)
     yield Section(heading="Ratios", charts=charts)
 
 
-def _chart(comparison: Comparison, operation: str) -> Chart:
+def _chart(comparison: RunComparison, operation: str) -> Chart:
     from iobench.report.charts.spread import spread_chart
 
     pairs = [(label, row) for label, row in _labelled(comparison) if row.operation == operation]

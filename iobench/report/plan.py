@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from iobench.bench.judging.stats import ENOUGH_SAMPLES, Interval, confidence_of
 from iobench.bench.judging.verdict import Reason
 from iobench.goodput.forecast import Forecast, Method
 from iobench.goodput.job import TrainingJob
 from iobench.report.document import Document, Line, Section
 from iobench.report.grid import Grid
 from iobench.results import ResultFile
+from iobench.stats.estimates import ENOUGH_SAMPLES, Interval, confidence_of
 from iobench.units import DurationForm, duration_form, format_seconds
 
 __all__ = ["SCHEMA", "Outlook", "plan_document"]

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from iobench.bench.judging.comparison import compare_paired
-from iobench.bench.judging.over_time import OverTime
-from iobench.bench.judging.stats import Interval, Ratio, median, rate
 from iobench.results import Fallback, MemoryUse, Operation, Sample, WorldFacts
+from iobench.results.identity import Figure
 from iobench.results.setting import IF_SET, HasSetting, Setting
+from iobench.stats.comparison import compare_paired
+from iobench.stats.estimates import Interval, Ratio, median, rate
+from iobench.stats.over_time import OverTime
 from iobench.units import GIB
 from iobench.writers.latency import LatencyFigures
 
@@ -237,7 +238,7 @@ class Summary(HasSetting):
 
 
 def baseline_samples(
-    groups: Mapping[tuple[str, Operation, str | None], Sequence[Sample]],
+    groups: Mapping[Figure, Sequence[Sample]],
     baseline: Mapping[str, Any] | None,
     of: Sample,
 ) -> Sequence[Sample]:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from iobench.bench.judging import stats
 from iobench.bench.judging.verdict import Context, judge
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.summary import Report, Summary, group, summarise
 from iobench.report.winners import PROVED, RANKED
 from iobench.results import Interference, Operation, ResultFile, Sample
 from iobench.results.setting import at_target
+from iobench.stats.comparison import rates
+from iobench.stats.estimates import interval_heading, rate
 from iobench.units import GIB, format_rate, format_seconds, format_size
 
 __all__ = [
@@ -58,7 +59,7 @@ class RunRow:
     @cached_property
     def rates(self) -> list[float]:
         """GiB/s of each sample."""
-        return [in_gib_per_s(stats.rate(one.bytes, one.elapsed_s)) for one in self.samples]
+        return [in_gib_per_s(one) for one in rates(self.samples)]
 
     def words(self, sample: Sample) -> dict[str, str]:
         """Return what a tooltip says about `sample`, by the names of SAMPLE_HEADINGS."""
@@ -67,7 +68,7 @@ class RunRow:
         return {
             "writer": self.summary.label,
             "repetition": str(sample.repetition + 1),
-            "rate": format_rate(stats.rate(sample.bytes, sample.elapsed_s)),
+            "rate": format_rate(rate(sample.bytes, sample.elapsed_s)),
             "time": f"{format_seconds(sample.elapsed_s)} for {format_size(sample.bytes)}",
             "verdict": f"{verdict.status}: {verdict.reasons[0]}" if bad else str(verdict.status),
             "others": _others(sample.interference),
@@ -146,7 +147,7 @@ class Measured:
 
 def spread_words(samples: Iterable[int]) -> str:
     """Return how to read a row: median and interval, with the confidence of so many samples."""
-    interval = stats.interval_heading(samples).replace("\n", " ")
+    interval = interval_heading(samples).replace("\n", " ")
     return f"upright line: median; bar: its {interval}."
 
 

@@ -7,16 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iobench.bench.judging import stats
-from iobench.bench.judging.comparison import (
-    LEAST_SAMPLES,
-    rates_by_repetition,
-    twins,
-)
 from iobench.bench.judging.floors import floors_beside
-from iobench.bench.judging.over_time import OverTime, over_time
 from iobench.bench.judging.rules import RulesKept, rules_kept
-from iobench.bench.judging.stats import Ratio
 from iobench.bench.judging.unusual import unusual
 from iobench.bench.judging.verdict import (
     Context,
@@ -37,7 +29,6 @@ from iobench.results import (
     Environment,
     Failure,
     MemoryUse,
-    Operation,
     ResultFile,
     Run,
     Sample,
@@ -47,15 +38,25 @@ from iobench.results import (
     figure_of,
     to_plain,
 )
+from iobench.results.identity import Figure, groups
 from iobench.results.labels import labels
 from iobench.results.setting import IF_SET
+from iobench.stats.comparison import LEAST_SAMPLES, rates, rates_by_repetition, twins
+from iobench.stats.estimates import (
+    NO_INTERVAL,
+    Ratio,
+    median,
+    median_interval,
+    outliers,
+    steady_state,
+)
+from iobench.stats.over_time import OverTime, over_time
 from iobench.text import printable
 from iobench.units import GIB, format_rate
 
 __all__ = [
     "NOT_STEADY",
     "SCHEMA",
-    "Figure",
     "Report",
     "Summary",
     "Winner",
@@ -65,9 +66,6 @@ __all__ = [
 ]
 
 SCHEMA = "iobench.report/1"
-
-Figure = tuple[str, Operation, str | None]
-"""Key of samples that repeat one measurement; `figure_of` returns it."""
 
 
 _LEAST_INTERVALS = 5
@@ -123,7 +121,7 @@ def summarise(result: ResultFile) -> Report:
     context = Context.of(result.run)
     rules = rules_kept(result.run, result.samples)
     ceilings = find_ceilings(result)
-    groups = group(result)
+    by_figure = group(result)
     baseline = _baseline(result)
     failed = {contender_of(failure): failure for failure in result.failures}
     saves = [one for one in result.samples if one.operation == "save"]
@@ -133,8 +131,8 @@ def summarise(result: ResultFile) -> Report:
                 samples,
                 context,
                 ceilings.get(samples[0].axes.target, Ceiling()),
-                against=baseline_samples(groups, baseline, samples[0]),
-                alone=baseline_samples(groups, {"background": None}, samples[0]),
+                against=baseline_samples(by_figure, baseline, samples[0]),
+                alone=baseline_samples(by_figure, {"background": None}, samples[0]),
                 failure=failed.get(contender),
                 run=result.run,
                 saves=saves,
@@ -142,7 +140,7 @@ def summarise(result: ResultFile) -> Report:
             ),
             samples,
         )
-        for (contender, _, _), samples in groups.items()
+        for (contender, _, _), samples in by_figure.items()
     ]
     pairs.sort(key=lambda pair: _rank(pair[0]))
     names = labels(summary.setting for summary, _ in pairs)
@@ -221,10 +219,7 @@ def _rank(one: Summary) -> tuple[bool, str, bool, float]:
 
 def group(result: ResultFile) -> dict[Figure, list[Sample]]:
     """Group samples that repeat a measurement (see `figure_of`); saves get their verification."""
-    groups: dict[Figure, list[Sample]] = {}
-    for sample in with_verification(result.samples, Context.of(result.run)):
-        groups.setdefault(figure_of(sample), []).append(sample)
-    return groups
+    return groups(with_verification(result.samples, Context.of(result.run)))
 
 
 def _summary(
@@ -241,7 +236,7 @@ def _summary(
 ) -> Summary:
     first = samples[0]
     rates = list(rates_by_repetition(samples).values())
-    middle, interval = stats.median(rates), stats.median_interval(rates)
+    middle, interval = median(rates), median_interval(rates)
     limit = ceiling.of(first.operation)
     above = why_above(run, ceiling, first.operation, middle, interval)
     lasted = _over_time(samples, saves, run)
@@ -257,7 +252,7 @@ def _summary(
         operation=first.operation,
         samples=len(samples),
         repetitions=len(rates),
-        bytes=round(stats.median([sample.bytes for sample in samples])),
+        bytes=round(median([sample.bytes for sample in samples])),
         median_bytes_per_s=middle,
         ci95_bytes_per_s=interval,
         of_ceiling=middle / limit if limit else None,
@@ -266,8 +261,8 @@ def _summary(
         cpu_s_per_gib=sum(s.cpu_s for s in samples) / (sum(s.bytes for s in samples) / GIB),
         device_idle=_device_idle(samples),
         memory=_memory(samples),
-        first_done_s=stats.median([sample.first_done_s for sample in samples]),
-        last_done_s=stats.median([sample.last_done_s for sample in samples]),
+        first_done_s=median([sample.first_done_s for sample in samples]),
+        last_done_s=median([sample.last_done_s for sample in samples]),
         over_time=lasted,
         ranks=rank_rates(samples, run.world),
         background_rates=_background(samples, ratio_to(alone)),
@@ -305,7 +300,7 @@ def _background(samples: Sequence[Sample], kept: Ratio | None) -> BackgroundRate
         return None
     return BackgroundRates(
         writer=known[0][0].writer,
-        median_bytes_per_s=stats.median([one.bytes / elapsed_s for one, elapsed_s in known]),
+        median_bytes_per_s=median([one.bytes / elapsed_s for one, elapsed_s in known]),
         kept=kept.ratio if kept else None,
         kept_ci95=kept.interval if kept else None,
     )
@@ -324,7 +319,7 @@ def _device_idle(samples: Sequence[Sample]) -> float | None:
         and one.series.counted is not None
         and len(one.series.counted) >= _LEAST_INTERVALS
     ]
-    return stats.median(parts) if parts else None
+    return median(parts) if parts else None
 
 
 def _memory(samples: Sequence[Sample]) -> MemoryUse | None:
@@ -335,17 +330,15 @@ def _memory(samples: Sequence[Sample]) -> MemoryUse | None:
     if not process:
         return None
     return MemoryUse(
-        process_bytes=round(stats.median(process)),
-        page_cache_bytes=round(stats.median(cached)) if cached else None,
+        process_bytes=round(median(process)),
+        page_cache_bytes=round(median(cached)) if cached else None,
     )
 
 
 def _phases(samples: Sequence[Sample]) -> dict[str, float]:
     """Return the median seconds of each phase; a sample without the phase counts as 0 s."""
     names = dict.fromkeys(name for sample in samples for name in sample.phases_s)
-    return {
-        name: stats.median([sample.phases_s.get(name, 0.0) for sample in samples]) for name in names
-    }
+    return {name: median([sample.phases_s.get(name, 0.0) for sample in samples]) for name in names}
 
 
 def _paths(samples: Sequence[Sample]) -> dict[str, int]:
@@ -375,24 +368,23 @@ def _over_time(samples: Sequence[Sample], saves: Sequence[Sample], run: Run) -> 
 
 def _reasons(verdict: Verdict, samples: Sequence[Sample], lasted: OverTime | None) -> list[Reason]:
     reasons = list(verdict.reasons)
-    rates = [stats.rate(sample.bytes, sample.elapsed_s) for sample in samples]
     by_repetition = list(rates_by_repetition(samples).values())
     if len(by_repetition) == 1:
-        reasons.append(Reason(text=stats.NO_INTERVAL))
+        reasons.append(Reason(text=NO_INTERVAL))
     if 0 < len(twins(samples)) < LEAST_SAMPLES:
         reasons.append(Reason(text=f"A/A of fewer than {LEAST_SAMPLES} repetitions: no floor"))
-    steady = stats.steady_state(by_repetition) if lasted is None else lasted.state
+    steady = steady_state(by_repetition) if lasted is None else lasted.state
     if steady is not None and not steady.steady:
         measured = (f"range {100 * steady.range:.0f}%", f"drift {100 * steady.slope:.0f}%")
         reasons.append(Reason(text=NOT_STEADY, measured=measured))
-    return reasons + [_outlier(samples, position, rates) for position in stats.outliers(rates)]
+    return reasons + [_outlier(samples, one) for one in outliers(rates(samples))]
 
 
-def _outlier(samples: Sequence[Sample], position: int, rates: Sequence[float]) -> Reason:
+def _outlier(samples: Sequence[Sample], position: int) -> Reason:
     disturbed = unusual(samples, position)
     if samples[position].interference is not None:
         disturbed = disturbed or ["nothing unusual seen"]
     return Reason(
         text=f"repetition {samples[position].repetition + 1} is an outlier, and is counted",
-        measured=(format_rate(rates[position]), *disturbed),
+        measured=(format_rate(rates(samples)[position]), *disturbed),
     )

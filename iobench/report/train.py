@@ -8,15 +8,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from iobench.bench.judging.comparison import LEAST_SAMPLES, few_pairs
-from iobench.bench.judging.stats import (
-    Interval,
-    highest,
-    interval_heading,
-    median,
-    median_interval,
-    paired_log_ratio,
-)
 from iobench.errors import ResultFileError, UsageError
 from iobench.report.document import Chart, Document, Dot, Line, MarkLine, Section, Spread
 from iobench.report.facts import environment_line, environment_section, repeat_section
@@ -25,6 +16,14 @@ from iobench.report.palette import colour_of, shape_of
 from iobench.report.rows import moment, spread_words
 from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.results.labels import labels
+from iobench.stats.comparison import LEAST_SAMPLES, compare_pairs, few_pairs
+from iobench.stats.estimates import (
+    Interval,
+    highest,
+    interval_heading,
+    median,
+    median_interval,
+)
 from iobench.units import (
     GIB,
     DurationForm,
@@ -142,11 +141,8 @@ def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) 
     stall_s = _median(stalls)
     persist_s = _median([save.persist_s for save in saves if save.persist_s is not None])
     through = budget is not None and budget < first.bytes
-    walls = {one.repetition: one.wall_s for one in plain}
-    pairs = [(one.wall_s, walls[one.repetition]) for one in blocks if one.repetition in walls]
-    ratio = None
-    if pairs and first.mode != "none":
-        ratio = paired_log_ratio([own for own, _ in pairs], [wall for _, wall in pairs])
+    wall = None if first.mode == "none" else compare_pairs(_walls(blocks), _walls(plain))
+    ratio = wall and wall.ratio
     resumed = [one.resumed_equal for one in blocks if one.resumed_equal is not None]
     return TrainingCost(
         label=f"{name} {mode}".strip(),
@@ -179,6 +175,10 @@ def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) 
         losses_equal=all(one.losses_equal for one in blocks),
         resumed_equal=all(resumed) if resumed else None,
     )
+
+
+def _walls(blocks: Sequence[TrainBlock]) -> dict[int, float]:
+    return {one.repetition: one.wall_s for one in blocks}
 
 
 def _steps(blocks: Sequence[TrainBlock], *, persisting: bool) -> list[float]:

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from iobench.bench.judging.comparison import Difference
-from iobench.bench.judging.stats import interval_heading, median
 from iobench.errors import IobenchError, ResultFileError, UsageError
 from iobench.report.document import Details, Document, Dot, Line, Section, Spread
 from iobench.report.facts import environment_line, facts_section
@@ -20,6 +18,8 @@ from iobench.report.palette import colour_of
 from iobench.report.rows import moment, spread_words
 from iobench.results import Environment
 from iobench.results.codec import to_plain
+from iobench.stats.comparison import Comparison
+from iobench.stats.estimates import interval_heading, median
 from iobench.tune.journal import TuningRecord, read_journal
 from iobench.tune.outcome import Outcome, Standing
 from iobench.tune.race import RaceEntry
@@ -275,7 +275,7 @@ def _short(figure: str, bare: bool = False) -> str:
     return text.partition(" (")[0] if bare else text
 
 
-def _interval(difference: Difference | None) -> str:
+def _interval(difference: Comparison | None) -> str:
     if difference is None or difference.ratio.interval is None:
         return _NOTHING
     interval = difference.ratio.interval

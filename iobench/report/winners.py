@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from iobench.bench.judging.comparison import (
+from iobench.bench.judging.floors import Floor, OperationKind, RecordedFloor
+from iobench.bench.judging.verdict import VerdictStatus
+from iobench.report.row import Summary, is_contender
+from iobench.results import Operation, Sample
+from iobench.results.setting import IF_SET
+from iobench.stats.comparison import (
     Finding,
     compare_paired,
     fastest,
     rates_by_repetition,
 )
-from iobench.bench.judging.floors import Floor, OperationKind, RecordedFloor
-from iobench.bench.judging.stats import Interval
-from iobench.bench.judging.verdict import VerdictStatus
-from iobench.report.row import Summary, is_contender
-from iobench.results import Operation, Sample
-from iobench.results.setting import IF_SET
+from iobench.stats.estimates import Interval
 
 __all__ = ["PROVED", "RANKED", "Winner", "can_win", "find_target_winners", "find_winners"]
 

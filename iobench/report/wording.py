@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from iobench.bench.judging.over_time import OverTime, RateChange
-from iobench.bench.judging.stats import ENOUGH_SAMPLES, confidence_of, interval_heading
 from iobench.bench.judging.verdict import REPEATS, VerdictStatus
 from iobench.report.ceiling import ABOVE_FIO, NO_JOB, Ceiling
 from iobench.report.grid import Grid
@@ -14,6 +12,8 @@ from iobench.report.row import Summary, rank_lines, straggler_lines
 from iobench.report.summary import Report
 from iobench.report.winners import PROVED, RANKED
 from iobench.results.labels import common_axes
+from iobench.stats.estimates import ENOUGH_SAMPLES, confidence_of, interval_heading
+from iobench.stats.over_time import OverTime, RateChange
 from iobench.units import GIB, count_of, format_rate, format_seconds, format_size
 
 __all__ = [

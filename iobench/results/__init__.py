@@ -6,13 +6,7 @@ the run, `read` returns its records, and `load` returns a pandas table of one or
 
 from iobench.results.codec import SCHEMA, Record, from_record, to_plain, to_record
 from iobench.results.frame import load
-from iobench.results.identity import (
-    config_hash,
-    contender_of,
-    figure_of,
-    new_run_id,
-    utc_now,
-)
+from iobench.results.identity import config_hash, contender_of, figure_of, new_run_id, utc_now
 from iobench.results.reader import ResultFile, read
 from iobench.results.records import (
     CeilingSample,

@@ -12,7 +12,18 @@ from typing import Any
 from iobench.results.codec import to_plain
 from iobench.results.records import Failure, Operation, Sample
 
-__all__ = ["config_hash", "contender_of", "figure_of", "new_run_id", "utc_now"]
+__all__ = [
+    "Figure",
+    "config_hash",
+    "contender_of",
+    "figure_of",
+    "groups",
+    "new_run_id",
+    "utc_now",
+]
+
+Figure = tuple[str, Operation, str | None]
+"""Key of samples that repeat one measurement; `figure_of` returns it."""
 
 
 def utc_now() -> str:
@@ -53,9 +64,17 @@ def contender_of(sample: Sample | Failure) -> str:
     return sample.setting.contender
 
 
-def figure_of(sample: Sample) -> tuple[str, Operation, str | None]:
+def figure_of(sample: Sample) -> Figure:
     """Return a key that is equal for samples that repeat the same measurement.
 
     Its parts are `contender_of`, `operation` and `restore_as`.
     """
     return contender_of(sample), sample.operation, sample.axes.restore_as
+
+
+def groups(samples: Iterable[Sample]) -> dict[Figure, list[Sample]]:
+    """Return the samples by `figure_of`, in the order of the first of each."""
+    found: dict[Figure, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(figure_of(sample), []).append(sample)
+    return found

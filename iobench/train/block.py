@@ -11,8 +11,8 @@ import torch
 import xxhash
 
 from iobench.bench.counters.sampler import FileSampler
-from iobench.bench.judging.stats import highest
 from iobench.results import TrainBlock, utc_now
+from iobench.stats.estimates import highest
 from iobench.train.arm import Arm
 from iobench.train.saver import Saver, saver_for
 from iobench.train.trainer import Trainer

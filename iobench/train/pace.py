@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from iobench.bench.judging.stats import median
 from iobench.checkpoint.schedule import shortest_interval
 from iobench.errors import OptionError
+from iobench.stats.estimates import median
 from iobench.train.arm import Arm
 from iobench.train.block import timed_step, warm_up
 from iobench.train.saver import saver_for

@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 
 from iobench.bench.counters.sampler import FileSampler
-from iobench.bench.judging.stats import median
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.bench.targets.settle import Patience
 from iobench.environment.memory import available_bytes
@@ -29,6 +28,7 @@ from iobench.results import (
     new_run_id,
     utc_now,
 )
+from iobench.stats.estimates import median
 from iobench.train.arm import Arm
 from iobench.train.block import GAUGES, TrainingBlocks
 from iobench.train.pace import Pace, StepTimes, probe, whole_intervals

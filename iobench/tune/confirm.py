@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES, Difference, Finding
-from iobench.bench.judging.stats import Ratio, huber_mean, median, paired_log_ratio
+from iobench.stats.comparison import LEAST_FLOOR, LEAST_SAMPLES, Comparison, Finding, compare_pairs
+from iobench.stats.estimates import ENOUGH_SAMPLES, huber_mean, median, paired_logs
 from iobench.tune.race import effects_and_noise
 
-__all__ = ["CONFIRMED", "Confirmation", "ConfirmedChoice"]
-
-CONFIRMED = 6
-"""With fewer samples no interval holds the median with 95%."""
+__all__ = ["Confirmation", "ConfirmedChoice"]
 
 _CHANGED, _CHANGED_ERRORS = 0.10, 3.0  # of a logarithm; standard errors of two rounds' median
 _LIMIT = 1.96  # standard errors: normal noise stays below in 97.5% of all cases
@@ -32,7 +29,7 @@ class ConfirmedChoice:
     """
 
     chosen: str
-    over_baseline: Difference | None
+    over_baseline: Comparison | None
     equals: tuple[str, ...]
     refuted: bool
     excess: float
@@ -104,19 +101,15 @@ class Confirmation:
 
         With enough samples of all, those that are shown worse than another need no more.
         """
-        if min((len(self.losses.get(one, {})) for one in self.able), default=0) < CONFIRMED:
+        if min((len(self.losses.get(one, {})) for one in self.able), default=0) < ENOUGH_SAMPLES:
             return self.able
         unbeaten = self.unbeaten
         return unbeaten if len(unbeaten) > 1 else []
 
-    def compare(self, name: str, other: str) -> Difference | None:
+    def compare(self, name: str, other: str) -> Comparison | None:
         """Return how many times better `name` is than `other`; None without a common round."""
-        mine, others = self.losses.get(name, {}), self.losses.get(other, {})
-        both = sorted(mine.keys() & others.keys())
-        if not both:
-            return None
-        ratio: Ratio = paired_log_ratio([1 / mine[r] for r in both], [1 / others[r] for r in both])
-        return Difference(ratio=ratio, floor=self.floor)
+        losses = self.losses  # the smaller one is better
+        return compare_pairs(losses.get(other, {}), losses.get(name, {}), self.floor)
 
     def verdict(self) -> ConfirmedChoice | None:
         """Return the choice that the samples support; None when there are too few of them."""
@@ -171,11 +164,11 @@ class Confirmation:
 
         Medians over their common rounds: all but the last rounds, and those. None without any.
         """
-        both = sorted(self.losses[name].keys() & self.losses[other].keys())
-        parts = [[n for n in both if (n in self.last) is at_end] for at_end in (False, True)]
-        logs = [
-            [math.log(self.losses[name][n] / self.losses[other][n]) for n in part] for part in parts
+        parts = [
+            {n: loss for n, loss in self.losses[name].items() if (n in self.last) is at_end}
+            for at_end in (False, True)
         ]
+        logs = [paired_logs(part, self.losses[other]) for part in parts]
         before, after = (median(one) if one else None for one in logs)
         return before, after
 
@@ -204,7 +197,9 @@ class Confirmation:
         Unlike `noise` it counts outliers in full. Where many samples are outliers, the limit of
         `excess` is too low.
         """
-        others = [self._paired_logs(name, one) for one in self.able if one != name]
+        others = [
+            paired_logs(self.losses[name], self.losses[one]) for one in self.able if one != name
+        ]
         free = sum(len(logs) - 1 for logs in others)
         squares = sum(float(np.var(logs)) * len(logs) for logs in others if logs)
         return math.sqrt(squares / (2 * free)) if free > 0 else 0.0
@@ -217,15 +212,11 @@ class Confirmation:
         """
         noise, most = self.noise, -math.inf
         for other in self.own_losses().keys() - {name}:
-            logs = self._paired_logs(name, other)
+            logs = paired_logs(self.losses[name], self.losses[other])
             if logs:
                 error = noise * math.sqrt(2 / len(logs))
                 most = max(most, float(huber_mean(np.array(logs))) + _LIMIT * error)
         return math.expm1(most)
-
-    def _paired_logs(self, name: str, other: str) -> list[float]:
-        mine, others = self.losses[name], self.losses[other]
-        return [math.log(mine[r] / others[r]) for r in sorted(mine.keys() & others.keys())]
 
     def _better(self, name: str, other: str) -> bool:
         return self._finding(name, other) is Finding.BETTER

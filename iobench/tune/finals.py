@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES
-from iobench.bench.judging.stats import median
+from iobench.stats.comparison import LEAST_FLOOR, LEAST_SAMPLES
+from iobench.stats.estimates import median
 from iobench.tune.budget import Budget, Cost
 from iobench.tune.confirm import Confirmation
 from iobench.tune.race import Race

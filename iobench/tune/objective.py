@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from iobench.bench.judging.stats import median
 from iobench.errors import OptionError, UsageError
 from iobench.results.records import Sample
+from iobench.stats.estimates import median
 from iobench.tune.measurement import Measurement
 from iobench.tune.stall import SAVES as STALL_SAVES
 from iobench.units import GIB, format_rate, format_seconds, format_size

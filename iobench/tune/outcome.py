@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from iobench.bench.judging.comparison import Difference, Finding
-from iobench.bench.judging.stats import Interval, median, median_interval
 from iobench.bench.judging.verdict import Context, Verdict, combine, judge, with_verification
 from iobench.results.records import Sample
+from iobench.stats.comparison import Comparison, Finding
+from iobench.stats.estimates import Interval, median, median_interval
 from iobench.tune.budget import Budget
 from iobench.tune.confirm import Confirmation, ConfirmedChoice
 from iobench.tune.measurement import Measurement
@@ -42,7 +42,7 @@ class Standing:
     samples: int
     loss: float
     interval: Interval | None
-    over_baseline: Difference | None
+    over_baseline: Comparison | None
     cpu_s_per_gib: float | None
     memory_bytes: int | None
     paths: tuple[str, ...]

@@ -26,8 +26,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from iobench.bench.judging.comparison import LEAST_FLOOR, Difference, Finding
-from iobench.bench.judging.stats import log_ratio, median, median_interval
+from iobench.stats.comparison import Comparison, Finding, compare_pairs
 
 __all__ = ["Race", "RaceEntry", "RaceStatus", "effects_and_noise"]
 
@@ -110,8 +109,8 @@ class Race(Generic[T]):
 
         None without a common round.
         """
-        logs = self._paired_logs(name, other)
-        return math.exp(median(logs)) if logs else None
+        found = compare_pairs(self.trials[name].losses, self.trials[other].losses)
+        return found.ratio.ratio if found else None
 
     def estimated_ratio(self, name: str, other: str) -> float:
         """Return the loss of `name` over that of `other`, by effects: needs no common round."""
@@ -126,12 +125,13 @@ class Race(Generic[T]):
         leader, (_, noise) = standing[0], self._model()
         dropped = []
         for name in standing[1:]:
-            logs = self._paired_logs(name, leader)
-            if _shown_worse(logs, noise):
-                times = math.exp(median(logs))
-                self.trials[name].end(
+            trial = self.trials[name]
+            loss = compare_pairs(trial.losses, self.trials[leader].losses, least=2)
+            if loss and _shown_worse(loss, noise):
+                trial.end(
                     RaceStatus.DROPPED,
-                    f"{times:.2f} times the loss of {leader} in {len(logs)} rounds",
+                    f"{loss.ratio.ratio:.2f} times the loss of {leader} in "
+                    f"{loss.ratio.samples} rounds",
                 )
                 dropped.append(name)
         return dropped
@@ -142,10 +142,6 @@ class Race(Generic[T]):
         for name in behind:
             self.trials[name].end(RaceStatus.CUT, why)
         return behind
-
-    def _paired_logs(self, name: str, other: str) -> list[float]:
-        mine, others = self.trials[name].losses, self.trials[other].losses
-        return [math.log(mine[r] / others[r]) for r in sorted(mine.keys() & others.keys())]
 
     def _cautious(self, name: str, effects: dict[str, float], noise: float) -> float:
         return effects[name] + noise / math.sqrt(len(self.trials[name].losses))
@@ -201,10 +197,7 @@ def _medians(table: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray((ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2]) / 2)
 
 
-def _shown_worse(logs: list[float], noise: float) -> bool:
-    """Return whether losses are shown higher, by the logarithms of their ratios to the leader's."""
-    if len(logs) < 2:
-        return False
-    ratio = log_ratio(median(logs), median_interval(logs), len(logs))
-    higher = Difference(ratio=ratio, floor=LEAST_FLOOR, least=2).finding is Finding.BETTER
-    return higher and median(logs) > _Z * noise * math.sqrt(2 / len(logs))
+def _shown_worse(loss: Comparison, noise: float) -> bool:
+    """Return whether a loss is shown higher than the leader's."""
+    error = noise * math.sqrt(2 / loss.ratio.samples)
+    return loss.finding is Finding.BETTER and math.log(loss.ratio.ratio) > _Z * error

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from iobench import workloads
-from iobench.bench.judging.comparison import LEAST_FLOOR, LEAST_SAMPLES
 from iobench.bench.judging.verdict import Context, volatile_of
+from iobench.stats.comparison import LEAST_FLOOR, LEAST_SAMPLES
 from iobench.tune.budget import Budget
 from iobench.tune.confirm import Confirmation
 from iobench.tune.journal import TrialRecord, TuningRecord

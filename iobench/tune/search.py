@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from iobench.bench.judging.comparison import LEAST_SAMPLES
 from iobench.errors import UsageError
+from iobench.stats.comparison import LEAST_SAMPLES
 from iobench.tune.budget import NOTHING, SLACK, Cost
 from iobench.tune.space import Space
 from iobench.units import MIB, format_size, format_size_exact

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iobench.bench.judging.comparison import LEAST_FLOOR
 from iobench.bench.judging.verdict import Context
 from iobench.errors import IobenchError
+from iobench.stats.comparison import LEAST_FLOOR
 from iobench.tune.budget import Budget
 from iobench.tune.finals import CLOSE, Finals
 from iobench.tune.measurement import Measure

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from iobench._version import __version__
 from iobench.bench.contenders.base import WriterContender
-from iobench.bench.judging.comparison import LEAST_FLOOR
 from iobench.bench.judging.floors import Conditions, Floor, NearFloors
 from iobench.bench.judging.verdict import Context, volatile_of
 from iobench.bench.targets.base import Target
@@ -23,6 +22,7 @@ from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError
 from iobench.results import Operation, utc_now
 from iobench.results.codec import from_plain
+from iobench.stats.comparison import LEAST_FLOOR
 from iobench.tune.budget import Budget
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord
 from iobench.tune.measurement import Measure, Measurement, Step

@@ -38,6 +38,7 @@ def _imports(of: str) -> dict[str, set[str]]:
         *("bench", "cli", "environment", "formats", "integrations", "peers", "report", "results"),
         *("testing", "train", "tune", "workloads", "writers", "checkpoint", "goodput", "claims"),
         *("ranks", "remote", "replicas", "checkpointer", "offload", "verification", "exports"),
+        "stats",
     ],
 )
 def test_files_import_each_other_in_one_direction(package: str) -> None:

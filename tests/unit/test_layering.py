@@ -14,6 +14,7 @@ _PACKAGE = Path(iobench.__file__).parent
 _FLOORS = (
     *("cli", "report", "tune", "claims", "train", "goodput", "integrations", "bench", "peers"),
     *(
+        "stats",
         "results",
         "offload",
         "checkpointer",

@@ -14,13 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from iobench.bench.judging.comparison import LEAST_FLOOR, noise_floor
 from iobench.bench.judging.verdict import Context, VerdictStatus, judge, with_verification
 from iobench.environment.storage import leaf_devices
 from iobench.errors import ResultFileError
 from iobench.results import Operation, ResultFile, Run, Sample, read
 from iobench.results.reader import read_run
 from iobench.results.scrub import HOST_REPLACED
+from iobench.stats.comparison import LEAST_FLOOR, noise_floor
 from iobench.text import printable
 
 __all__ = [

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from iobench.bench.judging.comparison import rates_by_repetition
-from iobench.bench.judging.over_time import all_steady, round_length
-from iobench.bench.judging.stats import median, median_interval
 from iobench.bench.targets.settle import Patience
 from iobench.errors import UsageError
-from iobench.results.identity import figure_of
+from iobench.results.identity import groups
 from iobench.results.records import Sample
+from iobench.stats.comparison import rates_by_repetition
+from iobench.stats.estimates import median, median_interval
+from iobench.stats.over_time import all_steady, round_length
 from iobench.units import (
     TIB,
     count_of,
@@ -175,11 +175,8 @@ def _widest(samples: Sequence[Sample], repetitions: int) -> float:
 
     Only the first `repetitions` of each count.
     """
-    groups: dict[tuple[str, str, str | None], list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(figure_of(sample), []).append(sample)
     widths = [0.0]
-    for same in groups.values():
+    for same in groups(samples).values():
         counted = set(sorted({sample.repetition for sample in same})[:repetitions])
         rates = list(rates_by_repetition(s for s in same if s.repetition in counted).values())
         interval = median_interval(rates)

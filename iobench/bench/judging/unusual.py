@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from iobench.bench.judging.stats import median
 from iobench.results.records import Interference, Sample
+from iobench.stats.estimates import median
 from iobench.units import format_seconds, format_size
 
 __all__ = ["unusual"]

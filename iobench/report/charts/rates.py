@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from iobench.bench.judging.stats import interval_heading
 from iobench.report.charts.spread import spread_chart
 from iobench.report.document import Chart, Dot, MarkLine, Spread
 from iobench.report.rows import SAMPLE_HEADINGS, Group, RunRow, in_gib_per_s
+from iobench.stats.estimates import interval_heading
 
 __all__ = ["highest", "rates_chart"]
 

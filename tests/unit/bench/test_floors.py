@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from iobench.bench.judging.comparison import LEAST_FLOOR
 from iobench.bench.judging.floors import Floor, floors_beside
 from iobench.claims.claims import CLAIMS, Answer
 from iobench.claims.reproduction import judge_records
@@ -21,6 +20,7 @@ from iobench.report.summary import summarise
 from iobench.report.wording import footnotes
 from iobench.results import ResultFile, Run, Sample, read
 from iobench.results.codec import to_record
+from iobench.stats.comparison import LEAST_FLOOR
 from iobench.tune.tuning import Tuning, TuningRequest
 from iobench.units import GIB, MIB
 

@@ -79,13 +79,13 @@ def test_of_many_files_the_first_are_listed(
     header_of: Callable[..., Run], tiny: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record is one line, which a reader limits; the number of files and the hash are of all."""
-    computed, files = [], Workload.files
+    computed, files = [], type(tiny).files
 
     def counted(workload: Workload, rank: int = 0) -> tuple[FileSpec, ...]:
         computed.append(rank)
         return files(workload, rank)
 
-    monkeypatch.setattr(Workload, "files", counted)
+    monkeypatch.setattr(type(tiny), "files", counted)
     whole = header_of(tiny, granularity="tensor")
     assert computed == [0]  # once, though a plan needs them in several places
     monkeypatch.setattr("iobench.bench.header._LISTED", 2)

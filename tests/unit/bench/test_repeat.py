@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from iobench.bench.judging.repeat import Repeat
-from iobench.bench.judging.stats import median_interval
 from iobench.errors import OptionError, UsageError
 from iobench.results import Sample, read
+from iobench.stats.estimates import median_interval
 from iobench.units import MIB
 
 EXAMPLE = read(Path(__file__).parents[1] / "results" / "example.jsonl")

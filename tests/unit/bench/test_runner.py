@@ -30,7 +30,6 @@ from iobench.bench.counters.monitor import Counters
 from iobench.bench.data.digests import Digests
 from iobench.bench.data.pool import RandomPool
 from iobench.bench.fio import JOBS, FioJob, FioSample
-from iobench.bench.judging.comparison import noise_floor
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.verdict import Context, with_verification
 from iobench.bench.plan import Plan
@@ -50,6 +49,7 @@ from iobench.results import (
     read,
 )
 from iobench.results import writer as writer_module
+from iobench.stats.comparison import noise_floor
 from iobench.units import MIB
 from iobench.workloads import Workload
 from iobench.writers import transfer

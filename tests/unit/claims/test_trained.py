@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from iobench.bench.judging.stats import median
 from iobench.claims.claims import Answer, ClaimFinding, Side, study
 from iobench.claims.reproduction import judge_records
 from iobench.errors import ResultFileError
 from iobench.results import ResultFile, TrainBlock, TrainSave
+from iobench.stats.estimates import median
 
 _PLAN = {"verb": "train", "every": 10, "every_asked": "10", "simulated_s": 1.0, "steps": 30}
 

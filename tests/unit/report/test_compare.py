@@ -13,7 +13,6 @@ import pytest
 from support.cli import app
 from typer.testing import CliRunner
 
-from iobench.bench.judging.comparison import Finding, compare_runs
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.compare import compare
 from iobench.report.comparison import compare_document
@@ -29,6 +28,7 @@ from iobench.results import (
     Setting,
     read,
 )
+from iobench.stats.comparison import Finding, compare_runs
 
 REFERENCE = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 

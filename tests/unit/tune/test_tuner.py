@@ -19,8 +19,8 @@ from support.simulated_storage import (
 )
 from support.tuning_worlds import GENERATORS
 
-from iobench.bench.judging.comparison import Finding
 from iobench.errors import IobenchError, UsageError
+from iobench.stats.comparison import Finding
 from iobench.tune.budget import Budget
 from iobench.tune.finals import LAST_ROUNDS
 from iobench.tune.objective import Objective

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from iobench.bench.judging.change import find_change
-from iobench.bench.judging.stats import (
+from iobench.results.identity import groups
+from iobench.results.records import Sample
+from iobench.stats.change import find_change
+from iobench.stats.estimates import (
     Interval,
     SteadyState,
     median,
@@ -20,8 +22,6 @@ from iobench.bench.judging.stats import (
     rate,
     steady_state,
 )
-from iobench.results.identity import figure_of
-from iobench.results.records import Sample
 
 __all__ = ["OverTime", "RateChange", "all_steady", "over_time", "rates_by_round", "round_length"]
 
@@ -100,10 +100,7 @@ def rates_by_round(saves: Sequence[Sample], round_s: float, began_s: float) -> l
 
 def all_steady(samples: Iterable[Sample], round_s: float) -> bool:
     """Return whether the saves of each contender are at a steady state; False without any."""
-    series: dict[object, list[Sample]] = {}
-    for one in samples:
-        if one.operation == "save":
-            series.setdefault(figure_of(one), []).append(one)
+    series = groups(one for one in samples if one.operation == "save")
     if not series:
         return False
     began_s = min(start_of(one) for same in series.values() for one in same)

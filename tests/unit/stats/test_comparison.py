@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iobench.bench.judging.comparison import (
+from iobench.results import Sample, read
+from iobench.stats.comparison import (
     LEAST_FLOOR,
-    Difference,
+    Comparison,
     Finding,
     compare_paired,
     compare_runs,
     fastest,
     noise_floor,
 )
-from iobench.bench.judging.stats import Interval, Ratio
-from iobench.results import Sample, read
+from iobench.stats.estimates import Interval, Ratio
 
 EXAMPLE = read(Path(__file__).parents[1] / "results" / "example.jsonl")
 SAVE = next(sample for sample in EXAMPLE.samples if sample.operation == "save")
@@ -38,9 +38,9 @@ def _rates(samples: Sequence[Sample]) -> list[float]:
     return [sample.bytes / sample.elapsed_s for sample in samples]
 
 
-def difference(low: float, high: float, *, samples: int = 5, floor: float = 0.03) -> Difference:
+def difference(low: float, high: float, *, samples: int = 5, floor: float = 0.03) -> Comparison:
     ratio = Ratio(ratio=(low * high) ** 0.5, interval=Interval(low, high), samples=samples)
-    return Difference(ratio=ratio, floor=floor)
+    return Comparison(ratio=ratio, floor=floor)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_whole_interval_must_lie_beyond_the_floor(
 
 def test_four_repetitions_show_no_difference() -> None:
     assert difference(2, 3, samples=4).finding is Finding.NONE
-    one = Difference(ratio=Ratio(ratio=9, interval=None, samples=9), floor=0)
+    one = Comparison(ratio=Ratio(ratio=9, interval=None, samples=9), floor=0)
     assert one.finding is Finding.NONE
 
 

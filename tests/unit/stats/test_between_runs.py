@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
-from iobench.bench.judging.comparison import Finding, compare_runs, control_floor
+from iobench.stats.comparison import Finding, compare_runs, control_floor
 
 
 def levels(*rates: float) -> list[list[float]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iobench.bench.judging.stats import median
+from iobench.stats.estimates import median
 
 __all__ = ["LEAST_CHANGE", "LEAST_LENGTH", "ChangePoint", "find_change"]
 

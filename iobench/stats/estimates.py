@@ -8,7 +8,7 @@ Methods and sources: docs/statistics.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -32,6 +32,7 @@ __all__ = [
     "median_interval",
     "outliers",
     "paired_log_ratio",
+    "paired_logs",
     "rate",
     "steady_state",
     "student_quantile",
@@ -191,6 +192,11 @@ def paired_log_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
         raise ValueError(f"pairs need series of one length, not {first.size} and {second.size}")
     logs = (first - second).tolist()
     return log_ratio(median(logs), median_interval(logs), len(logs))
+
+
+def paired_logs(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
+    """Return the logarithm of a / b at each key that both have, in the order of the keys."""
+    return [math.log(a[key] / b[key]) for key in sorted(a.keys() & b.keys())]
 
 
 def steady_state(rounds: Sequence[float]) -> SteadyState | None:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iobench.bench.judging.stats import (
+from iobench.results.identity import groups
+from iobench.results.records import Sample
+from iobench.stats.estimates import (
     CONFIDENCE,
     Interval,
     Ratio,
@@ -25,25 +27,26 @@ from iobench.bench.judging.stats import (
     log_ratio,
     median,
     paired_log_ratio,
+    paired_logs,
     rate,
     student_quantile,
 )
-from iobench.results.identity import figure_of
-from iobench.results.records import Sample
 from iobench.units import count_of
 
 __all__ = [
     "LEAST_FLOOR",
     "LEAST_SAMPLES",
-    "Difference",
+    "Comparison",
     "Fastest",
     "Finding",
     "compare_paired",
+    "compare_pairs",
     "compare_runs",
     "control_floor",
     "fastest",
     "few_pairs",
     "noise_floor",
+    "rates",
     "rates_by_repetition",
     "twins",
 ]
@@ -65,8 +68,8 @@ class Finding(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """How the rates of a candidate compare with those of a baseline.
+class Comparison:
+    """How the rates, or other values, of a candidate compare with those of a baseline.
 
     `ratio` is above 1 where the candidate is faster. `floor` is a fraction: 0.03 means that ratios
     between 1 / 1.03 and 1.03 are noise. `least` are the fewest samples that show a difference.
@@ -106,10 +109,10 @@ def fastest(contenders: Sequence[Sequence[Sample]], floor: float = LEAST_FLOOR) 
     """Return the fastest of several contenders, from their samples of one operation and run.
 
     The fastest is chosen by the same samples that it is compared by. So a difference must pass the
-    rule of a pair (`Difference`) and Student's paired t test of the logarithms, with Bonferroni's
+    rule of a pair (`Comparison`) and Student's paired t test of the logarithms, with Bonferroni's
     correction for all pairs of contenders. Raises ValueError without a contender.
     """
-    middles = [median(_rates(samples)) for samples in contenders]
+    middles = [median(rates(samples)) for samples in contenders]
     first = max(range(len(middles)), key=middles.__getitem__)
     pairs = max(1, math.comb(len(contenders), 2))
     equals = []
@@ -124,8 +127,7 @@ def fastest(contenders: Sequence[Sequence[Sample]], floor: float = LEAST_FLOOR) 
 
 def _is_beyond_chance(one: Iterable[Sample], other: Iterable[Sample], pairs: int) -> bool:
     """Return whether the paired t test shows a difference at 5% over `pairs` comparisons."""
-    first, second = rates_by_repetition(one), rates_by_repetition(other)
-    logs = [math.log(first[n] / second[n]) for n in sorted(first.keys() & second.keys())]
+    logs = paired_logs(rates_by_repetition(one), rates_by_repetition(other))
     if len(logs) < 2:
         return False
     error = statistics.stdev(logs) / math.sqrt(len(logs))
@@ -140,7 +142,7 @@ def few_pairs(count: int) -> str:
 
 def compare_paired(
     candidate: Iterable[Sample], baseline: Iterable[Sample], floor: float = LEAST_FLOOR
-) -> Difference | None:
+) -> Comparison | None:
     """Compare the candidate with the baseline within one run, repetition by repetition.
 
     Each side is the samples of one contender at one setting and one operation, such as all saves of
@@ -149,11 +151,21 @@ def compare_paired(
     time. Returns None when no repetition has both. `floor` is the result of `noise_floor`.
     """
     first, second = rates_by_repetition(candidate), rates_by_repetition(baseline)
-    both = sorted(first.keys() & second.keys())
+    return compare_pairs(first, second, max(floor, LEAST_FLOOR))
+
+
+def compare_pairs(
+    candidate: Mapping[int, float],
+    baseline: Mapping[int, float],
+    floor: float = LEAST_FLOOR,
+    least: int = LEAST_SAMPLES,
+) -> Comparison | None:
+    """Compare values above zero, more is better, at the keys that both have; None without any."""
+    both = sorted(candidate.keys() & baseline.keys())
     if not both:
         return None
-    ratio = paired_log_ratio([first[n] for n in both], [second[n] for n in both])
-    return Difference(ratio=ratio, floor=max(floor, LEAST_FLOOR))
+    ratio = paired_log_ratio([candidate[n] for n in both], [baseline[n] for n in both])
+    return Comparison(ratio=ratio, floor=floor, least=least)
 
 
 def compare_runs(
@@ -162,7 +174,7 @@ def compare_runs(
     floor: float = LEAST_FLOOR,
     *,
     rows: int = 1,
-) -> Difference:
+) -> Comparison:
     """Compare new runs of one contender and operation with old ones, unpaired.
 
     Each element of `new` and `old` has the rates of one run, see `rates_by_repetition`. Two runs of
@@ -189,7 +201,7 @@ def compare_runs(
         least_variance = statistics.fmean(errors or [0.0])
         middle, interval = _student(levels[0], levels[1], least_variance, confidence)
         samples, least = len(runs), _LEAST_RUNS
-    return Difference(
+    return Comparison(
         ratio=log_ratio(middle, interval, samples), floor=max(floor, LEAST_FLOOR), least=least
     )
 
@@ -228,11 +240,8 @@ def noise_floor(samples: Iterable[Sample]) -> float | None:
     samples in a repetition, they form a pair. The floor is the further end of the interval of their
     ratio.
     """
-    groups: dict[tuple[str, str, str | None], list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(figure_of(sample), []).append(sample)
     floors = []
-    for same in groups.values():
+    for same in groups(samples).values():
         pairs = twins(same)
         if len(pairs) >= LEAST_SAMPLES:
             interval = paired_log_ratio([a for a, _ in pairs], [b for _, b in pairs]).interval
@@ -246,7 +255,7 @@ def twins(samples: Iterable[Sample]) -> list[tuple[float, float]]:
 
     `samples` are those of one contender at one setting and one operation.
     """
-    pairs = (_rates(same) for same in _by_repetition(samples).values() if len(same) == 2)
+    pairs = (rates(same) for same in _by_repetition(samples).values() if len(same) == 2)
     return [(first, second) for first, second in pairs]
 
 
@@ -263,11 +272,12 @@ def rates_by_repetition(samples: Iterable[Sample]) -> dict[int, float]:
 
 
 def _by_repetition(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
-    groups: dict[int, list[Sample]] = {}
+    found: dict[int, list[Sample]] = {}
     for sample in samples:
-        groups.setdefault(sample.repetition, []).append(sample)
-    return groups
+        found.setdefault(sample.repetition, []).append(sample)
+    return found
 
 
-def _rates(samples: Iterable[Sample]) -> Sequence[float]:
+def rates(samples: Iterable[Sample]) -> list[float]:
+    """Return the rate of each sample, in bytes per second."""
     return [rate(sample.bytes, sample.elapsed_s) for sample in samples]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from iobench.bench.judging.stats import (
+from iobench.stats.estimates import (
     Interval,
     huber_mean,
     interval_heading,

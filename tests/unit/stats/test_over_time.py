@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from iobench.bench.judging.over_time import all_steady, over_time, rates_by_round, round_length
 from iobench.results import Sample, read
+from iobench.stats.over_time import all_steady, over_time, rates_by_round, round_length
 
 EXAMPLE = read(Path(__file__).parents[1] / "results" / "example.jsonl")
 SAVE = next(sample for sample in EXAMPLE.samples if sample.operation == "save")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iobench.bench.judging.change import find_change
+from iobench.stats.change import find_change
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 

@@ -1,0 +1,1 @@
+"""Statistics of samples: estimates and their intervals, comparisons, change points."""
