@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iobench.bench.judging.verdict import repeats_every
-from iobench.report.facts import part_of
+from iobench.environment.machine import part_of
 from iobench.results import CeilingSample, Operation, ResultFile, Run, to_plain
 from iobench.stats.estimates import median, rate
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from iobench.bench.judging.verdict import repeats_every
+from iobench.environment.machine import machine_facts, machine_words, part_of
 from iobench.environment.storage import leaf_devices
 from iobench.peers import PREFIX
 from iobench.report.document import Section
@@ -16,7 +17,7 @@ from iobench.units import GIB, format_size
 
 __all__ = [
     *("commands_section", "environment_line", "environment_section", "facts_section"),
-    *("part_of", "repeat_section", "unlike"),
+    *("repeat_section", "unlike"),
 ]
 
 _MISSING, _UNKNOWN = "not recorded", "unknown"
@@ -66,29 +67,9 @@ def commands_section(records: Iterable[ResultFile]) -> Section:
     return Section(heading="Repeat it", commands=tuple(commands))
 
 
-def _machine(machine: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the facts of a machine; None for one that the record lacks."""
-    cpu, total = part_of(machine, "cpu"), part_of(machine, "memory").get("total_bytes")
-    listed = machine.get("gpus")
-    given = listed if isinstance(listed, list) else []
-    gpus = [str(one.get("name")) for one in given if isinstance(one, Mapping)]
-    known = {
-        "host": machine.get("hostname"),
-        "kernel": machine.get("kernel"),
-        "CPU": cpu.get("model"),
-        "CPUs": cpu.get("usable_cpus"),
-        "memory": format_size(total) if isinstance(total, int) else None,
-        "GPUs": ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)),
-    }
-    return {name: str(one) if one else None for name, one in known.items()}
-
-
 def environment_line(environment: Environment) -> str:
     """Return host, kernel, CPU, memory, GPUs and storage in one line, without unknown facts."""
-    found = _machine(environment.machine)
-    forms = {"kernel": "Linux {}", "CPUs": "{} CPUs", "memory": "{} memory"}
-    facts = [forms.get(name, "{}").format(one) for name, one in found.items() if one]
-    facts += _storage(environment.storage)
+    facts = [*machine_words(environment.machine), *_storage(environment.storage)]
     facts += [f"{at}: {' '.join(_storage(one))}" for at, one in environment.storages.items()]
     return ", ".join(facts) or "machine not known"
 
@@ -100,7 +81,7 @@ def _storage(storage: Mapping[str, Any]) -> list[str]:
 
 
 def _facts(environment: Environment, target: str) -> Iterator[tuple[str, str]]:
-    yield from ((name, one or _MISSING) for name, one in _machine(environment.machine).items())
+    yield from ((name, one or _MISSING) for name, one in machine_facts(environment.machine).items())
     for place, storage in (environment.storages or {target: environment.storage}).items():
         yield place, _words(storage.get("fs_type") or storage.get("kind"), storage.get("source"))
         options = storage.get("mount_options")
@@ -127,12 +108,6 @@ def _words(*known: Any) -> str:
     return ", ".join(str(one) for one in known if one) or _MISSING
 
 
-def part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the facts under `name`; empty where a record lacks them."""
-    part = values.get(name)
-    return part if isinstance(part, Mapping) else {}
-
-
 def unlike(old: Run, new: Run) -> list[str]:
     """Return in words the differences that make the figures of two runs incomparable.
 
@@ -151,7 +126,7 @@ def unlike(old: Run, new: Run) -> list[str]:
 
 def _deciding(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the facts that must be equal, as name and words; `unknown` where a record lacks one."""
-    found = _machine(run.environment.machine)
+    found = machine_facts(run.environment.machine)
     total = part_of(run.environment.machine, "memory").get("total_bytes")
     # A kernel takes a little of it for itself, and not always the same.
     found["memory"] = f"{round(total / GIB)} GiB" if isinstance(total, int) else None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from iobench.bench.judging.verdict import VerdictStatus
+from iobench.environment.machine import machine_words
 from iobench.errors import UsageError
 from iobench.text import printable
 from iobench.tune.journal import TuningRecord
@@ -73,7 +74,7 @@ def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
         objective=outcome.objective.goal,
         target=tuning.target.location,
         storage=storage_words(header),
-        machine=machine_words(header),
+        machine=printable(", ".join(machine_words(header.machine))),
         fingerprint=str(header.machine["fingerprint"]),
         size_bytes=size,
         samples=chosen.samples,
@@ -109,20 +110,6 @@ def _format(tuning: Tuning) -> str:
     for spec in tuning.workload.files(tuning.asked.rank):
         sizes[spec.format] += spec.size_bytes
     return max(sizes, key=lambda name: (sizes[name], name))
-
-
-def machine_words(header: TuningRecord) -> str:
-    """Return `vm, Linux 6.18, AMD EPYC, 2 CPUs, 23.54 GiB memory`."""
-    machine = header.machine
-    memory = machine["memory"]["total_bytes"]
-    parts = [
-        machine["hostname"],
-        f"Linux {machine['kernel']}",
-        machine["cpu"]["model"],
-        f"{machine['cpu']['usable_cpus']} CPUs",
-        f"{format_size(memory)} memory" if memory else "",
-    ]
-    return printable(", ".join(part for part in parts if part))
 
 
 def storage_words(header: TuningRecord) -> str:

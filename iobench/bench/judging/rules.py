@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from iobench.bench.judging.verdict import RESIDENT_LIMIT
+from iobench.environment.machine import part_of
 from iobench.errors import UnknownNameError
 from iobench.results.records import Run, Sample
 from iobench.units import format_size
@@ -115,14 +115,8 @@ def _cold(run: Run, samples: Sequence[Sample]) -> Iterator[str]:
     cold = [one.cold for one in samples if one.operation == "restore"]
     if all(one is not None and one.resident_fraction <= RESIDENT_LIMIT for one in cold):
         return
-    memory = _memory_bytes(run.environment.machine)
+    memory = part_of(run.environment.machine, "memory").get("total_bytes")
     nodes = len(_processes_of_nodes(run))
     written = sum(one.bytes for one in samples if one.operation == "save") // nodes
-    if memory is None or written <= _MEMORIES * memory:
+    if not isinstance(memory, int) or written <= _MEMORIES * memory:
         yield f"neither a cleared cache nor data above {_MEMORIES} times the memory"
-
-
-def _memory_bytes(machine: Mapping[str, Any]) -> int | None:
-    memory = machine.get("memory")
-    total = memory.get("total_bytes") if isinstance(memory, Mapping) else None
-    return total if isinstance(total, int) else None
