@@ -19,7 +19,7 @@ import torch
 from iobench.checkpoint.checksums import read_compared, read_file
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.piece_reader import PieceReader
-from iobench.checkpoint.ranked.stock_values import StatePath, name_of, stock_paths
+from iobench.checkpoint.ranked.structure import StatePath, name_of, stock_paths
 from iobench.checkpoint.serialized import FORMAT, SKELETON, TENSORS
 from iobench.checkpoint.state_tree import readable, unflatten
 from iobench.checkpoint.stored import (
@@ -45,7 +45,7 @@ from iobench.writers.transfer import Transfer
 
 if TYPE_CHECKING:
     from iobench.checkpoint.piece_reader import PieceReader
-    from iobench.checkpoint.ranked.stock_values import StatePath
+    from iobench.checkpoint.ranked.structure import StatePath
 
 __all__ = ["disjoint", "paths_elsewhere", "read_any", "read_pieces", "without"]
 

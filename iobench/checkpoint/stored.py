@@ -23,7 +23,7 @@ from iobench.checkpoint.checksums import read_file
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.checkpoint.per_rank import PerRank
 from iobench.checkpoint.ranked.dcp_files import INDEX
-from iobench.checkpoint.ranked.stock_values import (
+from iobench.checkpoint.ranked.structure import (
     StatePath,
     name_of,
     parsed_skeleton,

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import metadata as stock
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 
-from iobench.checkpoint.ranked.stock_values import StatePath
+from iobench.checkpoint.ranked.structure import StatePath
 from iobench.errors import UnavailableError, UsageError
 from iobench.exports.source import ExportSource, StoredValue
 from iobench.formats import torch_image

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import metadata
 from iobench.checkpoint.checksums import read_file
 from iobench.checkpoint.manifest import MANIFEST, Manifest, step_of
 from iobench.checkpoint.manifest import name_of as step_name
-from iobench.checkpoint.ranked.stock_values import (
+from iobench.checkpoint.ranked.structure import (
     StatePath,
     ValueFiles,
     name_of,

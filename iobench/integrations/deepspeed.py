@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from iobench.checkpoint.background import BackgroundFiles
 from iobench.checkpoint.save import Save
 from iobench.errors import TransferError, UsageError, transfer_errors
 from iobench.formats import torch_file
 from iobench.integrations import torch_dropins
+from iobench.integrations.background import BackgroundFiles
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
 from iobench.units import parse_size

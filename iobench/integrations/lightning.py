@@ -15,11 +15,11 @@ import os
 from collections import deque
 from typing import Any
 
-from iobench.checkpoint.background import BackgroundFiles, absolute
 from iobench.checkpoint.save import Save
 from iobench.errors import OptionError
 from iobench.formats import torch_file
 from iobench.integrations import torch_dropins
+from iobench.integrations.background import BackgroundFiles, absolute
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs
 from iobench.units import parse_size

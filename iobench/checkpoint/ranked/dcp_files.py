@@ -33,7 +33,7 @@ from iobench.checkpoint.manifest import FileRecord, Manifest, Pieces
 from iobench.checkpoint.place import PartOffer, PartTarget, Place, Written
 from iobench.checkpoint.ranked.messages import Part, part_file
 from iobench.checkpoint.ranked.plan import Box, RankContent, RankPlan, WholePlan, data_file
-from iobench.checkpoint.ranked.stock_values import (
+from iobench.checkpoint.ranked.structure import (
     ValueFiles,
     name_of,
     own_skeletons,

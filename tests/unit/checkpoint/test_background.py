@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from iobench.checkpoint.background import BackgroundFiles, absolute
 from iobench.errors import OptionError, StateError, TransferError
 from iobench.formats import torch_image
+from iobench.integrations.background import BackgroundFiles, absolute
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer

@@ -18,12 +18,12 @@ import pytest
 import torch
 
 from iobench import Checkpointer
-from iobench.checkpoint.background import BackgroundFiles
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpoint.state_tree import flatten
 from iobench.errors import TransferError, UnavailableError
 from iobench.formats import torch_image
+from iobench.integrations.background import BackgroundFiles
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
 

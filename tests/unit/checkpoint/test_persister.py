@@ -19,10 +19,10 @@ from support.every_bytecode import SOON_S, Boom, Place, Tracer, at_every_place, 
 from iobench import Checkpointer
 from iobench.checkpoint import persister as module
 from iobench.checkpoint import slots
-from iobench.checkpoint.background import BackgroundFiles
 from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import SlotPool
+from iobench.integrations.background import BackgroundFiles
 from iobench.writers.blocks import channel, interpreter_end
 from iobench.writers.blocks.channel import Lease, OnFull
 from iobench.writers.buffered import BufferedWriter

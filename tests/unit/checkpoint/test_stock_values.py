@@ -13,7 +13,7 @@ from iobench import PerRank
 from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.ranked.dcp_files import merged
 from iobench.checkpoint.ranked.messages import Part
-from iobench.checkpoint.ranked.stock_values import (
+from iobench.checkpoint.ranked.structure import (
     ValueFiles,
     name_of,
     own_skeletons,
