@@ -2,6 +2,7 @@
 
     IobenchError                      1  base class
     |-- UsageError (ValueError)       2  the request is invalid
+    |   |-- ResultFileError              a file is not a result file, is damaged, or exists already
     |   |-- UnknownNameError             no writer, workload or option has that name
     |   |-- OptionError                  a value is out of range or of the wrong type
     |   |-- WorkloadFileError            a workload file is incomplete or invalid
@@ -11,7 +12,6 @@
     |-- UnavailableError              3  the writer cannot work here; reason and remedy
     |-- DataMismatchError             4  bytes differ from the saved ones
     |-- RegressionError               5  a comparison found a slowdown
-    |-- ResultFileError (ValueError)  1  a file is not a result file, or is damaged
     |-- FioError                      1  fio failed to measure
     |-- ContenderError                1  a contender failed; the others were measured
     |-- JobError                      1  one of several concurrent processes failed or ended
@@ -100,6 +100,10 @@ class TargetError(UsageError, OSError):
     """The target is missing, not a directory, not writable or too small. Nothing was written."""
 
 
+class ResultFileError(UsageError):
+    """A file is missing, is not a result file of iobench, is damaged, or exists already."""
+
+
 class StateError(UsageError):
     """A training state cannot be saved (names the object's path), or does not fit."""
 
@@ -166,10 +170,6 @@ class RegressionError(IobenchError):
     """A result is slower than before by more than the noise and the threshold."""
 
     exit_code = 5
-
-
-class ResultFileError(IobenchError, ValueError):
-    """A file is not a result file of iobench, or is damaged."""
 
 
 class FioError(IobenchError):

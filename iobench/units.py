@@ -25,7 +25,7 @@ _NUMBER = r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*"
 _SIZE = re.compile(_NUMBER + r"([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 _TIME = re.compile(_NUMBER + r"(ms|s|min|m|h|d)?\s*")
 _PERCENT = re.compile(_NUMBER + r"%\s*")
-_SECONDS = {"ms": 1e-3, "s": 1.0, None: 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_size(text: str | int, option: str = "") -> int:
@@ -51,16 +51,19 @@ def parse_size(text: str | int, option: str = "") -> int:
 
 
 def parse_seconds(text: str | float, option: str = "") -> float:
-    """Return the seconds in `text`: `90`, `90s`, `500ms`, `2min`, `1h`, `3d`.
+    """Return the seconds in `text`: `90s`, `500ms`, `2min`, `1h`, `3d`. A number is seconds.
 
-    Raises OptionError, which names `option`, for any other text.
+    Raises OptionError, which names `option`, for any other text, also without a unit.
     """
     if isinstance(text, int | float):
         return float(text)
     match = _TIME.fullmatch(text)
     if not match:
         raise _error(option, f"{text!r:.40} is not a time; write 500ms, 90s, 2min, 1h or 3d")
-    return float(match[1]) * _SECONDS[match[2]]
+    number, unit = match.groups()
+    if unit is None:
+        raise _error(option, f"{text!r:.40} has no unit; write {number:.20}s or {number:.20}min")
+    return float(number) * _SECONDS[unit]
 
 
 def parse_percent(text: str, option: str = "") -> float:

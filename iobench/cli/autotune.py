@@ -26,7 +26,6 @@ from iobench.cli.given import (
     given,
     preparing,
     print_plan,
-    print_warning,
     quiet_stdout,
     the_workload,
 )
@@ -62,7 +61,7 @@ def autotune(
         ),
     ] = HERE,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The writer's file; an older one is replaced.")
+        Path, typer.Option("-o", "--output", help="The new file; only --resume replaces one.")
     ] = Path("writer.toml"),
     objective: Annotated[
         GoalChoice,
@@ -154,8 +153,8 @@ def autotune(
         from iobench.tune.tuning import Tuning, TuningRequest
 
     check_config(output)
-    if output.exists() and not dry_run:
-        print_warning(f"{output} will be replaced by the choice of this tuning")
+    if output.exists() and not dry_run and resume is None:  # a resumed tuning may write it again
+        raise UsageError(f"-o {output}: exists; choose another name, or remove it")
     if report is not None:
         if dry_run:
             raise UsageError("--report: --dry-run measures nothing; leave out --report")

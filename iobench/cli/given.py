@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from iobench.errors import ResultFileError, UsageError
 from iobench.report.render import DocumentFormat
+from iobench.writers.s3_store.target import S3Target, is_s3
 
 __all__ = [
     "DEFAULT_WORKLOAD",
@@ -187,6 +188,8 @@ def check_target(target: str) -> None:
         raise UsageError(
             f"--target {target}: {scheme}:// is not known; give a directory, or s3://bucket/prefix"
         )
+    if is_s3(target):
+        S3Target.parse(target)
 
 
 def the_directory(target: str) -> Path:

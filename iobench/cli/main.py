@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ import typer
 from iobench.cli import interrupts
 from iobench.cli.given import print_plan
 from iobench.cli.launched import told_by_rank_0
-from iobench.cli.verbs import app_of
+from iobench.cli.verbs import VERBS, app_of
 from iobench.errors import IobenchError
 from iobench.text import printable
 
@@ -74,9 +75,15 @@ def _usage(error: Any) -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     command = f"{error.ctx.command_path} --help" if error.ctx else "iobench --help"
+    if found := re.fullmatch(r"Invalid value for '(\S+)': Input should be (.*)", message):
+        option, allowed = found.groups()  # pydantic's words, without the value
+        after = sys.argv[sys.argv.index(option) + 1 :][:1] if option in sys.argv else []
+        message = f"{' '.join((option, *after))}: must be {allowed}"
     _fail(f"{message.rstrip('.')}; see {command}", error.exit_code)
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print_plan([f"iobench: {printable(' '.join(message.split()))}"], indent=" " * len("iobench: "))
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    begin = f"iobench {verb}: " if verb in VERBS and code != _INTERRUPTED else "iobench: "
+    print_plan([f"{begin}{printable(' '.join(message.split()))}"], indent=" " * len(begin))
     sys.exit(code)

@@ -145,7 +145,7 @@ def plan(
             nodes=count,
             gpus_per_node=gpus_per_node,
             failures_per_1000_node_days=failures,
-            restart_s=_time(restart, "--restart"),
+            restart_s=parse_seconds(restart, "--restart"),
         )
         for count in node_counts(nodes)
     ]
@@ -215,7 +215,7 @@ def _by_hand(
         save_s=_seconds(save, "--save"),
         blocking_s=_seconds(blocking, "--blocking"),
         persist_s=_seconds(persist, "--persist"),
-        restore_s=_time(restore, "--restore"),
+        restore_s=parse_seconds(restore, "--restore"),
         slots=slots,
     )
 
@@ -276,13 +276,6 @@ def _baseline(candidates: list[SavingMethod], name: str | None) -> SavingMethod:
     return max(found or candidates, key=lambda one: one.costs.blocking_s)
 
 
-def _time(text: str, option: str) -> float:
-    """Return seconds. Raises OptionError for a number without a unit, also of a bare 0."""
-    if text.strip().replace(".", "", 1).isdecimal():
-        raise OptionError(f"{option} {text:.20}: has no unit; write {text:.20}s or {text:.20}min")
-    return parse_seconds(text, option)
-
-
 def _size(text: str) -> int:
     size_bytes = parse_size(text, "--size")
     if size_bytes == 0:
@@ -291,7 +284,7 @@ def _size(text: str) -> int:
 
 
 def _seconds(text: str | None, option: str) -> float | None:
-    return None if text is None else _time(text, option)
+    return None if text is None else parse_seconds(text, option)
 
 
 _MOST = 64

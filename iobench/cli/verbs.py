@@ -12,12 +12,12 @@ from iobench._version import __version__
 from iobench.cli.given import Verb
 from iobench.cli.launched import one_process
 
-__all__ = ["EXAMPLES", "app_of"]
+__all__ = ["EXAMPLES", "VERBS", "app_of"]
 
 _ONE_PROCESS = ("autotune", "plan", "reproduce", "train")
 """Verbs that measure, or think, in one process: several ranks would do the same work at once."""
 
-_VERBS = {
+VERBS = {
     "run": "run",
     "autotune": "autotune",
     "workloads": "app",
@@ -179,9 +179,9 @@ def app_of(verb: str | None = None) -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_main)
-    for name in _VERBS if verb not in _VERBS else (verb,):
+    for name in VERBS if verb not in VERBS else (verb,):
         module = import_module(f"iobench.cli.{name}")
-        found = getattr(module, _VERBS[name])
+        found = getattr(module, VERBS[name])
         if isinstance(found, typer.Typer):
             for command in found.registered_commands:
                 command.cls = Verb

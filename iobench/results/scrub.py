@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from iobench import workloads
-from iobench.errors import ResultFileError
+from iobench.errors import ResultFileError, TransferError
 from iobench.results.known_fields import unknown_fields
 from iobench.results.writer import check_new
 
@@ -139,7 +139,7 @@ def write_scrubbed(
     try:
         file = output.open("xb")
     except OSError as error:
-        raise _unwritable(output, error) from error
+        raise ResultFileError(f"{output} cannot be written: {error.strerror}") from error
     try:
         with file:
             file.writelines(scrubbed.lines)
@@ -149,13 +149,9 @@ def write_scrubbed(
     except BaseException as error:
         output.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise _unwritable(output, error) from error
+            raise TransferError.wrap(error, "writing", output) from error
         raise
     return scrubbed.removed
-
-
-def _unwritable(output: Path, error: OSError) -> ResultFileError:
-    return ResultFileError(f"{output} cannot be written: {error.strerror}")
 
 
 def _lines(data: bytes) -> list[bytes]:

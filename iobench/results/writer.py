@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from iobench.errors import ResultFileError
+from iobench.errors import ResultFileError, TransferError
 from iobench.results.codec import Record, to_record
 from iobench.results.identity import utc_now
 from iobench.results.records import End, Run, Sample
@@ -75,7 +75,7 @@ class ResultWriter:
     def write(self, record: Record) -> None:
         """Append `record`. The Run is first, the End is last, and all have one run_id.
 
-        Raises ResultFileError if the line cannot be written completely; no part of it stays then.
+        Raises TransferError if the line cannot be written completely; no part of it stays then.
         """
         if isinstance(record, Run) != (self._run is None) or self._ended:
             raise ValueError(f"a {record.kind} record is out of order: run, samples..., end")
@@ -133,7 +133,7 @@ class ResultWriter:
 
 
 def append_line(fd: int, path: Path, values: Mapping[str, Any]) -> None:
-    """Append `values` as one line of JSON. Raises ResultFileError; no part of it stays then."""
+    """Append `values` as one line of JSON. Raises TransferError; no part of it stays then."""
     data = (json.dumps(values, allow_nan=False) + "\n").encode("ascii")
     before = os.fstat(fd).st_size
     try:
@@ -142,7 +142,7 @@ def append_line(fd: int, path: Path, values: Mapping[str, Any]) -> None:
             written += os.write(fd, data[written:])
     except OSError as error:
         os.ftruncate(fd, before)
-        raise ResultFileError(f"{path} cannot be written: {error.strerror}") from error
+        raise TransferError.wrap(error, "writing", path) from error
 
 
 def _exists(path: str | os.PathLike[str]) -> ResultFileError:

@@ -165,7 +165,7 @@ class Journal:
             yield journal
 
     def write(self, record: TrialRecord) -> None:
-        """Append one measurement. Raises ResultFileError, and leaves no part of the line then."""
+        """Append one measurement. Raises TransferError, and leaves no part of the line then."""
         self._append(record)
 
     @contextmanager

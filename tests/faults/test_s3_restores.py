@@ -162,7 +162,7 @@ def test_changed_at_the_command_line(server, iobench_inside) -> None:
         *("--repeat", "1"),
     )
     assert done.returncode == 4, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("iobench: s3://bucket/run/")
+    assert done.stderr.splitlines()[-1].startswith("iobench run: s3://bucket/run/")
     assert "was changed while it was read (PreconditionFailed)" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert not server.objects

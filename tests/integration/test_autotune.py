@@ -301,7 +301,7 @@ def test_a_target_that_disappears(
     gone = target.rename(target.with_name(f"{target.name}-gone"))
     _, stderr = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 2, stderr
-    assert stderr.splitlines()[-1].startswith(f"iobench: --target {target}: ")
+    assert stderr.splitlines()[-1].startswith(f"iobench autotune: --target {target}: ")
     assert not any(one.measured.error for one in read_journal(journal)[1])
     assert not list(gone.glob(f"{PREFIX}*/step-*/*"))
 
@@ -364,7 +364,7 @@ def refused(
         (2, "rank 3071 writes no files", ("-w", "synthetic-1t", "--rank", "3071")),
         (2, "cannot be scaled", ("--size", "1KiB")),
         (2, "there is no directory", ("-o", "/nowhere/writer.toml")),
-        (1, "cannot be read", ("--resume", "/nowhere/tune.jsonl")),
+        (2, "cannot be read", ("--resume", "/nowhere/tune.jsonl")),
         (2, "leave out --workload", ("--resume", "tune.jsonl", "-w", "llama7b")),
         (
             2,
@@ -372,7 +372,7 @@ def refused(
             ("--resume", "x", "--dry-run", "--max-time", "3min"),
         ),
         (2, "leave out --target", ("--resume", "x", "--target", ".")),
-        (1, "cannot be read", ("--resume", "/nowhere/tune.jsonl", "--format", "json")),
+        (2, "cannot be read", ("--resume", "/nowhere/tune.jsonl", "--format", "json")),
     ],
 )
 def test_what_cannot_be_meant(
@@ -392,12 +392,12 @@ def test_a_seed_out_of_range(
         *("--seed", seed),
     )
     assert done.returncode == 2
-    assert "Invalid value for '--seed'" in done.stderr
+    assert "--seed" in done.stderr
     assert os.listdir(target) == []
 
 
 def test_it_replaces_only_writers_files(refused: Callable[..., None], tmp_path: Path) -> None:
-    """Another kind of file under -o is refused and not changed."""
+    """A file under -o is refused and not changed; only --resume replaces that of a writer."""
     other = tmp_path / "precious.toml"
     other.write_text("mine = true\n")
     refused(2, "is not a writer's file", "-o", other)
@@ -415,8 +415,8 @@ def test_a_journal_that_exists(
     monkeypatch.setattr(tuning_module.Tuning, "of", planned)
     journal = tmp_path / "older.jsonl"
     journal.write_text("measured\n")
-    refused(1, f"go on with it by --resume {journal}", "--journal", journal)
-    refused(1, "exists and is not overwritten", "--journal", journal, "--dry-run")
+    refused(2, f"go on with it by --resume {journal}", "--journal", journal)
+    refused(2, "exists and is not overwritten", "--journal", journal, "--dry-run")
     assert journal.read_text() == "measured\n"
 
 
@@ -496,4 +496,4 @@ def test_a_journal_that_was_edited(
     text = journal.read_text()
     assert written in text
     journal.write_text(text.replace(written, edited))
-    refused(1, words, "--resume", journal)
+    refused(2, words, "--resume", journal)

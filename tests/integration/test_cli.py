@@ -62,7 +62,7 @@ def check(done: subprocess.CompletedProcess[str], code: int, *words: str) -> Non
     assert done.stdout == ""
     lines = [line for line in done.stderr.splitlines() if not _PLAN.match(line)]
     assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("iobench: ")
+    assert re.match(r"iobench( \w+)?: ", lines[0])
     for word in words:
         assert word in lines[0]
 
@@ -156,7 +156,7 @@ def test_an_error_is_one_line_and_a_code(
     monkeypatch.setattr("iobench.cli.main.app_of", lambda _: app)
     done = iobench_inside("run")
     assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith("iobench: ")
+    assert done.stderr.startswith("iobench: " if code == 130 else "iobench run: ")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -407,8 +407,8 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
         (("-w", "missing.yaml"), ("missing.yaml", "No such file")),
         (("--rank", "2"), ("no rank 2", "0 to 1")),
         (("--rank", "-1"), ("--rank",)),
-        (("--seed", "-1"), ("Invalid value for '--seed'",)),
-        (("--seed", "4294967296"), ("Invalid value for '--seed'",)),
+        (("--seed", "-1"), ("--seed",)),
+        (("--seed", "4294967296"), ("--seed",)),
         (("--size", "lots"), ("'lots' is not a size",)),
         (("--size", "-4GiB"), ("not a size",)),
         (("--size", "4iB"), ("not a size",)),
@@ -459,7 +459,7 @@ def test_a_target_that_is_no_directory(iobench_inside: Command, tmp_path: Path, 
         "file/below": "cannot be reached (Not a directory)",
     }.items():
         done = iobench_inside(*verb.split(), "--target", tmp_path / name)
-        check(done, 2, f"iobench: --target {tmp_path / name}: {words}")
+        check(done, 2, f"iobench {verb.split()[0]}: --target {tmp_path / name}: {words}")
 
 
 def test_a_rank_that_writes_nothing(refused: Command) -> None:
@@ -535,7 +535,7 @@ def test_a_value_of_no_meaning_names_its_option(
     """The option, the value (its beginning, if it is long), and what to write."""
     for option in options:
         done = iobench_inside(*command, option, value)
-        check(done, 2, f"iobench: {option}", value[:20])
+        check(done, 2, f"iobench {command[0]}: {option}", value[:20])
         assert len(done.stderr) < 250
 
 
@@ -584,7 +584,7 @@ def test_an_output_file_that_exists(
         *("run", "-w", tiny_path, "--target", target, "--no-ceiling", "--writer", "buffered"),
         *("--size", "full", "-o", path),
     )
-    check(done, 1, "mine.jsonl exists and is not overwritten")
+    check(done, 2, "mine.jsonl exists and is not overwritten")
     assert path.read_text() == "mine"
     assert os.listdir(target) == []
 
@@ -606,7 +606,7 @@ def test_an_output_that_cannot_be_made_is_refused_first(
         (mine / "run.jsonl", "mine.jsonl is not a directory"),
         (tmp_path / "typo" / "run.jsonl", "there is no directory"),
     ):
-        check(iobench_inside(*verb, *arguments, "-o", output), 1, words)
+        check(iobench_inside(*verb, *arguments, "-o", output), 2, words)
     assert mine.read_text() == "mine"
     assert not (tmp_path / "typo").exists()
     assert os.listdir(target) == []
@@ -618,16 +618,16 @@ def test_a_working_directory_that_is_read_only(
 ) -> None:
     """It is refused before any measurement; the error names the option for another place."""
     cases: tuple[tuple[tuple[str | Path, ...], int, str], ...] = (
-        (("run",), 1, "/ro is not writable; give -o FILE"),
-        (("train",), 1, "/ro is not writable; give -o FILE"),
+        (("run",), 2, "/ro is not writable; give -o FILE"),
+        (("train",), 2, "/ro is not writable; give -o FILE"),
         (("autotune",), 2, "-o writer.toml: "),
-        (("autotune", "-o", tmp_path / "w.toml"), 1, "/ro is not writable; give --journal FILE"),
+        (("autotune", "-o", tmp_path / "w.toml"), 2, "/ro is not writable; give --journal FILE"),
         (
             ("autotune", "-o", tmp_path / "w", "--journal", tmp_path / "no" / "x"),
-            1,
+            2,
             "there is no dir",
         ),
-        (("reproduce", "async"), 1, "run it where results/ can be created"),
+        (("reproduce", "async"), 2, "run it where results/ can be created"),
     )
     with mounted(tmp_path / "ro", "-t", "tmpfs", "-o", "ro,size=16m", "tmpfs") as place:
         for arguments, code, words in cases:
@@ -687,12 +687,12 @@ def test_damaged_result_files(
     path = tmp_path / "results.jsonl"
     if content is not None:
         path.write_bytes(content)
-    check(iobench_inside("show", path), 1, "results.jsonl", *words)
+    check(iobench_inside("show", path), 2, "results.jsonl", *words)
 
 
 def test_a_directory_as_result_file(iobench_inside: Command, tmp_path: Path) -> None:
     """A directory is refused as a result file."""
-    check(iobench_inside("show", tmp_path), 1, "is a directory; give a result file")
+    check(iobench_inside("show", tmp_path), 2, "is a directory; give a result file")
 
 
 # Targets that cannot be used.
@@ -815,7 +815,7 @@ def test_a_disk_that_fills_up_in_mid_run(
     assert re.match(stopped, stdout)
     assert lines[0] == f"record: {record}"
     assert len(lines) == 2, stderr
-    assert lines[1].startswith("iobench: ")
+    assert lines[1].startswith("iobench run: ")
     assert "No space left on device" in lines[1]
     assert not [path for path in place.iterdir() if path.name.startswith(PREFIX)]
     end = read(record).end

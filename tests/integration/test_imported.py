@@ -148,7 +148,7 @@ def test_what_is_refused(
             done = iobench_inside(*verb, name, cwd=tmp_path)
             assert (done.returncode, done.stdout) == (2, "")
             assert done.stderr.count("\n") == 1, done.stderr
-            assert done.stderr.startswith("iobench: ")
+            assert done.stderr.startswith(f"iobench {verb[0]}: ")
             assert words in done.stderr
             assert Path(name).name in done.stderr
     with pytest.raises(WorkloadFileError, match="iobench verify"):

@@ -120,8 +120,8 @@ def test_invalid_samples_are_left_out(iobench_inside: Command, tmp_path: Path) -
         (2, "without thousands separators", (*HAND[:4], "--nodes", "2,048")),
         (2, "from 1 up", (*HAND[:4], "--nodes", "0")),
         (2, "is not a time", (*HAND, "--restart", "soon")),
-        (2, "--restart 30: has no unit; write 30s", (*HAND, "--restart", "30")),
-        (2, "--save 30: has no unit", ("--save", "30", "--restore", "1s", "--nodes", "1")),
+        (2, "--restart '30' has no unit; write 30s", (*HAND, "--restart", "30")),
+        (2, "--save '30' has no unit", ("--save", "30", "--restore", "1s", "--nodes", "1")),
         (2, "--interval must be above zero seconds", (*HAND, "--interval", "0s")),
         (2, "failures-per-1000-node-days must be", (*HAND, "--failures-per-1000-node-days", "0")),
         (2, "--persist applies to asynchronous saves", (*HAND, "--persist", "3s")),
@@ -131,7 +131,7 @@ def test_invalid_samples_are_left_out(iobench_inside: Command, tmp_path: Path) -
         (2, "--save: --results has the", ("--nodes", "8", "--results", RECORD, "--save", "")),
         (2, "unknown baseline 'bufered'; did you mean 'buffered'?", (RECORD, "bufered")),
         (2, "--save, --restore: --results has the", (*HAND, "--results", RECORD)),
-        (1, "no such file", ("--nodes", "8", "--results", "nowhere.jsonl")),
+        (2, "no such file", ("--nodes", "8", "--results", "nowhere.jsonl")),
     ],
 )
 def test_what_cannot_be_meant(
@@ -143,7 +143,7 @@ def test_what_cannot_be_meant(
     done = iobench_inside("plan", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("iobench: ")
+    assert done.stderr.startswith("iobench plan: ")
     assert words in done.stderr
 
 

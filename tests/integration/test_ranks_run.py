@@ -148,8 +148,8 @@ def test_a_rank_without_the_writer_ends_all(tiny_path: Path, target: Path, tmp_p
     with RankCommand.started(arguments, environments, tmp_path) as ranks:
         first, second = ranks.ends()
     assert [first[0], second[0]] == [2, 2], (first, second)
-    assert "iobench: unknown writer 'meeting'" in second[2]
-    assert "iobench: rank 1 (host" in first[2]
+    assert "iobench run: unknown writer 'meeting'" in second[2]
+    assert "iobench run: rank 1 (host" in first[2]
     assert "failed: UnknownNameError: unknown writer 'meeting'" in first[2]
     assert os.listdir(target) == []
 
@@ -178,7 +178,7 @@ def test_a_rank_ends_in_a_save(how: str, tiny_path: Path, target: Path, tmp_path
     message = err.splitlines()[-1]
     if how == "killed":
         assert (code, other) == (1, -signal.SIGKILL)
-        assert "iobench: rank 1 (host" in message
+        assert "iobench run: rank 1 (host" in message
         assert "'save'" in message
         assert message.endswith("ended")
     else:

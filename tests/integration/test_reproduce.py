@@ -97,5 +97,5 @@ def test_claims_that_are_not_known_are_refused(iobench: Command) -> None:
     done = iobench("reproduce", "gemini")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "iobench: unknown claim 'gemini'. Known: async, checkfreq, hybrid-io, pccheck.\n"
+        "iobench reproduce: unknown claim 'gemini'. Known: async, checkfreq, hybrid-io, pccheck.\n"
     )

@@ -350,7 +350,9 @@ def test_restored_bytes_that_differ(
     assert done.returncode == 4, done.stderr
     assert len(re.findall("FAILED$", done.stdout, re.MULTILINE)) == 4  # two answers and two rows
     assert "wrong bytes: tensors differ from what was saved" in done.stdout
-    assert done.stderr.splitlines()[-1].startswith("iobench: 8 tensors that were restored differ")
+    assert done.stderr.splitlines()[-1].startswith(
+        "iobench run: 8 tensors that were restored differ"
+    )
     assert os.listdir(target) == []
 
 

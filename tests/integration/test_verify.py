@@ -438,7 +438,7 @@ def test_the_command(
     damaged = iobench_inside("verify", copy, corpus("torch"))
     assert damaged.returncode == 4
     assert "step-10/tensors.safetensors: model.head.weight: the file ends" in damaged.stdout
-    assert damaged.stderr == f"iobench: {copy}: 1 error\n"
+    assert damaged.stderr == f"iobench verify: {copy}: 1 error\n"
     both = json.loads(iobench_inside("verify", copy, corpus("torch"), "--format", "json").stdout)
     assert both["schema"] == "iobench.verify/1"
     assert [one["ok"] for one in both["reports"]] == [False, True]

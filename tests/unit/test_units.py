@@ -100,14 +100,14 @@ def test_low_rates_are_shown_in_smaller_units() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("500ms", 0.5), ("2min", 120), ("2m", 120), ("1h", 3600), (3, 3)],
+    [("90s", 90), ("500ms", 0.5), ("2min", 120), ("2m", 120), ("1h", 3600), (3, 3)],
 )
 def test_times_are_understood(text: str | float, seconds: float) -> None:
-    """A bare number is seconds."""
+    """A number of Python is seconds."""
     assert parse_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "1w", "-3s", "1h30"])
+@pytest.mark.parametrize("text", ["", "s", "1w", "-3s", "1h30", "90", "0"])
 def test_other_times_are_refused(text: str) -> None:
     """Other text is refused, and the message shows it."""
     with pytest.raises(OptionError) as caught:

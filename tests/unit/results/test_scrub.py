@@ -20,7 +20,7 @@ from support.cli import app
 from typer.testing import CliRunner
 
 from iobench.bench.axes import Axes
-from iobench.errors import ResultFileError
+from iobench.errors import ResultFileError, TransferError
 from iobench.results import ResultFile, read
 from iobench.results.known_fields import unknown_fields
 from iobench.results.scrub import Scrubbed, scrub, write_scrubbed
@@ -290,10 +290,11 @@ def test_a_write_that_fails_leaves_no_copy(
     """A full disk is one error with the name of the copy; Ctrl-C stays Ctrl-C."""
     copy = tmp_path / "copy.jsonl"
     monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=error))
-    with pytest.raises((ResultFileError, KeyboardInterrupt)) as raised:
+    with pytest.raises((TransferError, KeyboardInterrupt)) as raised:
         write_scrubbed(example.path, copy, read)
     if isinstance(error, OSError):
-        assert str(raised.value) == f"{copy} cannot be written: No space left"
+        assert "writing: No space left" in str(raised.value)
+        assert str(copy) in str(raised.value)
     assert not copy.exists()
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from iobench.errors import ResultFileError
+from iobench.errors import ResultFileError, TransferError
 from iobench.results import (
     End,
     ResultFile,
@@ -157,7 +157,7 @@ def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path, example: ResultFile
         before = path.read_bytes()
         with (
             mock.patch("os.write", full),
-            pytest.raises(ResultFileError, match="cannot be written: No space left on device"),
+            pytest.raises(TransferError, match="writing: No space left on device"),
         ):
             results.write(example.samples[0])
         assert path.read_bytes() == before

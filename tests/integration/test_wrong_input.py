@@ -1,0 +1,122 @@
+"""Wrong input of every verb: exit code 2 and one line with the verb, what is wrong and the way
+out. Nothing is printed on stdout, and nothing is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.cli import app
+from typer.main import get_command
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+_RECORD = Path(__file__).parents[2] / "results/reference-llama7b.jsonl"
+_HAND = "--save 30s --restore 30s"
+
+CASES = {
+    "run --numjobs 0": "--numjobs 0: must be a number from 1 to 256",
+    "run --repeat auto --max-time 5": "--max-time '5' has no unit; write 5s or 5min",
+    "run --repeat auto --precision 5": "--precision '5' is not a percentage; write 5%",
+    "run --duration 30": "--duration '30' has no unit",
+    "run --restore-as half": "--restore-as half: must be same, or subset=PART",
+    "run --granularity shard=0": "--granularity shard=0: a shard must have at least 1 byte",
+    "run --background yes": "--background yes: must be none or restore",
+    "run --rules nope": "unknown rules 'nope'. Known: mlperf",
+    "run -o run.jsonl": "run.jsonl exists and is not overwritten; choose another name",
+    "run -o missing/x.jsonl": "-o missing/x.jsonl: there is no directory missing; make it first",
+    "run --report page.txt": "--report page.txt: the name must end with .html or .htm",
+    "run text.txt": "text.txt is neither a workload (*.yaml) nor a checkpoint",
+    "run --target s3://": "names no bucket; write s3://bucket/prefix",
+    "run --rank -1": "--rank -1: must be greater than or equal to 0; see iobench run --help",
+    "autotune --objective speed": "'speed' is not one of 'save', 'restore'",
+    "autotune --max-time 10": "--max-time '10' has no unit",
+    "autotune --max-bytes 0": "--max-bytes must be above zero, and is 0",
+    "autotune --max-cpu lots": "--max-cpu lots: must be a valid number",
+    "autotune --max-memory x": "--max-memory 'x' is not a size; write 4096",
+    "autotune -o text.txt": "-o text.txt: exists and is not a writer's file",
+    "autotune -o my.toml": "-o my.toml: exists; choose another name, or remove it",
+    "autotune --resume run.jsonl": "run.jsonl, line 1: not a record of a journal",
+    "autotune --resume nope.jsonl": "nope.jsonl cannot be read: No such file",
+    "autotune --journal run.jsonl": "exists and is not overwritten; go on with it by --resume",
+    "autotune --target s3://": "names no bucket; write s3://bucket/prefix",
+    "autotune --writer peer:dcp": "unknown writer 'peer:dcp'. Known: aiofiles",
+    "train --mode fast": "--mode 'fast': none, sync, async",
+    "train --every 0": "--every 0: a number of steps (20)",
+    "train --steps 0": "--steps 0: must be greater than or equal to 1",
+    "train --writer peer:dcp": "peer:dcp cannot save a training state",
+    "train --device tpu": "'tpu' is not one of 'cpu', 'cuda'",
+    "plan": "give --nodes: the nodes of the job",
+    f"plan --nodes 0 {_HAND}": "--nodes 0: write 2048, 64,512,2048",
+    "plan --nodes 4 --save 30 --restore 30s": "--save '30' has no unit; write 30s or 30min",
+    "plan --nodes 4 --save 30s": "give --results FILE, or times by hand: --save and --restore",
+    "plan --nodes 4 --results nope.jsonl": "nope.jsonl: no such file; iobench writes its records",
+    "plan --nodes 4 --results text.txt": "text.txt, line 1: not JSON; give a .jsonl file",
+    f"plan --nodes 4 {_HAND} -w nope": "unknown workload 'nope'. Known: bloom-3b",
+    f"plan --nodes 4 {_HAND} --restart 0": "--restart '0' has no unit",
+    "show": "Missing argument 'RECORD...'; see iobench show --help",
+    "show nope": "nope: no such file; iobench writes its records under results/",
+    "show text.txt": "text.txt, line 1: not JSON; give a .jsonl file that iobench wrote",
+    "show empty": "empty is a directory; give a result file (.jsonl)",
+    "show run.jsonl --format pdf": "'pdf' is not one of 'table', 'md'",
+    "show run.jsonl run.jsonl": "--format table shows one record; give one",
+    "report run.jsonl": "Missing option '-o' / '--output'; see iobench report --help",
+    "report nope -o x.html": "nope: no such file; iobench writes its records",
+    "compare run.jsonl": "one run is given; write iobench compare OLD NEW",
+    "compare run.jsonl run.jsonl": "is on both sides: a run does not differ from itself",
+    "compare nope run.jsonl": "nope: no such file; iobench writes its records",
+    "compare run.jsonl empty": "empty has no result files (*.jsonl)",
+    "compare run.jsonl text.txt --threshold 5": "--threshold '5' is not a percentage; write 5%",
+    "reproduce nope": "unknown claim 'nope'. Known: async",
+    "reproduce async --results nope": "nope: no such file",
+    "reproduce async --size x": "--size 'x' is not a size; write",
+    "doctor --target nope": "--target nope: no such directory; make it first",
+    "doctor --format xml": "'xml' is not one of 'table', 'json'",
+    "writers --target nope": "--target nope: no such directory; make it first",
+    "writers --target ftp://x": "ftp:// is not known; give a directory, or s3://bucket/prefix",
+    "exec --config nope -- true": "unknown writer 'nope'",
+    "exec --config odirect,threads=x -- true": "threads=x",
+    "exec --config hybrid -- nope-program": "nope-program",
+    "exec --config hybrid --report missing/x.json -- true": "missing",
+    "verify nope": "nope: does not exist",
+    "verify text.txt": "text.txt: no checkpoint was recognised; iobench verify reads",
+    "verify text.txt --writer nope": "unknown writer 'nope'. Known: aiofiles",
+    "offload show nope": "nope",
+    "offload export empty -o x.pt": "empty",
+    "tiers nope": "nope",
+    "agent nope": "No such command 'nope'; see iobench agent --help",
+    "workloads show nope": "unknown workload 'nope'. Known: bloom-3b",
+    "workloads show llama7b --rank 999": "has no rank 999: it has 0 to 7",
+    "workloads import nope": "nope: does not exist",
+    "workloads import empty": "empty: there are no files here",
+    "results scrub nope -o x.jsonl": "nope: no such file",
+    "results scrub run.jsonl -o run.jsonl": "run.jsonl exists and is not overwritten",
+    "s3 list-uploads nope": "nope",
+    "s3 abort-uploads s3://bucket/x --older-than 5": "--older-than '5' has no unit",
+}
+"""The command, and words of its answer."""
+
+
+@pytest.mark.parametrize("command", CASES)
+def test_wrong_input(command: str, iobench_inside: Command, tmp_path: Path) -> None:
+    shutil.copy(_RECORD, tmp_path / "run.jsonl")
+    (tmp_path / "text.txt").write_text("text\n")
+    (tmp_path / "my.toml").write_text('schema = "iobench.writer/1"\nwriter = "buffered"\n')
+    (tmp_path / "empty").mkdir()
+    before = sorted(os.listdir(tmp_path))
+    done = iobench_inside(*command.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith(f"iobench {command.split()[0]}: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert CASES[command] in done.stderr
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_every_verb_is_in_the_table() -> None:
+    group = get_command(app)
+    assert {command.split()[0] for command in CASES} == {*getattr(group, "commands", ())}
+    assert len(CASES) >= 40
