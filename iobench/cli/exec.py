@@ -6,12 +6,14 @@ import os
 import resource
 import signal
 import sys
+import threading
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from iobench.cli.deferred import load_when_used
 from iobench.cli.given import print_plan
 from iobench.errors import TargetError, TransferError
 from iobench.text import printable
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
     from iobench.writers.base import Writer
 
 
+__all__ = ["SETTINGS", "exec_", "load_when_used"]
+
 SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
+_lock = threading.RLock()
 
 
 def exec_(
@@ -103,3 +108,27 @@ def _die_of(number: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
     sys.exit(128 + number)  # if the signal does not end this process
+
+
+def load_when_used(package: str) -> None:
+    """Let `import package` return a module that loads the package when it is first used.
+
+    Does nothing if the package is loaded already.
+    """
+    sys.modules.setdefault(package, _Deferred(package))
+
+
+class _Deferred(ModuleType):
+    """Replaces a package in sys.modules; the first missing attribute loads all of them.
+
+    importlib.util.LazyLoader loads at the second `import` statement already, because that looks at
+    `__spec__` (CPython 3.11).
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        with _lock:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
+            found = import_module(self.__name__)
+            vars(self).update(vars(found))
+        return getattr(found, name)

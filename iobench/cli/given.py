@@ -63,7 +63,6 @@ _WORDS = {
         "TARGET": "--target",
         "TIME": "--blocking --duration --interval --max-time --older-than --persist --restart "
         "--restore --save",
-        "URL": "--endpoint-url",
         "WHEN": "--every --step --until",
         "WORKLOAD": "--workload",
         "WRITER": "--baseline --config",

@@ -12,7 +12,7 @@ import typer
 
 from iobench.cli.given import DocumentFormatOption, check_effect, print_warning, the_workload
 from iobench.cli.pages import ReportOption, check_report, write_report
-from iobench.errors import OptionError, UnknownNameError, UsageError
+from iobench.errors import OptionError, UsageError
 from iobench.report.render import DocumentFormat, render
 from iobench.units import count_of, parse_seconds, parse_size
 
@@ -116,14 +116,6 @@ def plan(
             show_default="the workload at full size",
         ),
     ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline",
-            help="The writer that savings are counted from.",
-            show_default="buffered, else the slowest",
-        ),
-    ] = None,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
     report: ReportOption = None,
 ) -> None:
@@ -169,7 +161,7 @@ def plan(
         recorded = measured.run.workload.name if measured else None
         step_s = _published_step_s(chosen or recorded, asked=chosen is not None)
     method = Method(step_s=step_s, interval_s=_seconds(interval, "--interval"))
-    base = _baseline(candidates, baseline)
+    base = _baseline(candidates)
     forecasts = [one for job in jobs for one in forecast(candidates, base, job, method)]
     outlook = Outlook(
         title=title,
@@ -267,12 +259,9 @@ def _published_step_s(workload: str | None, *, asked: bool) -> float | None:
     return found.seconds if found else None
 
 
-def _baseline(candidates: list[SavingMethod], name: str | None) -> SavingMethod:
-    """Return the candidate `name`. Without a name, return `buffered` or else the slowest save."""
-    wanted = "buffered" if name is None else name
-    found = [one for one in candidates if one.name == wanted or one.name.split()[0] == wanted]
-    if name is not None and not found:
-        raise UnknownNameError("baseline", name, {one.name for one in candidates})
+def _baseline(candidates: list[SavingMethod]) -> SavingMethod:
+    """Return the candidate that savings are counted from: `buffered`, or else the slowest save."""
+    found = [one for one in candidates if one.name.split()[0] == "buffered"]
     return max(found or candidates, key=lambda one: one.costs.blocking_s)
 
 

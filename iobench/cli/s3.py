@@ -26,12 +26,6 @@ app = typer.Typer(
 _Place = Annotated[
     str, typer.Argument(metavar="s3://BUCKET[/PREFIX]", help="The bucket, or a prefix in it.")
 ]
-_Endpoint = Annotated[
-    str,
-    typer.Option(
-        "--endpoint-url", help="The endpoint, for a store that is not AWS.", show_default="boto3's"
-    ),
-]
 _Older = Annotated[
     str,
     typer.Option(
@@ -44,11 +38,10 @@ _Older = Annotated[
 def list_uploads(
     place: _Place,
     older_than: _Older = "0s",
-    endpoint_url: _Endpoint = "",
     format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
     """List unfinished multipart uploads. Their parts are stored, and paid for, until aborted."""
-    found = _older(_objects(place, endpoint_url), older_than)
+    found = _older(_objects(place), older_than)
     if format_ is ListingFormat.JSON:
         listed = [
             {
@@ -73,7 +66,6 @@ def list_uploads(
 def abort_uploads(
     place: _Place,
     older_than: _Older = "0s",
-    endpoint_url: _Endpoint = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
 ) -> None:
     """Abort unfinished multipart uploads.
@@ -82,7 +74,7 @@ def abort_uploads(
 
     No object is touched: a checkpoint that is complete stays.
     """
-    objects = _objects(place, endpoint_url)
+    objects = _objects(place)
     found = _older(objects, older_than)
     for upload in found:
         if not dry_run:
@@ -91,13 +83,13 @@ def abort_uploads(
     print(f"{len(found)} unfinished uploads below {place}", file=sys.stderr)
 
 
-def _objects(place: str, endpoint_url: str) -> S3Objects:
+def _objects(place: str) -> S3Objects:
     from iobench.writers.s3 import S3Writer
     from iobench.writers.s3_store.objects import S3Objects
     from iobench.writers.s3_store.target import S3Target
 
     target = S3Target.parse(place)
-    writer = S3Writer(endpoint_url=endpoint_url, checksum="none", max_attempts=_ATTEMPTS)
+    writer = S3Writer(checksum="none", max_attempts=_ATTEMPTS)
     return S3Objects(writer.client, target)
 
 

@@ -92,7 +92,8 @@ def test_an_endpoint_that_does_not_answer(writer, server, expect_no_secret) -> N
 
 def test_uploads_of_an_endpoint_that_does_not_answer(server, iobench_inside) -> None:
     """The commands that list and abort uploads report the same."""
-    done = iobench_inside("s3", "abort-uploads", _TARGET, "--endpoint-url", "http://127.0.0.1:9")
+    place = {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}
+    done = iobench_inside("s3", "abort-uploads", _TARGET, **place)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.count("\n") == 1, done.stderr
     assert "AWS_ENDPOINT_URL_S3" in done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from iobench.cli.deferred import load_when_used
+from iobench.cli.exec import load_when_used
 
 _HEAVY = "torch boto3 pandas altair"
 _STEPS = (
@@ -48,7 +48,7 @@ for step, heavy in {_STEPS}:
 def test_exec_makes_every_writer_without_numpy() -> None:
     """`iobench exec` defers numpy: a script would start 0.1 s later."""
     code = (
-        "import sys; from iobench.cli.deferred import load_when_used; load_when_used('numpy'); "
+        "import sys; from iobench.cli.exec import load_when_used; load_when_used('numpy'); "
         "from iobench.integrations.default_writer import chosen_writer; "
         "from iobench.integrations.redirect import launch, summary; "
         "from iobench.writers import registry; "
