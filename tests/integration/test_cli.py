@@ -869,7 +869,7 @@ def _default(parameter: Any) -> str:
     if isinstance(parameter.show_default, str):
         word = parameter.show_default
         return f"`{word}`" if "<" in word else word
-    if parameter.default is None:
+    if parameter.default in (None, ""):
         return ""
     if isinstance(parameter.default, bool):
         names = parameter.opts if parameter.default else parameter.secondary_opts

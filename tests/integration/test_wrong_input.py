@@ -82,6 +82,8 @@ CASES = {
     "exec --config odirect,threads=x -- true": "threads=x",
     "exec --config hybrid -- nope-program": "nope-program",
     "exec --config hybrid --report missing/x.json -- true": "missing",
+    "export nope -o x": "nope: does not exist",
+    "export empty -o x": "empty",
     "verify nope": "nope: does not exist",
     "verify text.txt": "text.txt: no checkpoint was recognised; iobench verify reads",
     "verify text.txt --writer nope": "unknown writer 'nope'. Known: aiofiles",
