@@ -112,6 +112,30 @@ def test_a_torch_file_too(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+_INTERRUPTED = """
+import signal, sys
+from iobench.cli.main import run
+from iobench.exports.export import Export
+moved = Export._moved
+def interrupt(self, size_bytes):
+    moved(self, size_bytes)
+    if self._done > 300_000:
+        signal.raise_signal(signal.SIGINT)
+Export._moved = interrupt
+run()
+"""
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C between two tensors: one line, exit code 130, and nothing is left."""
+    save_file(_tensors(), tmp_path / "old.safetensors")
+    words = ["export", tmp_path / "old.safetensors", "-o", tmp_path / "out"]
+    done = run_preloaded(["-c", _INTERRUPTED, *words])
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "iobench: interrupted; temporary files are removed\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["old.safetensors"]
+
+
 _PEAK = """
 import resource, sys
 import torch, iobench, iobench.exports.export

@@ -21,6 +21,7 @@ from iobench.checkpoint.ranked.structure import (
     stock_values,
 )
 from iobench.checkpoint.state_tree import flatten, unflatten
+from iobench.checkpoint.stored import one_by_one
 from iobench.errors import DataMismatchError, StateError
 
 _STATE: dict[str, Any] = {
@@ -142,3 +143,10 @@ def test_a_part_is_compared_with_its_vote() -> None:
     assert Part.parse(text, checksum, "here") == part
     with pytest.raises(DataMismatchError, match="here: differs from what its rank wrote"):
         Part.parse(text + b" ", checksum, "here")
+
+
+def test_an_ordered_dict_of_many_tensors() -> None:
+    """A state_dict of one process, whose tensors are listed at once in its skeleton."""
+    listed = {"model": {"$ordered": {"$tensors": ["model.", "a", "b"]}, "attributes": {}}}
+    found = stock_paths(one_by_one(listed, []), [0])
+    assert found == [(("model", "a"), "model.a"), (("model", "b"), "model.b")]
