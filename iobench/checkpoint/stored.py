@@ -126,7 +126,7 @@ def _of_one_process(copy: CopyReader, manifest: Manifest) -> StoredState:
         tensors = {
             name: _whole(pieces[name], len(begin) + at, kind)
             for run in runs
-            for name, at, kind in run.tensors()
+            for at, _, name, kind in run.places
         }
     with readable(os.path.join(location, SKELETON)):
         views: list[Any] = []

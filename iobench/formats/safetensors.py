@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import FileMemory
 from iobench.formats.inspected_file import Inspectable, InspectedFile
 from iobench.formats.safetensors_header import header_bytes
-from iobench.formats.safetensors_runs import Kind, TensorRun, runs_of
+from iobench.formats.safetensors_runs import Kind, runs_of
 from iobench.formats.tensor_layouts import FileLayout, located_dense
 from iobench.formats.tensors import (
     Allocate,
@@ -22,7 +22,6 @@ from iobench.formats.tensors import (
     dtype_name,
     tensor_from_bytes,
     tensor_memory,
-    tensors_in_rows,
 )
 from iobench.writers.base import Writer
 from iobench.writers.image import AnyMemory, FileImage
@@ -134,37 +133,22 @@ def _prepare(
         tensors: dict[str, torch.Tensor] = {}
         for run in runs_of(file, header, size - start, one_by_one=allocate is not None):
             part = memory.take(start + run.begin, start + run.end, run.unit)
-            tensors.update(zip(run.names, _tensors(file, run, part), strict=True))
+            for begin, _, name, kind in run.places:
+                tensors[name] = _tensor(file, name, kind, part, begin - run.begin)
         return tensors, memory.image(path)
 
 
-def _tensors(file: str, run: TensorRun, part: AnyMemory) -> Iterator[torch.Tensor]:
-    """Return the tensors of a run, whose memory is `part`. Raises DataMismatchError."""
-    if run.kind is None:
-        return _each_tensor(file, run.names, run.each, part)
-    if isinstance(part, np.ndarray):
-        rows = tensors_in_rows(part, run.kind.dtype, run.kind.shape, len(run.names))
-        if rows is not None:
-            return rows
-    size = run.kind.size_bytes
-    each = [(number * size, run.kind) for number in range(len(run.names))]
-    return _each_tensor(file, run.names, each, part)
-
-
-def _each_tensor(
-    file: str, names: list[str], each: list[tuple[int, Kind]], part: AnyMemory
-) -> Iterator[torch.Tensor]:
-    for name, (at, kind) in zip(names, each, strict=True):
-        if kind.values is not None and isinstance(part, np.ndarray):
-            # As `tensor_from_bytes` makes it, in less time.
-            yield torch.from_numpy(np.ndarray(kind.shape, kind.values, part, at))
-            continue
-        try:
-            yield tensor_from_bytes(part, kind.dtype, kind.shape, at)
-        except (TypeError, RuntimeError) as error:  # an empty tensor of shape [0, 2**63]
-            raise DataMismatchError(
-                f"{file}: tensor {name!r}: torch refuses the shape {list(kind.shape)}"
-            ) from error
+def _tensor(file: str, name: str, kind: Kind, part: AnyMemory, at: int) -> torch.Tensor:
+    """Return the tensor at offset `at` of `part`. Raises DataMismatchError."""
+    if kind.values is not None and isinstance(part, np.ndarray):
+        # As `tensor_from_bytes` makes it, in less time.
+        return torch.from_numpy(np.ndarray(kind.shape, kind.values, part, at))
+    try:
+        return tensor_from_bytes(part, kind.dtype, kind.shape, at)
+    except (TypeError, RuntimeError) as error:  # an empty tensor of shape [0, 2**63]
+        raise DataMismatchError(
+            f"{file}: tensor {name!r}: torch refuses the shape {list(kind.shape)}"
+        ) from error
 
 
 def load(

@@ -52,56 +52,33 @@ class Kind(NamedTuple):
         return cls(made, shape, made.itemsize, size_bytes, array_dtype(made, shape))
 
 
-class TensorRun(NamedTuple):
-    """Consecutive tensors of a file: their bytes in the data section are [begin, end).
+Place = tuple[int, int, str, Kind]
+"""[begin, end) of a tensor in the data section, name and kind. A tuple is the cheapest object."""
 
-    `kind` is that of all of them; if they differ it is None, and `each` has their offsets in the
-    run and their kinds.
-    """
+
+class TensorRun(NamedTuple):
+    """Consecutive tensors of a file: their bytes in the data section are [begin, end)."""
 
     begin: int
     end: int
     unit: int
-    names: list[str]
-    kind: Kind | None
-    each: list[tuple[int, Kind]]
-
-    @classmethod
-    def of(cls, places: list[_Place]) -> TensorRun:
-        begin, end, kind = places[0][0], places[-1][1], places[0][3]
-        names = [name for _, _, name, _ in places]
-        if all(other is kind for _, _, _, other in places):
-            return cls(begin, end, kind.item_bytes, names, kind, [])
-        each = [(at - begin, other) for at, _, _, other in places]
-        return cls(begin, end, kind.item_bytes, names, None, each)
-
-    def tensors(self) -> Iterator[tuple[str, int, Kind]]:
-        """Yield name, begin in the data section and kind of each tensor."""
-        for number, name in enumerate(self.names):
-            kind = self.kind
-            at, kind = (number * kind.size_bytes, kind) if kind else self.each[number]
-            yield name, self.begin + at, kind
+    """Bytes of an element of the first one, the largest."""
+    places: list[Place]
 
 
 def runs_of(file: str, header: bytes, data_bytes: int, *, one_by_one: bool) -> list[TensorRun]:
     """Return the tensors that the JSON `header` describes, in file order, in runs.
 
-    With `one_by_one` each is a run, and also where one of them is unaligned. The runs of the last
-    header are kept, for a checkpoint of the same state. Raises DataMismatchError for a header that
-    breaks the format, and UsageError for a dtype that this torch lacks. `file` is for messages.
+    With `one_by_one` each is a run, and also where one of them is unaligned. Raises
+    DataMismatchError for a header that breaks the format, and UsageError for a dtype that this
+    torch lacks. `file` is for messages.
     """
-    global _last
-    key, last = (header, data_bytes, one_by_one), _last  # another thread may replace it
-    if last is not None and last[0] == key:
-        return last[1]
     places = tensors_of(file, header)
     _check_gapless(file, places, data_bytes)
-    runs = list(_in_runs(places, 8 + len(header), one_by_one=one_by_one))
-    _last = key, runs
-    return runs
+    return list(_in_runs(places, 8 + len(header), one_by_one=one_by_one))
 
 
-def tensors_of(file: str, header: bytes) -> list[tuple[int, int, str, Kind]]:
+def tensors_of(file: str, header: bytes) -> list[Place]:
     """Return [begin, end) in the data section, name and kind of each tensor, in file order.
 
     Gaps and the file's size are not checked. Raises what `runs_of` raises.
@@ -116,9 +93,6 @@ def metadata_of(header: bytes) -> dict[str, str] | None:
 
 class _Metadata(msgspec.Struct):
     metadata: dict[str, str] | None = msgspec.field(name=METADATA, default=None)
-
-
-_last: tuple[tuple[bytes, int, bool], list[TensorRun]] | None = None
 
 
 class _Entry(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -190,11 +164,7 @@ def _undescribed(file: str, name: str) -> DataMismatchError:
     )
 
 
-_Place = tuple[int, int, str, Kind]
-"""[begin, end) of a tensor in the data section, and its name. A tuple is the cheapest object."""
-
-
-def _places(file: str, entries: dict[str, _Entry]) -> Iterator[_Place]:
+def _places(file: str, entries: dict[str, _Entry]) -> Iterator[Place]:
     """Yield the tensors of the header. Raises DataMismatchError for one that breaks the format."""
     kinds: dict[tuple[Any, ...], Kind] = {}
     for name, entry in entries.items():
@@ -215,7 +185,7 @@ def _places(file: str, entries: dict[str, _Entry]) -> Iterator[_Place]:
         yield begin, end, name, kind
 
 
-def _in_runs(places: list[_Place], data_start: int, *, one_by_one: bool) -> Iterator[TensorRun]:
+def _in_runs(places: list[Place], data_start: int, *, one_by_one: bool) -> Iterator[TensorRun]:
     """Yield consecutive tensors that get memory together, or each alone if one is unaligned."""
     ends = [end for _, end, _, _ in places]
     one_by_one = one_by_one or any(
@@ -225,11 +195,12 @@ def _in_runs(places: list[_Place], data_start: int, *, one_by_one: bool) -> Iter
     while first < len(places):
         limit = places[first][0] + RUN_BYTES
         last = first + 1 if one_by_one else max(first + 1, bisect.bisect_right(ends, limit, first))
-        yield TensorRun.of(places[first:last])
+        run = places[first:last]
+        yield TensorRun(run[0][0], run[-1][1], run[0][3].item_bytes, run)
         first = last
 
 
-def _check_gapless(file: str, places: list[_Place], data_bytes: int) -> None:
+def _check_gapless(file: str, places: list[Place], data_bytes: int) -> None:
     """Raise DataMismatchError unless the tensors fill the data section without gaps."""
     expected = 0
     for begin, end, name, _ in places:

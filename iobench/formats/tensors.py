@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -31,7 +30,6 @@ __all__ = [
     "tensor_bytes",
     "tensor_from_bytes",
     "tensor_memory",
-    "tensors_in_rows",
     "torch_dtype",
 ]
 
@@ -166,21 +164,6 @@ def tensor_from_bytes(
     values, same = _numpy_type(dtype)
     made = torch.from_numpy(np.ndarray(shape, values, data, start))
     return made if same else made.view(dtype)
-
-
-def tensors_in_rows(
-    data: Bytes, dtype: torch.dtype, shape: Sequence[int], count: int
-) -> Iterator[torch.Tensor] | None:
-    """Return `count` tensors that follow one another in `data`, each like `tensor_from_bytes`.
-
-    None for shapes that are not made like that. They are the rows of one array, without a call of
-    Python for each: half of the time.
-    """
-    if not shape or 0 in shape or len(shape) >= _MOST_DIMENSIONS:
-        return None
-    values, same = _numpy_type(dtype)
-    made = map(torch.from_numpy, np.ndarray((count, *shape), values, data))
-    return made if same else map(torch.Tensor.view, made, itertools.repeat(dtype))
 
 
 def array_dtype(dtype: torch.dtype, shape: Sequence[int]) -> np.dtype[Any] | None:
