@@ -242,6 +242,16 @@ def array_interface(address: int, length: int, *, readonly: bool = False) -> dic
     return {"shape": (length,), "typestr": "|u1", "data": (address, readonly), "version": 3}
 
 
+class MemorySpan:
+    """`length` bytes at `address` for numpy; every array on them keeps `owners` alive."""
+
+    def __init__(
+        self, address: int, length: int, owners: object, *, readonly: bool = False
+    ) -> None:
+        self.owners = owners
+        self.__array_interface__ = array_interface(address, length, readonly=readonly)
+
+
 def map_memory(
     address: int | None, length: int, protection: int, flags: int, fd: int = -1, offset: int = 0
 ) -> int:

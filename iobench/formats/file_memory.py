@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from iobench import linux
-from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import transfer_errors
 from iobench.formats.tensors import Allocate, allocate
 from iobench.units import KIB
-from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 
 __all__ = ["RUN_BYTES", "FileMemory"]
@@ -27,8 +26,7 @@ class FileMemory:
     the same alignment in memory and on storage, and direct reads need no copy. A tensor on a part
     has its own storage. Consecutive parts form a run of up to `RUN_BYTES`; a larger part is a run
     of its own. A run frees its whole pages when none of its parts is used any more. Pages shared
-    with a neighbour are freed with the last run. The pages are huge pages, which take half as long
-    to touch, unless the host of a virtual machine must find them first (docs/decisions/0006).
+    with a neighbour are freed with the last run.
 
     With `allocate`, each part is what `allocate` returns.
     """
@@ -39,7 +37,7 @@ class FileMemory:
         self._whole: Bytes | None = None
         if allocate is None:
             with transfer_errors("making room in memory", file):
-                self._whole = fresh_pages(size_bytes, huge=not host_takes_free_memory())
+                self._whole = pages_to_read_into(size_bytes)
         self._apart: list[tuple[int, AnyMemory]] = []
         self._run: _Run | None = None
         self._taken = 0  # a run frees everything between its parts: no later part is before here

@@ -19,7 +19,7 @@ from iobench import linux
 from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 
-__all__ = ["ManyParts", "MemorySpan", "Numbers", "PartsImage", "ScatteredImage", "WindowImage"]
+__all__ = ["ManyParts", "Numbers", "PartsImage", "ScatteredImage", "WindowImage"]
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 """Addresses or lengths."""
@@ -111,7 +111,7 @@ class ScatteredImage(ManyParts):
         self._set(
             _begins=(addresses - low).tolist(),
             _ends=(ends - low).tolist(),
-            _memory=np.asarray(MemorySpan(low, int(ends.max()), owners)),
+            _memory=np.asarray(linux.MemorySpan(low, int(ends.max()) - low, owners, readonly=True)),
         )
 
     _begins: list[int]
@@ -149,11 +149,3 @@ class WindowImage(ManyParts):
         if not 0 <= begin <= end <= len(self._memory):
             raise IndexError(f"[{begin}, {end}) of a window of {len(self._memory)} bytes")
         return [self._memory[begin:end]]
-
-
-class MemorySpan:
-    """The addresses [low, high) as a numpy array interface; every slice keeps the `owners`."""
-
-    def __init__(self, low: int, high: int, owners: object) -> None:
-        self._owners = owners
-        self.__array_interface__ = linux.array_interface(low, high - low, readonly=True)

@@ -9,11 +9,10 @@ from typing import NamedTuple
 import torch
 
 from iobench import linux
-from iobench.environment.memory import host_takes_free_memory
 from iobench.formats.safetensors_header import ALIGNMENT
 from iobench.formats.tensors import flat_tensor, tensor_from_bytes
 from iobench.units import MIB
-from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.image import AnyMemory, Bytes
 
 __all__ = ["GAP_BYTES", "Span", "gathered", "room_for", "rows_of", "spans"]
@@ -102,4 +101,4 @@ def room_for(start: int, stop: int) -> Bytes:
     begin = 0 if start % ALIGNMENT else start % linux.PAGE
     if stop - start < GAP_BYTES:  # a mapping for each of many small ranges would be too many
         return torch.empty(stop - start, dtype=torch.uint8).numpy()
-    return fresh_pages(begin + stop - start, huge=not host_takes_free_memory())[begin:]
+    return pages_to_read_into(begin + stop - start)[begin:]

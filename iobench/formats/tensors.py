@@ -101,16 +101,8 @@ def storages_bytes(storages: Sequence[torch.UntypedStorage]) -> list[Bytes]:
     addresses = [storage.data_ptr() for storage in storages]
     stops = [address + s.nbytes() for address, s in zip(addresses, storages, strict=True)]
     first = min(addresses)
-    whole = np.asarray(_Addresses(first, max(stops), storages))
+    whole = np.asarray(linux.MemorySpan(first, max(stops) - first, storages))
     return [whole[a - first : b - first] for a, b in zip(addresses, stops, strict=True)]
-
-
-class _Addresses:
-    """The array interface of the addresses [start, stop), which holds `owners`."""
-
-    def __init__(self, start: int, stop: int, owners: Sequence[torch.UntypedStorage]) -> None:
-        self.__array_interface__ = linux.array_interface(start, stop - start)
-        self.owners = owners
 
 
 def device_bytes(flat: torch.Tensor) -> DeviceBytes:

@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.storage import StorageReader as StockStorageRe
 from torch.futures import Future
 
 from iobench import linux
-from iobench.environment.memory import host_takes_free_memory
 from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import torch_file, torch_tensor
 from iobench.formats.many_parts import WindowImage
@@ -37,7 +36,7 @@ from iobench.integrations.dcp_writer import metadata_name
 from iobench.integrations.default_writer import WriterLike
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Channel, Lease
-from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.image import Bytes
 
 __all__ = ["StorageReader"]
@@ -217,7 +216,7 @@ class _Rooms:
         if self._spare and run.size_bytes <= _AT_ONCE:
             return self._spare.pop()
         size = max(run.size_bytes, _AT_ONCE)  # address space, which takes no memory yet
-        return fresh_pages(size, huge=not host_takes_free_memory())
+        return pages_to_read_into(size)
 
     def give(self, run: _Run) -> None:
         """Take back the memory of a run; that of a large item is freed."""

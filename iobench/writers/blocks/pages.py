@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 from iobench import linux
+from iobench.environment.memory import host_takes_free_memory
 
-__all__ = ["HUGE_PAGE", "Bytes", "fresh_pages", "in_huge_pages", "make_pages"]
+__all__ = [
+    *("HUGE_PAGE", "Bytes", "fresh_pages", "in_huge_pages", "make_pages", "pages_to_read_into"),
+]
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 """A one-dimensional array of bytes: host memory inside iobench."""
@@ -39,6 +42,15 @@ def fresh_pages(size_bytes: int, *, huge: bool) -> Bytes:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE, begin, whole)
     return room[begin : begin + size_bytes]
+
+
+def pages_to_read_into(size_bytes: int) -> Bytes:
+    """Return `fresh_pages` for bytes from storage: huge ones, which take half as long to touch.
+
+    They are small where the host of a virtual machine must find huge pages first
+    (docs/decisions/0065). Raises OSError (ENOMEM).
+    """
+    return fresh_pages(size_bytes, huge=not host_takes_free_memory())
 
 
 class _HugeMapping(mmap.mmap):

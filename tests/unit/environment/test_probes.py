@@ -15,7 +15,6 @@ from iobench.environment import (
     DeviceCounters,
     Probe,
     describe_storage,
-    direct,
     probe_directory,
     probes,
 )
@@ -155,8 +154,8 @@ def test_direct_io_that_is_only_an_appearance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system that accepts O_DIRECT and fills the page cache is detected."""
-    monkeypatch.setattr(direct, "dio_alignment", lambda _: None)
-    monkeypatch.setattr(direct, "resident_bytes", lambda _: (65536, "cachestat"))
+    monkeypatch.setattr(probes, "dio_alignment", lambda _: None)
+    monkeypatch.setattr(probes, "resident_bytes", lambda _: (65536, "cachestat"))
     probe = one(tmp_path, "O_DIRECT")
     assert not probe.ok
     assert "page cache" in probe.detail
@@ -164,7 +163,7 @@ def test_direct_io_that_is_only_an_appearance(
 
 def test_direct_io_that_statx_denies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alignments of zero mean no direct I/O, and nothing is written."""
-    monkeypatch.setattr(direct, "dio_alignment", lambda _: DioAlignment(memory=0, offset=0))
+    monkeypatch.setattr(probes, "dio_alignment", lambda _: DioAlignment(memory=0, offset=0))
     probe = one(tmp_path, "O_DIRECT")
     assert not probe.ok
     assert "admits no direct I/O" in probe.detail
@@ -173,10 +172,10 @@ def test_direct_io_that_statx_denies(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_direct_io_refused_at_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """EINVAL means a file system without O_DIRECT; any other error is reported unchanged."""
     monkeypatch.setattr(os, "open", refuse(errno.EINVAL))
-    assert direct.try_direct(tmp_path / "f")[0] is False
+    assert probes._direct(tmp_path)[0] is False
     monkeypatch.setattr(os, "open", refuse(errno.EACCES))
     with pytest.raises(PermissionError):
-        direct.try_direct(tmp_path / "f")
+        probes._direct(tmp_path)
 
 
 def test_a_directory_that_cannot_be_written(

@@ -23,6 +23,7 @@ from iobench.formats import file_memory, torch_file
 from iobench.formats import safetensors as our_safetensors
 from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import FileMemory
+from iobench.writers.blocks import pages
 from iobench.writers.blocks.pages import HUGE_PAGE, in_huge_pages
 from iobench.writers.image import FileImage
 from iobench.writers.local import direct_file
@@ -86,7 +87,7 @@ def test_pages_of_both_sizes(
     given_back: bool, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors beyond a huge page come back right in huge pages and in others."""
-    monkeypatch.setattr(file_memory, "host_takes_free_memory", lambda: given_back)
+    monkeypatch.setattr(pages, "host_takes_free_memory", lambda: given_back)
     monkeypatch.setitem(_STATE, "large", torch.arange(HUGE_PAGE // 8 + 99))
     _save_safetensors(tmp_path / "model") if load is our_safetensors.load else _save_torch(
         tmp_path / "model"
@@ -147,7 +148,7 @@ def test_safetensors_data_at_an_odd_place(spaces: int, tmp_path: Path) -> None:
 def test_pages_are_huge_unless_the_host_takes_free_memory(
     taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_memory, "host_takes_free_memory", lambda: taken)
+    monkeypatch.setattr(pages, "host_takes_free_memory", lambda: taken)
     (segment,) = FileMemory("file", 2 * HUGE_PAGE).image("file").segments
     assert in_huge_pages(segment.memory) is not taken
 
