@@ -17,7 +17,7 @@ from iobench.integrations import safetensors_open, safetensors_transfer
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import (
-    StockOnly,
+    Unsupported,
     check_stock_can_load,
     check_stock_can_save,
     log_fallback,
@@ -55,7 +55,7 @@ def save_file(
             write = safetensors_transfer.prepare_save(
                 chosen_writer(writer), tensors, filename, metadata
             )
-        except StockOnly as why:
+        except Unsupported as why:
             check_stock_can_save("safetensors.torch.save_file", filename, why)
             log_fallback("safetensors.torch.save_file", filename, why)
             safetensors.torch.save_file(tensors, filename, metadata)

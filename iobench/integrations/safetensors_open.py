@@ -1,6 +1,6 @@
 """The work of `safe_open` of `iobench.safetensors` and `iobench exec`: a file by a writer.
 
-Calls that a writer cannot make exactly like safetensors raise StockOnly when the file is opened.
+Calls that a writer cannot make exactly like safetensors raise Unsupported when the file is opened.
 A read that fails later is made by the stock class.
 """
 
@@ -23,7 +23,7 @@ from iobench.formats.tensor_slices import GAP_BYTES
 from iobench.formats.tensors import dtype_name
 from iobench.integrations.replacing import bypass
 from iobench.integrations.safetensors_transfer import check_memory
-from iobench.integrations.stock_path import StockOnly, StockPath, check_stock_can_load, path_of
+from iobench.integrations.stock_path import StockPath, Unsupported, check_stock_can_load, path_of
 from iobench.writers.base import Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.transfer import Transfer
@@ -50,15 +50,15 @@ def opened(
     on_stock: NoteStock,
     on_read: NoteReads = lambda _: None,
 ) -> OpenFile:
-    """Return what `safe_open` returns. Raises StockOnly, and every other error unchanged.
+    """Return what `safe_open` returns. Raises Unsupported, and every other error unchanged.
 
     `on_stock` gets the reason of each read that the stock class makes. `on_read` gets the Transfers
     of all others: when the file is closed, and when the object is collected.
     """
     if framework not in _TORCH:
-        raise StockOnly(f"framework {framework!r}, not torch")
+        raise Unsupported(f"framework {framework!r}, not torch")
     if backend not in ("mmap", "pread"):
-        raise StockOnly(f"backend {backend!r}, neither mmap nor pread")
+        raise Unsupported(f"backend {backend!r}, neither mmap nor pread")
     target, on = StockPath.of_stored(path_of(filename), writer), _device(device)
     moved: list[Transfer] = []
     with bypass():
@@ -75,13 +75,13 @@ def opened(
 
 
 def _device(device: Any) -> torch.device:
-    """Return the device of a safe_open's argument. Raises StockOnly for what only stock knows."""
+    """Return the device of a safe_open's argument. Raises Unsupported for what only stock knows."""
     if device is None or device == "cpu":
         return torch.device("cpu")
     number = type(device) is int and device >= 0
     named = type(device) is str and device.partition(":")[0] == "cuda"
     if not (number or named) or not torch.cuda.is_available():
-        raise StockOnly(f"device {device!r}")
+        raise Unsupported(f"device {device!r}")
     return torch.device("cuda", device) if number else torch.device(device)
 
 

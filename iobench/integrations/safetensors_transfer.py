@@ -1,6 +1,6 @@
 """The work of `iobench.safetensors` and `iobench exec`: save_file and load_file using a writer.
 
-Calls that a writer cannot make exactly like safetensors raise StockOnly before anything is written.
+Calls that a writer cannot make exactly like safetensors raise Unsupported; then nothing is written.
 `safetensors_dropins` has the functions with the stock signatures.
 """
 
@@ -26,7 +26,7 @@ from iobench.formats import safetensors as files
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensors import dtype_name
 from iobench.integrations.replacing import bypass
-from iobench.integrations.stock_path import StockOnly, StockPath, path_of
+from iobench.integrations.stock_path import StockPath, Unsupported, path_of
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 
@@ -44,21 +44,21 @@ def prepare_save(
 ) -> Callable[[], Transfer]:
     """Describe the file that `save_file` would make. Return a function that writes it durably.
 
-    Raises StockOnly. The returned function raises SaveFileError and UnavailableError.
+    Raises Unsupported. The returned function raises SaveFileError and UnavailableError.
     """
     path = path_of(filename)
     _check_tensors(tensors)
     if metadata is not None and not _is_plain(metadata):
-        raise StockOnly("metadata that safetensors refuses, or writes in random order")
+        raise Unsupported("metadata that safetensors refuses, or writes in random order")
     with bypass():
         stock = _stock_behaviour()
     if stock is None:
-        raise StockOnly(f"safetensors {safetensors.__version__} writes different bytes")
+        raise Unsupported(f"safetensors {safetensors.__version__} writes different bytes")
     target = StockPath.of(path, writer, stock_renames=stock.renames)
     try:
         image = files.image(target.name, tensors, metadata)
     except ValueError as error:
-        raise StockOnly(f"a safetensors file cannot hold it ({error})") from error
+        raise Unsupported(f"a safetensors file cannot hold it ({error})") from error
     target.check_room(image.size_bytes)
 
     def write() -> Transfer:
@@ -78,41 +78,41 @@ def load(
 ) -> tuple[dict[str, torch.Tensor], Transfer]:
     """Return what `load_file` returns, but read the whole file now, not on first access.
 
-    Raises StockOnly, and every other error unchanged.
+    Raises Unsupported, and every other error unchanged.
     """
     if backend not in ("mmap", "pread"):
-        raise StockOnly(f"backend {backend!r}, neither mmap nor pread")
+        raise Unsupported(f"backend {backend!r}, neither mmap nor pread")
     path = path_of(filename)
     target = StockPath.of_stored(path, writer)
     on = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if on.type not in ("cpu", "cuda"):
-        raise StockOnly(f"device {on.type}")
+        raise Unsupported(f"device {on.type}")
     if on.type == "cpu" and backend == "mmap" and "file" in writer.schemes:
         check_memory(os.stat(path).st_size)
     return files.load(target.name, target.directory, writer, device=on)
 
 
 def _check_tensors(tensors: Any) -> None:
-    """Raise StockOnly for tensors that save_file refuses or whose bytes differ in our image."""
+    """Raise Unsupported for tensors that save_file refuses or whose bytes differ in our image."""
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
-        raise StockOnly("not a dict of tensors")
+        raise Unsupported("not a dict of tensors")
     areas: dict[torch.device, list[tuple[int, int]]] = {}
     for tensor in tensors.values():
         if type(tensor) not in _PLAIN:
-            raise StockOnly("a value that is not a plain tensor")
+            raise Unsupported("a value that is not a plain tensor")
         if tensor.layout != torch.strided or not tensor.is_contiguous():
-            raise StockOnly("a tensor that is sparse or not contiguous")
+            raise Unsupported("a tensor that is sparse or not contiguous")
         if tensor.is_conj() or tensor.is_neg():
-            raise StockOnly("a tensor that is a conjugated or negated view")
+            raise Unsupported("a tensor that is a conjugated or negated view")
         if tensor.device.type not in ("cpu", "cuda") or dtype_name(tensor.dtype) not in DTYPES:
-            raise StockOnly(f"a tensor of {tensor.dtype} on {tensor.device.type}")
+            raise Unsupported(f"a tensor of {tensor.dtype} on {tensor.device.type}")
         if tensor.numel():
             start = tensor.data_ptr()
             areas.setdefault(tensor.device, []).append((start, start + tensor.nbytes))
     for found in areas.values():
         found.sort()
         if any(begin < end for (_, end), (begin, _) in itertools.pairwise(found)):
-            raise StockOnly("tensors that share memory")
+            raise Unsupported("tensors that share memory")
 
 
 def _is_plain(metadata: Any) -> bool:
@@ -124,7 +124,7 @@ def _is_plain(metadata: Any) -> bool:
 
 
 def check_memory(size_bytes: int) -> None:
-    """Raise StockOnly when the free memory cannot hold so much of a file in each local process.
+    """Raise Unsupported when the free memory cannot hold so much of a file in each local process.
 
     A mapped file takes memory only when it is accessed, and processes share its pages. We read
     into private memory.
@@ -132,7 +132,7 @@ def check_memory(size_bytes: int) -> None:
     available = available_bytes()
     readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if available is not None and size_bytes * readers > available:
-        raise StockOnly("the file is larger than the free memory; stock maps it")
+        raise Unsupported("the file is larger than the free memory; stock maps it")
 
 
 @dataclass(frozen=True, kw_only=True)

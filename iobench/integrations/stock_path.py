@@ -2,7 +2,7 @@
 
 Stock functions write into an existing file: its permissions, owner, hard links and attributes stay,
 and pipes and devices receive the bytes. Writers create a new file and rename it. Where the result
-would differ, only the stock function can save: `StockOnly`.
+would differ, only the stock function can save: `Unsupported`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from iobench.writers.s3_store.errors import status_of
 from iobench.writers.s3_store.target import is_s3
 
 __all__ = [
-    *("StockOnly", "NotPicklable", "StockPath"),
+    *("Unsupported", "NotPicklable", "StockPath"),
     *("check_stock_can_load", "check_stock_can_save", "log_fallback", "path_of"),
 ]
 
@@ -31,7 +31,7 @@ _SPECIAL = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 _KEPT = ("user.", "system.posix_acl_access", "security.capability")
 
 
-class StockOnly(Exception):  # noqa: N818 -- not an error: the stock function makes the call
+class Unsupported(Exception):  # noqa: N818 -- not an error: the stock function makes the call
     """Only the stock function can make this call; the text says why. Nothing was written."""
 
 
@@ -44,14 +44,14 @@ class NotPicklable(Exception):  # noqa: N818 -- never leaves the integrations
 
 
 def path_of(file: object) -> str:
-    """Return the path in the `file` argument of a stock function. Raises StockOnly for others."""
+    """Return the path in the `file` argument of a stock function. Raises Unsupported for others."""
     if not isinstance(file, (str, os.PathLike)):
-        raise StockOnly("not a path but a file object")
+        raise Unsupported("not a path but a file object")
     path = os.fspath(file)
     if not isinstance(path, str):
-        raise StockOnly("a path of bytes")
+        raise Unsupported("a path of bytes")
     if "\0" in path or not os.path.basename(path):
-        raise StockOnly("not the name of a file")
+        raise Unsupported("not the name of a file")
     return path
 
 
@@ -61,17 +61,17 @@ def log_fallback(function: str, file: object, why: Exception) -> None:
     Stock functions always handle file objects; no fallback takes place there.
     """
     if isinstance(file, (str, os.PathLike)):
-        reason = why if isinstance(why, StockOnly) else f"{type(why).__name__}: {why}"
+        reason = why if isinstance(why, Unsupported) else f"{type(why).__name__}: {why}"
         _log.warning("%s(%s): done by the stock function: %s", function, os.fspath(file), reason)
 
 
 def check_stock_can_save(function: str, file: object, why: Exception) -> None:
     """Raise `why` if `file` is in a bucket, where stock functions cannot write.
 
-    Raises UsageError in place of StockOnly.
+    Raises UsageError in place of Unsupported.
     """
     if path := _object(file):
-        if isinstance(why, StockOnly):
+        if isinstance(why, Unsupported):
             message = f"{path}: {why}, and stock {function} cannot write to buckets"
             raise UsageError(message) from why
         raise why
@@ -81,12 +81,12 @@ def check_stock_can_load(function: str, file: object, why: Exception) -> None:
     """Raise `why` if `file` is in a bucket: stock functions would report it as missing.
 
     Raises FileNotFoundError only if the store reports that the object does not exist, and
-    UsageError in place of StockOnly.
+    UsageError in place of Unsupported.
     """
     path = _object(file)
     if not path:
         return
-    if isinstance(why, StockOnly):
+    if isinstance(why, Unsupported):
         raise UsageError(f"{path}: {why}, and stock {function} cannot read buckets") from why
     if isinstance(why, OSError) and why.__cause__ is not None and status_of(why.__cause__) == 404:
         raise FileNotFoundError(errno.ENOENT, why.strerror, path) from why
@@ -109,7 +109,7 @@ class StockPath:
 
     @classmethod
     def of(cls, path: str, writer: Writer, *, stock_renames: bool) -> StockPath:
-        """Return the StockPath of a file to be saved by `writer`. Raises StockOnly.
+        """Return the StockPath of a file to be saved by `writer`. Raises Unsupported.
 
         `stock_renames`: whether the stock function renames a new file too, instead of writing into
         the old one.
@@ -118,18 +118,18 @@ class StockPath:
         if is_s3(path):
             return cls(directory=directory, name=name)
         if name in (".", "..") or not os.path.isdir(directory):
-            raise StockOnly("its directory does not exist")
+            raise Unsupported("its directory does not exist")
         size = _replaced_in_turn(path) if stock_renames else _replaced_in_place(path)
         if not os.access(os.path.dirname(os.path.realpath(path)), os.W_OK | os.X_OK):
-            raise StockOnly("no file can be created in its directory")
+            raise Unsupported("no file can be created in its directory")
         return cls(directory=directory, name=name, replaces=size)
 
     @classmethod
     def of_stored(cls, path: str, writer: Writer) -> StockPath:
-        """Return the StockPath of a file to be loaded by `writer`. Raises StockOnly."""
+        """Return the StockPath of a file to be loaded by `writer`. Raises Unsupported."""
         directory, name = _parts(path, writer)
         if not is_s3(path) and not os.path.isfile(path):
-            raise StockOnly("not a regular file")
+            raise Unsupported("not a regular file")
         return cls(directory=directory, name=name)
 
     @property
@@ -138,19 +138,19 @@ class StockPath:
         return os.path.join(self.directory, self.name)
 
     def check_room(self, size_bytes: int) -> None:
-        """Raise StockOnly if the new file fits only in place of the old one."""
+        """Raise Unsupported if the new file fits only in place of the old one."""
         if not self.replaces:
             return
         system = os.statvfs(self.directory)
         free = system.f_bavail * system.f_frsize
         if free - _SPARE_BYTES < size_bytes <= free + self.replaces:
-            raise StockOnly("too little space to keep the old file until the new one is complete")
+            raise Unsupported("too little space to keep the old file until the new one is complete")
 
 
 def _parts(path: str, writer: Writer) -> tuple[str, str]:
     scheme = "s3" if is_s3(path) else "file"
     if scheme not in writer.schemes:
-        raise StockOnly(f"writer {writer.name} does not work on {_KINDS[scheme]}")
+        raise Unsupported(f"writer {writer.name} does not work on {_KINDS[scheme]}")
     directory, name = os.path.split(path)
     return directory or ".", name
 
@@ -158,53 +158,53 @@ def _parts(path: str, writer: Writer) -> tuple[str, str]:
 def _replaced_in_turn(path: str) -> int:
     """Return the bytes of the old file if the stock function also renames a new file over it.
 
-    Raises StockOnly if the path is not a regular file.
+    Raises Unsupported if the path is not a regular file.
     """
     try:
         found = os.lstat(path)
     except FileNotFoundError:
         return 0
     if not stat.S_ISREG(found.st_mode):
-        raise StockOnly("the path is a link or not a regular file")
+        raise Unsupported("the path is a link or not a regular file")
     return 0 if found.st_nlink > 1 else found.st_size
 
 
 def _replaced_in_place(path: str) -> int:
-    """Return the bytes of the file that stock writes into; raise StockOnly if it must stay."""
+    """Return the bytes of the file that stock writes into; raise Unsupported if it must stay."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
         _check_new(path)
         return 0
     if not stat.S_ISREG(found.st_mode):
-        raise StockOnly("not a regular file")
+        raise Unsupported("not a regular file")
     real = os.path.realpath(path)
     # Links in /proc/PID/fd open files that their text does not name: a rename cannot replace those.
     try:
         there = os.lstat(real)
     except OSError:
-        raise StockOnly("the file has no name of its own") from None
+        raise Unsupported("the file has no name of its own") from None
     if (there.st_dev, there.st_ino) != (found.st_dev, found.st_ino):
-        raise StockOnly("the file has no name of its own")
+        raise Unsupported("the file has no name of its own")
     if found.st_nlink > 1:
-        raise StockOnly("the old file has several hard links")
+        raise Unsupported("the old file has several hard links")
     if not os.access(real, os.W_OK, effective_ids=True):
-        raise StockOnly("the old file is not writable")  # stock says so; a rename would succeed
+        raise Unsupported("the old file is not writable")  # stock says so; a rename would succeed
     if not _has_our_owner(found, os.stat(os.path.dirname(real))):
-        raise StockOnly("the old file has another owner than a new one")
+        raise Unsupported("the old file has another owner than a new one")
     if found.st_mode & _SPECIAL:  # writers copy the other permissions
-        raise StockOnly("the old file has a set-ID or sticky bit")
+        raise Unsupported("the old file has a set-ID or sticky bit")
     if any(name.startswith(_KEPT) for name in _attributes(real)):
-        raise StockOnly("the old file has extended attributes")
+        raise Unsupported("the old file has extended attributes")
     if _is_mounted(real):
-        raise StockOnly("the old file is a mount point")
+        raise Unsupported("the old file is a mount point")
     return found.st_size
 
 
 def _check_new(path: str) -> None:
-    """Raise StockOnly for a dangling link whose target's directory does not exist."""
+    """Raise Unsupported for a dangling link whose target's directory does not exist."""
     if os.path.islink(path) and not os.path.isdir(os.path.dirname(os.path.realpath(path))):
-        raise StockOnly("a link into a directory that does not exist")
+        raise Unsupported("a link into a directory that does not exist")
 
 
 def _has_our_owner(found: os.stat_result, directory: os.stat_result) -> bool:

@@ -17,7 +17,7 @@ from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import (
     NotPicklable,
-    StockOnly,
+    Unsupported,
     check_stock_can_load,
     check_stock_can_save,
     log_fallback,
@@ -53,7 +53,7 @@ def save(
     with bypass():
         try:
             write = torch_transfer.prepare_save(chosen_writer(writer), obj, f, *options, *flags)
-        except StockOnly as why:
+        except Unsupported as why:
             check_stock_can_save("torch.save", f, why)
             log_fallback("torch.save", f, why)
             torch.save(obj, f, *options, *flags)

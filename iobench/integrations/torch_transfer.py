@@ -1,6 +1,6 @@
 """The work of `iobench.torch` and `iobench exec`: torch.save and torch.load using a writer.
 
-Calls that a writer cannot make exactly like stock torch raise StockOnly before anything is written.
+Calls that a writer cannot make exactly like stock torch raise Unsupported; then nothing is written.
 `torch_dropins` has the functions with the stock signatures.
 """
 
@@ -29,7 +29,7 @@ from iobench.formats.many_parts import PartsImage
 from iobench.formats.tensors import storages_bytes
 from iobench.formats.torch_index import TorchIndex, unpickled
 from iobench.integrations.replacing import bypass
-from iobench.integrations.stock_path import NotPicklable, StockOnly, StockPath, path_of
+from iobench.integrations.stock_path import NotPicklable, StockPath, Unsupported, path_of
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.source import ImageSource
@@ -51,20 +51,20 @@ def prepare_save(
 ) -> _Write:
     """Describe the file that `torch.save` would make. Return a function that writes it durably.
 
-    Raises StockOnly, and NotPicklable with the error of pickling. The returned function raises
+    Raises Unsupported, and NotPicklable with the error of pickling. The returned function raises
     SaveError, which is a RuntimeError like torch's error, and UnavailableError.
     """
     began = time.perf_counter()
     path = path_of(f)
     if pickle_module is not pickle:
-        raise StockOnly("another pickle module")
+        raise Unsupported("another pickle module")
     if torch.serialization._serialization_tls.skip_data:
-        raise StockOnly("torch.serialization.skip_data is on")
+        raise Unsupported("torch.serialization.skip_data is on")
     if not _use_new_zipfile_serialization:
-        raise StockOnly("the file format before torch 1.6")
+        raise Unsupported("the file format before torch 1.6")
     with bypass():
         if not torch_image.is_like_stock():
-            raise StockOnly("this torch writes different bytes")
+            raise Unsupported("this torch writes different bytes")
     describe = functools.partial(
         torch_image.image,
         state=obj,
@@ -75,13 +75,13 @@ def prepare_save(
     )
     try:
         target = StockPath.of(path, writer, stock_renames=False)
-    except StockOnly:
+    except Unsupported:
         if os.path.isfile(path):  # stock truncates it before it pickles, so pickle once before
             describe(os.path.basename(path), target=os.path.dirname(path))
         raise
     image = describe(target.name, target=target.directory)
     if image is None:
-        raise StockOnly("its storages are on a device other than CUDA")
+        raise Unsupported("its storages are on a device other than CUDA")
     target.check_room(image.size_bytes)
     serialize_s = time.perf_counter() - began
 
@@ -129,7 +129,7 @@ def load(
     """Return what `torch.load` returns, and the Transfer of one parallel read of the whole file.
 
     Stock torch unpickles the object from memory, so `weights_only`, safe globals and warnings are
-    torch's own. Each storage has memory of its own from torch's allocator. Raises StockOnly, and
+    torch's own. Each storage has memory of its own from torch's allocator. Raises Unsupported, and
     every other error unchanged, which the stock function can handle.
     """
     began = time.perf_counter()
@@ -170,13 +170,13 @@ def load(
 
 
 def _check_load(path: str, map_location: Any, mmap: bool | None) -> None:
-    """Raise StockOnly for calls that read no data now, or that stock passes to safetensors."""
+    """Raise Unsupported for calls that read no data now, or that stock passes to safetensors."""
     if path.endswith(".safetensors"):
-        raise StockOnly("a safetensors file, which stock passes to safetensors.torch.load_file")
+        raise Unsupported("a safetensors file, which stock passes to safetensors.torch.load_file")
     if mmap or (mmap is None and config.load.mmap):
-        raise StockOnly("mmap=True reads the data later")
+        raise Unsupported("mmap=True reads the data later")
     if torch.serialization._serialization_tls.skip_data or _loads_no_data(map_location):
-        raise StockOnly("the call loads no data")
+        raise Unsupported("the call loads no data")
 
 
 def _only_weights(weights_only: bool | None, pickle_module: Any, options: dict[str, Any]) -> bool:

@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from iobench.errors import UnavailableError, UsageError
-from iobench.peers.s3_session import OWN_SERVER
 from iobench.writers.availability import Availability
 from iobench.writers.options import WriterOptions
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NoOptions", "Peer", "State"]
+__all__ = ["OWN_SERVER", "NoOptions", "Peer", "State", "endpoint_url", "region"]
+
+OWN_SERVER = "IOBENCH_S3_SERVER"
+"""Environment variable with the name of the server that this process started, if any."""
 
 State = Mapping[str, "torch.Tensor"]
 """Tensors by name; flat, dense and on the CPU."""
@@ -107,3 +109,13 @@ class Peer(ABC):
         answer = self.available(str(target))
         if not answer.ok:
             raise UnavailableError(f"peer:{self.name}", answer.reason, answer.remedy)
+
+
+def endpoint_url() -> str | None:
+    """Return the URL of the store; None for Amazon's own."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+
+
+def region() -> str:
+    """Return the region, by default us-east-1; stores other than Amazon's accept any region."""
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"

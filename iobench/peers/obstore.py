@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from iobench.peers.base import Peer, State
-from iobench.peers.s3_session import endpoint_url, region
+from iobench.peers.base import Peer, State, endpoint_url, region
 from iobench.units import MIB
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.s3_store.target import S3Target

@@ -19,7 +19,7 @@ from typing import IO
 
 from iobench.bench.processes import supervise
 from iobench.errors import UnavailableError
-from iobench.peers.s3_session import OWN_SERVER
+from iobench.peers.base import OWN_SERVER
 from iobench.writers.s3_store.client import INSTALL, boto3_missing
 
 __all__ = ["BUCKET", "LocalS3", "local_s3", "run_server"]

@@ -13,7 +13,7 @@ from iobench.errors import UnavailableError
 from iobench.integrations.redirect.call_counts import CallCounts, Count
 from iobench.integrations.redirect.redirect import fallbacks_of
 from iobench.integrations.replacing import bypass, bypassed
-from iobench.integrations.stock_path import StockOnly, StockPath, path_of
+from iobench.integrations.stock_path import StockPath, Unsupported, path_of
 from iobench.writers.base import Writer
 from iobench.writers.stream import Stream
 
@@ -45,7 +45,7 @@ def dcp_stream(
             opened = chosen.open(target.path)
     except Exception as why:  # noqa: BLE001 -- reported, and stock writes the file
         reason = str(why)
-        if not isinstance(why, StockOnly):
+        if not isinstance(why, Unsupported):
             reason = f"{type(why).__name__}: {why}"
             counts.say(f"{_NAME}: {path} is written by the stock class: {why}")
         if isinstance(why, UnavailableError):

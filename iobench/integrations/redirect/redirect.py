@@ -14,7 +14,7 @@ from iobench.integrations.redirect.call_counts import CallCounts, Count
 from iobench.integrations.replacing import bypass, bypass_reason, bypassed
 from iobench.integrations.stock_path import (
     NotPicklable,
-    StockOnly,
+    Unsupported,
     check_stock_can_load,
     check_stock_can_save,
 )
@@ -54,7 +54,7 @@ class Redirect:
                 return self.stock(*args, **kwargs)
             call = _Call(self, args, kwargs)
             if reason := bypass_reason():
-                return call.stock(StockOnly(reason))
+                return call.stock(Unsupported(reason))
             refused: Exception | None = None
             try:
                 with bypass(_NESTED):
@@ -93,7 +93,7 @@ class Redirect:
                 return self.stock(*args, **kwargs)
             call = _Call(self, args, kwargs)
             if reason := bypass_reason():
-                return call.stock(StockOnly(reason))
+                return call.stock(Unsupported(reason))
             try:
                 with bypass(_NESTED):
                     found, moved = load(*args, **kwargs)
@@ -148,7 +148,7 @@ class _Call:
     def report(self, why: Exception) -> None:
         """Print the error behind a fallback at once; each reason once."""
         reason = reason_of(why)
-        if not isinstance(why, StockOnly) and reason not in self._redirect._reported:
+        if not isinstance(why, Unsupported) and reason not in self._redirect._reported:
             self._redirect._reported.add(reason)
             self._redirect.counts.say(
                 f"{self._redirect.name}({self._file}) is done by the stock function: {why}"
@@ -166,7 +166,7 @@ class _Call:
 
 def reason_of(why: Exception) -> str:
     """Return the reason without file names, so that the summary has few different ones."""
-    if isinstance(why, StockOnly):
+    if isinstance(why, Unsupported):
         return str(why)
     if isinstance(why, UnavailableError):
         return f"writer {why.name} does not work there"

@@ -25,7 +25,7 @@ from iobench.integrations.redirect.call_counts import CallCounts, Count, merged
 from iobench.integrations.redirect.launch import launch, write_report
 from iobench.integrations.redirect.process import Watch
 from iobench.integrations.redirect.redirect import Redirect
-from iobench.integrations.stock_path import StockOnly
+from iobench.integrations.stock_path import Unsupported
 from iobench.writers.availability import Availability
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
@@ -204,7 +204,7 @@ def test_an_object_that_cannot_be_pickled_is_not_stocks(tmp_path: Path) -> None:
     ("why", "raised", "text", "late"),
     [
         (
-            StockOnly("because"),
+            Unsupported("because"),
             UsageError,
             "s3://bucket/m.pt: because, and stock torch.save",
             False,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iobench.testing.footprint import Footprint
+from iobench.testing.check import Footprint
 from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.local import deferred_free
