@@ -126,7 +126,7 @@ def _of_one_process(copy: CopyReader, manifest: Manifest) -> StoredState:
         tensors = {
             name: _whole(pieces[name], len(begin) + at, kind)
             for run in runs
-            for at, _, name, kind in run.places
+            for at, _, name, kind in run.entries
         }
     with readable(os.path.join(location, SKELETON)):
         views: list[Any] = []

@@ -133,7 +133,7 @@ def _prepare(
         tensors: dict[str, torch.Tensor] = {}
         for run in runs_of(file, header, size - start, one_by_one=allocate is not None):
             part = memory.take(start + run.begin, start + run.end, run.unit)
-            for begin, _, name, kind in run.places:
+            for begin, _, name, kind in run.entries:
                 tensors[name] = _tensor(file, name, kind, part, begin - run.begin)
         return tensors, memory.image(path)
 

@@ -73,7 +73,7 @@ class SafetensorsFile:
         self.tensors = {
             name: TensorInFile(begin + at, kind, run)
             for run in runs
-            for at, _, name, kind in run.places
+            for at, _, name, kind in run.entries
         }
         """The tensors by name, in the order of the file."""
         self._data_start = begin
@@ -101,7 +101,7 @@ class SafetensorsFile:
 
     def _bytes(self, tensor: TensorInFile, span: Span) -> AnyMemory:
         start, stop, run = tensor.start + span.start, tensor.start + span.stop, tensor.run
-        if len(run.places) == 1:
+        if len(run.entries) == 1:
             room = room_for(start, stop) if self._allocate is None else self._allocate(stop - start)
             self._fill(room, start, stop)
             return room

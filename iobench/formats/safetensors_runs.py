@@ -52,7 +52,7 @@ class Kind(NamedTuple):
         return cls(made, shape, made.itemsize, size_bytes, array_dtype(made, shape))
 
 
-Place = tuple[int, int, str, Kind]
+TensorEntry = tuple[int, int, str, Kind]
 """[begin, end) of a tensor in the data section, name and kind. A tuple is the cheapest object."""
 
 
@@ -63,7 +63,7 @@ class TensorRun(NamedTuple):
     end: int
     unit: int
     """Bytes of an element of the first one, the largest."""
-    places: list[Place]
+    entries: list[TensorEntry]
 
 
 def runs_of(file: str, header: bytes, data_bytes: int, *, one_by_one: bool) -> list[TensorRun]:
@@ -78,7 +78,7 @@ def runs_of(file: str, header: bytes, data_bytes: int, *, one_by_one: bool) -> l
     return list(_in_runs(places, 8 + len(header), one_by_one=one_by_one))
 
 
-def tensors_of(file: str, header: bytes) -> list[Place]:
+def tensors_of(file: str, header: bytes) -> list[TensorEntry]:
     """Return [begin, end) in the data section, name and kind of each tensor, in file order.
 
     Gaps and the file's size are not checked. Raises what `runs_of` raises.
@@ -164,7 +164,7 @@ def _undescribed(file: str, name: str) -> DataMismatchError:
     )
 
 
-def _places(file: str, entries: dict[str, _Entry]) -> Iterator[Place]:
+def _places(file: str, entries: dict[str, _Entry]) -> Iterator[TensorEntry]:
     """Yield the tensors of the header. Raises DataMismatchError for one that breaks the format."""
     kinds: dict[tuple[Any, ...], Kind] = {}
     for name, entry in entries.items():
@@ -185,7 +185,9 @@ def _places(file: str, entries: dict[str, _Entry]) -> Iterator[Place]:
         yield begin, end, name, kind
 
 
-def _in_runs(places: list[Place], data_start: int, *, one_by_one: bool) -> Iterator[TensorRun]:
+def _in_runs(
+    places: list[TensorEntry], data_start: int, *, one_by_one: bool
+) -> Iterator[TensorRun]:
     """Yield consecutive tensors that get memory together, or each alone if one is unaligned."""
     ends = [end for _, end, _, _ in places]
     one_by_one = one_by_one or any(
@@ -200,7 +202,7 @@ def _in_runs(places: list[Place], data_start: int, *, one_by_one: bool) -> Itera
         first = last
 
 
-def _check_gapless(file: str, places: list[Place], data_bytes: int) -> None:
+def _check_gapless(file: str, places: list[TensorEntry], data_bytes: int) -> None:
     """Raise DataMismatchError unless the tensors fill the data section without gaps."""
     expected = 0
     for begin, end, name, _ in places:
