@@ -19,6 +19,7 @@ from iobench.writers.direct.engine import CompletionLatch
 from iobench.writers.direct.in_flight import InFlight, OnComplete
 from iobench.writers.direct.uring_queue import Ring, open_ring
 from iobench.writers.image import Bytes
+from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter
 
 __all__ = ["Mover", "ThreadRing", "warn_without_io_uring"]
@@ -35,15 +36,11 @@ class Mover:
 
     def __init__(self, file: StateFile, *, writes: bool, iodepth: int, block_size: int) -> None:
         self._file, self._iodepth, self._block_size = file, iodepth, block_size
+        self._direct = DirectFile(fd=file.fd, alignment=file.alignment)
         self._doing = "writing" if writes else "reading"
         self._meter = Meter()
         self._in_flight = InFlight(
-            _open_any_ring(iodepth),
-            file.fd,
-            writes=writes,
-            alignment=file.alignment.offset,
-            path="io_uring direct",
-            meter=self._meter,
+            _open_any_ring(iodepth), writes=writes, path="io_uring direct", meter=self._meter
         )
 
     def __len__(self) -> int:
@@ -62,7 +59,7 @@ class Mover:
                     self._in_flight.wait_one()
                 piece = data[begin : begin + self._block_size]
                 latch.add()
-                self._in_flight.start(piece, offset + begin, len(piece), latch.end)
+                self._in_flight.start(self._direct, piece, offset + begin, len(piece), latch.end)
 
     def wait_one(self) -> None:
         """Wait until one piece has ended. Raises like `start`."""

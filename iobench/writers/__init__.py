@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from iobench.writers.hybrid import HybridWriter
     from iobench.writers.image import Bytes, FileImage, Segment
     from iobench.writers.local.new_file import NewFile, try_directory
-    from iobench.writers.local.page_cache import CachedStream
+    from iobench.writers.local.page_cache import CachedStream, PlainSink, Sink
     from iobench.writers.local.posix import PosixWriter, pread_all, pwrite_all, transfer_errors
-    from iobench.writers.local.sinks import PlainSink, Sink
     from iobench.writers.null import NullWriter
     from iobench.writers.odirect import ODirectWriter
     from iobench.writers.options import WriterOptions, option
@@ -100,9 +99,8 @@ _MODULES = {
     "device.staging": ("staged",),
     "image": ("Bytes", "FileImage", "Segment"),
     "local.new_file": ("NewFile", "try_directory"),
-    "local.page_cache": ("CachedStream",),
+    "local.page_cache": ("CachedStream", "PlainSink", "Sink"),
     "local.posix": ("PosixWriter", "pread_all", "pwrite_all", "transfer_errors"),
-    "local.sinks": ("PlainSink", "Sink"),
     "options": ("WriterOptions", "option"),
     "source": ("LocalSource", "RangeSource", "Source"),
     "stream": ("Stream",),

@@ -80,7 +80,7 @@ class AiofilesWriter(PosixWriter):
         return try_directory(target)
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        _run(self._write(file, image, meter))
+        _run(self._write(file, image, meter), meter)
 
     def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
         async def work(blocks: Blocks, own: Meter) -> None:
@@ -92,7 +92,7 @@ class AiofilesWriter(PosixWriter):
                     image.filled(begin, end)
 
         blocks = Blocks(start, stop, self.options.block_size)
-        _run(_in_tasks(self.options.iodepth, blocks, work, meter))
+        _run(_in_tasks(self.options.iodepth, blocks, work, meter), meter)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:  # noqa: ARG002
         return CachedStream(file, self.name, meter, _Sink(file), self.options.block_size)
@@ -113,13 +113,13 @@ class AiofilesWriter(PosixWriter):
                 with transfer_errors("writing", path):
                     file = self._create(path, own)
                     unpublished.append(file)
-                    if self._reserves:
-                        file.reserve(0, image.size_bytes)
+                    self._reserve(file, image.size_bytes)
                     with self._reachable(image, own) as reachable:
                         await self._write(file, reachable, own)
                     file.set_size(image.size_bytes)
+                    file.meter = meter  # `own` is absorbed before the file is published
 
-        _run(_in_tasks(self.options.files, Blocks(0, len(images), 1), work, meter))
+        _run(_in_tasks(self.options.files, Blocks(0, len(images), 1), work, meter), meter)
 
     async def _write(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         async def work(blocks: Blocks, own: Meter) -> None:
@@ -136,10 +136,11 @@ class AiofilesWriter(PosixWriter):
         await _in_tasks(self.options.iodepth, blocks, work, meter)
 
 
-def _run(work: Coroutine[Any, Any, _T]) -> _T:
+def _run(work: Coroutine[Any, Any, _T], meter: Meter) -> _T:
     """Run `work` in a loop of its own. On return no thread of the loop is left.
 
-    Raises UsageError if this thread runs a loop, because waiting would block it.
+    The phase `threads` of `meter` has the time for both. Raises UsageError if this thread runs a
+    loop, because waiting would block it.
     """
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
@@ -148,8 +149,15 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
             "this would block the running event loop; use "
             "`await asyncio.to_thread(writer.write, image, target)` here"
         )
+    began_s = time.perf_counter()
     with asyncio.Runner(loop_factory=_Loop) as runner:
-        return runner.run(work)
+        runner.get_loop()
+        passed_s = time.perf_counter() - began_s
+        result = runner.run(work)
+        ended_s = time.perf_counter()
+    passed_s += time.perf_counter() - ended_s
+    meter.seconds["threads"] = meter.seconds.get("threads", 0.0) + passed_s
+    return result
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -291,7 +299,7 @@ class _Sink:
     def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
         with meter.operation("write"):
             for view in views:
-                calls = _run(_write_all(wrap(self._raw), view, offset))
+                calls = _run(_write_all(wrap(self._raw), view, offset), Meter())
                 meter.count("aiofiles", len(view), calls)
                 offset += len(view)
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
-from iobench.writers.image import Bytes
-from iobench.writers.local.new_file import NewFile
-from iobench.writers.local.page_cache import CachedOptions, CachedWriter, Fill
-from iobench.writers.local.posix import pread_all
-from iobench.writers.local.sinks import PlainSink, Sink
-from iobench.writers.transfer import Meter
+from iobench.writers.file_writer import FileSetting, FileWriter
+from iobench.writers.hybrid_paths.policy import IoPath
+from iobench.writers.local.page_cache import CachedOptions
 
 if TYPE_CHECKING:
     from iobench.writers.typed import CachedValues
@@ -23,7 +20,7 @@ class BufferedOptions(CachedOptions):
     """Options of `buffered`."""
 
 
-class BufferedWriter(CachedWriter):
+class BufferedWriter(FileWriter):
     """pwritev straight from the image's memory into the page cache, then fsync."""
 
     name = "buffered"
@@ -37,11 +34,6 @@ class BufferedWriter(CachedWriter):
             self, options: BufferedOptions | None = None, **values: Unpack[CachedValues]
         ) -> None: ...
 
-    def _sink(self, file: NewFile, meter: Meter) -> Sink:  # noqa: ARG002
-        return PlainSink(file.fd, "buffered")
-
-    def _source(self, fd: int, meter: Meter) -> Fill:  # noqa: ARG002
-        def fill(views: list[Bytes], offset: int, own: Meter) -> None:
-            own.count("buffered", sum(map(len, views)), pread_all(fd, views, offset))
-
-        return fill
+    def _setting(self) -> FileSetting:
+        how = self.options
+        return FileSetting(paths=(IoPath.BUFFERED,), block_size=how.block_size, threads=how.threads)

@@ -15,7 +15,7 @@ from iobench import linux
 from iobench.errors import TransferError
 from iobench.units import MIB
 from iobench.writers.availability import Availability
-from iobench.writers.blocks.workers import Blocks
+from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.device.base import Device, DeviceBytes
 from iobench.writers.device.cufile import CuFile, cufile_missing, open_cufile
 from iobench.writers.device.staging import StagedImage
@@ -65,6 +65,8 @@ class GdsWriter(ODirectWriter):
     summary = "GPU memory straight to storage by cuFile (GPUDirect Storage), 16 MiB blocks"
     Options = GdsOptions
     options: GdsOptions
+
+    _overlaps = False  # `_send` decides for each image whether cuFile takes it
 
     def __init__(self, options: GdsOptions | None = None, **values: Unpack[DirectValues]) -> None:
         super().__init__(options, **values)
@@ -134,7 +136,8 @@ class GdsWriter(ODirectWriter):
                     for begin, end in blocks:
                         move(engine, image, begin, end)
 
-            self._run(start - start % unit, stop, work, meter)
+            blocks = Blocks(start - start % unit, stop, self.options.block_size)
+            run_workers(self.options.threads, blocks, work, meter)
         return True
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:

@@ -97,22 +97,15 @@ class NullWriter(Writer):
 
 
 class _NoFile:
-    """Takes the place of a stream's new file, and does nothing."""
+    """Takes the place of a stream's new file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def set_size(self, size_bytes: int) -> None:
+    def _do_nothing(self, *_: object, **how: object) -> None:
         pass
 
-    def sync(self) -> None:
-        pass
-
-    def publish(self, *, sync_names: bool) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
+    set_size = sync = publish = abandon = _do_nothing
 
 
 class _NullStream(Stream):

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from iobench.units import MIB
-from iobench.writers.direct.base import DirectWriter
-from iobench.writers.direct.engine import BlockingEngine, DirectEngine
+from iobench.writers.file_writer import FileSetting, FileWriter
+from iobench.writers.hybrid_paths.policy import IoPath
 from iobench.writers.options import WriterOptions, block_size_option, option
-from iobench.writers.transfer import Meter
 
 if TYPE_CHECKING:
     from iobench.writers.typed import DirectValues
@@ -32,7 +31,7 @@ class ODirectOptions(WriterOptions):
     fallocate: bool = option(True, search=(True, False), help="reserve the space before writing")
 
 
-class ODirectWriter(DirectWriter):
+class ODirectWriter(FileWriter):
     """Each worker takes the next block of the image, gathers it and writes it with O_DIRECT.
 
     With two or more workers, the copy of one block overlaps the write of another. A block whose
@@ -51,9 +50,11 @@ class ODirectWriter(DirectWriter):
             self, options: ODirectOptions | None = None, **values: Unpack[DirectValues]
         ) -> None: ...
 
-    @property
-    def _workers(self) -> int:
-        return self.options.threads
-
-    def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:  # noqa: ARG002
-        return BlockingEngine(self._pool, meter, path="direct")
+    def _setting(self) -> FileSetting:
+        how = self.options
+        return FileSetting(
+            paths=(IoPath.DIRECT,),
+            block_size=how.block_size,
+            threads=how.threads,
+            stream_depth=how.threads,
+        )

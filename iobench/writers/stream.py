@@ -11,7 +11,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
@@ -118,8 +118,8 @@ class Stream(io.RawIOBase):
         with self._inside():
             try:
                 self._append(view)
-            except BaseException as error:
-                raise self._failed(error, "writing") from error
+            except BaseException as error:  # noqa: BLE001 -- raised by `_fail`
+                self._fail(error, "writing")
         # A save that fails ends its zip too: that end proves nothing.
         self._tail = b"" if self._in_trouble() else (self._tail + view[-_TAIL:].tobytes())[-_TAIL:]
         return len(view)
@@ -137,8 +137,8 @@ class Stream(io.RawIOBase):
                 self._file.set_size(size)
                 if self._durable:
                     self._file.sync()
-            except BaseException as error:
-                raise self._failed(error, "syncing") from error
+            except BaseException as error:  # noqa: BLE001 -- raised by `_fail`
+                self._fail(error, "syncing")
         self._flushed = True
 
     def close(self) -> None:
@@ -276,12 +276,13 @@ class Stream(io.RawIOBase):
                 f"{self._file.path}: failed before; nothing is published"
             ) from self._failure
 
-    def _failed(self, error: BaseException, doing: str) -> BaseException:
-        """Remember `error`; return the exception to raise."""
-        if isinstance(error, OSError) and not isinstance(error, IobenchError):
-            error = TransferError.wrap(error, doing, self._file.path)
+    def _fail(self, error: BaseException, doing: str) -> NoReturn:
+        """Remember and raise `error`; one of the kernel as a TransferError."""
         self._failure = error
-        return error
+        if isinstance(error, OSError) and not isinstance(error, IobenchError):
+            self._failure = TransferError.wrap(error, doing, self._file.path)
+            raise self._failure from error
+        raise error
 
 
 def _ends_torch_zip(tail: bytes, size_bytes: int) -> bool:

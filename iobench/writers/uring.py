@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from iobench.units import KIB, MIB
-from iobench.writers.direct.base import DirectWriter
-from iobench.writers.direct.engine import DirectEngine
-from iobench.writers.direct.uring_engine import RingEngine, most_pieces
-from iobench.writers.direct.uring_queue import open_ring
+from iobench.writers.file_writer import FileSetting, FileWriter
+from iobench.writers.hybrid_paths.policy import IoPath
 from iobench.writers.options import WriterOptions, block_size_option, option
-from iobench.writers.transfer import Meter
 
 if TYPE_CHECKING:
     from iobench.writers.typed import UringValues
@@ -37,7 +33,7 @@ class UringOptions(WriterOptions):
     fallocate: bool = option(True, search=(True, False), help="reserve the space before writing")
 
 
-class UringWriter(DirectWriter):
+class UringWriter(FileWriter):
     """One thread keeps `iodepth` blocks in flight, and fills free blocks at the same time.
 
     Each further ring has its own thread and takes blocks of the same file. A block whose memory has
@@ -49,30 +45,21 @@ class UringWriter(DirectWriter):
     summary = "past the page cache by io_uring: many aligned blocks in flight from one thread"
     Options = UringOptions
     options: UringOptions
-    _caller_waits = True
+    if TYPE_CHECKING:
 
-    def __init__(self, options: UringOptions | None = None, **values: Unpack[UringValues]) -> None:
-        super().__init__(options, **values)
-        self._flags = os.O_DIRECT if self.options.direct else 0
+        def __init__(
+            self, options: UringOptions | None = None, **values: Unpack[UringValues]
+        ) -> None: ...
 
-    @property
-    def _workers(self) -> int:
-        return self.options.rings
-
-    @property
-    def _stream_depth(self) -> int:
-        return self.options.iodepth
-
-    @property
-    def _most_blocks(self) -> int:
-        return max(super()._most_blocks, self.options.rings * most_pieces(self.options.iodepth))
-
-    @property
-    def _path(self) -> str:
-        return "io_uring direct" if self.options.direct else "io_uring buffered"
-
-    def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
-        iodepth = self.options.iodepth
-        with meter.phase("open"):
-            ring = open_ring(iodepth)
-        return RingEngine(ring, iodepth, self._pool, meter, writes=writes, path=self._path)
+    def _setting(self) -> FileSetting:
+        how = self.options
+        return FileSetting(
+            paths=(IoPath.DIRECT,),
+            block_size=how.block_size,
+            rings=how.rings,
+            iodepth=how.iodepth,
+            read_iodepth=how.iodepth,
+            piece_size=how.block_size,
+            stream_depth=how.iodepth,
+            o_direct=how.direct,
+        )

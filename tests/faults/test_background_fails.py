@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from iobench.testing import Footprint, content
-from iobench.writers import hybrid, uring
+from iobench.writers import file_writer
 from iobench.writers.direct import engine
 from iobench.writers.hybrid_paths.cached_file import CachedFile
 from iobench.writers.registry import make
@@ -93,8 +93,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
 
     # The file that is written here has pages in the cache, where that of a real ring has none.
     monkeypatch.setattr(CachedFile, "resident_bytes", lambda *_: 0)
-    for module in (uring, hybrid):
-        monkeypatch.setattr(module, "open_ring", Ring)
+    monkeypatch.setattr(file_writer, "open_ring", Ring)
     monkeypatch.setattr(engine, "pwrite_direct", write)
     yield storage
     storage.go_on.set()

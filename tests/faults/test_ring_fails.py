@@ -13,7 +13,7 @@ from support.saves import save
 
 from iobench.errors import TransferError
 from iobench.testing import content
-from iobench.writers import hybrid, uring
+from iobench.writers import file_writer
 from iobench.writers.base import Writer
 from iobench.writers.direct import in_flight
 from iobench.writers.direct.uring_queue import PyuringRing
@@ -60,8 +60,7 @@ def meddle(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int]
 
     def begin(function: Callable[[int], int]) -> None:
         monkeypatch.setattr(_Meddler, "meddle", staticmethod(function), raising=False)
-        for module in (uring, hybrid):
-            monkeypatch.setattr(module, "open_ring", _Meddler)
+        monkeypatch.setattr(file_writer, "open_ring", _Meddler)
 
     return begin
 
@@ -157,8 +156,7 @@ def test_a_ring_that_fails_itself(
     memory: list[object] = []
     with monkeypatch.context() as patch:
         patch.setattr(in_flight, "_lost", memory)
-        for module in (uring, hybrid):
-            patch.setattr(module, "open_ring", Breaking)
+        patch.setattr(file_writer, "open_ring", Breaking)
         image = FileImage.of("model", [_DATA]) if operation == "write" else back
         move = writer.write if operation == "write" else writer.read
         with pytest.raises(TransferError) as caught:
@@ -210,8 +208,7 @@ def test_an_interrupt(
             super().close()
             Interrupting.open_now -= 1
 
-    for module in (uring, hybrid):
-        monkeypatch.setattr(module, "open_ring", Interrupting)
+    monkeypatch.setattr(file_writer, "open_ring", Interrupting)
     move = {
         "write": lambda: writer.write(FileImage.of("model", [_DATA]), tmp_path),
         "read": lambda: writer.read(back, tmp_path),

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from iobench.writers.blocks.interrupt_safe import Worker, start_workers
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
@@ -18,6 +18,7 @@ __all__ = ["BlockPool", "Blocks", "map_in_workers", "run_workers"]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
+_B = TypeVar("_B", bound="SharedBlocks")
 
 
 class Blocks:
@@ -38,10 +39,19 @@ class Blocks:
         self._starts = iter(range(0))
 
 
+class SharedBlocks(Protocol):
+    """What `run_workers` needs of the blocks that its workers share."""
+
+    count: int
+
+    def cancel(self) -> None:
+        """Yield no more blocks."""
+
+
 def run_workers(
     threads: int,
-    blocks: Blocks,
-    work: Callable[[Blocks, Meter], None],
+    blocks: _B,
+    work: Callable[[_B, Meter], None],
     meter: Meter,
     *,
     caller_waits: bool = False,

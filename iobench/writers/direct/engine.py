@@ -1,4 +1,4 @@
-"""DirectEngine: moves ranges of one file past the page cache, in one thread."""
+"""DirectEngine: moves ranges of files past the page cache, in one thread."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CompletionLatch:
 
 
 class DirectEngine(ABC):
-    """Moves ranges between images and one file, the same in every call. Used by one thread.
+    """Moves ranges between images and files. Used by one thread.
 
     Ranges begin at multiples of the file's alignment. `on_complete` is called once for each range,
     when the kernel is done with its memory, also when `write` or `read` raises. It is never called

@@ -1,4 +1,4 @@
-"""InFlight: the operations of one ring on one file, each continued until it is complete."""
+"""InFlight: the operations of one ring, each continued until it is complete."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
+from iobench.errors import IobenchError, TransferError
 from iobench.writers.direct.uring_queue import Ring
 from iobench.writers.image import Bytes
+from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.local.direct_io import read_on, written_on
 from iobench.writers.transfer import Meter
 
-__all__ = ["InFlight", "OnComplete"]
+__all__ = ["InFlight", "OnComplete", "RingOperation"]
 
 _TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECANCELED}
 _PAUSE_S = 0.001
@@ -32,17 +34,29 @@ _lost: list[Bytes] = []
 """Memory of operations that cannot be awaited: never freed, as the kernel may still use it."""
 
 
-class _Operation:
-    __slots__ = ("began_s", "calls", "data", "done", "offset", "on_complete", "tries", "wanted")
+class RingOperation:
+    """Moves `data` to or from `offset` of `file`. The kernel uses `data` until `on_complete`.
 
-    def __init__(self, data: Bytes, offset: int, wanted: int, on_complete: OnComplete) -> None:
-        self.data, self.offset, self.wanted, self.on_complete = data, offset, wanted, on_complete
-        self.done = self.calls = self.tries = 0
+    Lengths and offsets are multiples of the alignment. A read may want fewer bytes than `data` has,
+    as the file may end there.
+    """
+
+    __slots__ = (
+        *("began_s", "calls", "data", "done", "file"),
+        *("offset", "on_complete", "tag", "tries", "wanted"),
+    )
+
+    def __init__(
+        self, file: DirectFile, data: Bytes, offset: int, wanted: int, on_complete: OnComplete
+    ) -> None:
+        self.file, self.data, self.offset = file, data, offset
+        self.wanted, self.on_complete = wanted, on_complete
+        self.tag = self.done = self.calls = self.tries = 0
         self.began_s = time.perf_counter()
 
 
 class InFlight:
-    """Writes to one file, or reads from one. Used by one thread.
+    """Writes to files, or reads from files. Used by one thread.
 
     `close` waits for all operations in flight, then closes the ring: no memory is freed while the
     kernel uses it. After the ring itself failed, nothing is in flight any more, and the memory is
@@ -50,28 +64,27 @@ class InFlight:
     that records it.
     """
 
-    def __init__(
-        self, ring: Ring, fd: int, *, writes: bool, alignment: int, path: str, meter: Meter
-    ) -> None:
-        self._ring, self._fd, self._writes = ring, fd, writes
-        self._alignment, self._path, self._meter = alignment, path, meter
-        self._name = "write" if writes else "read"
-        self._operations: dict[int, _Operation] = {}  # by tag: io_uring completes them in any order
+    def __init__(self, ring: Ring, *, writes: bool, path: str, meter: Meter) -> None:
+        self._ring, self._writes, self._path, self._meter = ring, writes, path, meter
+        self._name, self._doing = ("write", "writing") if writes else ("read", "reading")
+        self._operations: dict[
+            int, RingOperation
+        ] = {}  # by tag: io_uring completes them in any order
         self._tag = 0
 
     def __len__(self) -> int:
         """Return the number of operations in flight."""
         return len(self._operations)
 
-    def start(self, data: Bytes, offset: int, wanted: int, on_complete: OnComplete) -> None:
-        """Move `data` to or from `offset`. The kernel uses `data` until `on_complete` is called.
+    def start(
+        self, file: DirectFile, data: Bytes, offset: int, wanted: int, on_complete: OnComplete
+    ) -> None:
+        """Start an RingOperation. Raises OSError; `on_complete` has been called then too.
 
-        Lengths and offsets are multiples of the alignment. A read may want fewer bytes than `data`
-        has, as the file may end there. Raises OSError; `on_complete` has been called then too.
+        If `file` has a name, the error of its operation is a TransferError with this name,
+        whichever call raises it.
         """
-        self._tag += 1
-        self._operations[self._tag] = _Operation(data, offset, wanted, on_complete)
-        self._submit(self._tag)
+        self.submit(RingOperation(file, data, offset, wanted, on_complete))
 
     def wait_one(self) -> None:
         """Wait until one operation is complete. Raises OSError, DataMismatchError."""
@@ -91,19 +104,22 @@ class InFlight:
                 return
             self._take_completion(*completion)
 
-    def _submit(self, tag: int) -> None:
-        operation = self._operations[tag]
-        # io_uring may complete an operation in part; the rest is submitted as another one.
-        left = operation.data[operation.done :]
+    def submit(self, operation: RingOperation) -> None:
+        """Start `operation`, or the rest of one that io_uring completed in part; see `start`."""
+        if not operation.tag:
+            self._tag += 1
+            operation.tag = self._tag
+            self._operations[self._tag] = operation
+        left, offset = operation.data[operation.done :], operation.offset + operation.done
         move = self._ring.write if self._writes else self._ring.read
         try:
             with self._meter.phase("submit"):
-                move(self._fd, left.ctypes.data, len(left), operation.offset + operation.done, tag)
-        except OSError:
-            self._end(tag, ok=False)
-            raise
+                move(operation.file.fd, left.ctypes.data, len(left), offset, operation.tag)
+        except OSError as error:
+            self._end(operation, ok=False)
+            self._raise(error, operation)
         except BaseException:  # out of memory, before or after the kernel took the operation
-            _lost.append(self._operations.pop(tag).data)
+            _lost.append(self._operations.pop(operation.tag).data)
             raise
 
     def _take_completion(self, tag: int, count: int) -> bool:
@@ -111,32 +127,32 @@ class InFlight:
         operation = self._operations[tag]
         try:
             complete = self._advance(operation, count)
-        except BaseException:
-            self._end(tag, ok=False)
-            raise
+        except BaseException as error:  # noqa: BLE001 -- raised by `_raise`
+            self._end(operation, ok=False)
+            self._raise(error, operation)
         if complete:
             self._meter.took(self._name, time.perf_counter() - operation.began_s)
             self._meter.count(self._path, len(operation.data), operation.calls)
-            self._end(tag, ok=True)
+            self._end(operation, ok=True)
         else:
-            self._submit(tag)
+            self.submit(operation)
         return complete
 
-    def _advance(self, operation: _Operation, count: int) -> bool:
+    def _advance(self, operation: RingOperation, count: int) -> bool:
         """Record a completion; return whether the operation is complete."""
         operation.calls += 1
         if count < 0:
             self._before_retry(operation, -count)
             return False
         operation.tries = 0
-        done, offset = operation.done, operation.offset
+        done, offset, unit = operation.done, operation.offset, operation.file.alignment.offset
         if self._writes:
-            operation.done = written_on(done, count, offset, self._alignment)
+            operation.done = written_on(done, count, offset, unit)
         else:
-            operation.done = read_on(done, count, operation.wanted, offset, self._alignment)
+            operation.done = read_on(done, count, operation.wanted, offset, unit)
         return operation.done >= operation.wanted
 
-    def _before_retry(self, operation: _Operation, number: int) -> None:
+    def _before_retry(self, operation: RingOperation, number: int) -> None:
         """Pause after the transient error `number`; raise OSError for any other one.
 
         The kernel returns transient errors when memory is short or its own worker is interrupted.
@@ -147,8 +163,15 @@ class InFlight:
         self._meter.retries += 1
         time.sleep(_PAUSE_S * (operation.tries - 1))
 
-    def _end(self, tag: int, *, ok: bool) -> None:
-        self._operations.pop(tag).on_complete(ok)
+    def _raise(self, error: BaseException, operation: RingOperation) -> NoReturn:
+        name = operation.file.name
+        if name and isinstance(error, OSError) and not isinstance(error, IobenchError):
+            raise TransferError.wrap(error, self._doing, name) from error
+        raise error
+
+    def _end(self, operation: RingOperation, *, ok: bool) -> None:
+        del self._operations[operation.tag]
+        operation.on_complete(ok)
 
     def _call_ring(self, call: Callable[[], _T]) -> _T:
         """Return the result of `call`. After an error of the ring nothing can be awaited."""
@@ -168,7 +191,7 @@ class InFlight:
         try:
             while self._operations:
                 tag, _ = self._call_ring(self._ring.wait)
-                self._end(tag, ok=False)
+                self._end(self._operations[tag], ok=False)
         except BaseException as broken:
             self._keep_memory()
             if error is None:

@@ -34,7 +34,11 @@ class DirectStream(Stream):
         background: BackgroundWriter,
         alignment: int,
         reserve_ahead: bool,
+        rest: Callable[[Bytes, int], None] | None = None,
+        close: Callable[[], None],
     ) -> None:
+        """`rest` writes what fills no block, at a flush or the end; by default with padding."""
+        self._rest, self._close_file = rest, close
         super().__init__(file, writer, meter)
         self._new_file, self._alignment = file, alignment
         self._reserve_ahead, self._reserved_to = reserve_ahead, 0
@@ -94,7 +98,9 @@ class DirectStream(Stream):
     def _drain(self) -> int:
         with self._meter.phase("write"):
             self._background.drain()
-        if self._filled:
+        if self._filled and self._rest is not None:
+            self._rest(self._block[: self._filled], self._offset)
+        elif self._filled:
             # O_DIRECT needs whole units of the alignment; `set_size` cuts off the padding.
             padded = -(-self._filled // self._alignment) * self._alignment
             # After a failure the kernel may still use the block: it does not return to the pool.
@@ -109,6 +115,7 @@ class DirectStream(Stream):
         finally:
             if len(self._block):
                 self._pool.give(self._block)
+            self._afterwards(self._close_file)
 
     def _afterwards(self, call: Callable[[], None]) -> None:
         self._background.afterwards(call)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
-from iobench.writers.direct.in_flight import InFlight, OnComplete
+from iobench.writers.direct.in_flight import InFlight, OnComplete, RingOperation
 from iobench.writers.direct.uring_queue import Ring
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up, view_to_fill
@@ -27,6 +27,7 @@ def most_pieces(iodepth: int) -> int:
 class _Piece:
     """One operation of a range: the kernel moves `data` to or from `offset`."""
 
+    file: DirectFile
     latch: CompletionLatch
     """The latch of the range."""
     data: Bytes
@@ -61,22 +62,23 @@ class RingEngine(DirectEngine):
         path: str,
     ) -> None:
         super().__init__(pool, meter, path=path)
-        self._ring, self._iodepth, self._writes = ring, iodepth, writes
-        self._in_flight: InFlight | None = None
+        self._iodepth = iodepth
+        self._in_flight = InFlight(ring, writes=writes, path=path, meter=meter)
         self._due: deque[_Piece] = deque()
         self._to_copy: deque[_Piece] = deque()
 
     def write(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
         (image, start, stop, offset), size = part, self._pool.block_size
+        whole = aligned_view(part, file.alignment)
         pieces = (
             Extent(image, begin, min(begin + size, stop), offset + begin - start)
             for begin in range(start, stop, size)
         )
 
         def put(latch: CompletionLatch, piece: Extent) -> _Piece:
-            data = aligned_view(piece, file.alignment)
-            if data is not None:
-                return _Piece(latch, data, piece.offset, len(data))
+            if whole is not None:
+                data = whole[piece.start - start : piece.stop - start]
+                return _Piece(file, latch, data, piece.offset, len(data))
             block = self._pool.take()
             try:
                 with self.meter.phase("gather"):
@@ -85,9 +87,9 @@ class RingEngine(DirectEngine):
                 self._pool.give(block)
                 raise
             data = block[: round_up(piece.size_bytes, file.alignment.offset)]
-            return _Piece(latch, data, piece.offset, len(data), block)
+            return _Piece(file, latch, data, piece.offset, len(data), block)
 
-        self._move(file, pieces, put, on_complete)
+        self._move(pieces, put, on_complete)
 
     def read(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
         (image, start, stop, offset), size = part, self._pool.block_size
@@ -100,40 +102,50 @@ class RingEngine(DirectEngine):
             _, begin, end, first = piece
             data = view_to_fill(piece, file.alignment) if begin == first else None
             if data is not None:
-                return _Piece(latch, data, first, end - first)
+                return _Piece(file, latch, data, first, end - first)
             block = self._pool.take()
             room = block[: round_up(end - first, file.alignment.offset)]
             copy_out = functools.partial(image.scatter, begin, end, block[begin - first :])
-            return _Piece(latch, room, first, end - first, block, copy_out)
+            return _Piece(file, latch, room, first, end - first, block, copy_out)
 
-        self._move(file, pieces, get, on_complete)
+        self._move(pieces, get, on_complete)
 
     def _move(
         self,
-        file: DirectFile,
         pieces: Iterable[Extent],
         make: Callable[[CompletionLatch, Extent], _Piece],
         on_complete: OnComplete,
     ) -> None:
         """Make each piece of a range by `make`, and start it once the queue has a free place."""
-        in_flight = self._in_flight_on(file)
         most = most_pieces(self._iodepth)
         with CompletionLatch(on_complete) as latch:
             for piece in pieces:
-                self._submit(in_flight)
+                self._submit()
                 while len(self) >= most:
-                    self.wait_one()
+                    self._submit(wait=True)
+                    self._copy_out()
                 self._due.append(make(latch, piece))
                 latch.add()
-                self._submit(in_flight)
+                self._submit()
 
-    def _submit(self, in_flight: InFlight) -> None:
-        """Start pieces until `iodepth` are in flight or no piece is due."""
-        in_flight.reap()
-        while self._due and len(in_flight) < self._iodepth:
-            piece = self._due.popleft()
-            on_complete = functools.partial(self._moved, piece)
-            in_flight.start(piece.data, piece.offset, piece.wanted, on_complete)
+    def _submit(self, *, wait: bool = False) -> None:
+        """Start pieces until `iodepth` are in flight or no piece is due.
+
+        With `wait`, one piece more has ended or is to be copied on return.
+        """
+        in_flight, before = self._in_flight, len(self)
+        while True:
+            in_flight.reap()
+            while self._due and len(in_flight) < self._iodepth:
+                piece = self._due.popleft()
+                on_complete = functools.partial(self._moved, piece)
+                in_flight.submit(
+                    RingOperation(piece.file, piece.data, piece.offset, piece.wanted, on_complete)
+                )
+            if not wait or len(self) < before or self._to_copy:
+                return
+            in_flight.wait_one()
+            wait = False
 
     def _moved(self, piece: _Piece, ok: bool) -> None:
         """Completion callback of a piece: the kernel is done with its memory."""
@@ -143,6 +155,9 @@ class RingEngine(DirectEngine):
             self._end(piece, ok=ok)
 
     def _copy_out(self) -> None:
+        """Copy one piece that was read, if there is one."""
+        if not self._to_copy:
+            return
         piece, ok = self._to_copy.popleft(), False
         assert piece.copy_out is not None
         try:
@@ -157,31 +172,12 @@ class RingEngine(DirectEngine):
             self._pool.give(piece.block)
         piece.latch.end(ok)
 
-    def _in_flight_on(self, file: DirectFile) -> InFlight:
-        if self._in_flight is None:
-            self._in_flight = InFlight(
-                self._ring,
-                file.fd,
-                writes=self._writes,
-                alignment=file.alignment.offset,
-                path=self._path,
-                meter=self.meter,
-            )
-        return self._in_flight
-
     def __len__(self) -> int:
-        in_flight = len(self._in_flight) if self._in_flight else 0
-        return in_flight + len(self._due) + len(self._to_copy)
+        return len(self._in_flight) + len(self._due) + len(self._to_copy)
 
     def wait_one(self) -> None:
-        assert self._in_flight is not None
-        before = len(self)
-        self._submit(self._in_flight)
-        if len(self) == before and not self._to_copy:
-            self._in_flight.wait_one()
-            self._submit(self._in_flight)
-        if self._to_copy:
-            self._copy_out()
+        self._submit(wait=True)
+        self._copy_out()
 
     def close(self, failure: BaseException | None = None) -> None:
         try:
@@ -189,7 +185,4 @@ class RingEngine(DirectEngine):
                 while waiting:
                     self._end(waiting.popleft(), ok=False)
         finally:
-            if self._in_flight is None:
-                self._ring.close()
-            else:
-                self._in_flight.close(failure)
+            self._in_flight.close(failure)

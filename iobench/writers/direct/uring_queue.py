@@ -70,10 +70,22 @@ class PyuringRing:
         self._broken: BaseException | None = None
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
-        self._queue(self._ring.write_async_ptr, fd, address, length, offset, tag)
+        self._check_not_broken()
+        try:
+            self._ring.write_async_ptr(fd, address, length, offset, tag)
+        except BaseException as error:
+            if not self._transient(error):
+                raise
+            self._stuck = True
 
     def read(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
-        self._queue(self._ring.read_async_ptr, fd, address, length, offset, tag)
+        self._check_not_broken()
+        try:
+            self._ring.read_async_ptr(fd, address, length, offset, tag)
+        except BaseException as error:
+            if not self._transient(error):
+                raise
+            self._stuck = True
 
     def wait(self) -> tuple[int, int]:
         for _ in range(_PAUSES):
@@ -92,11 +104,6 @@ class PyuringRing:
 
     def close(self) -> None:
         self._ring.close()
-
-    def _queue(self, call: Callable[..., object], *arguments: int) -> None:
-        self._check_not_broken()
-        if self._try(call, *arguments) is None:
-            self._stuck = True
 
     def _push(self) -> None:
         """Submit queued operations once more, as long as the kernel takes some."""
@@ -118,10 +125,16 @@ class PyuringRing:
         try:
             return call(*arguments)
         except BaseException as error:
-            if isinstance(error, OSError) and error.errno in _TRANSIENT:
+            if self._transient(error):
                 return None
-            self._broken = error
             raise
+
+    def _transient(self, error: BaseException) -> bool:
+        """Whether `error` is a transient one of the kernel. After any other, the ring is broken."""
+        if isinstance(error, OSError) and error.errno in _TRANSIENT:
+            return True
+        self._broken = error
+        return False
 
     def _check_not_broken(self) -> None:
         """Raise OSError after an error that is not transient: submitting again is unsafe then."""

@@ -5,17 +5,51 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable
 
 from iobench import linux
+from iobench.errors import UnavailableError
 from iobench.writers.hybrid_paths.policy import IoPath
-from iobench.writers.image import Extent
+from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import round_up
-from iobench.writers.local.dontcache import DontCache, on_storage, read_uncached
+from iobench.writers.local.dontcache import dontcache_refusal, on_storage, read_uncached
 from iobench.writers.local.posix import pread_all, pwrite_all
 from iobench.writers.transfer import Meter
 
-__all__ = ["CachedFile"]
+__all__ = ["CachedFile", "DontCache"]
+
+_PUSH_BEHIND = 4  # blocks under write-back before the oldest is awaited
+_REMEDY = "Use method=auto, or Linux >= 6.14 on ext4 or xfs."
+
+
+class DontCache:
+    """Whether the files of one writer take RWF_DONTCACHE; each file system is asked once.
+
+    `method`: RWF_DONTCACHE or nothing ("dontcache"), sync_file_range in its place, or "auto".
+    """
+
+    def __init__(self, writer: str, method: str = "auto") -> None:
+        self._writer, self._method = writer, method
+        self._refusals: dict[int, str | None] = {}
+
+    def flags(self, fd: int, meter: Meter) -> int:
+        """Return RWF_DONTCACHE, or 0 where the file refuses it, which is recorded as a fallback.
+
+        Raises UnavailableError if there is to be no fallback.
+        """
+        if self._method == "sync_file_range":
+            return 0
+        device = os.fstat(fd).st_dev
+        if device not in self._refusals:
+            self._refusals[device] = dontcache_refusal(fd)
+        refusal = self._refusals[device]
+        if refusal is None:
+            return linux.RWF_DONTCACHE
+        if self._method == "dontcache":
+            raise UnavailableError(self._writer, f"{refusal}.", _REMEDY)
+        meter.fell_back("uncached", "sync_file_range", refusal)
+        return 0
 
 
 class CachedFile:
@@ -25,35 +59,62 @@ class CachedFile:
     drops their pages; a direct operation on the range is safe after that.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, dontcache: DontCache, *, waits: bool = True) -> None:
+        """`waits`: a write with UNCACHED returns when its bytes are on storage."""
+        self._fd, self._dontcache, self._waits = fd, dontcache, waits
         self._lock = threading.Lock()
         self._written: list[tuple[int, int]] = []  # sorted, and none overlaps another one
-        self._dontcache = DontCache(fd)
+        self._behind: deque[tuple[int, int]] = deque()
 
     def write(self, path: IoPath, part: Extent, meter: Meter) -> None:
         """Write `part`.
 
         On return its bytes are in the page cache. With UNCACHED they have also reached the device,
-        like the bytes of a direct write.
+        like the bytes of a direct write, or are on their way to it until `finish`.
         """
         image, start, stop, offset = part
-        length, uncached = stop - start, path == IoPath.UNCACHED
-        with self._lock:
-            among = self._overlapping(offset, offset + length)
-            begins, ends = zip((offset, offset + length), *self._written[among], strict=True)
-            self._written[among] = [(min(begins), max(ends))]
-        flags = self._dontcache.flags(meter) if uncached else 0
-        with image.outgoing(start, stop, meter) as views, meter.operation("write"):
+        with image.outgoing(start, stop, meter) as views:
+            self.write_views(path, views, offset, stop - start, meter)
+
+    def write_views(
+        self, path: IoPath, views: list[Bytes], offset: int, length: int, meter: Meter
+    ) -> None:
+        """Write `length` bytes of consecutive `views` at `offset`; see `write`."""
+        uncached = path == IoPath.UNCACHED
+        if self._waits:
+            with self._lock:
+                among = self._overlapping(offset, offset + length)
+                begins, ends = zip((offset, offset + length), *self._written[among], strict=True)
+                self._written[among] = [(min(begins), max(ends))]
+        flags = self._dontcache.flags(self._fd, meter) if uncached else 0
+        with meter.operation("write"):
             calls = pwrite_all(self._fd, views, offset, flags)
-            if uncached:
+            if uncached and self._waits:
                 on_storage(self._fd, offset, length, drop=not flags)
+            elif uncached and not flags:
+                self._push(offset, length)
         meter.count("sync_file_range" if uncached and not flags else path, length, calls)
+
+    def _push(self, offset: int, length: int) -> None:
+        """Start the write-back of a block, and drop the pages of older blocks. One thread only.
+
+        sync_file_range starts and awaits write-back, then POSIX_FADV_DONTNEED frees the clean
+        pages. Kernels before 6.14 offer this in place of RWF_DONTCACHE.
+        """
+        linux.sync_file_range(self._fd, offset, length, linux.SYNC_FILE_RANGE_WRITE)
+        self._behind.append((offset, length))
+        if len(self._behind) > _PUSH_BEHIND:
+            on_storage(self._fd, *self._behind.popleft(), drop=True)
+
+    def finish(self) -> None:
+        """Put the blocks under write-back on storage and drop their pages, after the last write."""
+        while self._behind:
+            on_storage(self._fd, *self._behind.popleft(), drop=True)
 
     def read(self, path: IoPath, part: Extent, meter: Meter) -> None:
         """Fill `part`; UNCACHED drops its pages afterwards."""
         image, start, stop, _ = part
-        flags = self._dontcache.flags(meter) if path == IoPath.UNCACHED else 0
+        flags = self._dontcache.flags(self._fd, meter) if path == IoPath.UNCACHED else 0
         with image.incoming(start, stop, meter) as views, meter.operation("read"):
             if path == IoPath.UNCACHED:
                 read_uncached(self._fd, views, start, flags, meter)

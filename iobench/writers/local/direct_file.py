@@ -37,6 +37,8 @@ class DirectFile:
 
     fd: int
     alignment: linux.DioAlignment
+    name: str = ""
+    """Named in the errors of operations that are in flight with those of other files."""
 
 
 def direct_alignment(name: str, fd: int, block_size: int) -> linux.DioAlignment:

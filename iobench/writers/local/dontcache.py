@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from functools import cached_property
 
 from iobench import linux
 from iobench.writers.image import Bytes
 from iobench.writers.local.posix import pread_all
 from iobench.writers.transfer import Meter
 
-__all__ = ["DontCache", "dontcache_refusal", "on_storage", "read_uncached"]
+__all__ = ["dontcache_refusal", "on_storage", "read_uncached"]
 
 _REFUSED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 # Of the three flags, WAIT_BEFORE is needed too: a page under write-back that is dirtied again is
@@ -34,25 +33,6 @@ def dontcache_refusal(fd: int) -> str | None:
     return None
 
 
-class DontCache:
-    """Whether one open file accepts RWF_DONTCACHE; probed once."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    @cached_property
-    def refusal(self) -> str | None:
-        """Why the file refuses the flag; None if it accepts it."""
-        return dontcache_refusal(self._fd)
-
-    def flags(self, meter: Meter) -> int:
-        """Return RWF_DONTCACHE if the file accepts it; otherwise record a fallback and return 0."""
-        if self.refusal is None:
-            return linux.RWF_DONTCACHE
-        meter.fell_back("uncached", "sync_file_range", self.refusal)
-        return 0
-
-
 def on_storage(fd: int, offset: int, length: int, *, drop: bool) -> None:
     """Wait until the range has reached the device; with `drop`, free its pages then."""
     linux.sync_file_range(fd, offset, length, _ON_STORAGE)
@@ -61,7 +41,7 @@ def on_storage(fd: int, offset: int, length: int, *, drop: bool) -> None:
 
 
 def read_uncached(fd: int, views: list[Bytes], offset: int, flags: int, meter: Meter) -> None:
-    """Fill `views` and leave no page of the range. `flags` come from `DontCache.flags`."""
+    """Fill `views` and leave no page of the range. `flags`: RWF_DONTCACHE, or 0 without it."""
     length = sum(map(len, views))
     calls = pread_all(fd, views, offset, flags)
     if not flags:

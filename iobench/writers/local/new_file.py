@@ -111,7 +111,8 @@ class NewFile:
         """
         self.path, self._old = existing_file(path)
         directory, name = os.path.split(self.path)
-        self._meter = meter
+        self.meter = meter
+        """Counts what is done to the file; to be used by one thread at a time."""
         with meter.phase("open"):
             self.part = os.path.join(directory, f".{name[:40]}.{secrets.token_hex(6)}{PART_SUFFIX}")
             self.fd = self._open(directory, flags)
@@ -152,14 +153,14 @@ class NewFile:
         """Reserve blocks for bytes [start, stop). Without fallocate(2) record a fallback."""
         if stop <= start:
             return
-        with self._meter.phase("open"):
+        with self.meter.phase("open"):
             try:
                 linux.fallocate(self.fd, start, stop - start)
                 self._reserved = True
             except OSError as error:
                 if error.errno not in _NO_FALLOCATE:
                     raise TransferError.wrap(error, "reserving space", self.path) from error
-                self._meter.fell_back("fallocate", "none", f"{error.strerror} by the file system")
+                self.meter.fell_back("fallocate", "none", f"{error.strerror} by the file system")
 
     def set_size(self, size_bytes: int) -> None:
         """Make the file exactly `size_bytes` long; padding and reserved space are cut off.
@@ -167,13 +168,13 @@ class NewFile:
         The size is checked afterwards: on s3fs ftruncate succeeds but does nothing while it holds
         data that is not stored yet. In that case sync, repeat ftruncate and record a fallback.
         """
-        with self._meter.phase("commit"), transfer_errors("setting the size of", self.path):
+        with self.meter.phase("commit"), transfer_errors("setting the size of", self.path):
             if self._reserved or os.fstat(self.fd).st_size != size_bytes:
                 os.ftruncate(self.fd, size_bytes)
                 if os.fstat(self.fd).st_size != size_bytes:
                     os.fsync(self.fd)
                     os.ftruncate(self.fd, size_bytes)
-                    self._meter.fell_back("ftruncate", "fsync before it", "it did nothing")
+                    self.meter.fell_back("ftruncate", "fsync before it", "it did nothing")
                     self._prove_size(size_bytes)
 
     def _prove_size(self, size_bytes: int) -> None:
@@ -185,7 +186,7 @@ class NewFile:
 
     def sync(self, meter: Meter | None = None) -> None:
         """Make the bytes durable (fsync), still under the temporary name; `meter` is timed."""
-        with (meter or self._meter).operation("sync"), transfer_errors("syncing", self.path):
+        with (meter or self.meter).operation("sync"), transfer_errors("syncing", self.path):
             os.fsync(self.fd)
 
     def publish(self, *, sync_names: bool) -> None:
@@ -194,10 +195,10 @@ class NewFile:
         Raises TransferError. If only the last sync failed, the whole file has its name already, but
         may lose it in a crash.
         """
-        with self._meter.phase("commit"), freed_later(self.path):
+        with self.meter.phase("commit"), freed_later(self.path):
             try:
                 if self._permissions is not None:
-                    set_permissions(self.fd, self._permissions, self._meter)
+                    set_permissions(self.fd, self._permissions, self.meter)
                 self._close()
                 os.replace(self.part, self.path)
                 self._live = False

@@ -1,29 +1,21 @@
-"""CachedWriter: the base of the writers that use the page cache, and their stream."""
+"""CachedStream: the stream of the writers that use the page cache; and their options."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from iobench.units import MIB
-from iobench.writers.base import Availability
-from iobench.writers.blocks.workers import Blocks, run_workers
-from iobench.writers.image import Bytes, FileImage
-from iobench.writers.local.new_file import NewFile, try_directory
-from iobench.writers.local.posix import PosixWriter
-from iobench.writers.local.sinks import PushingSink, Sink
+from iobench.writers.image import Bytes
+from iobench.writers.local.new_file import NewFile
+from iobench.writers.local.posix import pwrite_all
 from iobench.writers.options import WriterOptions, block_size_option, option
 from iobench.writers.stream import Stream
 from iobench.writers.transfer import Meter
 
-__all__ = ["CachedOptions", "CachedStream", "CachedWriter", "Fill"]
-
-Fill = Callable[[list[Bytes], int, Meter], None]
-"""Fills consecutive views from an offset of a file."""
+__all__ = ["CachedOptions", "CachedStream", "PlainSink", "Sink"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,55 +33,30 @@ class CachedOptions(WriterOptions):
     fallocate: bool = option(True, search=(True, False), help="reserve the space before writing")
 
 
-class CachedWriter(PosixWriter):
-    """Zero-copy between the image's memory and the page cache; subclasses choose the sink."""
+class Sink(Protocol):
+    """Writes bytes at an offset of one open file. Zero-copy: the kernel reads the views."""
 
-    options: CachedOptions
+    def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
+        """Write all of the consecutive `views` at `offset`."""
 
-    @abstractmethod
-    def _sink(self, file: NewFile, meter: Meter) -> Sink:
-        """Return the sink for the bytes of a new file."""
+    def finish(self) -> None:
+        """Finish pending work after the last write."""
 
-    @abstractmethod
-    def _source(self, fd: int, meter: Meter) -> Fill:
-        """Return the function that fills views from an offset of the open file."""
 
-    def _workers(self, image: FileImage) -> int:
-        """Return the most workers. Of two, one copies device memory while the other stores."""
-        return max(self.options.threads, 2 if image.on_device else 1)
+class PlainSink:
+    """pwritev with fixed flags: 0 for the page cache, RWF_DONTCACHE to leave no pages in it."""
 
-    def available(self, target: str | Path = ".") -> Availability:
-        return try_directory(target)
+    def __init__(self, fd: int, path: str, flags: int = 0) -> None:
+        self._fd, self._path, self._flags = fd, path, flags
 
-    def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        sink = self._sink(file, meter)
+    def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
+        """Write all of the consecutive `views` at `offset`."""
+        with meter.operation("write"):
+            calls = pwrite_all(self._fd, views, offset, self._flags)
+        meter.count(self._path, sum(map(len, views)), calls)
 
-        def work(blocks: Blocks, own: Meter) -> None:
-            for start, stop in blocks:
-                with image.outgoing(start, stop, own) as views:
-                    sink.write(views, start, own)
-
-        threads = 1 if isinstance(sink, PushingSink) else self._workers(image)
-        blocks = Blocks(0, image.size_bytes, self.options.block_size)
-        run_workers(threads, blocks, work, meter)
-        with meter.phase("write"):
-            sink.finish()
-
-    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
-        fill = self._source(fd, meter)
-
-        def work(blocks: Blocks, own: Meter) -> None:
-            for begin, end in blocks:
-                with image.incoming(begin, end, own) as views, own.operation("read"):
-                    fill(views, begin, own)
-                image.filled(begin, end)
-
-        blocks = Blocks(start, stop, self.options.block_size)
-        run_workers(self._workers(image), blocks, work, meter)
-
-    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:  # noqa: ARG002
-        sink = self._sink(file, meter)
-        return CachedStream(file, self.name, meter, sink, self.options.block_size)
+    def finish(self) -> None:
+        """Do nothing: no work is pending after a write."""
 
 
 class CachedStream(Stream):

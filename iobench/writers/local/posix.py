@@ -55,6 +55,10 @@ class PosixWriter(Writer):
         """Whether to reserve space before writing."""
         return bool(getattr(self.options, "fallocate", False))
 
+    def _reserve(self, file: NewFile, size_bytes: int) -> None:
+        if self._reserves:
+            file.reserve(0, size_bytes)
+
     def write(
         self,
         image: FileImage,
@@ -153,16 +157,15 @@ class PosixWriter(Writer):
         with transfer_errors("opening", target):
             file = self._create(target, meter)
             try:
-                if size and self._reserves:
-                    file.reserve(0, size)
+                if size:
+                    self._reserve(file, size)
                 return self._stream(file, meter, size)
             except BaseException:
                 file.abandon()
                 raise
 
     def _fill(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        if self._reserves:
-            file.reserve(0, image.size_bytes)
+        self._reserve(file, image.size_bytes)
         with self._reachable(image, meter) as reachable:
             self._send(file, reachable, meter)
         file.set_size(image.size_bytes)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from iobench import linux
 from iobench.units import MIB
-from iobench.writers.hybrid_paths.cached_file import CachedFile
+from iobench.writers.hybrid_paths.cached_file import CachedFile, DontCache
 from iobench.writers.hybrid_paths.policy import IoPath
 from iobench.writers.image import Extent, FileImage
 from iobench.writers.transfer import Meter
@@ -62,7 +62,7 @@ def _write(file: CachedFile, path: IoPath, start: int, stop: int) -> None:
 def test_a_buffered_write_stays_until_its_range_is_left(
     fd: int, synced: list[tuple[int, int]]
 ) -> None:
-    file = CachedFile(fd)
+    file = CachedFile(fd, DontCache("hybrid"))
     for start in (0, MIB, 2 * MIB):
         _write(file, IoPath.BUFFERED, start, start + MIB)
     assert synced == []
@@ -85,7 +85,7 @@ def test_an_uncached_write_is_on_the_device_on_return(
 ) -> None:
     if refused:
         monkeypatch.setattr("iobench.writers.local.dontcache.dontcache_refusal", lambda _: refused)
-    _write(CachedFile(fd), IoPath.UNCACHED, MIB, 2 * MIB)
+    _write(CachedFile(fd, DontCache("hybrid")), IoPath.UNCACHED, MIB, 2 * MIB)
     assert synced == [(MIB, MIB)]
     assert os.pread(fd, MIB, MIB) == _DATA[MIB : 2 * MIB].tobytes()
 
@@ -93,10 +93,10 @@ def test_an_uncached_write_is_on_the_device_on_return(
 def test_held_needs_every_page_in_the_cache(fd: int) -> None:
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    assert CachedFile(fd).held([(0, MIB)]) == set()
-    _write(CachedFile(fd), IoPath.BUFFERED, 0, MIB)
+    assert CachedFile(fd, DontCache("hybrid")).held([(0, MIB)]) == set()
+    _write(CachedFile(fd, DontCache("hybrid")), IoPath.BUFFERED, 0, MIB)
     ranges = [(0, MIB), (4096, 8192), (MIB - 4096, MIB + 4096), (2 * MIB, 3 * MIB)]
-    assert CachedFile(fd).held(ranges) == {0, 4096}
+    assert CachedFile(fd, DontCache("hybrid")).held(ranges) == {0, 4096}
 
 
 def test_without_cachestat(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,8 +104,8 @@ def test_without_cachestat(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError
 
     monkeypatch.setattr(linux, "cachestat_resident_bytes", refuse)
-    _write(CachedFile(fd), IoPath.BUFFERED, 0, MIB)
-    assert CachedFile(fd).held([(0, MIB)]) == set()
+    _write(CachedFile(fd, DontCache("hybrid")), IoPath.BUFFERED, 0, MIB)
+    assert CachedFile(fd, DontCache("hybrid")).held([(0, MIB)]) == set()
 
 
 def test_what_a_read_leaves_in_the_page_cache(fd: int) -> None:
@@ -114,7 +114,7 @@ def test_what_a_read_leaves_in_the_page_cache(fd: int) -> None:
     for path, left in ((IoPath.BUFFERED, True), (IoPath.UNCACHED, False)):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         memory = np.zeros(len(_DATA), dtype=np.uint8)
-        file, image = CachedFile(fd), FileImage.of("file", [memory])
+        file, image = CachedFile(fd, DontCache("hybrid")), FileImage.of("file", [memory])
         file.read(path, Extent(image, 0, MIB, 0), Meter())
         assert np.array_equal(memory[:MIB], _DATA[:MIB])
         assert not memory[MIB:].any()
@@ -136,7 +136,7 @@ def test_which_ranges_are_left(written: list[tuple[int, int]], left: list[tuple[
             synced.update(range(start, start + length))
 
         patch.setattr("iobench.writers.hybrid_paths.cached_file.on_storage", record)
-        file, dirty = CachedFile(opened.fileno()), set[int]()
+        file, dirty = CachedFile(opened.fileno(), DontCache("hybrid")), set[int]()
         for start, stop in written:
             _write(file, IoPath.BUFFERED, start, stop)
             dirty |= {*range(start, stop)}
@@ -161,7 +161,7 @@ class _Counted(list[tuple[int, int]]):
 
 def test_many_ranges(fd: int, synced: list[tuple[int, int]]) -> None:
     """A long stream with many flushes looks at a few of its ranges for each operation."""
-    file = CachedFile(fd)
+    file = CachedFile(fd, DontCache("hybrid"))
     file._written = _Counted()
     for number in range(2000):
         _write(file, IoPath.BUFFERED, 1000 * number, 1000 * number + 1)

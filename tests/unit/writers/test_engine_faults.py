@@ -23,9 +23,9 @@ from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct import in_flight
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine
 from iobench.writers.direct.uring_engine import RingEngine
-from iobench.writers.hybrid_paths.file import HybridFile
-from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure
-from iobench.writers.hybrid_paths.policy import IoPath, PathPolicy
+from iobench.writers.hybrid_paths.cached_file import DontCache
+from iobench.writers.hybrid_paths.file import PathFile, PathSupport
+from iobench.writers.hybrid_paths.policy import IoPath
 from iobench.writers.image import Bytes, Extent, FileImage
 from iobench.writers.local import direct_file
 from iobench.writers.local.direct_file import DirectFile
@@ -157,7 +157,7 @@ def _pread(fd: int, memory: memoryview, offset: int) -> int:
 
 
 class _Run:
-    """One transfer of `_RANGES` ranges by an engine, alone or below a HybridFile."""
+    """One transfer of `_RANGES` ranges by an engine, alone or below a PathFile."""
 
     def __init__(self, path: Path, *, writes: bool, staged: bool, hybrid: bool) -> None:
         self.writes, self.hybrid = writes, hybrid
@@ -177,12 +177,12 @@ class _Run:
         """Move all ranges; raise the failure of the transfer."""
         image, paths = FileImage.of("image", [self.memory]), (IoPath.DIRECT, IoPath.BUFFERED)
         plain = DirectFile(fd=self.fd, alignment=linux.DioAlignment(memory=_PAGE, offset=_PAGE))
-        file = HybridFile(
+        file = PathFile(
             self.fd,
             "image",
             writing=self.writes,
-            policy=PathPolicy(paths, small_size=_PAGE),
-            pressure=MemoryPressure(),
+            paths=paths,
+            support=PathSupport(dontcache=DontCache("hybrid")),
             block_size=_RANGE,
             small_size=_PAGE,
         )

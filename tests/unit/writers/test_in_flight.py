@@ -15,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import DataMismatchError
+from iobench.linux import DioAlignment
 from iobench.testing import content
 from iobench.writers.direct import in_flight as module
 from iobench.writers.direct.in_flight import InFlight
 from iobench.writers.image import Bytes
+from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter, PathCount
 
 _ALIGNMENT = 512
@@ -90,9 +92,10 @@ class _InFlight(InFlight):
 
 
 def _in_flight(ring: FakeRing, *, writes: bool, meter: Meter | None = None) -> _InFlight:
-    return _InFlight(
-        ring, 3, writes=writes, alignment=_ALIGNMENT, path="fake", meter=meter or Meter()
-    )
+    return _InFlight(ring, writes=writes, path="fake", meter=meter or Meter())
+
+
+_FILE = DirectFile(fd=3, alignment=DioAlignment(memory=_ALIGNMENT, offset=_ALIGNMENT))
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +128,9 @@ def test_every_byte_is_written(outcomes: list[int], seed: int, depth: int, block
             while len(in_flight) >= depth:
                 in_flight.wait_one()
             block = data[start : start + _BLOCK]
-            in_flight.start(block, start, _BLOCK, lambda whole, at=start: ended.update({at: whole}))
+            in_flight.start(
+                _FILE, block, start, _BLOCK, lambda whole, at=start: ended.update({at: whole})
+            )
         in_flight.drain()
     assert bytes(ring.file) == data.tobytes()
     assert ended == Counter(dict.fromkeys(range(0, len(data), _BLOCK), 1))
@@ -146,7 +151,7 @@ def test_every_byte_is_read(outcomes: list[int], seed: int, tail: int) -> None:
         for start in range(0, len(data), _BLOCK):
             wanted = min(_BLOCK, len(data) - start)
             padded = -(-wanted // _ALIGNMENT) * _ALIGNMENT
-            in_flight.start(room[start : start + padded], start, wanted, lambda _: None)
+            in_flight.start(_FILE, room[start : start + padded], start, wanted, lambda _: None)
         in_flight.drain()
     assert np.array_equal(room[: len(data)], data)
 
@@ -162,7 +167,7 @@ def test_an_error_in_a_completion(number: int, nth: int) -> None:
     def save() -> None:
         with _in_flight(ring, writes=True) as in_flight:
             for start in range(0, 8 * _BLOCK, _BLOCK):
-                in_flight.start(data[start : start + _BLOCK], start, _BLOCK, ended.append)
+                in_flight.start(_FILE, data[start : start + _BLOCK], start, _BLOCK, ended.append)
             in_flight.drain()
 
     with pytest.raises(OSError, match=r"\[Errno") as caught:
@@ -185,7 +190,7 @@ def test_refused_too_often() -> None:
 def _move_one(ring: FakeRing, *, writes: bool = True, data: Bytes | None = None) -> None:
     with _in_flight(ring, writes=writes) as in_flight:
         data = content(_BLOCK) if data is None else data
-        in_flight.start(data, 0, len(data), lambda _: None)
+        in_flight.start(_FILE, data, 0, len(data), lambda _: None)
         in_flight.wait_one()
 
 
@@ -209,9 +214,9 @@ def test_an_operation_that_cannot_be_queued() -> None:
 
     def save() -> None:
         with _in_flight(ring, writes=True) as in_flight:
-            in_flight.start(data, 0, _BLOCK, ended.append)
+            in_flight.start(_FILE, data, 0, _BLOCK, ended.append)
             ring.refuses = OSError(errno.EBADF, "Bad file descriptor")
-            in_flight.start(data, _BLOCK, _BLOCK, ended.append)
+            in_flight.start(_FILE, data, _BLOCK, _BLOCK, ended.append)
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         save()
@@ -230,7 +235,7 @@ def test_a_callback_that_fails() -> None:
     def save() -> None:
         with _in_flight(ring, writes=True) as in_flight:
             for start in range(0, 4 * _BLOCK, _BLOCK):
-                in_flight.start(content(_BLOCK), start, _BLOCK, fails)
+                in_flight.start(_FILE, content(_BLOCK), start, _BLOCK, fails)
             in_flight.drain()
 
     with pytest.raises(ValueError, match="scatter"):
@@ -253,7 +258,7 @@ def test_memory_that_cannot_be_awaited_is_kept(monkeypatch: pytest.MonkeyPatch) 
 
     def save() -> None:
         with _in_flight(ring, writes=True) as in_flight:
-            in_flight.start(data, 0, _BLOCK, ended.append)
+            in_flight.start(_FILE, data, 0, _BLOCK, ended.append)
             in_flight.wait_one()
 
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -276,7 +281,7 @@ def test_a_ring_that_fails_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, fa
     def save() -> None:
         with in_flight:
             for start in (0, _BLOCK):
-                in_flight.start(data[start : start + _BLOCK], start, _BLOCK, ended.append)
+                in_flight.start(_FILE, data[start : start + _BLOCK], start, _BLOCK, ended.append)
             monkeypatch.setattr(ring, "wait", broken)
             if fails:
                 raise ValueError("the caller's")
@@ -301,7 +306,7 @@ def test_a_callback_that_fails_while_the_ring_is_closed(monkeypatch: pytest.Monk
     def save() -> None:
         with _in_flight(ring, writes=True) as in_flight:
             for start in range(0, 3 * _BLOCK, _BLOCK):
-                in_flight.start(data, start, _BLOCK, fails)
+                in_flight.start(_FILE, data, start, _BLOCK, fails)
 
     with pytest.raises(ValueError, match="a callback's"):
         save()
@@ -317,9 +322,9 @@ def test_memory_that_runs_out_when_an_operation_is_queued(monkeypatch: pytest.Mo
 
     def save() -> None:
         with _in_flight(ring, writes=True) as in_flight:
-            in_flight.start(data[:_BLOCK], 0, _BLOCK, ended.append)
+            in_flight.start(_FILE, data[:_BLOCK], 0, _BLOCK, ended.append)
             ring.refuses = MemoryError()
-            in_flight.start(data[_BLOCK:], _BLOCK, _BLOCK, ended.append)
+            in_flight.start(_FILE, data[_BLOCK:], _BLOCK, _BLOCK, ended.append)
 
     with pytest.raises(MemoryError):
         save()
@@ -331,7 +336,7 @@ def test_what_is_counted() -> None:
     """Operations are system calls, bytes are those of the blocks."""
     ring, meter = FakeRing(bytearray(_BLOCK), [3, 3]), Meter()
     with _in_flight(ring, writes=True, meter=meter) as in_flight:
-        in_flight.start(content(_BLOCK), 0, _BLOCK, lambda _: None)
+        in_flight.start(_FILE, content(_BLOCK), 0, _BLOCK, lambda _: None)
         in_flight.drain()
     assert meter.paths == {"fake": PathCount(operations=3, bytes=_BLOCK)}
     assert set(meter.seconds) == {"submit", "write"}

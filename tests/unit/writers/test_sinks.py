@@ -9,8 +9,20 @@ import pytest
 
 from iobench import linux
 from iobench.testing import content, cut
-from iobench.writers.local.sinks import PlainSink, PushingSink
+from iobench.writers.hybrid_paths.cached_file import CachedFile, DontCache
+from iobench.writers.hybrid_paths.policy import IoPath
+from iobench.writers.local.page_cache import PlainSink
 from iobench.writers.transfer import Meter, PathCount
+
+
+class _Pushing(CachedFile):
+    """The uncached writes of a file without RWF_DONTCACHE."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, DontCache("uncached", "sync_file_range"), waits=False)
+
+    def push(self, views: list[np.ndarray], offset: int, meter: Meter) -> None:
+        self.write_views(IoPath.UNCACHED, views, offset, sum(map(len, views)), meter)
 
 
 @pytest.fixture
@@ -60,9 +72,9 @@ def test_plain_hands_its_flags_to_every_call(fd: int, monkeypatch: pytest.Monkey
 
 def test_pushing_starts_at_once_and_drops_behind(fd: int, ranges: list) -> None:
     """Write-back of each block starts at once; the block five behind is awaited and dropped."""
-    sink, meter = PushingSink(fd), Meter()
+    sink, meter = _Pushing(fd), Meter()
     for block in range(6):
-        sink.write([content(100)], 100 * block, meter)
+        sink.push([content(100)], 100 * block, meter)
     assert ranges == [
         *(("start", 100 * block, 100) for block in range(5)),
         *(("await", 0, 100), ("drop", 0, 100)),
@@ -74,9 +86,9 @@ def test_pushing_starts_at_once_and_drops_behind(fd: int, ranges: list) -> None:
 
 def test_pushing_finishes_what_is_behind(fd: int, ranges: list) -> None:
     """finish awaits and drops every remaining block once."""
-    sink = PushingSink(fd)
+    sink = _Pushing(fd)
     for block in range(3):
-        sink.write([content(100)], 100 * block, Meter())
+        sink.push([content(100)], 100 * block, Meter())
     del ranges[:]
     sink.finish()
     sink.finish()
@@ -89,9 +101,9 @@ def test_pushing_finishes_what_is_behind(fd: int, ranges: list) -> None:
 
 def test_pushing_for_real(fd: int) -> None:
     """On the real kernel the bytes are written, and none stays in the page cache."""
-    data, sink = content(10 * 4096), PushingSink(fd)
+    data, sink = content(10 * 4096), _Pushing(fd)
     for block in range(10):
-        sink.write([data[4096 * block : 4096 * (block + 1)]], 4096 * block, Meter())
+        sink.push([data[4096 * block : 4096 * (block + 1)]], 4096 * block, Meter())
     sink.finish()
     resident = linux.resident_bytes(fd)[0]
     assert os.pread(fd, len(data), 0) == data.tobytes()

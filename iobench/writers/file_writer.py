@@ -1,0 +1,472 @@
+"""FileWriter: writes and reads files by one path or several, with threads or an io_uring.
+
+`buffered`, `uncached`, `odirect`, `uring` and `hybrid` are presets of it: each has its options and
+makes a `FileSetting` of them. The frames of `HybridWriter.write` in the thread of a ring, for each
+piece of 2 MiB:
+
+    1 work                  FileWriter._move: takes the next block of 8 MiB
+    2 PathFile.write        chooses the path of the block, cuts off its tail
+    3 RingEngine.write      cuts the block into pieces
+    4 RingEngine._move      makes the next piece: gathers it, unless its memory is aligned
+    5 RingEngine._submit    starts pieces until `iodepth` are in flight
+    6 InFlight.submit       remembers the operation until it completes
+    7 PyuringRing.write     calls pyuring, which enters the kernel
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from iobench import linux
+from iobench.errors import TransferError, UnavailableError, transfer_errors
+from iobench.writers.availability import Availability, remedy_of
+from iobench.writers.blocks.prefault import faulted_ahead
+from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
+from iobench.writers.direct.background import BackgroundWriter, most_blocks
+from iobench.writers.direct.engine import BlockingEngine, DirectEngine
+from iobench.writers.direct.in_flight import OnComplete
+from iobench.writers.direct.stream import DirectStream
+from iobench.writers.direct.uring_engine import RingEngine, most_pieces
+from iobench.writers.direct.uring_queue import open_ring
+from iobench.writers.hybrid_paths.cached_file import DontCache
+from iobench.writers.hybrid_paths.file import PathFile, PathSupport
+from iobench.writers.hybrid_paths.policy import IoPath
+from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage
+from iobench.writers.local.direct_file import (
+    NO_DIRECT_REMEDY,
+    REFUSED,
+    DirectFile,
+    direct_alignment,
+)
+from iobench.writers.local.new_file import NewFile, ProbeFile, try_directory
+from iobench.writers.local.page_cache import CachedStream
+from iobench.writers.local.posix import PosixWriter
+from iobench.writers.options import WriterOptions
+from iobench.writers.stream import Stream
+from iobench.writers.transfer import Meter
+
+__all__ = ["FileSetting", "FileWriter"]
+
+_BYTES = linux.DioAlignment(memory=1, offset=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSetting:
+    """How a FileWriter moves a file."""
+
+    paths: tuple[IoPath, ...]
+    """Paths of large operations. One alone is never left: the writer raises where it is refused."""
+    block_size: int
+    threads: int = 1
+    """Workers without a ring, each with one block in flight."""
+    rings: int = 0
+    """Threads with a ring each for direct operations; 0: none."""
+    iodepth: int = 0
+    """Pieces in flight on each ring when writing."""
+    read_iodepth: int = 0
+    piece_size: int = 0
+    stream_depth: int = 0
+    """Blocks of a stream in flight."""
+    small_size: int = 1
+    """With several paths, a file or a tail below this size goes through the page cache."""
+    read_soon: bool = False
+    o_direct: bool = True
+    """Without it, the path DIRECT is the ring's way through the page cache."""
+    dontcache: str = "auto"
+
+    @property
+    def only(self) -> IoPath | None:
+        """The path if there is no choice."""
+        return self.paths[0] if len(self.paths) == 1 else None
+
+
+class FileWriter(PosixWriter):
+    """Moves the blocks of a file by the paths of its `FileSetting`.
+
+    Workers share the blocks of a file, or of several files in `write_many`: the next file is made
+    and its first blocks begin while the last blocks of the present one are in flight. The calling
+    thread of a ring only waits: Ctrl-C in it ends the transfer once the kernel uses none of the
+    memory any more.
+    """
+
+    def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
+        super().__init__(options, **values)
+        self._how = how = self._setting()
+        if how.only is IoPath.DIRECT and how.o_direct:
+            self._flags = os.O_DIRECT
+        pieces = how.rings * most_pieces(how.iodepth) if how.rings else 0
+        shared = how.piece_size == how.block_size
+        most = most_blocks(how.stream_depth)
+        self._pool = BlockPool(how.block_size, max(most, pieces) if shared else most)
+        self._pieces = self._pool if shared else BlockPool(how.piece_size or 1, pieces)
+        self._support = PathSupport(dontcache=DontCache(self.name, how.dontcache))
+
+    @abstractmethod
+    def _setting(self) -> FileSetting:
+        """Return the setting that the options mean."""
+
+    @property
+    def direct(self) -> bool:
+        return IoPath.DIRECT in self._how.paths and self._how.o_direct
+
+    def available(self, target: str | Path = ".") -> Availability:
+        """Whether files can be written in `target`; the reason names what does not work there."""
+        answer = try_directory(target)
+        if not answer.ok or self._how.only is IoPath.BUFFERED:
+            return answer
+        meter = Meter()
+        try:
+            with self._create(os.path.join(target, "probe"), meter, ProbeFile) as file:
+                self._try(file, meter)
+        except UnavailableError as error:
+            return Availability(ok=False, reason=error.reason, remedy=error.remedy)
+        except OSError as error:
+            only = self.direct and self._how.only
+            reason = f"a {'direct ' if only else ''}write in {target} failed "
+            return Availability(
+                ok=False,
+                reason=f"{reason}({error.strerror or error}).",
+                remedy=remedy_of(error) or (NO_DIRECT_REMEDY if only else ""),
+            )
+        return Availability(ok=True, reason=self._restriction(meter))
+
+    def _try(self, file: NewFile, meter: Meter) -> None:
+        """Write as little as possible by each path."""
+        if self._how.only:
+            smallest = self._probe_memory(self._alignment(file.fd).offset)
+            image = FileImage.of("probe", [smallest])
+            with self._reachable(image, meter) as reachable:
+                self._send(file, reachable, meter)
+            return
+        page = Extent.of(np.zeros(linux.PAGE, dtype=np.uint8), 0)
+        for path in self._how.paths:
+            support = PathSupport(dontcache=DontCache(self.name))
+            with PathFile(
+                file.fd,
+                file.path,
+                writing=True,
+                paths=tuple(dict.fromkeys((path, IoPath.BUFFERED))),
+                support=support,
+                block_size=self._how.block_size,
+            ) as opened:
+                opened.write(page, self._blocking(meter), last=True)
+        self._admits_ring(meter)
+
+    def _probe_memory(self, size_bytes: int) -> AnyMemory:
+        """Return the memory of the trial write of `available`."""
+        return np.zeros(size_bytes, dtype=np.uint8)
+
+    def _restriction(self, meter: Meter) -> str:
+        """Return what a trial write that succeeded says about this target."""
+        return " ".join(
+            f"{one.reason}; {one.used} is used in its place." for one in meter.fallbacks
+        )
+
+    # Writes and reads of one file.
+
+    def _file(self, fd: int, path: str, *, writing: bool) -> PathFile:
+        how = self._how
+        direct = None
+        if how.only is IoPath.DIRECT:
+            direct = DirectFile(fd=fd, alignment=self._alignment(fd), name=path)
+        return PathFile(
+            fd,
+            path,
+            writing=writing,
+            paths=how.paths,
+            support=self._support,
+            block_size=how.block_size,
+            small_size=how.small_size,
+            read_soon=how.read_soon,
+            direct=direct,
+        )
+
+    def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
+        with self._file(file.fd, file.path, writing=True) as opened:
+            threads = self._write_threads(image, file.fd, meter)
+            self._move(opened, image, 0, image.size_bytes, meter, writes=True, threads=threads)
+            if self._how.only in (IoPath.BUFFERED, IoPath.UNCACHED):
+                with meter.phase("write"):
+                    opened.finish()
+
+    def _write_threads(self, image: FileImage, fd: int, meter: Meter) -> int:
+        """Return the most workers. Of two, one copies device memory while the other stores."""
+        if self._how.only is IoPath.UNCACHED and not self._support.dontcache.flags(fd, meter):
+            return 1
+        cached = self._how.only in (IoPath.BUFFERED, IoPath.UNCACHED)
+        return max(self._how.threads, 2 if cached and image.on_device else 1)
+
+    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+        only = self._how.only
+        with self._file(fd, image.path, writing=False) as opened:
+            threads = self._how.threads
+            if only is None and not opened.may_go_direct():
+                threads = 1  # the kernel reads ahead only for a reader that goes in order
+            elif only in (IoPath.BUFFERED, IoPath.UNCACHED) and image.on_device:
+                threads = max(threads, 2)
+            # Not for a read through the page cache, which needs the same free memory.
+            prefault = opened.may_go_direct() and self._how.o_direct
+            with faulted_ahead(image, start, stop) if prefault else contextlib.nullcontext():
+                self._move(opened, image, start, stop, meter, writes=False, threads=threads)
+
+    def _move(
+        self,
+        opened: PathFile,
+        image: FileImage,
+        start: int,
+        stop: int,
+        meter: Meter,
+        *,
+        writes: bool,
+        threads: int,
+    ) -> None:
+        """Move every block: by rings while direct I/O works, the rest by threads."""
+        how = self._how
+        unit = linux.PAGE if how.only is None else opened.unit
+        position = start - start % unit
+        held = set() if writes else opened.held(Blocks(position, stop, how.block_size))
+        alone = how.only is None and stop - position <= how.block_size  # no ring pays for itself
+        ring = not alone and opened.may_go_direct() and self._admits_ring(meter)
+
+        def work(blocks: Blocks, own: Meter) -> None:
+            nonlocal position
+            with self._engine(own, writes=writes) if ring else self._blocking(own) as engine:
+                for begin, end in blocks:
+                    part = Extent(image, max(begin, start), end, begin)
+                    if writes:
+                        opened.write(part, engine, last=end == image.size_bytes)
+                    else:
+                        opened.read(part, engine, in_cache=begin in held)
+                    position = end
+                    if ring and not opened.may_go_direct():
+                        break  # it is given up by the first block, if at all, and with one ring
+                engine.drain()
+
+        if ring:
+            blocks = Blocks(position, stop, how.block_size)
+            run_workers(how.rings, blocks, work, meter, caller_waits=True)
+            if how.only or position == stop:
+                return
+            ring = False
+        blocks = Blocks(position, stop, how.block_size)
+        if alone:
+            work(blocks, meter)
+        else:
+            run_workers(threads, blocks, work, meter)
+
+    # Several files.
+
+    def _write_batch(
+        self,
+        images: Sequence[FileImage],
+        target: str | Path,
+        unpublished: list[NewFile],
+        meter: Meter,
+    ) -> None:
+        large = sum(image.size_bytes > self._how.block_size for image in images)
+        if large < 2 or not self._overlaps or any(image.on_device for image in images):
+            super()._write_batch(images, target, unpublished, meter)
+            return
+        refused = bool(self._support.refusals)
+        ring = not refused and self._admits_ring(meter)
+        with contextlib.ExitStack() as opened:
+            first = len(unpublished)
+
+            def open_file(image: FileImage, own: Meter) -> PathFile:
+                path = os.path.join(target, image.path)
+                with transfer_errors("writing", path):
+                    file = self._create(path, own)
+                    unpublished.append(file)
+                    self._reserve(file, image.size_bytes)
+                    return opened.enter_context(self._file(file.fd, file.path, writing=True))
+
+            def work(blocks: _BlocksOfFiles, own: Meter) -> None:
+                with self._engine(own, writes=True) if ring else self._blocking(own) as engine:
+                    for file, part in blocks.of(own):
+                        with transfer_errors("writing", file.name):
+                            file.write(part, engine, last=part.stop == part.image.size_bytes)
+                    engine.drain()
+
+            blocks = _BlocksOfFiles(images, open_file, self._how.block_size)
+            threads = self._how.rings if ring else self._how.threads
+            run_workers(threads, blocks, work, meter, caller_waits=ring)
+        for file, image in zip(unpublished[first:], images, strict=True):
+            file.meter = meter  # that of the worker which made the file is absorbed
+            file.set_size(image.size_bytes)
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether blocks of several files may be in flight."""
+        return IoPath.DIRECT in self._how.paths
+
+    # Streams.
+
+    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
+        how, opened = self._how, self._file(file.fd, file.path, writing=True)
+        if IoPath.DIRECT not in how.paths and how.only:
+            return CachedStream(file, self.name, meter, _PathSink(opened), how.block_size)
+        ring = self._admits_ring(meter)
+
+        def write(engine: DirectEngine, block: Extent, on_complete: OnComplete) -> None:
+            opened.write(block, engine, last=False, on_complete=on_complete)
+
+        rest = None
+        if how.only is None:
+            engine = self._blocking(meter)
+
+            def rest(data: Bytes, offset: int) -> None:
+                opened.write(Extent.of(data, offset), engine, last=True)
+
+        return DirectStream(
+            file,
+            self.name,
+            meter,
+            background=BackgroundWriter(
+                self._pool,
+                how.stream_depth,
+                functools.partial(self._engine, writes=True) if ring else self._blocking,
+                write,
+                ring=ring,
+            ),
+            alignment=linux.PAGE if how.only is None else self._alignment(file.fd).offset,
+            reserve_ahead=self._reserves and not size,
+            rest=rest,
+            close=opened.close,
+        )
+
+    # Engines.
+
+    def _blocking(self, meter: Meter) -> DirectEngine:
+        return BlockingEngine(self._pool, meter, path=IoPath.DIRECT)
+
+    def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
+        """Return a ring engine for the calling thread.
+
+        With several paths, an unavailable ring is a fallback: the engine is a blocking one then.
+        """
+        iodepth = self._how.iodepth if writes else self._how.read_iodepth
+        try:
+            with meter.phase("open"):
+                ring = open_ring(iodepth)
+        except UnavailableError as error:
+            if self._how.only:
+                raise
+            meter.fell_back("io_uring", "one write or read at a time", error.reason)
+            return self._blocking(meter)
+        path = "io_uring direct" if self._how.o_direct else "io_uring buffered"
+        return RingEngine(ring, iodepth, self._pieces, meter, writes=writes, path=path)
+
+    def _admits_ring(self, meter: Meter) -> bool:
+        """Whether rings are wanted and available; a refused ring is recorded as a fallback.
+
+        With one path there is no other engine: it raises when it opens its ring.
+        """
+        if not self._how.rings or self._how.only:
+            return bool(self._how.rings)
+        if self._ring_refusal:
+            meter.fell_back("io_uring", "threads", self._ring_refusal)
+        return not self._ring_refusal
+
+    @functools.cached_property
+    def _ring_refusal(self) -> str:
+        """Set up a ring as a test; return why that fails, or an empty text."""
+        try:
+            open_ring(self._how.iodepth).close()
+        except UnavailableError as error:
+            return error.reason.rstrip(".")
+        return ""
+
+    # Where O_DIRECT is the only path.
+
+    def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
+        try:
+            return super()._create(path, meter, kind)
+        except OSError as error:
+            raise self._refused(error, os.path.dirname(path)) from error
+
+    def _open_source(self, path: str, size_bytes: int) -> int:
+        try:
+            return super()._open_source(path, size_bytes)
+        except OSError as error:
+            raise self._refused(error, os.path.dirname(path)) from error
+
+    def _refused(self, error: OSError, where: str) -> Exception:
+        if not self._flags or error.errno not in REFUSED or isinstance(error, TransferError):
+            return error
+        return UnavailableError(
+            self.name, f"the file system of {where or '.'} refuses O_DIRECT.", NO_DIRECT_REMEDY
+        )
+
+    def _alignment(self, fd: int) -> linux.DioAlignment:
+        """Return the alignment that the open file needs of addresses, offsets and lengths."""
+        if not self._flags:
+            return _BYTES
+        return direct_alignment(self.name, fd, self._how.block_size)
+
+
+class _BlocksOfFiles:
+    """The blocks of several files, in order. Threads share one iteration.
+
+    A file is made when its first block is due, by the worker that takes this block.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[FileImage],
+        open_file: Callable[[FileImage, Meter], PathFile],
+        block_size: int,
+    ) -> None:
+        self._lock, self._meter = threading.RLock(), Meter()
+        self.count = sum(max(1, -(-image.size_bytes // block_size)) for image in images)
+        self._due = self._parts(images, open_file, block_size)
+
+    def of(self, own: Meter) -> Iterator[tuple[PathFile, Extent]]:
+        """Yield the next blocks for a worker, whose meter counts the making of files."""
+        while True:
+            with self._lock:
+                self._meter = own
+                due = next(self._due, None)
+            if due is None:
+                return
+            yield due
+
+    def cancel(self) -> None:
+        """Yield no more blocks."""
+        with self._lock:
+            self._due.close()
+
+    def _parts(
+        self,
+        images: Sequence[FileImage],
+        open_file: Callable[[FileImage, Meter], PathFile],
+        block_size: int,
+    ) -> Generator[tuple[PathFile, Extent], None, None]:
+        for image in images:
+            file = open_file(image, self._meter)
+            for start in range(0, image.size_bytes, block_size):
+                stop = min(start + block_size, image.size_bytes)
+                yield file, Extent(image, start, stop, start)
+
+
+class _PathSink:
+    """The sink of a stream through the page cache."""
+
+    def __init__(self, opened: PathFile) -> None:
+        self._opened = opened
+
+    def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
+        """Write all of the consecutive `views` at `offset`."""
+        self._opened.write_views(views, offset, meter)
+
+    def finish(self) -> None:
+        """Finish pending work after the last write."""
+        self._opened.finish()
