@@ -24,7 +24,7 @@ from iobench.errors import DataMismatchError, TargetError, TransferError, UsageE
 from iobench.integrations import dcp_reader
 from iobench.integrations.dcp import StorageReader, StorageWriter
 from iobench.testing import local_s3
-from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import Bytes
 from iobench.writers.registry import make
@@ -128,11 +128,11 @@ def test_two_rooms_serve_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     dcp.save(state, storage_writer=StorageWriter(tmp_path, "odirect"), no_dist=True)
     made: list[int] = []
 
-    def counted(size_bytes: int, *, huge: bool) -> Bytes:
+    def counted(size_bytes: int) -> Bytes:
         made.append(size_bytes)
-        return fresh_pages(size_bytes, huge=huge)
+        return pages_to_read_into(size_bytes)
 
-    monkeypatch.setattr(dcp_reader, "fresh_pages", counted)
+    monkeypatch.setattr(dcp_reader, "pages_to_read_into", counted)
     monkeypatch.setattr(dcp_reader, "_AT_ONCE", 1 << 16)
     reader = StorageReader(tmp_path, "odirect")
     assert_equal(loaded(reader, state), state)
