@@ -209,7 +209,9 @@ class Axes:
             "granularities": list(
                 dict.fromkeys(shape.granularity and str(shape.granularity) for shape in self.shapes)
             ),
-            "restore_subsets": list(self.subsets),
+            "restore_subsets": [
+                subset.text_of(one) if isinstance(one, int) else one for one in self.subsets
+            ],
             "numjobs": list(self.numjobs),
             **({"targets": list(self.targets)} if len(self.targets) > 1 else {}),
             **({"restore_modes": list(self.restore_modes)} if any(self.restore_modes) else {}),

@@ -10,13 +10,14 @@ from typing import Any
 from iobench.bench.axes import Axes, Variant
 from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.contenders.peer import PeerContender
+from iobench.bench.data.subset import text_of
 from iobench.bench.fio import JOBS, fio_version
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.rules import Rules
 from iobench.bench.processes.job import JobSetup
 from iobench.bench.targets.base import Target
 from iobench.environment.memory import available_bytes
-from iobench.errors import TargetError, UsageError
+from iobench.errors import OptionError, TargetError, UsageError
 from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
 from iobench.workloads.specs import FileSpec, size_of
@@ -267,6 +268,7 @@ class Plan:
                 f"--rules {self.rules.name} measures one writer in one target, not "
                 f"{', '.join(one.label for one in self.variants)}; choose one"
             )
+        self._check_cuts()
         for target in self.targets:
             target.check()
         self._check_memory()
@@ -276,6 +278,16 @@ class Plan:
                 contender.require(target.location)
             if any(contender.stores for contender in here):
                 self._check_space(target)
+
+    def _check_cuts(self) -> None:
+        """Raise OptionError unless tensor parallelism cuts tensors of the safetensors files."""
+        for part in self.axes.subsets:
+            if isinstance(part, int) and not all(map(_is_cut, self.files_of_jobs[0])):
+                raise OptionError(
+                    f"--restore-as {text_of(part)}: no safetensors file of {self.workload.name} "
+                    "has tensors that tensor parallelism cuts; choose a workload of Hugging Face's "
+                    "layout, such as llama7b-export"
+                )
 
     def _check_space(self, target: Target) -> None:
         """Raise TargetError unless the checkpoints fit that exist at once."""
@@ -362,6 +374,12 @@ def _rounded(size_bytes: float) -> int:
     """Return up to a quarter less, so that two runs repeat after the same bytes."""
     step = 1 << max(0, int(size_bytes).bit_length() - 3)
     return int(size_bytes) // step * step
+
+
+def _is_cut(files: Sequence[FileSpec]) -> bool:
+    """Whether tensor parallelism cuts a tensor of a safetensors file."""
+    known = (tensor for one in files if one.format == "safetensors" for tensor in one.tensors)
+    return any(tensor.split is not None for tensor in known)
 
 
 def _reader(contender: Contender) -> WriterContender:

@@ -224,7 +224,11 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
         )
     if axes.subsets != (None,):
         shown = [
-            "all" if one is None else f"whole tensors, at least {100 * one:.3g}% of the bytes"
+            "all"
+            if one is None
+            else f"what a rank of {one} of tensor parallelism loads"
+            if isinstance(one, int)
+            else f"whole tensors, at least {100 * one:.3g}% of the bytes"
             for one in axes.subsets
         ]
         yield f"restores  {', then '.join(shown)}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from iobench.bench.axes import Variant
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data.replay import Replay
+from iobench.bench.data.subset import share_of
 from iobench.bench.fio import JOBS
 from iobench.bench.targets.base import Location, Target
 from iobench.units import GIB, MIB
@@ -89,7 +90,7 @@ def measure_rates(
         save=tuple(_share(one) * probed[one.contender, one.target][0] for one in variants),
         saved=tuple(float(one.saves) for one in variants),
         restore=tuple(_share(one) * probed[one.contender, one.target][1] for one, _ in restores),
-        restored=tuple(one.numjobs * (subset or 1.0) for one, subset in restores),
+        restored=tuple(one.numjobs * share_of(subset) for one, subset in restores),
         best=tuple(best),
     )
 

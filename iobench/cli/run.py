@@ -163,7 +163,8 @@ def run(
         _axis_option(
             "--restore-as",
             help="Restore all (same), or only some tensors: subset=0.1 for a tenth of the bytes. "
-            "Several are made of each save: same,subset=0.1",
+            "Or what a rank of tensor parallelism loads: tp=8. Several are made of each save: "
+            "same,subset=0.1",
         ),
     ] = "same",
     numjobs: Annotated[

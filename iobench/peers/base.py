@@ -70,6 +70,16 @@ class Peer(ABC):
         peer cannot restore only some.
         """
 
+    def restore_slices(
+        self, path: str, wanted: State, slices: Mapping[str, tuple[slice, ...]]
+    ) -> State:
+        """Return the `slices` of the tensors of `wanted`, in memory of their own.
+
+        A peer that reads whole tensors reads them here too, and cuts them in memory.
+        """
+        found = self.restore(path, wanted)
+        return {name: found[name][index].clone() for name, index in slices.items()}
+
     refused_by: ClassVar[Mapping[str, str]] = {}
     """Why it does not work with a server of ours, by the server's name."""
 

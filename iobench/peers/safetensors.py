@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from iobench.peers.base import Peer, State
@@ -41,3 +42,12 @@ class Safetensors(Peer):
             if self.options.backend != "mmap":
                 return {name: file.get_tensor(name) for name in wanted}
             return {name: file.get_tensor(name).clone() for name in wanted}
+
+    def restore_slices(
+        self, path: str, wanted: State, slices: Mapping[str, tuple[slice, ...]]
+    ) -> State:
+        from safetensors import safe_open
+
+        del wanted
+        with safe_open(path, framework="pt", backend=self.options.backend) as file:
+            return {name: file.get_slice(name)[index].clone() for name, index in slices.items()}

@@ -65,7 +65,7 @@ class Reader:
         """`deadline_s`: how long one rank may be behind another at the end of a read."""
         check_restore_mode(mode)
         self._transport, self._deadline_s = transport, deadline_s
-        self._control = transport.control
+        self.control = transport.control
         self.mode: ReadMode | None = None if mode == "auto" else mode
         """The mode of the reads; None until "auto" has measured."""
         self.distinct_bytes = self.storage_bytes = 0
@@ -111,7 +111,7 @@ class Reader:
         if owners is None:
             meter.decided(mode, reason)
         from_storage = sum(count.bytes for path, count in meter.paths.items() if path != "network")
-        every = self._control.all_gather("read", from_storage, deadline_s=self._deadline_s)
+        every = self.control.all_gather("read", from_storage, deadline_s=self._deadline_s)
         self.distinct_bytes += distinct
         self.storage_bytes += sum(every)
         size, files = sum(part.size_bytes for part in own), len({part.item for part in own})
@@ -122,7 +122,7 @@ class Reader:
     def refuse(self, error: Exception) -> None:
         """Take part in a `read` of the others with `error`, which raises RankError in them."""
         with suppress(RankError):
-            self._control.all_gather("wanted", None, deadline_s=self._deadline_s, error=error)
+            self.control.all_gather("wanted", None, deadline_s=self._deadline_s, error=error)
 
     @property
     def _nodes(self) -> Sequence[int]:
@@ -132,10 +132,10 @@ class Reader:
         """Return what each rank wants. Equal ranges, as of replicated state, are not sent."""
         text = json.dumps(own, separators=(",", ":"))
         digest = hashlib.sha256(text.encode()).hexdigest()
-        digests = self._control.all_gather("wanted", digest, deadline_s=self._deadline_s)
+        digests = self.control.all_gather("wanted", digest, deadline_s=self._deadline_s)
         if all(other == digest for other in digests):
             return shared([own] * len(digests), self._nodes)
-        every = self._control.all_gather("ranges", own, deadline_s=self._deadline_s)
+        every = self.control.all_gather("ranges", own, deadline_s=self._deadline_s)
         return shared([[Range(*part) for part in ranges] for ranges in every], self._nodes)
 
     def _measure(
@@ -160,7 +160,7 @@ class Reader:
             piece = min(max(size // _PIECES_OF_SAMPLE, _SMALLEST_PIECE), _PIECE)
             one = Meter()
             self._run(plan(taken, mode, self._nodes, piece_bytes=piece), images, copy, one)
-            every = self._control.all_gather(mode, one.elapsed_s(), deadline_s=self._deadline_s)
+            every = self.control.all_gather(mode, one.elapsed_s(), deadline_s=self._deadline_s)
             slowest_s: float = max(every)
             meter.add(one, {f"measuring {mode}": slowest_s})
             return slowest_s
@@ -186,7 +186,7 @@ class Reader:
         self, made: ReadPlan, images: Mapping[int, FileImage], copy: CopyReader, meter: Meter
     ) -> None:
         """Run a plan; every rank learns whether all have succeeded."""
-        rank = self._control.world.rank
+        rank = self.control.world.rank
         exchange = Exchange(made, images, copy=copy, transport=self._transport, rank=rank)
         try:
             exchange.run()
@@ -196,7 +196,7 @@ class Reader:
             failure = None
         meter.add(exchange.meter, exchange.meter.seconds)
         said = None if failure is None else [isinstance(failure, RankError), str(failure)]
-        found = self._control.all_gather("exchange", said, deadline_s=self._deadline_s)
+        found = self.control.all_gather("exchange", said, deadline_s=self._deadline_s)
         failed = {rank: one for rank, one in enumerate(found) if one is not None}
         if not failed:
             return

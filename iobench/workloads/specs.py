@@ -28,11 +28,13 @@ class TensorSpec:
 
     In "torch" files `name` is the path through nested dicts, joined by "/". A part of only digits
     is an int key ("state/0/exp_avg"). In other formats it is the plain name, dots included.
+    `split` is the dimension that tensor parallelism cuts when it loads the tensor, if any.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    split: int | None = None
 
     @property
     def elements(self) -> int:

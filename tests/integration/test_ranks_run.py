@@ -16,6 +16,7 @@ from support.torchrun import torchrun
 from iobench.report.summary import summarise
 from iobench.results import read
 from iobench.testing import LocalS3
+from iobench.workloads import load
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
@@ -218,7 +219,7 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "odirect", "--repeat", "1"),
         *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-ceiling"),
-        *("--restore-as", "same,subset=0.3"),
+        *("--restore-as", "same,subset=0.3,tp=2"),
         *("-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
@@ -233,7 +234,7 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
     assert world is not None
     assert world.restored_from == (0, 0)
     restores = [one for one in record.samples if one.operation == "restore"]
-    assert len({(one.axes.restore_mode, one.axes.restore_as) for one in restores}) == 6
+    assert len({(one.axes.restore_mode, one.axes.restore_as) for one in restores}) == 9
     assert {one.verdict for one in summarise(record).summaries} == {"VALID"}
     whole = [one for one in restores if one.axes.restore_as is None]
     received = {
@@ -243,3 +244,14 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
     both = whole[0].bytes
     # Half of all bytes are those of one rank: the other one receives them, of either half.
     assert received == {"all": 0, "broadcast": both // 2, "all-gather": both // 2}
+    # Of tensor parallelism each rank gets its slices, and with an exchange each byte is read once.
+    cut = {one.axes.restore_mode: one for one in restores if one.axes.restore_as == "tp=2"}
+    read_bytes = {
+        mode: sum(count.bytes for path, count in one.paths.items() if path != "network")
+        for mode, one in cut.items()
+    }
+    model = sum(spec.payload_bytes for spec in load(tiny_path).files() if "model" in spec.path)
+    assert cut["all"].bytes < model
+    for mode in ("broadcast", "all-gather"):
+        assert model <= read_bytes[mode] < 1.1 * model
+    assert read_bytes["all"] > 1.2 * model

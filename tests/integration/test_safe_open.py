@@ -416,8 +416,19 @@ def test_unmodified_programs(line: str, model: Path, tmp_path: Path) -> None:
     assert "safetensors.safe_open" in ours.stderr
 
 
-def test_the_page(model: Path) -> None:
-    """Both kinds of commands of docs/load.md are run above, and every Python block here."""
+def test_the_page(
+    model: Path, target: Path, tmp_path: Path, iobench_inside: Callable[..., Any]
+) -> None:
+    """Both kinds of `iobench exec` in docs/load.md are run above, `iobench run` and Python here.
+
+    test_ranks_run.py has ranks that load together.
+    """
+    (words,) = re.findall(r"^    iobench (run .*)$", _PAGE.read_text(), re.MULTILINE)
+    small = ("--size", "8MiB", "--repeat", "1", "--no-ceiling", "--target", target)
+    done = iobench_inside(*words.split(), *small, "-o", tmp_path / "run.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("restore-as=tp=8") >= 4
+    assert "INVALID" not in done.stdout
     assert {line.split()[5] for line in _LINES} == {"python", "torchrun"}
     blocks = re.findall(r"^```python\n(.*?)^```$", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert blocks

@@ -12,6 +12,7 @@ from typing import Any
 from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import Location
 from iobench.peers.base import Peer
+from iobench.ranks.restore_mode import Reader
 from iobench.results.records import Verified
 from iobench.writers.base import Writer
 from iobench.writers.options import WriterOptions
@@ -101,14 +102,22 @@ class WriterContender(Contender):
     def save(self, replay: Replay, directory: Location) -> Transfer:
         return replay.save(self.writer, directory)
 
-    def restore(self, replay: Replay, directory: Location) -> Transfer:
+    def restore(
+        self, replay: Replay, directory: Location, reader: Reader | None = None
+    ) -> Transfer:
+        """Restore every file; with `reader` together with the other ranks."""
+        if replay.cut is not None:
+            transfer, self._loaded = replay.load_cut(self.writer, directory, reader)
+            return transfer
+        if reader is not None:
+            return replay.restore_together(reader, self.writer, directory)
         if not self.fresh:
             return replay.restore(self.writer, directory)
         transfer, self._loaded = replay.load(self.writer, directory)
         return transfer
 
     def verify(self, replay: Replay, directory: Location) -> Verified:
-        if not self.fresh:
+        if not self.fresh and replay.cut is None:
             return replay.verify(self.writer, directory)
         loaded, self._loaded = self._loaded, []
         return replay.verify_states(loaded)

@@ -91,8 +91,19 @@ class PeerContender(Contender):
                 self._restored.append({})
                 continue
             path = self._path(directory, replay.files[number].path)
+            whole = wanted
+            if replay.cut is not None:
+                whole = {
+                    name: tensor.to("meta")
+                    for name, tensor in replay.states[number].items()
+                    if name in wanted
+                }
             with meter.phase("restore"):
-                self._restored.append(self.peer.restore(path, wanted))
+                if replay.cut is None:
+                    self._restored.append(self.peer.restore(path, wanted))
+                else:
+                    slices = replay.wanted.slices(number)
+                    self._restored.append(self.peer.restore_slices(path, whole, slices))
             yield meter.transfer(self.name, "read", size, durable=True)
 
     def verify(self, replay: Replay, directory: Location) -> Verified:  # noqa: ARG002

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import ne
@@ -34,21 +35,36 @@ class Digests:
     def __init__(self, placement: WindowPlacement, pool: RandomPool) -> None:
         self._placement, self._pool = placement, pool
         self._expected = array("Q")
+        self._of_cuts: dict[str, array[int]] = {}
 
-    def remember(self) -> None:
-        """Keep the digests of the tensors' present bytes; restores must return the same bytes."""
+    def remember(self, cuts: Mapping[str, States] | None = None) -> None:
+        """Keep the digests of the tensors' present bytes; restores must return the same bytes.
+
+        `cuts` are states of slices, by names that `compare_states` gets.
+        """
         self._expected = self._in_memory(range(self._placement.count))
+        self._of_cuts = {name: self._of_slices(states) for name, states in (cuts or {}).items()}
+
+    def _of_slices(self, states: States) -> array[int]:
+        found = array("Q", bytes(8 * self._placement.count))
+        for file in range(len(states)):
+            for number, part in zip(states.numbers(file), states[file].values(), strict=True):
+                found[number] = self._digest([tensor_bytes(part)])
+        return found
 
     def to_text(self) -> str:
         """Return the digests for another process, which restores these tensors."""
-        return base64.b64encode(self._expected.tobytes()).decode()
+        every = {"": self._expected, **self._of_cuts}
+        return json.dumps({k: base64.b64encode(v.tobytes()).decode() for k, v in every.items()})
 
     def expect(self, text: str) -> None:
         """Take the digests of `to_text` in place of own ones."""
-        found = array("Q", base64.b64decode(text))
-        if len(found) != self._placement.count:
-            raise ValueError(f"digests of {len(found)} tensors for {self._placement.count}")
-        self._expected = found
+        every = {k: array("Q", base64.b64decode(v)) for k, v in json.loads(text).items()}
+        for found in every.values():
+            if len(found) != self._placement.count:
+                raise ValueError(f"digests of {len(found)} tensors for {self._placement.count}")
+        self._expected = every.pop("")
+        self._of_cuts = every
 
     def compare_files(
         self,
@@ -88,12 +104,15 @@ class Digests:
                     wrong += self._digest(parts) != self._expected[number]
         return Verified(tensors=tensors, bytes=size, mismatches=wrong)
 
-    def compare_states(self, found: Sequence[Mapping[Any, Any]], wanted: States) -> Verified:
+    def compare_states(
+        self, found: Sequence[Mapping[Any, Any]], wanted: States, cut: str | None = None
+    ) -> Verified:
         """Compare tensors that were restored to new memory, one mapping per file.
 
         A mapping may be nested. A tensor that is missing, or that has another dtype or shape,
-        counts as a mismatch.
+        counts as a mismatch. `cut` is the name of the slices in `wanted`.
         """
+        expected = self._expected if cut is None else self._of_cuts[cut]
         tensors = size = wrong = 0
         for file, (nested, some) in enumerate(zip(found, wanted, strict=True)):
             named = dict(flat(nested))
@@ -103,7 +122,7 @@ class Digests:
                 same = (
                     tensor is not None
                     and (tensor.dtype, tensor.shape) == (saved.dtype, saved.shape)
-                    and self._digest([tensor_bytes(tensor)]) == self._expected[number]
+                    and self._digest([tensor_bytes(tensor)]) == expected[number]
                 )
                 wrong += not same
         return Verified(tensors=tensors, bytes=size, mismatches=wrong)

@@ -6,7 +6,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from iobench.bench.data.pool import RandomPool, Windows
 from iobench.bench.data.restored import RestoredFile
 from iobench.bench.data.sliced_files import SliceImage
 from iobench.bench.data.states import States, TensorDict, WindowPlacement
-from iobench.bench.data.subset import choose, ranges_of, read_some
+from iobench.bench.data.subset import Part, choose, cut_of, ranges_of, read_some
+from iobench.checkpoint.load.reader import PieceReader, SharedReads
+from iobench.checkpoint.load.sharded import ShardedLoad
 from iobench.errors import UsageError
 from iobench.formats import raw, safetensors, torch_file, torch_image
 from iobench.ranks.restore_mode import Reader
@@ -33,6 +35,8 @@ from iobench.writers.registry import make
 from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["Replay"]
+
+_DEADLINE_S = 3600.0
 
 
 class Replay:
@@ -48,14 +52,19 @@ class Replay:
         *,
         pool_bytes: int,
         seed: int,
-        subset: float | None = None,
+        subset: Part | None = None,
         pool: RandomPool | None = None,
+        rank: int = 0,
     ) -> None:
         """Use at most `pool_bytes` of memory for all tensors, or `pool`, which others share.
 
+        `rank` is that of tensor parallelism, for restores of its part.
+
         `subset` has the meaning that it has in `want`.
         """
-        self._seed = seed
+        self._seed, self._rank = seed, rank
+        self._cuts: dict[str, States] = {}
+        self._read_bytes = 0
         self._pool = pool or self.pool_for([files], pool_bytes=pool_bytes, seed=seed)
         self._placement = WindowPlacement(files, self._pool.size_bytes)
         self.files = self._placement.files
@@ -75,16 +84,25 @@ class Replay:
             enough = max(enough, Windows.needed_bytes(sizes))
         return RandomPool(min(pool_bytes, enough), longest, seed)
 
-    def want(self, subset: float | None) -> None:
+    def want(self, subset: Part | None) -> None:
         """From now on restore only tensors that make up the part `subset` of the bytes.
 
-        The seed chooses the tensors, so they are the same each time. None restores all of them.
-        Saves always write all tensors.
+        The seed chooses the tensors, so they are the same each time. For ranks of tensor
+        parallelism they are the slices of one of them; `prepare` keeps the digests of those that
+        were wanted before. None restores all tensors. Saves always write all of them.
         """
         self.subset = subset
         self.wanted = self.states
         """The tensors of `states` that restores read."""
-        if subset is not None:
+        self.cut: str | None = None
+        """Names the slices that restores read; None where they read whole tensors."""
+        if isinstance(subset, int):
+            for rank in range(subset):
+                cut = partial(cut_of, rank=rank, ranks=subset)
+                self._cuts.setdefault(f"{rank} of {subset}", self.states.cut(cut))
+            self.cut = f"{self._rank % subset} of {subset}"
+            self.wanted = self._cuts[self.cut]
+        elif subset is not None:
             self.wanted = self.states.only(choose(list(self._placement.sizes), subset, self._seed))
 
     @property
@@ -93,6 +111,11 @@ class Replay:
         found = []
         if any(spec.format == "dcp" for spec in self.files):
             found.append("DCP files are replayed as raw bytes of the same sizes")
+        if self.cut is not None and self._read_bytes > (kept := sum(self.restored_bytes)):
+            found.append(
+                f"of columns the gaps between rows were read too: {self._read_bytes / kept:.2f} "
+                "bytes for each that was kept"
+            )
         return tuple(found)
 
     @cached_property
@@ -109,6 +132,9 @@ class Replay:
         """Bytes that a restore moves for each file; for a subset, those of its tensors only."""
         if self.subset is None:
             return self.file_bytes
+        if self.cut is not None:
+            every = range(len(self.files))
+            return array("q", (sum(t.nbytes for t in self.wanted[n].values()) for n in every))
         size, numbers = self._placement.size, self.wanted.numbers
         return array("q", (sum(map(size, numbers(file))) for file in range(len(self.files))))
 
@@ -120,7 +146,7 @@ class Replay:
         """
         self._pool.renew(together)
         with self._pool.trimmed():
-            self._digests.remember()
+            self._digests.remember(self._cuts)
         self.states.make_ahead()
 
     def digests(self) -> str:
@@ -219,6 +245,34 @@ class Replay:
         phases = {"parse": parse_s, **transfer.phases_s}
         return replace(transfer, phases_s=phases, elapsed_s=time.perf_counter() - began)
 
+    def load_cut(
+        self, writer: Writer, directory: str | Path, reader: Reader | None = None
+    ) -> tuple[Transfer, list[dict[Any, Any]]]:
+        """Restore the slices that are wanted into new memory, by the code of `load_sharded`.
+
+        With `reader` all ranks restore their slices of the same files together. The Transfer has
+        the bytes of the slices; `notes` says what else was read.
+        """
+        began = time.perf_counter()
+        numbers = range(len(self.files))
+        slices = [self.wanted.slices(number) for number in numbers]
+        paths = [self.files[number].path for number in numbers if slices[number]]
+        like = {name: index for each in slices for name, index in each.items()}
+        load = ShardedLoad(directory, paths, like, writer)
+        parse_s = time.perf_counter() - began
+        shared = None
+        if reader is not None:
+            shared = SharedReads(reader=reader, control=reader.control, deadline_s=_DEADLINE_S)
+        moved = load.read(PieceReader(shared))
+        self._read_bytes, found = moved.bytes, load.tensors()
+        transfer = replace(
+            moved,
+            bytes=sum(self.restored_bytes),
+            phases_s={"parse": parse_s, **moved.phases_s},
+            elapsed_s=time.perf_counter() - began,
+        )
+        return transfer, [{name: found[name] for name in each} for each in slices]
+
     def _wanted_of(self, number: int, image: FileImage) -> list[tuple[int, int]]:
         """Return the ranges of a file that a restore reads."""
         if self.subset is None:
@@ -298,7 +352,7 @@ class Replay:
 
     def verify_states(self, restored: Sequence[Mapping[Any, Any]]) -> Verified:
         """Compare tensors that were restored to new memory, one mapping per file; see `Digests`."""
-        return self._digests.compare_states(restored, self.wanted)
+        return self._digests.compare_states(restored, self.wanted, self.cut)
 
     def _file_size(self, number: int) -> int:
         file_format = self.files[number].format

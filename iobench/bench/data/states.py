@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 import torch
@@ -11,11 +11,13 @@ import torch
 from iobench.bench.data.payload_order import in_payload_order
 from iobench.bench.data.pool import RandomPool, Window, Windows
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
-from iobench.workloads.specs import FileSpec
+from iobench.workloads.specs import FileSpec, TensorSpec
 
-__all__ = ["States", "TensorDict", "WindowPlacement"]
+__all__ = ["Cut", "States", "TensorDict", "WindowPlacement"]
 
 TensorDict = dict[str, torch.Tensor]
+Cut = Callable[[TensorSpec], tuple[slice, ...]]
+"""Returns the slice of a tensor; () for all of it."""
 
 _AHEAD = 4096
 """Files whose tensors exist before a save; with one tensor in each they take 3 MiB."""
@@ -72,15 +74,35 @@ class States(Sequence[TensorDict]):
     """
 
     def __init__(
-        self, placement: WindowPlacement, pool: RandomPool, chosen: bytearray | None = None
+        self,
+        placement: WindowPlacement,
+        pool: RandomPool,
+        chosen: bytearray | None = None,
+        cut: Cut = lambda _: (),
     ) -> None:
         """`chosen` has a byte for each tensor of `placement`; 0 leaves it out."""
         self._placement, self._pool, self._chosen = placement, pool, chosen
+        self._cut = cut
         self._ahead: list[TensorDict] = []
 
     def only(self, chosen: bytearray) -> States:
         """Return the same files with only the `chosen` tensors."""
         return States(self._placement, self._pool, chosen)
+
+    def cut(self, cut: Cut) -> States:
+        """Return the same files with the slices `cut` of all tensors in safetensors files."""
+        chosen = bytearray(self._placement.count)
+        for file, spec in enumerate(self._placement.files):
+            if spec.format == "safetensors":
+                for number in self._placement.tensors(file):
+                    chosen[number] = 1
+        return States(self._placement, self._pool, chosen, cut)
+
+    def slices(self, file: int) -> dict[str, tuple[slice, ...]]:
+        """Return the slice of each chosen tensor of a file."""
+        specs, first = self._placement.files[file].tensors, self._placement.tensors(file).start
+        some = (specs[number - first] for number in self.numbers(file))
+        return {spec.name: self._cut(spec) for spec in some}
 
     def make_ahead(self) -> None:
         """Make the tensors of the first files."""
@@ -116,5 +138,6 @@ class States(Sequence[TensorDict]):
             start, stop, _ = self._placement.window(number)
             spec = specs[number - first]
             memory = self._pool.memory[start:stop]
-            found[spec.name] = tensor_from_bytes(memory, torch_dtype(spec.dtype), spec.shape)
+            made = tensor_from_bytes(memory, torch_dtype(spec.dtype), spec.shape)
+            found[spec.name] = made[cut] if (cut := self._cut(spec)) else made
         return found

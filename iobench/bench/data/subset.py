@@ -1,4 +1,8 @@
-"""Subset: some tensors of a checkpoint, chosen at random, and reading only their bytes."""
+"""Parts of a checkpoint: some tensors chosen at random, or what a tensor parallel rank reads.
+
+A part is a float below 1, the share of the bytes of whole tensors, or an int: the ranks of tensor
+parallelism.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +15,56 @@ import numpy as np
 import torch
 
 from iobench.errors import OptionError
+from iobench.workloads.specs import TensorSpec
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage, Segment
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["choose", "parse", "ranges_of", "read_some", "text_of"]
+__all__ = ["Part", "choose", "cut_of", "parse", "ranges_of", "read_some", "share_of", "text_of"]
+
+Part = float | int
 
 _SAME = "same"
-_KIND = "subset"
+_KIND, _TP = "subset", "tp"
+_MOST_RANKS = 1024
 
 
-def parse(text: str) -> float | None:
-    """Return 0.1 for `subset=0.1`, and None (all bytes) for `same`. Raises OptionError."""
+def parse(text: str) -> Part | None:
+    """Return 0.1 for `subset=0.1`, 8 for `tp=8`, None (all) for `same`. Raises OptionError."""
     kind, _, given = text.partition("=")
     if text == _SAME:
         return None
+    if kind == _TP and given.isdecimal() and 2 <= int(given) <= _MOST_RANKS:
+        return int(given)
     try:
         part = float(given) if kind == _KIND else 0.0
     except ValueError:
         part = 0.0
     if not 0 < part < 1:
         raise OptionError(
-            f"--restore-as {text}: must be same, or subset=PART with a part between 0 and 1"
+            f"--restore-as {text}: must be same, or subset=PART with a part between 0 and 1, or "
+            f"tp=RANKS with 2 to {_MOST_RANKS} ranks"
         )
     return part
 
 
-def text_of(part: float) -> str:
+def text_of(part: Part) -> str:
     """Return the text that `parse` accepts, such as `subset=0.1`."""
-    return f"{_KIND}={part:g}"
+    return f"{_TP}={part}" if isinstance(part, int) else f"{_KIND}={part:g}"
+
+
+def share_of(part: Part | None) -> float:
+    """Return about how much of the bytes a restore moves."""
+    return 1 / part if isinstance(part, int) else part or 1.0
+
+
+def cut_of(spec: TensorSpec, rank: int, ranks: int) -> tuple[slice, ...]:
+    """Return the slice of a tensor that `rank` of tensor parallel `ranks` loads; () for all."""
+    if spec.split is None:
+        return ()
+    length = spec.shape[spec.split]
+    own = slice(rank * length // ranks, (rank + 1) * length // ranks)
+    return (*(slice(None),) * spec.split, own)
 
 
 def choose(sizes: Sequence[int], part: float, seed: int) -> bytearray:

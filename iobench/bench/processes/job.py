@@ -20,6 +20,7 @@ from iobench.bench.counters.monitor import Usage
 from iobench.bench.data.replay import Replay
 from iobench.bench.data.sliced_files import SlicedFiles
 from iobench.bench.data.slicing import Sliced, Slicing
+from iobench.bench.data.subset import Part
 from iobench.bench.targets.base import Location
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.results.records import Verified
@@ -111,18 +112,25 @@ class Job:
         every = (*setup.files, *setup.source_files)
         self._pool = pool = Replay.pool_for(every, pool_bytes=setup.pool_bytes, seed=setup.seed)
         replays = [
-            Replay(files, pool_bytes=setup.pool_bytes, seed=setup.seed, pool=pool)
+            Replay(
+                files,
+                pool_bytes=setup.pool_bytes,
+                seed=setup.seed,
+                pool=pool,
+                rank=setup.number or 0,
+            )
             for files in every
         ]
         self.replays = replays[: len(setup.files)]
         self.sources = replays[-len(setup.files) :]
         """The replays that restores fill: the same ones, or those of another job's files."""
 
-    def sizes(self, shape: int, subsets: Sequence[float | None]) -> CheckpointSizes:
+    def sizes(self, shape: int, subsets: Sequence[Part | None]) -> CheckpointSizes:
         """Return the sizes of all files, and those that a restore of each subset moves."""
         replay, restored = self.sources[shape], []
         for subset in subsets:
             replay.want(subset)
+            self.replays[shape].want(subset)  # so that a save keeps the digests for it
             restored.append(sum(replay.restored_bytes))
         return CheckpointSizes(saved=self.replays[shape].size_bytes(), restored=tuple(restored))
 
@@ -182,7 +190,7 @@ class Job:
             self._slicings[shape, sliced] = made
         return self._slicings[shape, sliced]
 
-    def scrub(self, shape: int, subset: float | None) -> None:
+    def scrub(self, shape: int, subset: Part | None) -> None:
         """Change all memory that the next restore fills; that restore reads `subset`."""
         self._memory.settle()
         self.replays[shape].states.release()
@@ -203,7 +211,8 @@ class Job:
         Tensors that a restore allocated do not count. See `OperationMemory`.
         """
         one, source = self.contenders[ref.contender], self.sources[ref.shape]
-        tensors = sum(source.restored_bytes) if restored and one.fresh else 0
+        fresh = one.fresh or source.cut is not None
+        tensors = sum(source.restored_bytes) if restored and fresh else 0
         return self._memory.used(one, tensors)
 
     def verify(self, ref: CheckpointRef) -> Verified:

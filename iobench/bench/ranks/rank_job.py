@@ -14,6 +14,7 @@ from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters.nodes import NodeCounter, NodeCounts
 from iobench.bench.data.slicing import Sliced
+from iobench.bench.data.subset import Part
 from iobench.bench.processes.job import CheckpointRef, Done, Job, JobSetup
 from iobench.bench.targets.base import Location
 from iobench.bench.targets.cold import EvictedFiles, evict
@@ -97,7 +98,7 @@ class RankJob(Job):
         with self._settled():
             super().prepare(shape, checkpoint, sliced)
 
-    def scrub(self, shape: int, subset: float | None) -> None:
+    def scrub(self, shape: int, subset: Part | None) -> None:
         with self._settled():
             super().scrub(shape, subset)
 
@@ -129,8 +130,7 @@ class RankJob(Job):
         one, replay = self._reading(ref), self.sources[ref.shape]
         assert isinstance(one, WriterContender)  # others take no part
         reader = Reader(self._transport, ref.restore_mode)
-        done = replay.restore_together(reader, one.writer, self._from(ref))
-        return self._done(one, replay, done)
+        return self._done(one, replay, one.restore(replay, self._from(ref), reader))
 
     def count(self, ref: CheckpointRef) -> None:
         """Start the counters of this machine, unless another rank or the run counts there."""

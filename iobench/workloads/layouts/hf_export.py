@@ -65,8 +65,8 @@ def export_files(model: Model, dtype: str, max_shard_size: int) -> Iterator[File
     yield raw_file("config.json", 650)
     yield raw_file("generation_config.json", 130)
     tensors = [
-        TensorSpec(name=parameter.name, dtype=dtype, shape=parameter.shape)
-        for parameter in model.parameters()
+        TensorSpec(name=one.name, dtype=dtype, shape=one.shape, split=one.split)
+        for one in model.parameters()
     ]
     groups = split_shards(tensors, max_shard_size)
     if len(groups) == 1:
