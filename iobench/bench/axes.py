@@ -210,7 +210,7 @@ class Axes:
                 dict.fromkeys(shape.granularity and str(shape.granularity) for shape in self.shapes)
             ),
             "restore_subsets": [
-                subset.text_of(one) if isinstance(one, int) else one for one in self.subsets
+                subset.text_of(one) if one and subset.ranks_of(one) else one for one in self.subsets
             ],
             "numjobs": list(self.numjobs),
             **({"targets": list(self.targets)} if len(self.targets) > 1 else {}),

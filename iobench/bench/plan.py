@@ -10,7 +10,7 @@ from typing import Any
 from iobench.bench.axes import Axes, Variant
 from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.contenders.peer import PeerContender
-from iobench.bench.data.subset import text_of
+from iobench.bench.data.subset import ranks_of
 from iobench.bench.fio import JOBS, fio_version
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.rules import Rules
@@ -281,10 +281,10 @@ class Plan:
 
     def _check_cuts(self) -> None:
         """Raise OptionError unless tensor parallelism cuts tensors of the safetensors files."""
-        for part in self.axes.subsets:
-            if isinstance(part, int) and not all(map(_is_cut, self.files_of_jobs[0])):
+        for part in filter(ranks_of, self.axes.subsets):
+            if not all(map(_is_cut, self.files_of_jobs[0])):
                 raise OptionError(
-                    f"--restore-as {text_of(part)}: no safetensors file of {self.workload.name} "
+                    f"--restore-as tp={part:g}: no safetensors file of {self.workload.name} "
                     "has tensors that tensor parallelism cuts; choose a workload of Hugging Face's "
                     "layout, such as llama7b-export"
                 )

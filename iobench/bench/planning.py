@@ -13,6 +13,7 @@ from operator import attrgetter
 from iobench.bench.axes import Axes, Variant
 from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.contenders.choose import choose, find_baseline
+from iobench.bench.data.subset import ranks_of
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.rules import NO_CLAIM, Rules
 from iobench.bench.plan import (
@@ -226,8 +227,8 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
         shown = [
             "all"
             if one is None
-            else f"what a rank of {one} of tensor parallelism loads"
-            if isinstance(one, int)
+            else f"what a rank of {one:g} of tensor parallelism loads"
+            if ranks_of(one)
             else f"whole tensors, at least {100 * one:.3g}% of the bytes"
             for one in axes.subsets
         ]

@@ -19,7 +19,7 @@ from iobench.bench.data.pool import RandomPool, Windows
 from iobench.bench.data.restored import RestoredFile
 from iobench.bench.data.sliced_files import SliceImage
 from iobench.bench.data.states import States, TensorDict, WindowPlacement
-from iobench.bench.data.subset import Part, choose, cut_of, ranges_of, read_some
+from iobench.bench.data.subset import choose, cut_of, ranges_of, ranks_of, read_some
 from iobench.checkpoint.load.reader import PieceReader, SharedReads
 from iobench.checkpoint.load.sharded import ShardedLoad
 from iobench.errors import UsageError
@@ -52,7 +52,7 @@ class Replay:
         *,
         pool_bytes: int,
         seed: int,
-        subset: Part | None = None,
+        subset: float | None = None,
         pool: RandomPool | None = None,
         rank: int = 0,
     ) -> None:
@@ -84,7 +84,7 @@ class Replay:
             enough = max(enough, Windows.needed_bytes(sizes))
         return RandomPool(min(pool_bytes, enough), longest, seed)
 
-    def want(self, subset: Part | None) -> None:
+    def want(self, subset: float | None) -> None:
         """From now on restore only tensors that make up the part `subset` of the bytes.
 
         The seed chooses the tensors, so they are the same each time. For ranks of tensor
@@ -96,11 +96,11 @@ class Replay:
         """The tensors of `states` that restores read."""
         self.cut: str | None = None
         """Names the slices that restores read; None where they read whole tensors."""
-        if isinstance(subset, int):
-            for rank in range(subset):
-                cut = partial(cut_of, rank=rank, ranks=subset)
-                self._cuts.setdefault(f"{rank} of {subset}", self.states.cut(cut))
-            self.cut = f"{self._rank % subset} of {subset}"
+        if ranks := ranks_of(subset):
+            for rank in range(ranks):
+                cut = partial(cut_of, rank=rank, ranks=ranks)
+                self._cuts.setdefault(f"{rank} of {ranks}", self.states.cut(cut))
+            self.cut = f"{self._rank % ranks} of {ranks}"
             self.wanted = self._cuts[self.cut]
         elif subset is not None:
             self.wanted = self.states.only(choose(list(self._placement.sizes), subset, self._seed))

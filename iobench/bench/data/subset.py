@@ -1,6 +1,6 @@
 """Parts of a checkpoint: some tensors chosen at random, or what a tensor parallel rank reads.
 
-A part is a float below 1, the share of the bytes of whole tensors, or an int: the ranks of tensor
+A part is a number: below 1 the share of the bytes of whole tensors, and above 1 the ranks of tensor
 parallelism.
 """
 
@@ -20,16 +20,16 @@ from iobench.writers.base import Writer
 from iobench.writers.image import FileImage, Segment
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["Part", "choose", "cut_of", "parse", "ranges_of", "read_some", "share_of", "text_of"]
-
-Part = float | int
+__all__ = [
+    *("choose", "cut_of", "parse", "ranges_of", "ranks_of", "read_some", "share_of", "text_of"),
+]
 
 _SAME = "same"
 _KIND, _TP = "subset", "tp"
 _MOST_RANKS = 1024
 
 
-def parse(text: str) -> Part | None:
+def parse(text: str) -> float | None:
     """Return 0.1 for `subset=0.1`, 8 for `tp=8`, None (all) for `same`. Raises OptionError."""
     kind, _, given = text.partition("=")
     if text == _SAME:
@@ -48,14 +48,20 @@ def parse(text: str) -> Part | None:
     return part
 
 
-def text_of(part: Part) -> str:
+def text_of(part: float) -> str:
     """Return the text that `parse` accepts, such as `subset=0.1`."""
-    return f"{_TP}={part}" if isinstance(part, int) else f"{_KIND}={part:g}"
+    return f"{_KIND if ranks_of(part) is None else _TP}={part:g}"
 
 
-def share_of(part: Part | None) -> float:
+def ranks_of(part: float | None) -> int | None:
+    """Return the ranks of tensor parallelism; None for another part."""
+    return int(part) if part is not None and part > 1 else None
+
+
+def share_of(part: float | None) -> float:
     """Return about how much of the bytes a restore moves."""
-    return 1 / part if isinstance(part, int) else part or 1.0
+    ranks = ranks_of(part)
+    return 1 / ranks if ranks is not None else part or 1.0
 
 
 def cut_of(spec: TensorSpec, rank: int, ranks: int) -> tuple[slice, ...]:

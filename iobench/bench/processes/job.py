@@ -20,7 +20,6 @@ from iobench.bench.counters.monitor import Usage
 from iobench.bench.data.replay import Replay
 from iobench.bench.data.sliced_files import SlicedFiles
 from iobench.bench.data.slicing import Sliced, Slicing
-from iobench.bench.data.subset import Part
 from iobench.bench.targets.base import Location
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.results.records import Verified
@@ -125,7 +124,7 @@ class Job:
         self.sources = replays[-len(setup.files) :]
         """The replays that restores fill: the same ones, or those of another job's files."""
 
-    def sizes(self, shape: int, subsets: Sequence[Part | None]) -> CheckpointSizes:
+    def sizes(self, shape: int, subsets: Sequence[float | None]) -> CheckpointSizes:
         """Return the sizes of all files, and those that a restore of each subset moves."""
         replay, restored = self.sources[shape], []
         for subset in subsets:
@@ -190,7 +189,7 @@ class Job:
             self._slicings[shape, sliced] = made
         return self._slicings[shape, sliced]
 
-    def scrub(self, shape: int, subset: Part | None) -> None:
+    def scrub(self, shape: int, subset: float | None) -> None:
         """Change all memory that the next restore fills; that restore reads `subset`."""
         self._memory.settle()
         self.replays[shape].states.release()

@@ -14,7 +14,6 @@ from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters.nodes import NodeCounter, NodeCounts
 from iobench.bench.data.slicing import Sliced
-from iobench.bench.data.subset import Part
 from iobench.bench.processes.job import CheckpointRef, Done, Job, JobSetup
 from iobench.bench.targets.base import Location
 from iobench.bench.targets.cold import EvictedFiles, evict
@@ -98,7 +97,7 @@ class RankJob(Job):
         with self._settled():
             super().prepare(shape, checkpoint, sliced)
 
-    def scrub(self, shape: int, subset: Part | None) -> None:
+    def scrub(self, shape: int, subset: float | None) -> None:
         with self._settled():
             super().scrub(shape, subset)
 
