@@ -20,8 +20,8 @@ from iobench.bench.data.restored import RestoredFile
 from iobench.bench.data.sliced_files import SliceImage
 from iobench.bench.data.states import States, TensorDict, WindowPlacement
 from iobench.bench.data.subset import choose, cut_of, ranges_of, ranks_of, read_some
-from iobench.checkpoint.load.reader import PieceReader, SharedReads
-from iobench.checkpoint.load.sharded import ShardedLoad
+from iobench.checkpoint.piece_reader import PieceReader, SharedReads
+from iobench.checkpoint.sharded import ShardedLoad
 from iobench.errors import UsageError
 from iobench.formats import raw, safetensors, torch_file, torch_image
 from iobench.ranks.restore_mode import Reader
