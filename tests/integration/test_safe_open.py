@@ -423,7 +423,7 @@ def test_the_page(
 
     test_ranks_run.py has ranks that load together.
     """
-    (words,) = re.findall(r"^    iobench (run .*)$", _PAGE.read_text(), re.MULTILINE)
+    words, _ = re.findall(r"^    iobench (run .*)$", _PAGE.read_text(), re.MULTILINE)
     small = ("--size", "8MiB", "--repeat", "1", "--no-ceiling", "--target", target)
     done = iobench_inside(*words.split(), *small, "-o", tmp_path / "run.jsonl")
     assert done.returncode == 0, done.stderr
