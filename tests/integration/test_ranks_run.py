@@ -251,7 +251,7 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
         for mode, one in cut.items()
     }
     model = sum(spec.payload_bytes for spec in load(tiny_path).files() if "model" in spec.path)
-    assert cut["all"].bytes < model
+    assert model < cut["all"].bytes < 1.1 * model  # of both ranks; each has the norms
     for mode in ("broadcast", "all-gather"):
         assert model <= read_bytes[mode] < 1.1 * model
     assert read_bytes["all"] > 1.2 * model
