@@ -12,6 +12,7 @@ of an unknown torch version.
 from __future__ import annotations
 
 import functools
+import io
 import os
 import pickle
 import re
@@ -97,8 +98,11 @@ def _layout(path: str, name: str, state: Any, crc: bool, options: Mapping[str, A
 def _folder(name: str) -> str:
     """Return the folder in the zip of a file of this ASCII name.
 
-    For most names it is the part before the dot. To ask torch takes longer than a small file.
+    For most names it is the part before the dot. To ask torch takes longer than a small file, and
+    needs one in a directory for temporary files, which a killed process leaves behind.
     """
+    if name == _STREAM:
+        return _STREAM
     plain = _PLAIN.fullmatch(name)
     if plain and _torchs_folder("plain-name_1.pt") == "plain-name_1":
         return plain[1]
@@ -200,13 +204,12 @@ def is_like_stock() -> bool:
 
 
 def _is_stocks(state: Any, crc: bool) -> bool:
-    with tempfile.TemporaryDirectory(prefix="iobench-torch-") as directory:
-        with crc32_setting(crc), _ascii(directory) as there:
-            torch.save(state, os.path.join(there, "state.pt"))
-        described = _layout("state.pt", "state.pt", state, crc, {})
-        made = described.image(described.memories())
-        joined = b"".join(view.tobytes() for view in made.views(0, made.size_bytes))
-        return joined == Path(directory, "state.pt").read_bytes()
+    stock = io.BytesIO()
+    with crc32_setting(crc):
+        torch.save(state, stock)
+    described = _layout(_STREAM, _STREAM, state, crc, {})
+    made = described.image(described.memories())
+    return b"".join(view.tobytes() for view in made.views(0, made.size_bytes)) == stock.getvalue()
 
 
 def _large_is_like_stock() -> bool:

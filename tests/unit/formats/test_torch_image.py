@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import tempfile
 from collections import OrderedDict
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -154,6 +155,13 @@ def test_a_torch_that_writes_otherwise(
         assert torch_image.image("m.pt", {"a": 1}) is None
     finally:
         torch_image.is_like_stock.cache_clear()
+
+
+def test_no_temporary_file_for_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of a DCP file need none: a rank that is killed would leave it behind."""
+    torch_image.is_like_stock.cache_clear()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    assert torch_image.stream_layout(torch.arange(5), crc=True) is not None
 
 
 def test_storages_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
