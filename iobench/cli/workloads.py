@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="List the workloads, show what one consists of, or import a checkpoint as one.",
+    help="List and show workloads, or import a checkpoint as one.",
     no_args_is_help=True,
 )
 

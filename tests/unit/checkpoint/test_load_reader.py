@@ -15,7 +15,7 @@ from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.stored import StoredPiece
 from iobench.errors import DataMismatchError
 from iobench.formats import tensor_slices
-from iobench.writers.blocks.pages import fresh_pages
+from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.copy_reader import StoredReader
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.image import Bytes, FileImage
@@ -80,13 +80,13 @@ def test_no_more_memory_than_a_window(tmp_path: Path) -> None:
     files = {"file": FileRecord(path="file", size_bytes=_SIZE, pieces=())}
     sizes: list[int] = []
 
-    def pages(size: int, *, huge: bool) -> Bytes:
+    def pages(size: int) -> Bytes:
         sizes.append(size)
-        return fresh_pages(size, huge=huge)
+        return pages_to_read_into(size)
 
     with (
         mock.patch.multiple(reader, _AT_ONCE=100_000, GAP_BYTES=20_000),
-        mock.patch.multiple(tensor_slices, GAP_BYTES=20_000, fresh_pages=pages),
+        mock.patch.multiple(tensor_slices, GAP_BYTES=20_000, pages_to_read_into=pages),
     ):
         copy = StoredReader(HybridWriter(), tmp_path)
         reader.PieceReader().read(copy, files, pieces, lambda *_: False)

@@ -92,7 +92,7 @@ def test_a_failed_save_loses_the_space_and_nothing_else(
         for step in (1, 2):
             ckpt.save(_state(step), step)
         with monkeypatch.context() as patched:
-            patched.setattr(BufferedWriter, "_sink", _full)
+            patched.setattr(BufferedWriter, "_send", _full)
             with pytest.raises(TransferError):
                 ckpt.save(_state(3), 3)
         assert iobench.load_checkpoint(runs)["step"] == 2
