@@ -10,7 +10,8 @@ A marked block is the text between two such lines; the first names the table and
 
 `<!-- output: 18 iobench show ... -->` is the first 18 lines that the command prints on a terminal
 of 80 columns; `<!-- picture: iobench show RECORD -o FILE -->` shows the picture that the
-command makes. A test makes every block and picture again and compares.
+command makes. A test makes every block and picture again and compares. `<!-- rooms: iobench -->`
+is the files and lines of each part of the package, and stays while they are within 5%.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -46,7 +48,9 @@ from iobench.units import GIB, MIB, format_seconds, format_size
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-BLOCK = re.compile(r"(<!-- (table|output|picture): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- (table|output|picture|rooms): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+)
 _WIDTH = 116
 
 Row = Sequence[str]
@@ -56,7 +60,9 @@ def rendered(page: Path) -> str:
     """The page with all its marked blocks made again."""
 
     def again(found: re.Match[str]) -> str:
-        begin, kind, arguments, _, end = found.groups()
+        begin, kind, arguments, before, end = found.groups()
+        if kind == "rooms":
+            return begin + _rooms(ROOT / arguments, before) + end
         return begin + _block(kind, shlex.split(arguments), page) + end
 
     return BLOCK.sub(again, page.read_text(encoding="utf-8"))
@@ -339,6 +345,30 @@ def _shell(command: Sequence[str]) -> Iterator[str]:
         yield text[:cut] + "\\"
         text = text[cut:]
     yield text
+
+
+def _rooms(package: Path, before: str) -> str:
+    """Files and lines of each part, the largest first; `before` where that is still right."""
+    files: dict[str, list[int]] = {}
+    for path in package.rglob("*.py"):
+        part = path.relative_to(package).parts[0]
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        files.setdefault(part if part.isidentifier() else "(modules)", []).append(lines)
+    sizes = {part: (len(one), sum(one)) for part, one in files.items()}
+    sizes["all"] = (sum(count for count, _ in sizes.values()), sum(n for _, n in sizes.values()))
+    shown = re.findall(r"^\| `?([\w()]+)`? \| (\d+) \| ([\d,]+) \|$", before, re.MULTILINE)
+    known = {part: (int(count), int(lines.replace(",", ""))) for part, count, lines in shown}
+    if known.keys() == sizes.keys() and all(
+        math.isclose(one, other, rel_tol=0.05, abs_tol=3)
+        for part, size in sizes.items()
+        for one, other in zip(size, known[part], strict=True)
+    ):
+        return before
+    rows = [
+        [f"`{part}`" if part.isidentifier() and part != "all" else part, str(count), f"{lines:,}"]
+        for part, (count, lines) in sorted(sizes.items(), key=lambda one: -one[1][1])
+    ]
+    return _table(["part", "files", "lines"], [*rows[1:], rows[0]])
 
 
 def _output(lines: int, command: Sequence[str]) -> str:
