@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import time
-import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
@@ -135,16 +134,16 @@ class DeepspeedAio(Peer):
         if not built:
             _log.warning("peer:deepspeed-aio: building its async_io operator, which takes minutes")
         _wait_for_lock(_LOAD_S if built else _BUILD_S)
-        with warnings.catch_warnings():
-            # Python 3.11 warns of distutils where nothing has imported setuptools before.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            operator = AsyncIOBuilder().load()
-        handle = operator.aio_handle(
-            block_size=self.options.block_size,
-            queue_depth=self.options.queue_depth,
-            single_submit=self.options.single_submit,
-            overlap_events=True,
-            intra_op_parallelism=self.options.intra_op_parallelism,
+        handle = (
+            AsyncIOBuilder()
+            .load()
+            .aio_handle(
+                block_size=self.options.block_size,
+                queue_depth=self.options.queue_depth,
+                single_submit=self.options.single_submit,
+                overlap_events=True,
+                intra_op_parallelism=self.options.intra_op_parallelism,
+            )
         )
         like = torch.empty(0, dtype=torch.uint8)
         return handle, [handle.new_cpu_locked_tensor(self.options.buffer, like) for _ in range(2)]
