@@ -225,8 +225,8 @@ class Committer(Generic[C]):
         )
 
     def _end(self, order: Order, ending: Ending) -> None:
-        told = {**ending._asdict(), "failed": dict(ending.failed)}
-        self.control.broadcast(_commit_phase(order.step), told, deadline_s=self.deadline_s)
+        result = {**ending._asdict(), "failed": dict(ending.failed)}
+        self.control.broadcast(_commit_phase(order.step), result, deadline_s=self.deadline_s)
 
     def _conclude(
         self, order: Order, failure: BaseException | None, *, announced: bool = True

@@ -236,9 +236,9 @@ class SaveEvents:
 
 
 def _tell(events: queue.SimpleQueue[tuple[Save, SaveEvent] | None], on_event: OnEvent) -> None:
-    while (told := events.get()) is not None:
-        save, event = told
-        del told
+    while (queued := events.get()) is not None:
+        save, event = queued
+        del queued
         try:
             on_event(save, event)
         except BaseException as error:  # noqa: BLE001 -- the user's, also sys.exit()

@@ -185,14 +185,14 @@ class Serializer:
         """
         return self.serialize(of_one_rank(state))
 
-    def told(self, local: Serialized) -> dict[str, Any]:
+    def facts(self, local: Serialized) -> dict[str, Any]:
         """Return what other ranks must know of it: there are none."""
         del local
         return {}
 
-    def content(self, number: int, local: Serialized, told: Sequence[Any]) -> Serialized:
+    def content(self, number: int, local: Serialized, every: Sequence[Any]) -> Serialized:
         """Return what is written: all of it."""
-        del number, told
+        del number, every
         return local
 
     def content_ahead(self, local: Serialized) -> None:

@@ -33,18 +33,21 @@ class Contents(Protocol):
     def local(self, state: Any) -> Any:
         """Look at the state of this rank. Raises StateError with the path of what is wrong."""
 
-    def told(self, local: Any) -> Mapping[str, Any]:
+    def facts(self, local: Any) -> Mapping[str, Any]:
         """Return what the other ranks must know of it."""
 
-    def content(self, number: int, local: Any, told: list[Any]) -> Any:
-        """Return what this rank writes; `told` is that of all ranks. Raises StateError in all."""
+    def content(self, number: int, local: Any, every: list[Any]) -> Any:
+        """Return what this rank writes; `every` has the facts of each rank.
+
+        Raises StateError, in all ranks alike.
+        """
 
     def content_ahead(self, local: Any) -> Any:
         """Return what this rank will write, as far as it knows alone; None: it does not know."""
 
 
 class _Asked(NamedTuple):
-    """A save that the other ranks were told about, and their answer."""
+    """A save that the other ranks know of, and their answer."""
 
     save: Save
     local: Any
@@ -89,7 +92,7 @@ class Saving:
         """Allocate the slots for states like `state`. See Checkpointer.prepare."""
         if not self.ranks.many:
             self.persister.raise_failure()
-        local, every = self.ranks.together("plan", lambda: self.contents.local(state), self._told)
+        local, every = self.ranks.together("plan", lambda: self.contents.local(state), self._facts)
         self._raise_failure(every)
         content = self.contents.content(-1, local, every)
         self.persister.prepare(content.size_bytes, wait=wait, pinned=not content.on_cpu)
@@ -189,16 +192,16 @@ class Saving:
         phase, ranks = f"save of step {step}", self.ranks
         try:
             local, answer = begin_together(
-                ranks.trainer, phase, look, self._told, deadline_s=ranks.deadline_s
+                ranks.trainer, phase, look, self._facts, deadline_s=ranks.deadline_s
             )
         except BaseException as error:
             save.fail(error)
             raise
         return _Asked(save, local, answer)
 
-    def _told(self, local: Any) -> dict[str, Any]:
+    def _facts(self, local: Any) -> dict[str, Any]:
         """Return what this rank tells the others in each save."""
-        return {**self.contents.told(local), "failed": list(self.persister.failed)}
+        return {**self.contents.facts(local), "failed": list(self.persister.failed)}
 
     def _settled(self, asked: _Asked) -> Any:
         """Wait for the other ranks. Return what this rank writes; raise in all ranks alike."""

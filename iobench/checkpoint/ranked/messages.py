@@ -175,15 +175,15 @@ class Turns:
 
         The other ranks `drop` what rank 0 has dropped for it. An error of rank 0 is raised there.
         """
-        told, error = None, None
+        answer, error = None, None
         if self.leads:
             taken = True
             try:
                 taken = reserve()
             except Exception as failure:  # noqa: BLE001 -- raised below, after the others know
                 error = failure
-            told = {"taken": taken, "gone": list(self._gone)}
-        found = self._control.broadcast("slot", told, deadline_s=self._deadline_s)
+            answer = {"taken": taken, "gone": list(self._gone)}
+        found = self._control.broadcast("slot", answer, deadline_s=self._deadline_s)
         if error is not None:
             raise error
         if not self.leads:

@@ -426,21 +426,23 @@ class Planning:
         self._last = found.structure
         return found
 
-    def told(self, local: LocalState) -> dict[str, Any]:
-        """Return what the other ranks must know about the state of this one."""
-        return local.told()
+    def facts(self, local: LocalState) -> dict[str, Any]:
+        """Return what the other ranks must know about the state of this rank."""
+        return local.facts()
 
-    def content(self, number: int, local: LocalState, told: list[Mapping[str, str]]) -> RankContent:
-        """Return what this rank writes. `told` is what all ranks told about their states.
+    def content(
+        self, number: int, local: LocalState, every: list[Mapping[str, str]]
+    ) -> RankContent:
+        """Return what this rank writes. `every` has the facts of each rank.
 
         Raises StateError, in all ranks, for states that do not fit together.
         """
-        keys = [one["key"] for one in told]
+        keys = [one["key"] for one in every]
         if self._plan is None or keys != self._keys:
-            uniform = len({one["digest"] for one in told}) == 1
+            uniform = len({one["digest"] for one in every}) == 1
             self._plan = self._agreed(local, keys, uniform)
             self._keys = keys
-        alike = self._plan.uniform and len({one["plain"] for one in told}) == 1
+        alike = self._plan.uniform and len({one["plain"] for one in every}) == 1
         return self._content(number, local, self._plan, alike)
 
     def content_ahead(self, local: LocalState) -> RankContent | None:

@@ -412,7 +412,7 @@ class LocalState(NamedTuple):
     wholes: list[DTensor | None]
     located: Located
 
-    def told(self) -> dict[str, str]:
+    def facts(self) -> dict[str, str]:
         """Return what the other ranks must know about it."""
         return {
             "key": self.structure.key,
