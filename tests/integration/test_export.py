@@ -268,6 +268,22 @@ def test_an_older_export_is_replaced(run: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("kind", ["torch", "dcp"])
+def test_what_appears_meanwhile_is_not_replaced(kind: Any, run: Path, tmp_path: Path) -> None:
+    """Another program takes the name while the tensors are written: its file stays."""
+    out = tmp_path / "out.pt"
+
+    def taken(_done: int, _total: int) -> None:
+        if kind == "dcp":
+            out.mkdir(exist_ok=True)
+        (out / "theirs" if kind == "dcp" else out).write_text("theirs")
+
+    with pytest.raises(TargetError, match="exists"):
+        iobench.export(run, out, key="model", format=kind, progress=taken)
+    assert (out / "theirs" if kind == "dcp" else out).read_text() == "theirs"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["out.pt", "run"]
+
+
 def test_damage_is_not_exported(run: Path, tmp_path: Path) -> None:
     """A flipped bit of the source is found by its checksum; what was written is removed."""
     file = run / "step-5/tensors.safetensors"
