@@ -50,7 +50,10 @@ def verify_against(
         first, second = _without_prefix(first), _without_prefix(second)
     common = first.keys() & second.keys()
     if not common:
-        raise UsageError(f"{path} and {other} have no tensor of the same name")
+        shown = " and ".join(min(names, default="none at all") for names in (first, second))
+        raise UsageError(
+            f"{path} and {other} have no tensor of the same name: the first are {shown}"
+        )
     for name in sorted(first.keys() - common):
         found.error(_file(first[name]), f"is not in {other}", name)
     for name in sorted(second.keys() - common):
