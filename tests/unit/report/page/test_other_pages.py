@@ -78,7 +78,7 @@ def test_a_stall_is_after_its_step_and_delays_the_next(tmp_path: Path) -> None:
     """Steps and stalls follow one another on the clock of a timeline; persists overlap them."""
     result = reference("train-busy-gpt5b-nemo")
     first = next(one for one in result.training if one.saves)
-    save = replace(first.saves[0], step=1, stall_s=0.5, persist_s=2.0)
+    save = replace(first.saves[0], step=1, stall_s=0.5, persist_s=2.0, durable_s=2.5)
     block = replace(first, step_s=(1.0, 1.0), persisting=(False, True), saves=(save,))
     page = train_document([replace(result, training=(block,))])
     chart = page.charts["steps-1"]
