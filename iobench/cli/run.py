@@ -54,7 +54,7 @@ __all__ = [
     "nearest_sizes_line",
 ]
 
-_FILES, _S3, _USUAL = "buffered,uncached,odirect", "s3", "buffered"
+_FILES, _S3, _USUAL = "buffered,odirect,hybrid", "s3", "buffered"
 _RULED = (
     *("repeat", "precision", "max_time", "aa", "restore_as", "restore_mode", "slices"),
     *("background", "duration", "until"),
@@ -73,7 +73,7 @@ def run(
         str | None,
         typer.Option(
             "--writer",
-            show_default="buffered,uncached,odirect; s3 in a bucket",
+            show_default="buffered,odirect,hybrid; s3 in a bucket",
             help="Writers and peers, separated by commas, or all; NAME=VALUE sets an option of the "
             "one before it: odirect,threads=4,peer:torch-save",
         ),

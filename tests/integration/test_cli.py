@@ -640,7 +640,7 @@ def test_a_run_without_arguments(iobench_inside: Command, target: Path) -> None:
     done = iobench_inside("run", "--dry-run", "--size", "700MiB", "--no-ceiling", cwd=target)
     assert done.returncode == 0
     assert "workload  llama7b, rank 0" in done.stderr
-    assert "writers   buffered, uncached, odirect" in done.stderr
+    assert "writers   buffered, odirect, hybrid" in done.stderr
     assert "size      700.00 MiB was asked for; the nearest sizes are 581.32 MiB and" in done.stderr
     assert f"target    {target.resolve()}" in done.stderr
 
