@@ -17,7 +17,7 @@ from iobench.units import KIB, MIB
 from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.device.copies import DeviceCopies
 from iobench.writers.device.cuda import cuda_device
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 
 __all__ = ["ItemStream", "gpu_copies", "on_host"]
 
@@ -89,7 +89,7 @@ class ItemStream(io.RawIOBase):
     file.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: BlockStream) -> None:
         super().__init__()
         self._stream = stream
         self._settings = torch_tensor.settings()

@@ -10,7 +10,7 @@ from iobench.testing.expect import expect, expect_same
 from iobench.testing.target import TestTarget
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Transfer
 
 __all__ = ["MakeWriter", "WriterHarness"]
@@ -49,7 +49,7 @@ class WriterHarness:
         """Fill `image`."""
         return self.writer.read(image, self.test_target.target, **where)
 
-    def open(self, name: str, size: int | None = None) -> Stream:
+    def open(self, name: str, size: int | None = None) -> BlockStream:
         """Open a stream to `name` and record the name."""
         self._made.add(name)
         return self.writer.open(self.test_target.locate(name), size)

@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from iobench.writers.hybrid import HybridWriter
     from iobench.writers.image import Bytes, FileImage, Segment
     from iobench.writers.local.new_file import NewFile, try_directory
-    from iobench.writers.local.page_cache import CachedStream, PlainSink, Sink
     from iobench.writers.local.posix import PosixWriter, pread_all, pwrite_all, transfer_errors
     from iobench.writers.null import NullWriter
     from iobench.writers.odirect import ODirectWriter
     from iobench.writers.options import WriterOptions, option
     from iobench.writers.s3 import S3Writer
     from iobench.writers.source import LocalSource, RangeSource, Source
-    from iobench.writers.stream import Stream
+    from iobench.writers.stream import BlockStream, PlainSink, Sink
     from iobench.writers.transfer import Fallback, Meter, PathCount, Transfer
     from iobench.writers.uncached import UncachedWriter
     from iobench.writers.uring import UringWriter
@@ -46,10 +45,10 @@ __all__ = [
     "AiofilesWriter",
     "Availability",
     "BlockPool",
+    "BlockStream",
     "Blocks",
     "BufferedWriter",
     "Bytes",
-    "CachedStream",
     "Fallback",
     "FileImage",
     "GdsWriter",
@@ -68,7 +67,6 @@ __all__ = [
     "Sink",
     "Source",
     "StoredObjects",
-    "Stream",
     "Transfer",
     "UncachedWriter",
     "UringWriter",
@@ -99,11 +97,10 @@ _MODULES = {
     "device.staging": ("staged",),
     "image": ("Bytes", "FileImage", "Segment"),
     "local.new_file": ("NewFile", "try_directory"),
-    "local.page_cache": ("CachedStream", "PlainSink", "Sink"),
     "local.posix": ("PosixWriter", "pread_all", "pwrite_all", "transfer_errors"),
     "options": ("WriterOptions", "option"),
     "source": ("LocalSource", "RangeSource", "Source"),
-    "stream": ("Stream",),
+    "stream": ("BlockStream", "PlainSink", "Sink"),
     "transfer": ("Fallback", "Meter", "PathCount", "Transfer"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

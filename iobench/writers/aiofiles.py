@@ -24,10 +24,9 @@ from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.local.new_file import NewFile, try_directory
-from iobench.writers.local.page_cache import CachedStream
 from iobench.writers.local.posix import PosixWriter
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter
 
 if TYPE_CHECKING:
@@ -94,8 +93,15 @@ class AiofilesWriter(PosixWriter):
         blocks = Blocks(start, stop, self.options.block_size)
         _run(_in_tasks(self.options.iodepth, blocks, work, meter), meter)
 
-    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:  # noqa: ARG002
-        return CachedStream(file, self.name, meter, _Sink(file), self.options.block_size)
+    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:  # noqa: ARG002
+        raw = open(file.fd, "r+b", buffering=0, closefd=False)  # noqa: SIM115 -- of the file
+
+        def write(views: list[Bytes], offset: int) -> None:
+            with meter.operation("write"):
+                calls = _run(_write_all(wrap(raw), views[0], offset), Meter())
+            meter.count("aiofiles", len(views[0]), calls)
+
+        return BlockStream(file, self.name, meter, PlainSink(write, self.options.block_size))
 
     def _write_batch(
         self,
@@ -288,20 +294,3 @@ async def _read_block(
         with meter.phase("scatter"):
             image.scatter(start, stop, block)
     meter.count("aiofiles", stop - start, calls)
-
-
-class _Sink:
-    """A sink of a stream: awaits each write in a loop of its own."""
-
-    def __init__(self, file: NewFile) -> None:
-        self._raw = open(file.fd, "r+b", buffering=0, closefd=False)  # noqa: SIM115 -- of the file
-
-    def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
-        with meter.operation("write"):
-            for view in views:
-                calls = _run(_write_all(wrap(self._raw), view, offset), Meter())
-                meter.count("aiofiles", len(view), calls)
-                offset += len(view)
-
-    def finish(self) -> None:
-        pass

@@ -14,7 +14,7 @@ from iobench.writers.availability import Availability
 from iobench.writers.image import FileImage
 from iobench.writers.options import WriterOptions
 from iobench.writers.source import LocalSource, Source
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Fallback, Meter, Transfer
 
 __all__ = ["Availability", "StoredObjects", "Writer"]
@@ -154,11 +154,11 @@ class Writer(ABC):
         """
 
     @abstractmethod
-    def open(self, target: str | Path, size: int | None = None) -> Stream:
+    def open(self, target: str | Path, size: int | None = None) -> BlockStream:
         """Return a binary file object that writes the new file `target` by the same path.
 
-        It is for serializers that stream. With a known `size` the writer reserves space. `Stream`
-        says when the file becomes visible and durable.
+        It is for serializers that stream. With a known `size` the writer reserves space. See
+        `BlockStream` for when the file becomes visible and durable.
         """
 
     @abstractmethod

@@ -31,10 +31,9 @@ from iobench.errors import TransferError, UnavailableError, transfer_errors
 from iobench.writers.availability import Availability, remedy_of
 from iobench.writers.blocks.prefault import faulted_ahead
 from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
-from iobench.writers.direct.background import BackgroundWriter, most_blocks
+from iobench.writers.direct.background import BackgroundSink, ReserveAhead, most_blocks
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine
 from iobench.writers.direct.in_flight import OnComplete
-from iobench.writers.direct.stream import DirectStream
 from iobench.writers.direct.uring_engine import RingEngine, most_pieces
 from iobench.writers.direct.uring_queue import open_ring
 from iobench.writers.hybrid_paths.cached_file import DontCache
@@ -48,10 +47,9 @@ from iobench.writers.local.direct_file import (
     direct_alignment,
 )
 from iobench.writers.local.new_file import NewFile, ProbeFile, try_directory
-from iobench.writers.local.page_cache import CachedStream
 from iobench.writers.local.posix import PosixWriter
 from iobench.writers.options import WriterOptions
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter
 
 __all__ = ["FileSetting", "FileWriter"]
@@ -310,38 +308,37 @@ class FileWriter(PosixWriter):
 
     # Streams.
 
-    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
+    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:
         how, opened = self._how, self._file(file.fd, file.path, writing=True)
         if IoPath.DIRECT not in how.paths and how.only:
-            return CachedStream(file, self.name, meter, _PathSink(opened), how.block_size)
+
+            def write_views(views: list[Bytes], offset: int) -> None:
+                opened.write_views(views, offset, meter)
+
+            sink = PlainSink(write_views, how.block_size, opened.finish)
+            return BlockStream(file, self.name, meter, sink)
         ring = self._admits_ring(meter)
+        blocking = self._blocking(meter)
 
         def write(engine: DirectEngine, block: Extent, on_complete: OnComplete) -> None:
             opened.write(block, engine, last=False, on_complete=on_complete)
 
-        rest = None
-        if how.only is None:
-            engine = self._blocking(meter)
+        def write_rest(data: Bytes, offset: int) -> None:
+            opened.write(Extent.of(data, offset), blocking, last=True)
 
-            def rest(data: Bytes, offset: int) -> None:
-                opened.write(Extent.of(data, offset), engine, last=True)
-
-        return DirectStream(
-            file,
-            self.name,
+        background = BackgroundSink(
+            self._pool,
+            how.stream_depth,
+            functools.partial(self._engine, writes=True) if ring else self._blocking,
+            write,
             meter,
-            background=BackgroundWriter(
-                self._pool,
-                how.stream_depth,
-                functools.partial(self._engine, writes=True) if ring else self._blocking,
-                write,
-                ring=ring,
-            ),
-            alignment=linux.PAGE if how.only is None else self._alignment(file.fd).offset,
-            reserve_ahead=self._reserves and not size,
-            rest=rest,
+            ring=ring,
+            rest=None if ring and how.only else write_rest,
+            alignment=opened.unit,
+            reserve=ReserveAhead(file) if self._reserves and not size else None,
             close=opened.close,
         )
+        return BlockStream(file, self.name, meter, background)
 
     # Engines.
 
@@ -455,18 +452,3 @@ class _BlocksOfFiles:
             for start in range(0, image.size_bytes, block_size):
                 stop = min(start + block_size, image.size_bytes)
                 yield file, Extent(image, start, stop, start)
-
-
-class _PathSink:
-    """The sink of a stream through the page cache."""
-
-    def __init__(self, opened: PathFile) -> None:
-        self._opened = opened
-
-    def write(self, views: list[Bytes], offset: int, meter: Meter) -> None:
-        """Write all of the consecutive `views` at `offset`."""
-        self._opened.write_views(views, offset, meter)
-
-    def finish(self) -> None:
-        """Finish pending work after the last write."""
-        self._opened.finish()

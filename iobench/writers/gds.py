@@ -26,7 +26,7 @@ from iobench.writers.local.direct_io import read_on, written_on
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.odirect import ODirectOptions, ODirectWriter
 from iobench.writers.options import block_size_option, option
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Meter
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class GdsWriter(ODirectWriter):
             run_workers(self.options.threads, blocks, work, meter)
         return True
 
-    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
+    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:
         meter.fell_back("gds", "direct", "a stream's bytes come from host memory")
         return super()._stream(file, meter, size)
 

@@ -14,7 +14,7 @@ from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream, Sink
 from iobench.writers.transfer import Meter, Transfer
 
 if TYPE_CHECKING:
@@ -78,8 +78,10 @@ class NullWriter(Writer):
         self._copy(image, start, stop, meter, to_block=False)
         return meter.transfer(self.name, "read", stop - start, durable=False)
 
-    def open(self, target: str | Path, size: int | None = None) -> Stream:  # noqa: ARG002
-        return _NullStream(target, self._pool, self._meter())
+    def open(self, target: str | Path, size: int | None = None) -> BlockStream:  # noqa: ARG002
+        meter = self._meter()
+        sink = NullSink(os.fspath(target), self._pool, meter)
+        return BlockStream(sink, self.name, meter, sink, durable=False)
 
     def _copy(
         self, whole: FileImage, start: int, stop: int, meter: Meter, *, to_block: bool
@@ -96,40 +98,31 @@ class NullWriter(Writer):
             run_workers(self.options.threads, blocks, work, meter)
 
 
-class _NoFile:
-    """Takes the place of a stream's new file."""
+class NullSink(Sink):
+    """Stores nothing, and takes the place of the new file of a stream too."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, pool: BlockPool, meter: Meter) -> None:
+        self.path, self._pool, self._meter = path, pool, meter
+        self.block_size = pool.block_size
+        self._counted = 0  # bytes of the present block
+
+    def block(self, at_least: int) -> Bytes:  # noqa: ARG002
+        return self._pool.take()
+
+    def put(self, block: Bytes, offset: int) -> None:
+        self.drain(block, len(block), offset, last=False)
+        self._counted = 0
+        self._pool.give(block)
+
+    def drain(self, block: Bytes, filled: int, offset: int, *, last: bool) -> None:  # noqa: ARG002
+        self._meter.count("null", filled - self._counted)
+        self._counted = filled
+
+    def release(self, block: Bytes, *, failed: bool) -> None:  # noqa: ARG002
+        if len(block):
+            self._pool.give(block)
 
     def _do_nothing(self, *_: object, **how: object) -> None:
         pass
 
     set_size = sync = publish = abandon = _do_nothing
-
-
-class _NullStream(Stream):
-    """Copies everything written to a block, and stores nothing."""
-
-    def __init__(self, target: str | Path, pool: BlockPool, meter: Meter) -> None:
-        super().__init__(_NoFile(os.fspath(target)), "null", meter, durable=False)
-        self._pool, self._count, self._block = pool, 0, pool.take()
-
-    @property
-    def _position(self) -> int:
-        return self._count
-
-    def _append(self, data: Bytes) -> None:
-        size = len(self._block)
-        with self._meter.phase("gather"):
-            for start in range(0, len(data), size):
-                part = data[start : start + size]
-                self._block[: len(part)] = part
-        self._meter.count("null", len(data))
-        self._count += len(data)
-
-    def _drain(self) -> int:
-        return self._count
-
-    def _release(self) -> None:
-        self._pool.give(self._block)

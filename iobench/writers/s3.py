@@ -24,10 +24,10 @@ from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.options import S3Options
 from iobench.writers.s3_store.parts import StreamParts, part_size_for
 from iobench.writers.s3_store.source import S3Source
-from iobench.writers.s3_store.stream import S3Stream
+from iobench.writers.s3_store.stream import PartSink
 from iobench.writers.s3_store.target import S3Target, is_s3
 from iobench.writers.s3_store.upload import S3Upload
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Meter, Transfer
 
 if TYPE_CHECKING:
@@ -119,13 +119,14 @@ class S3Writer(Writer):
                 )
         return meter.transfer(self.name, "read", stop - start, durable=True)
 
-    def open(self, target: str | Path, size: int | None = None) -> Stream:
+    def open(self, target: str | Path, size: int | None = None) -> BlockStream:
         meter = self._meter()
         place = S3Target.object(target)
         options = self.options
         parts = StreamParts.expecting(size, fixed_bytes=options.part_size, threads=options.threads)
         upload = S3Upload(self._client, place, Checksum.named(options.checksum))
-        return S3Stream(upload, str(place), self.name, meter, parts=parts, threads=options.threads)
+        sink = PartSink(upload, str(place), meter, parts=parts, threads=options.threads)
+        return BlockStream(sink, self.name, meter, sink)
 
     def open_source(self, target: str | Path) -> S3Source:
         return S3Source(self._client, S3Target.object(target))

@@ -1,4 +1,10 @@
-"""Stream: a binary file object over one I/O path, for serializers that stream."""
+"""BlockStream: a binary file object over one I/O path, for serializers that stream.
+
+write ─> block ─ when it is full ─> Sink.put ──┬─> PlainSink: the writing thread, at once
+flush, close ─> what fills no block ─> drain ──┼─> BackgroundSink: threads, or one io_uring
+                                               ├─> PartSink: parts of an S3 upload
+                                               └─> NullSink: nothing is stored
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ import struct
 import sys
 import threading
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol, Self
@@ -16,11 +22,12 @@ from typing import Any, NoReturn, Protocol, Self
 import numpy as np
 
 from iobench.errors import IobenchError, TransferError
+from iobench.units import MIB
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["Stream"]
+__all__ = ["BlockStream", "PlainSink", "Sink"]
 
 
 _END = struct.Struct("<4sQ2H2L4Q4sLQL4s4H2LH")
@@ -41,7 +48,79 @@ class _File(Protocol):
     def abandon(self) -> None: ...
 
 
-class Stream(io.RawIOBase):
+class Sink(ABC):
+    """Where the blocks of one stream go. One thread calls it, or the garbage collector."""
+
+    block_size: int
+    """Bytes of the block that is filled now. `put` may change it."""
+    in_place = False
+    """Whether `put` has written the bytes when it returns: it takes large data of any length."""
+    keeps_last = False
+    """Whether the last block is for `drain`, even if it is full. In a `with`, close stores it."""
+
+    @abstractmethod
+    def block(self, at_least: int) -> Bytes:
+        """Return memory for the next block: `block_size` bytes, or fewer, but `at_least` bytes.
+
+        `at_least` is at most `block_size`. A block that is too short is copied into the next one.
+        """
+
+    @abstractmethod
+    def put(self, block: Bytes, offset: int) -> None:
+        """Take over a full block and write it at `offset` of the file, now or later.
+
+        Raises the failure of this block or an earlier one; `block` is lost then.
+        """
+
+    @abstractmethod
+    def drain(self, block: Bytes, filled: int, offset: int, *, last: bool) -> None:
+        """Write the first `filled` bytes of `block` at `offset`, and wait until all is written.
+
+        They may be written again, with more bytes behind them. `last` says that nothing follows.
+        Raises the first failure; `block` is lost then.
+        """
+
+    @abstractmethod
+    def release(self, block: Bytes, *, failed: bool) -> None:
+        """Release `block`, threads and memory. After a failure, drop what is not begun."""
+
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """Call `call` once no thread uses the file any more; by default at once."""
+        call()
+
+
+class PlainSink(Sink):
+    """Writes in the calling thread. Large data is not copied, small data is collected first."""
+
+    in_place = True
+    block_size = MIB
+
+    def __init__(
+        self,
+        write: Callable[[list[Bytes], int], None],
+        largest: int,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """`write` writes consecutive views, together at most `largest` bytes, at an offset."""
+        self._write, self._largest, self._finish = write, largest, finish
+        self._block = np.empty(self.block_size, dtype=np.uint8)
+
+    def block(self, at_least: int) -> Bytes:  # noqa: ARG002
+        return self._block
+
+    def put(self, block: Bytes, offset: int) -> None:
+        for start in range(0, len(block), self._largest):
+            self._write([block[start : start + self._largest]], offset + start)
+
+    def drain(self, block: Bytes, filled: int, offset: int, *, last: bool) -> None:  # noqa: ARG002
+        if self._finish is not None:
+            self._finish()
+
+    def release(self, block: Bytes, *, failed: bool) -> None:
+        pass
+
+
+class BlockStream(io.RawIOBase):
     """A new file written from beginning to end. It appears under its name whole or not at all.
 
     - `with writer.open(path) as f: torch.save(obj, f)` publishes a durable file on a clean exit.
@@ -58,16 +137,21 @@ class Stream(io.RawIOBase):
     parent keeps the file. Once the file is published, `transfer` is its record.
     """
 
-    def __init__(self, file: _File, writer: str, meter: Meter, *, durable: bool = True) -> None:
+    def __init__(
+        self, file: _File, writer: str, meter: Meter, sink: Sink, *, durable: bool = True
+    ) -> None:
         super().__init__()
         self._file, self._writer, self._meter, self._durable = file, writer, meter, durable
+        self._sink = sink
+        self._block: Bytes = np.empty(0, dtype=np.uint8)
+        self._filled = self._offset = 0
         self._opened_under, self._pid = sys.exception(), os.getpid()
         self._failure: BaseException | None = None
-        self._flushed = self._done = self._dropped = False
+        self._flushed = self._done = self._dropped = self._entered = False
         self._tail = b""
         self._inside_s = meter.elapsed_s()
         self._opened_by = threading.current_thread()
-        interpreter_end.at_end(self, Stream._at_end)
+        interpreter_end.at_end(self, BlockStream._at_end)
         self.transfer: Transfer | None = None
         """The record of the write; None until the file is published."""
 
@@ -76,36 +160,13 @@ class Stream(io.RawIOBase):
         """The first failure; None if there is none."""
         return self._failure
 
-    # Implemented by each I/O path.
-
-    @abstractmethod
-    def _append(self, data: Bytes) -> None:
-        """Take over `data`; the caller may change it after the return."""
-
-    @abstractmethod
-    def _drain(self) -> int:
-        """Hand all bytes taken over to the kernel; return the size of the file in bytes."""
-
-    @abstractmethod
-    def _release(self) -> None:
-        """Release threads and memory in whatever state they are. Called once."""
-
-    def _afterwards(self, call: Callable[[], None]) -> None:
-        """Call `call` once no thread uses the file any more; by default at once."""
-        call()
-
-    @property
-    @abstractmethod
-    def _position(self) -> int:
-        """Bytes taken over so far."""
-
     # The interface of a file object.
 
     def writable(self) -> bool:
         return True
 
     def tell(self) -> int:
-        return self._position
+        return self._offset + self._filled
 
     def write(self, data: Any, /) -> int:
         """Take over all of `data` (any buffer); return its length in bytes.
@@ -125,21 +186,15 @@ class Stream(io.RawIOBase):
         return len(view)
 
     def flush(self) -> None:
-        """Make the bytes durable, still under a temporary name. Raises TransferError."""
+        """Make the bytes durable, still under a temporary name. Raises TransferError.
+
+        In a `with`, `close` stores the last part of an S3 object: a small one is one request then.
+        """
         if self.closed or self._done:
             return
         self._check_usable()
-        if self._in_trouble():
-            return
-        with self._inside():
-            try:
-                size = self._drain()
-                self._file.set_size(size)
-                if self._durable:
-                    self._file.sync()
-            except BaseException as error:  # noqa: BLE001 -- raised by `_fail`
-                self._fail(error, "syncing")
-        self._flushed = True
+        if not self._in_trouble():
+            self._store(last=False)
 
     def close(self) -> None:
         """Make the file durable and publish it. On failure remove it and raise TransferError.
@@ -160,8 +215,8 @@ class Stream(io.RawIOBase):
         try:
             self._check_usable()
             if not self._flushed:
-                self.flush()
-            size = self._position
+                self._store(last=True)
+            size = self.tell()
             with self._inside():
                 self._file.publish(sync_names=self._durable)
         except BaseException:
@@ -199,12 +254,13 @@ class Stream(io.RawIOBase):
                 self._release()
         finally:
             try:
-                self._afterwards(self._file.abandon)
+                self._sink.afterwards(self._file.abandon)
             finally:
                 super().close()
 
     def __enter__(self) -> Self:
         self._check_usable()
+        self._entered = True
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
@@ -247,6 +303,64 @@ class Stream(io.RawIOBase):
 
     # Internals.
 
+    def _append(self, data: Bytes) -> None:
+        """Take over `data`; the caller may change it after the return."""
+        sink, taken = self._sink, 0
+        if sink.in_place and self._filled + len(data) > sink.block_size:
+            self._put(self._block[: self._filled])
+            self._put(data)
+            return
+        while True:
+            if self._filled == sink.block_size and (taken < len(data) or not sink.keeps_last):
+                self._put(self._block)
+            if taken == len(data):
+                return
+            if self._filled == len(self._block):
+                wanted = self._filled + len(data) - taken
+                block = sink.block(min(wanted, sink.block_size))
+                block[: self._filled] = self._block
+                self._block = block
+            count = min(len(data) - taken, len(self._block) - self._filled)
+            with self._meter.phase("gather"):
+                np.copyto(
+                    self._block[self._filled : self._filled + count], data[taken : taken + count]
+                )
+            self._filled += count
+            taken += count
+
+    def _put(self, data: Bytes) -> None:
+        """Pass on a block, or data that the sink takes in place."""
+        # Drop our reference first, in case of an interrupt: a block that is given back twice would
+        # be used by two owners at once.
+        self._block, self._filled = self._block[:0], 0
+        self._sink.put(data, self._offset)
+        self._offset += len(data)
+
+    def _store(self, *, last: bool) -> None:
+        """Write everything and make it durable."""
+        # In a `with`, close follows and raises its errors. Without, the garbage collector may call
+        # it, and it swallows errors.
+        later = self._sink.keeps_last and self._entered and not last
+        with self._inside():
+            try:
+                if self._sink.in_place:
+                    self._put(self._block[: self._filled])
+                # After a failure the kernel may still use the block, which is lost then.
+                block, self._block = self._block, self._block[:0]
+                self._sink.drain(block, 0 if later else self._filled, self._offset, last=last)
+                self._block = block
+                self._file.set_size(self.tell())
+                if self._durable:
+                    self._file.sync()
+            except BaseException as error:  # noqa: BLE001 -- raised by `_fail`
+                self._fail(error, "syncing")
+        self._flushed = not later
+
+    def _release(self) -> None:
+        """Release threads and memory in whatever state they are. Called once."""
+        block, self._block = self._block, self._block[:0]
+        self._sink.release(block, failed=self._failure is not None)
+
     @contextmanager
     def _inside(self) -> Iterator[None]:
         """Count the time spent in the stream; all other time is `serialize`."""
@@ -258,9 +372,7 @@ class Stream(io.RawIOBase):
 
     def _is_complete(self) -> bool:
         """Whether the file is complete and durable without a `close` that says so."""
-        return (
-            self._flushed and self._failure is None and _ends_torch_zip(self._tail, self._position)
-        )
+        return self._flushed and self._failure is None and _ends_torch_zip(self._tail, self.tell())
 
     def _in_trouble(self) -> bool:
         """Whether an exception is propagating now that was not when the stream was opened."""

@@ -18,7 +18,7 @@ from iobench.testing import check_durability, check_writer, writer_checks
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
 from iobench.writers.null import NullWriter
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 
 _CHECKS = {item.name: item for item in writer_checks()}
 
@@ -52,7 +52,7 @@ class _LeaksADescriptor(BufferedWriter):
 class _LeaksAThread(BufferedWriter):
     ended = threading.Event()
 
-    def open(self, target, size=None) -> Stream:
+    def open(self, target, size=None) -> BlockStream:
         threading.Thread(target=self.ended.wait, daemon=True).start()
         return super().open(target, size)
 

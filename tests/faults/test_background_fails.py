@@ -17,7 +17,7 @@ from iobench.writers import file_writer
 from iobench.writers.direct import engine
 from iobench.writers.hybrid_paths.cached_file import CachedFile
 from iobench.writers.registry import make
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 
 pytestmark = pytest.mark.timeout(20)  # a watchdog: a wait that hangs here never ends
 
@@ -100,7 +100,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
 
 
 @pytest.fixture(params=_SETTINGS)
-def open_stream(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Stream]:
+def open_stream(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], BlockStream]:
     writer = make(request.param.split()[0], block_size=_BLOCK, **_SETTINGS[request.param])
     answer = writer.available(tmp_path)
     if not answer.ok:
@@ -111,7 +111,7 @@ def open_stream(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], 
 @pytest.mark.parametrize("end", ["close", "abort"])
 @pytest.mark.parametrize("held", [False, True], ids=["before", "after"])
 def test_block_i_fails(
-    open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path, end: str, held: bool
+    open_stream: Callable[[], BlockStream], storage: _Storage, tmp_path: Path, end: str, held: bool
 ) -> None:
     """No file is published, `close` raises that error, no thread is left, and the writer works
     again."""
@@ -129,7 +129,7 @@ def test_block_i_fails(
     assert (tmp_path / "file").read_bytes() == _DATA.tobytes()
 
 
-def _fail(stream: Stream, storage: _Storage, end: str, number: int, *, held: bool) -> None:
+def _fail(stream: BlockStream, storage: _Storage, end: str, number: int, *, held: bool) -> None:
     def later() -> None:
         assert storage.waits.wait(_SOON_S)
         assert ending.wait(_SOON_S)
@@ -157,7 +157,9 @@ def _fail(stream: Stream, storage: _Storage, end: str, number: int, *, held: boo
     assert raised is None or raised.errno == number
 
 
-def test_short_writes(open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path) -> None:
+def test_short_writes(
+    open_stream: Callable[[], BlockStream], storage: _Storage, tmp_path: Path
+) -> None:
     """A block that was written by half is continued."""
     for index in range(_BLOCKS):
         storage.__init__()
@@ -170,7 +172,7 @@ def test_short_writes(open_stream: Callable[[], Stream], storage: _Storage, tmp_
 
 @pytest.mark.filterwarnings("ignore:.*dropped without close:RuntimeWarning")
 def test_collected_in_its_own_worker(
-    open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path
+    open_stream: Callable[[], BlockStream], storage: _Storage, tmp_path: Path
 ) -> None:
     """A stream in a cycle: its thread does not wait for itself, and the file stays open for it."""
     storage.held = 0
@@ -206,7 +208,7 @@ def test_collected_in_its_own_worker(
 
 
 def test_a_forked_child(
-    open_stream: Callable[[], Stream], storage: _Storage, tmp_path: Path
+    open_stream: Callable[[], BlockStream], storage: _Storage, tmp_path: Path
 ) -> None:
     """It waits for no thread of its parent and does not change the file, whatever it calls."""
     storage.held = 0

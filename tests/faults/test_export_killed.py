@@ -27,7 +27,7 @@ iobench.export(source, out, format=format, max_shard_size=200_000, replace=True)
 """
 _POINTS = (
     "iobench.checkpoint.staged_directory.StagedDirectory.begin:after",
-    "iobench.writers.stream.Stream.write:after:2",
+    "iobench.writers.stream.BlockStream.write:after:2",
     "iobench.exports.export.Export._write_file:after:1",
     "iobench.exports.export.Export._write_file:before:2",
     "iobench.exports.export.Export._read_again:before",

@@ -171,7 +171,7 @@ def test_impatience_sends_no_part_after_the_abort(server, writer, impatience) ->
 def test_a_stream_that_is_given_up_sends_no_more(server, writer) -> None:
     """Parts that no thread has begun are dropped."""
     stream = writer.open(f"{_TARGET}/model")
-    stream._upload.stop.set()
+    stream._sink._upload.stop.set()
     stream.write(content(5 * MIB + 1))
     stream.abort()
     assert "part" not in server.seen

@@ -15,7 +15,7 @@ from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 from iobench.writers.source import RangeSource, Source
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Transfer
 
 __all__ = ["SliceImage", "SlicedFiles"]
@@ -117,7 +117,7 @@ class SlicedFiles(Writer):
     def write(self, *_: Any, **__: Any) -> Transfer:
         raise NotImplementedError("jobs write slices by the writer itself")
 
-    def open(self, target: str | Path, size: int | None = None) -> Stream:
+    def open(self, target: str | Path, size: int | None = None) -> BlockStream:
         raise NotImplementedError("jobs write slices by the writer itself")
 
     def available(self, target: str | Path = ".") -> Availability:

@@ -15,7 +15,7 @@ from iobench.integrations.redirect.redirect import fallbacks_of
 from iobench.integrations.replacing import bypass, bypassed
 from iobench.integrations.stock_path import StockPath, Unsupported, path_of
 from iobench.writers.base import Writer
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 
 __all__ = ["dcp_stream"]
 
@@ -37,7 +37,7 @@ def dcp_stream(
             yield stream
         return
     began = time.perf_counter()
-    opened: Stream | None = None
+    opened: BlockStream | None = None
     try:
         with bypass():
             chosen = writer()
@@ -75,13 +75,13 @@ def dcp_stream(
 
 
 class _DcpStream(io.RawIOBase):
-    """A Stream with the file methods that DCP calls: flush after every tensor, fsync by `fileno`.
+    """A BlockStream with the file methods that DCP calls: flush after each tensor, fsync by fileno.
 
     Both have no effect: closing the stream makes the file durable and publishes it. `fileno` is the
     directory's descriptor, because without one DCP calls os.sync(), which syncs all file systems.
     """
 
-    def __init__(self, stream: Stream, directory: str) -> None:
+    def __init__(self, stream: BlockStream, directory: str) -> None:
         super().__init__()
         self._stream, self._directory = stream, directory
         self._fd = -1

@@ -18,7 +18,7 @@ from iobench.integrations.stock_path import (
     check_stock_can_load,
     check_stock_can_save,
 )
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Transfer
 
 __all__ = ["Redirect", "fallbacks_of", "reason_of"]
@@ -110,7 +110,7 @@ class Redirect:
     def _untouched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether iobench itself makes the call."""
         own = bypassed() and not bypass_reason()
-        return own or isinstance(self.file_of(args, kwargs), Stream)
+        return own or isinstance(self.file_of(args, kwargs), BlockStream)
 
     def file_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the file argument of a call; None if the call has none."""

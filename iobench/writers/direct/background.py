@@ -1,18 +1,28 @@
-"""BackgroundWriter: writes full blocks of one file in the background, for streams."""
+"""BackgroundSink: writes the blocks of a stream past the page cache, in the background."""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from iobench.errors import TransferError
+from iobench.units import GIB
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.direct.engine import DirectEngine, ignore
+from iobench.writers.direct.engine import DirectEngine
 from iobench.writers.direct.in_flight import OnComplete
 from iobench.writers.image import Bytes, Extent
+from iobench.writers.local.direct_file import round_up
+from iobench.writers.local.new_file import NewFile
+from iobench.writers.stream import Sink
 from iobench.writers.transfer import Meter
 
-__all__ = ["BackgroundWriter", "most_blocks"]
+__all__ = ["BackgroundSink", "ReserveAhead", "most_blocks"]
+
+_RESERVE_STEP = GIB
+_RESERVE_ROOM = 4 * _RESERVE_STEP  # with less free space, nothing is reserved ahead
 
 
 def most_blocks(depth: int) -> int:
@@ -27,11 +37,39 @@ class _Block:
     of_pool: bool = True  # otherwise the caller owns it
 
 
-class BackgroundWriter:
+class ReserveAhead:
+    """Reserves space for a file of unknown size, in steps."""
+
+    def __init__(self, file: NewFile) -> None:
+        self._file: NewFile | None = file
+        self._reserved_to = 0
+
+    def to(self, end: int) -> None:
+        """Reserve a step more if the file is reserved to less than `end`. Raises TransferError."""
+        file = self._file
+        if file is None or end <= self._reserved_to:
+            return
+        # A fallocate that fails has taken all free space until then, also from other processes.
+        room = os.fstatvfs(file.fd)
+        if room.f_bavail * room.f_frsize < _RESERVE_ROOM:
+            self._file = None
+            return
+        try:
+            file.reserve(self._reserved_to, self._reserved_to + _RESERVE_STEP)
+        except TransferError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            self._file = None  # less than a step is free; the writes may still succeed
+            os.ftruncate(file.fd, self._reserved_to)
+            return
+        self._reserved_to += _RESERVE_STEP
+
+
+class BackgroundSink(Sink):
     """Writes blocks of `pool` in threads; each makes its own engine and writes by it.
 
     With `ring` there is one thread, whose engine has `depth` blocks in flight. Otherwise there are
-    `depth` threads with one block each, and one more block waits. Beyond that `submit` waits. While
+    `depth` threads with one block each, and one more block waits. Beyond that `put` waits. While
     the thread of a ring has blocks in flight, a new block starts when the next of them ends. A
     faster stream therefore has more blocks in flight. Threads start with the first block, so that
     small files need none.
@@ -43,58 +81,72 @@ class BackgroundWriter:
         depth: int,
         engine: Callable[[Meter], DirectEngine],
         write: Callable[[DirectEngine, Extent, OnComplete], None],
+        meter: Meter,
         *,
         ring: bool,
+        rest: Callable[[Bytes, int], None] | None = None,
+        alignment: int = 1,
+        reserve: ReserveAhead | None = None,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
-        """With `ring`, the engine is used only in a thread without signal handlers."""
-        self.pool = pool
-        self._engine, self._write, self._ring = engine, write, ring
+        """With `ring`, the engine is used only in a thread without signal handlers.
+
+        `rest` writes what fills no block in the calling thread; by default a worker writes it.
+        Padding to `alignment` follows it. `close` is called once no thread uses the file any more.
+        """
+        self._pool, self.block_size = pool, pool.block_size
+        self._engine, self._write, self._meter = engine, write, meter
+        self._rest, self._alignment, self._reserve = rest, alignment, reserve
+        self._close = close
         self._meters: list[Meter] = []
         self._channel: Channel[_Block] = Channel(
             self._work,
             name="iobench-background",
             workers=1 if ring else depth,
             limit=depth if ring else depth + 1,
-            release=self._release,
+            release=self._give,
         )
 
-    def submit(self, block: Bytes, offset: int) -> None:
-        """Take over `block` and write it at `offset`; then return it to the pool.
+    def block(self, at_least: int) -> Bytes:  # noqa: ARG002
+        return self._pool.take()
 
-        Raises the failure of an earlier block; `block` does not return to the pool then.
-        """
-        self._channel.submit(Lease(_Block(data=block, offset=offset)))
+    def put(self, block: Bytes, offset: int) -> None:
+        if self._reserve is not None:
+            self._reserve.to(offset + len(block))
+        with self._meter.phase("write"):
+            self._channel.submit(Lease(_Block(data=block, offset=offset)))
 
-    def put(self, data: Bytes, offset: int, meter: Meter) -> None:
-        """Write `data` before returning. Its length is a multiple of the alignment.
-
-        The caller keeps the memory.
-        """
-        if self._ring:
-            with meter.phase("write"):
-                self._channel.submit(Lease(_Block(data=data, offset=offset, of_pool=False)))
-                self.drain()
+    def drain(self, block: Bytes, filled: int, offset: int, *, last: bool) -> None:  # noqa: ARG002
+        with self._meter.phase("write"):
+            self._channel.drain()
+        if not filled:
             return
-        with self._engine(meter) as engine:
-            self._write(engine, Extent.of(data, offset), ignore)
+        # O_DIRECT needs whole units of the alignment; `set_size` cuts off the padding.
+        data = block[: round_up(filled, self._alignment)]
+        if self._rest is not None:
+            self._rest(data, offset)
+            return
+        with self._meter.phase("write"):
+            self._channel.submit(Lease(_Block(data=data, offset=offset, of_pool=False)))
+            self._channel.drain()
 
-    def drain(self) -> None:
-        """Wait until no block is in flight. Raises the first failure of a block."""
-        self._channel.drain()
+    def release(self, block: Bytes, *, failed: bool) -> None:
+        """End the threads and add their counts to the meter of the stream.
 
-    def shutdown(self, meter: Meter, *, drop: bool = False) -> None:
-        """Wait for the submitted blocks, end the threads and add their counts to `meter`.
-
-        With `drop`, blocks that no thread has begun are not written. Interrupts are raised after
-        all threads have ended, as these use the descriptor until then. The garbage collector may
-        run this call in one of these threads, which does not wait for itself: see `afterwards`.
+        Interrupts are raised after all threads have ended, as these use the descriptor until then.
+        The garbage collector may run this call in one of these threads, which does not wait for
+        itself: see `afterwards`.
         """
-        self._channel.close(drop=drop)
-        if self._meters:
-            meter.absorb(self._meters)
+        try:
+            self._channel.close(drop=failed)
+            if self._meters:
+                self._meter.absorb(self._meters)
+        finally:
+            if len(block):
+                self._pool.give(block)
+            self.afterwards(self._close)
 
     def afterwards(self, call: Callable[[], None]) -> None:
-        """Call `call` once no thread uses the file any more: now, or in the last thread."""
         self._channel.afterwards(call)
 
     def _work(self) -> None:
@@ -109,7 +161,7 @@ class BackgroundWriter:
                     else:
                         self._start(engine, lease, returned)
                     del lease
-        except BaseException as error:  # noqa: BLE001 -- raised by submit and drain
+        except BaseException as error:  # noqa: BLE001 -- raised by put and drain
             self._channel.fail(error)  # first, so that no dropped block counts as written
         finally:
             # The stream's own meter counts the time that it waits for these threads.
@@ -132,6 +184,6 @@ class BackgroundWriter:
 
         self._write(engine, Extent.of(lease.item.data, lease.item.offset), on_complete)
 
-    def _release(self, block: _Block) -> None:
+    def _give(self, block: _Block) -> None:
         if block.of_pool:
-            self.pool.give(block.data)
+            self._pool.give(block.data)

@@ -18,7 +18,7 @@ from iobench.writers.image import Bytes, FileImage, in_batches
 from iobench.writers.local.batch_sync import BatchSync
 from iobench.writers.local.new_file import NewFile, open_source
 from iobench.writers.local.new_file import sync_directory as sync_names
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["IOV_MAX", "TOGETHER", "PosixWriter", "pread_all", "pwrite_all", "transfer_errors"]
@@ -47,7 +47,7 @@ class PosixWriter(Writer):
         """Fill bytes [start, stop) of the image."""
 
     @abstractmethod
-    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> Stream:
+    def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:
         """Return a stream that writes the new file."""
 
     @property
@@ -152,7 +152,7 @@ class PosixWriter(Writer):
                 os.close(fd)
         return meter.transfer(self.name, "read", stop - start, durable=True)
 
-    def open(self, target: str | Path, size: int | None = None) -> Stream:
+    def open(self, target: str | Path, size: int | None = None) -> BlockStream:
         meter = self._meter()
         with transfer_errors("opening", target):
             file = self._create(target, meter)

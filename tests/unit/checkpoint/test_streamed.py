@@ -22,7 +22,7 @@ from iobench.writers.buffered import BufferedWriter
 from iobench.writers.config import load_writer
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import NewFile
-from iobench.writers.local.page_cache import PlainSink
+from iobench.writers.local.posix import pwrite_all
 from iobench.writers.transfer import Meter
 
 _BLOCK = 64 * KIB
@@ -73,12 +73,11 @@ class Gated(BufferedWriter):
         self.at = at
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        sink = PlainSink(file.fd, "buffered")
         for start in range(0, image.size_bytes, _BLOCK):
             if image.path.startswith("tensors"):
                 self.at(start)
             with image.outgoing(start, min(start + _BLOCK, image.size_bytes), meter) as views:
-                sink.write(views, start, meter)
+                pwrite_all(file.fd, views, start)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -154,7 +153,7 @@ def test_a_writer_that_releases_nothing(runs: Path) -> None:
     class Views(BufferedWriter):
         def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
             views = image.views(0, image.size_bytes)
-            PlainSink(file.fd, "buffered").write(views, 0, meter)
+            pwrite_all(file.fd, views, 0)
             seen.append(bytes(views[0]))
 
     events: list[str] = []

@@ -14,7 +14,7 @@ from iobench.integrations import dcp_items
 from iobench.integrations.dcp_items import ItemStream, on_host
 from iobench.units import MIB
 from iobench.writers.device.copies import DeviceCopies
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream
 
 
 class _Stream(io.BytesIO):
@@ -62,7 +62,7 @@ def test_the_bytes_of_stock() -> None:
     """Any items in a row; `tell` is where each begins."""
     items = [i for i in _items() if isinstance(i, io.BytesIO) or i.layout is torch.strided]
     stream = _Stream()
-    made = ItemStream(cast(Stream, stream))
+    made = ItemStream(cast(BlockStream, stream))
     starts = []
     for item in items:
         starts.append(made.tell())
@@ -80,7 +80,7 @@ def test_the_bytes_of_stock() -> None:
 def test_an_item_that_stock_refuses() -> None:
     """The error is the same."""
     tensor = torch.eye(3).to_sparse()
-    made = ItemStream(cast(Stream, _Stream()))
+    made = ItemStream(cast(BlockStream, _Stream()))
     with pytest.raises(NotImplementedError) as ours:
         made.append(tensor)
     with pytest.raises(NotImplementedError) as stock:
@@ -94,11 +94,11 @@ def test_a_failure_is_raised() -> None:
     """By the write that finds no room, or by `end` for what is held."""
     stream = _Stream()
     stream.room = 3 * MIB
-    made = ItemStream(cast(Stream, stream))
+    made = ItemStream(cast(BlockStream, stream))
     with pytest.raises(OSError, match="no room"):
         list(map(made.append, [torch.ones(2500)] * 400))
     stream.room = 0
-    held = ItemStream(cast(Stream, stream))
+    held = ItemStream(cast(BlockStream, stream))
     held.append(torch.ones(2500))
     with pytest.raises(OSError, match="no room"):
         held.end()

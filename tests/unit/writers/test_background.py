@@ -1,4 +1,4 @@
-"""BackgroundWriter: blocks written in the background, failures raised in the foreground."""
+"""BackgroundSink: blocks written in the background, failures raised in the foreground."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import numpy as np
 import pytest
 
 from iobench.linux import DioAlignment
@@ -16,10 +17,11 @@ from iobench.writers.blocks import channel
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct import engine as module
 from iobench.writers.direct import in_flight as flights
-from iobench.writers.direct.background import BackgroundWriter
+from iobench.writers.direct.background import BackgroundSink
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine
+from iobench.writers.direct.in_flight import OnComplete
 from iobench.writers.direct.uring_engine import RingEngine
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter, PathCount
 
@@ -50,39 +52,61 @@ def pool() -> _Pool:
 
 
 def _background(
-    fd: int, pool: BlockPool, depth: int, engine: Callable[[Meter], DirectEngine], *, ring: bool
-) -> BackgroundWriter:
+    fd: int,
+    pool: BlockPool,
+    depth: int,
+    engine: Callable[[Meter], DirectEngine],
+    meter: Meter | None = None,
+    *,
+    ring: bool,
+) -> BackgroundSink:
     file = DirectFile(fd=fd, alignment=DioAlignment(memory=512, offset=512))
-    return BackgroundWriter(
-        pool, depth, engine, lambda engine, part, done: engine.write(file, part, done), ring=ring
-    )
+
+    def write(engine: DirectEngine, part: Extent, done: OnComplete) -> None:
+        engine.write(file, part, done)
+
+    return BackgroundSink(pool, depth, engine, write, meter or Meter(), ring=ring)
 
 
-def _by_threads(fd: int, pool: BlockPool, threads: int) -> BackgroundWriter:
+def _by_threads(
+    fd: int, pool: BlockPool, threads: int, meter: Meter | None = None
+) -> BackgroundSink:
     def engine(meter: Meter) -> DirectEngine:
         return BlockingEngine(pool, meter, path="direct")
 
-    return _background(fd, pool, threads, engine, ring=False)
+    return _background(fd, pool, threads, engine, meter, ring=False)
 
 
-def _submit(writer: BackgroundWriter, pool: BlockPool, numbers: range) -> None:
+_NONE = np.empty(0, dtype=np.uint8)
+
+
+def _drain(sink: BackgroundSink) -> None:
+    sink.drain(_NONE, 0, 0, last=False)
+
+
+def _release(sink: BackgroundSink, *, failed: bool = False) -> None:
+    sink.release(_NONE, failed=failed)
+
+
+def _submit(writer: BackgroundSink, pool: BlockPool, numbers: range) -> None:
     for number in numbers:
         block = pool.take()
         block[:] = content(_BLOCK, number)
-        writer.submit(block, number * _BLOCK)
+        writer.put(block, number * _BLOCK)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_every_block_is_written_in_its_place(fd: int, pool: BlockPool, threads: int) -> None:
-    """After drain all bytes are in the file; after shutdown no thread runs and all is counted."""
+    """After drain all bytes are in the file; after release no thread runs and all is counted."""
     with Footprint.unchanged():
-        writer, meter = _by_threads(fd, pool, threads), Meter()
+        meter = Meter()
+        writer = _by_threads(fd, pool, threads, meter)
         _submit(writer, pool, range(20))
-        writer.drain()
+        _drain(writer)
         wanted = b"".join(content(_BLOCK, number).tobytes() for number in range(20))
         assert os.pread(fd, 1 << 20, 0) == wanted
         _submit(writer, pool, range(20, 21))
-        writer.shutdown(meter)
+        _release(writer)
     assert meter.paths == {"direct": PathCount(operations=21, bytes=21 * _BLOCK)}
 
 
@@ -90,7 +114,7 @@ def test_blocks_are_bounded(fd: int, pool: _Pool) -> None:
     """At most threads + 1 blocks are in flight, and all return to the pool."""
     writer = _by_threads(fd, pool, 2)
     _submit(writer, pool, range(50))
-    writer.shutdown(Meter())
+    _release(writer)
     assert 1 <= pool.most <= 4
     assert pool.out == 0
 
@@ -99,9 +123,9 @@ def test_an_idle_writer_has_no_threads(fd: int, pool: BlockPool) -> None:
     """Threads start with the first block, so that small files need none."""
     before = threading.active_count()
     writer = _by_threads(fd, pool, 2)
-    writer.drain()
+    _drain(writer)
     assert threading.active_count() == before
-    writer.shutdown(Meter())
+    _release(writer)
 
 
 def _failing(after: int) -> Callable[..., int]:
@@ -117,7 +141,7 @@ def _failing(after: int) -> Callable[..., int]:
     return write
 
 
-def test_a_failure_is_raised_by_drain_and_submit(
+def test_a_failure_is_raised_by_drain_and_put(
     fd: int, pool: BlockPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each later call raises the failure of a block, even if no caller waited for the block."""
@@ -126,10 +150,10 @@ def test_a_failure_is_raised_by_drain_and_submit(
     _submit(writer, pool, range(1))
     for _ in range(2):
         with pytest.raises(OSError, match="I/O error"):
-            writer.drain()
+            _drain(writer)
     with pytest.raises(OSError, match="I/O error"):
-        writer.submit(pool.take(), 0)
-    writer.shutdown(Meter())
+        writer.put(pool.take(), 0)
+    _release(writer)
 
 
 def test_after_a_failure_nothing_is_written(
@@ -149,8 +173,8 @@ def test_after_a_failure_nothing_is_written(
     _submit(writer, pool, range(2))
     hold.set()
     with pytest.raises(OSError, match="I/O error"):
-        writer.drain()
-    writer.shutdown(Meter())
+        _drain(writer)
+    _release(writer)
     assert written == [0]
     assert (pool.most, pool.out) == (2, 0)
 
@@ -177,7 +201,7 @@ def test_ctrl_c_while_the_threads_end(
         _submit(writer, pool, range(2))
         assert begun.wait(10)
         with impatience(go_on):
-            writer.shutdown(Meter(), drop=True)
+            _release(writer, failed=True)
     assert written == [0]
     assert pool.out == 0
 
@@ -200,8 +224,8 @@ def test_a_start_that_is_interrupted_or_fails(
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", broken)
             with pytest.raises(KeyboardInterrupt if starts else RuntimeError):
-                writer.submit(pool.take(), 0)
-        writer.shutdown(Meter(), drop=True)
+                writer.put(pool.take(), 0)
+        _release(writer, failed=True)
 
 
 class _Ring:
@@ -233,22 +257,25 @@ class _Ring:
         pass
 
 
-def _by_ring(fd: int, pool: BlockPool, ring: _Ring) -> BackgroundWriter:
+def _by_ring(
+    fd: int, pool: BlockPool, ring: _Ring, meter: Meter | None = None
+) -> BackgroundSink:
     def engine(meter: Meter) -> DirectEngine:
         return RingEngine(ring, 4, pool, meter, writes=True, path="fake")
 
-    return _background(fd, pool, 4, engine, ring=True)
+    return _background(fd, pool, 4, engine, meter, ring=True)
 
 
 def test_every_block_is_written_by_a_ring(fd: int, pool: BlockPool) -> None:
-    """After drain all bytes are in the file; the caller keeps a block of `put`; all is counted."""
-    writer, meter, kept = _by_ring(fd, pool, _Ring(fd)), Meter(), pool.take()
+    """After drain all bytes are in the file; the caller keeps a block of `drain`; all is counted."""
+    meter, kept = Meter(), pool.take()
+    writer = _by_ring(fd, pool, _Ring(fd), meter)
     with Footprint.unchanged():
         _submit(writer, pool, range(20))
-        writer.drain()
+        _drain(writer)
         assert os.fstat(fd).st_size == 20 * _BLOCK
-        writer.put(kept, 20 * _BLOCK, Meter())
-        writer.shutdown(meter)
+        writer.drain(kept, _BLOCK, 20 * _BLOCK, last=True)
+        _release(writer)
     assert meter.paths == {"fake": PathCount(operations=21, bytes=21 * _BLOCK)}
     assert all(block is not kept for block in pool._free)
 
@@ -270,16 +297,16 @@ def test_a_failure_is_never_overtaken(
         with pytest.raises(OSError, match=r"error|descriptor"):
             _submit_and_drain(writer, pool)
         with pytest.raises(OSError, match=r"error|descriptor"):
-            writer.submit(pool.take(), 0)
-        writer.shutdown(Meter())
+            writer.put(pool.take(), 0)
+        _release(writer)
     assert not any(t.name == "iobench-background" for t in threading.enumerate())
     assert bool(lost) == breaks
     assert not {block.ctypes.data for block in pool._free} & {one.ctypes.data for one in lost}
 
 
-def _submit_and_drain(writer: BackgroundWriter, pool: BlockPool) -> None:
+def _submit_and_drain(writer: BackgroundSink, pool: BlockPool) -> None:
     _submit(writer, pool, range(10))
-    writer.drain()
+    _drain(writer)
 
 
 def test_no_ring(fd: int, pool: BlockPool) -> None:
@@ -291,7 +318,7 @@ def test_no_ring(fd: int, pool: BlockPool) -> None:
     writer = _background(fd, pool, 2, engine, ring=True)
     with pytest.raises(OSError, match="Cannot allocate"):
         _submit_and_drain(writer, pool)
-    writer.shutdown(Meter())
+    _release(writer)
 
 
 class _SlowRing(_Ring):
@@ -317,6 +344,6 @@ def test_ctrl_c_while_the_rings_thread_ends(
         assert ring.waits.wait(10)
         _submit(writer, pool, range(1, 3))
         with impatience(ring.go_on):
-            writer.shutdown(Meter(), drop=True)
+            _release(writer, failed=True)
     assert os.fstat(fd).st_size == _BLOCK
-    writer.drain()  # all permits came back
+    _drain(writer)  # all permits came back

@@ -1,4 +1,4 @@
-"""DirectStream: space that it reserves ahead, and reservations that fail."""
+"""BackgroundSink: space that it reserves ahead, and reservations that fail."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from iobench import linux
 from iobench.errors import TransferError
 from iobench.testing import Footprint, content
 from iobench.units import GIB
-from iobench.writers.direct import engine
-from iobench.writers.direct import stream as direct_stream
+from iobench.writers.direct import background, engine
 from iobench.writers.odirect import ODirectWriter
 
 _Impatience = Callable[[threading.Event], AbstractContextManager[None]]
@@ -53,7 +52,7 @@ def test_reserves_in_steps(
     writer: ODirectWriter, tmp_path: Path, reserved: list, free: list, monkeypatch
 ) -> None:
     """When a block would pass the reserved space, the next step is reserved."""
-    monkeypatch.setattr(direct_stream, "_RESERVE_STEP", 3 * 4096)
+    monkeypatch.setattr(background, "_RESERVE_STEP", 3 * 4096)
     with writer.open(tmp_path / "file") as stream:
         stream.write(content(8 * 4096 + 1))
     assert reserved == [(0, 3 * 4096), (3 * 4096, 3 * 4096), (6 * 4096, 3 * 4096)]
@@ -128,13 +127,13 @@ def test_an_interrupted_hand_over_shares_no_block(
 ) -> None:
     """Ctrl-C while a block is handed over never puts one block into the pool twice."""
     stream = writer.open(tmp_path / "file")
-    submit = stream._background.submit
+    put = stream._sink.put
 
     def interrupted(block, offset: int) -> None:
-        submit(block, offset)
+        put(block, offset)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stream._background, "submit", interrupted)
+    monkeypatch.setattr(stream._sink, "put", interrupted)
     with pytest.raises(KeyboardInterrupt):
         stream.write(content(4096))
     stream.abort()
@@ -149,11 +148,11 @@ def test_a_tail_that_fails_stays_out_of_the_pool(
     stream = writer.open(tmp_path / "file")
     used: list[int] = []
 
-    def fails(data, *_: object) -> None:
+    def fails(_: int, data, *__: object) -> int:
         used.append(data.ctypes.data)
         raise OSError(errno.EBADF, "Bad file descriptor")
 
-    monkeypatch.setattr(stream._background, "put", fails)
+    monkeypatch.setattr(engine, "pwrite_direct", fails)
     stream.write(content(100))
     with pytest.raises(TransferError, match="Bad file descriptor"):
         stream.flush()

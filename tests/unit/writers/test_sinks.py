@@ -1,4 +1,4 @@
-"""Sinks through the page cache."""
+"""Uncached writes through the page cache."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from iobench import linux
-from iobench.testing import content, cut
+from iobench.testing import content
 from iobench.writers.hybrid_paths.cached_file import CachedFile, DontCache
 from iobench.writers.hybrid_paths.policy import IoPath
-from iobench.writers.local.page_cache import PlainSink
+from iobench.writers.local.posix import pwrite_all
 from iobench.writers.transfer import Meter, PathCount
 
 
@@ -43,18 +43,7 @@ def ranges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     return seen
 
 
-def test_plain_writes_and_counts(fd: int) -> None:
-    """All views are written at the offset; bytes and calls are counted under the path's name."""
-    meter, data = Meter(), content(1000)
-    sink = PlainSink(fd, "buffered")
-    sink.write(cut(data, (1, 500)), 10, meter)
-    sink.finish()
-    assert os.pread(fd, 2000, 10) == data.tobytes()
-    assert meter.paths == {"buffered": PathCount(operations=1, bytes=1000)}
-    assert meter.seconds["write"] >= 0
-
-
-def test_plain_hands_its_flags_to_every_call(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flags_are_in_every_call(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The continuation of a short write has the flags too."""
     seen: list[int] = []
     real = os.pwritev
@@ -64,10 +53,8 @@ def test_plain_hands_its_flags_to_every_call(fd: int, monkeypatch: pytest.Monkey
         return real(number, [views[0][:3]], offset)
 
     monkeypatch.setattr(os, "pwritev", write)
-    meter = Meter()
-    PlainSink(fd, "uncached", linux.RWF_DONTCACHE).write([content(7)], 0, meter)
+    assert pwrite_all(fd, [content(7)], 0, linux.RWF_DONTCACHE) == 3
     assert seen == [linux.RWF_DONTCACHE] * 3
-    assert meter.paths == {"uncached": PathCount(operations=3, bytes=7)}
 
 
 def test_pushing_starts_at_once_and_drops_behind(fd: int, ranges: list) -> None:

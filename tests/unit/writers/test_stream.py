@@ -1,4 +1,4 @@
-"""Stream: the states of the file object, with a fake file that records calls."""
+"""BlockStream: the states of the file object, with a fake file that records calls."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 
 from iobench.errors import TransferError
 from iobench.writers import stream as stream_module
 from iobench.writers.image import Bytes
-from iobench.writers.stream import Stream
+from iobench.writers.stream import BlockStream, PlainSink, Sink
 from iobench.writers.transfer import Meter
 
 
@@ -48,29 +49,91 @@ class _File:
         self._step("abandon")
 
 
-class _Counted(Stream):
+class _Sink(Sink):
+    """Blocks of 4 bytes; records its calls, and fails where a test says so."""
+
+    block_size = 4
+
+    def __init__(self, steps: list[str], fails: str = "") -> None:
+        self.puts: list[tuple[int, bytes]] = []
+        self.drains: list[tuple[int, bytes, bool]] = []
+        self._steps, self._fails = steps, fails
+
+    def block(self, at_least: int) -> Bytes:
+        assert at_least <= self.block_size
+        return np.empty(min(2 * at_least, self.block_size), dtype=np.uint8)
+
+    def put(self, block: Bytes, offset: int) -> None:
+        if self._fails == "put":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.puts.append((offset, block.tobytes()))
+
+    def drain(self, block: Bytes, filled: int, offset: int, *, last: bool) -> None:
+        if self._fails == "drain":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.drains.append((offset, block[:filled].tobytes(), last))
+
+    def release(self, block: Bytes, *, failed: bool) -> None:
+        self._steps.append("release")
+
+
+class _Counted(BlockStream):
     """A stream into nothing."""
 
     def __init__(self, file: _File, fails: str = "") -> None:
-        super().__init__(file, "counted", Meter())
-        self._steps, self._count, self._fails = file.steps, 0, fails
+        self.sink = _Sink(file.steps, fails)
+        super().__init__(file, "counted", Meter(), self.sink)
 
-    @property
-    def _position(self) -> int:
-        return self._count
 
-    def _append(self, data: Bytes) -> None:
-        if self._fails == "append":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        self._count += len(data)
+def test_full_blocks_go_to_the_sink() -> None:
+    """A full block is passed on at once, and a flush writes the rest as often as it must."""
+    stream = _Counted(_File())
+    for data in (b"a", b"bcd", b"efghij", b""):
+        stream.write(data)
+    assert stream.sink.puts == [(0, b"abcd"), (4, b"efgh")]
+    stream.flush()
+    assert stream.tell() == 10
+    stream.write(b"kl")
+    stream.close()
+    assert stream.sink.puts == [(0, b"abcd"), (4, b"efgh"), (8, b"ijkl")]
+    assert stream.sink.drains == [(8, b"ij", False), (12, b"", True)]
 
-    def _drain(self) -> int:
-        if self._fails == "drain":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return self._count
 
-    def _release(self) -> None:
-        self._steps.append("release")
+@pytest.mark.parametrize("entered", [False, True])
+def test_a_sink_that_keeps_the_last_block(entered: bool) -> None:
+    """A full block waits for the next byte. In a `with`, it is stored by close and not before."""
+    stream = _Counted(_File())
+    stream.sink.keeps_last = True
+    with stream if entered else contextlib.nullcontext():
+        stream.write(b"abcdefgh")
+        assert stream.sink.puts == [(0, b"abcd")]
+        stream.flush()
+        assert stream.sink.drains == [(4, b"" if entered else b"efgh", False)]
+    stream.close()
+    assert stream.sink.drains[1:] == ([(4, b"efgh", True)] if entered else [])
+
+
+def test_a_sink_in_place_gets_large_data_uncut() -> None:
+    """Small writes are collected; one that does not fit follows them as it is."""
+    stream = _Counted(_File())
+    stream.sink.in_place = True
+    for data in (b"a", b"bc", b"defghij", b"k"):
+        stream.write(data)
+    assert stream.sink.puts == [(0, b"abc"), (3, b"defghij")]
+    stream.close()
+    assert stream.sink.puts[2:] == [(10, b"k")]
+    assert stream.sink.drains == [(11, b"", True)]
+
+
+def test_a_plain_sink_cuts_large_data() -> None:
+    """Each call has at most `largest` bytes, and `finish` is called after the last one."""
+    seen: list[object] = []
+    sink = PlainSink(
+        lambda views, offset: seen.append((offset, views[0].tobytes())), 4, lambda: seen.append(0)
+    )
+    sink.put(np.frombuffer(b"abcdefghij", dtype=np.uint8), 100)
+    sink.drain(sink.block(1), 0, 110, last=True)
+    assert seen == [(100, b"abcd"), (104, b"efgh"), (108, b"ij"), 0]
 
 
 def test_close_publishes_once() -> None:
@@ -267,7 +330,7 @@ def test_torch_save_in_an_except_block() -> None:
 @pytest.mark.parametrize(
     ("act", "fails"),
     [
-        (lambda stream: stream.write(b"x"), "append"),
+        (lambda stream: stream.write(b"1234"), "put"),
         (lambda stream: stream.flush(), "drain"),
     ],
 )
