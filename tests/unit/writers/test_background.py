@@ -257,9 +257,7 @@ class _Ring:
         pass
 
 
-def _by_ring(
-    fd: int, pool: BlockPool, ring: _Ring, meter: Meter | None = None
-) -> BackgroundSink:
+def _by_ring(fd: int, pool: BlockPool, ring: _Ring, meter: Meter | None = None) -> BackgroundSink:
     def engine(meter: Meter) -> DirectEngine:
         return RingEngine(ring, 4, pool, meter, writes=True, path="fake")
 
