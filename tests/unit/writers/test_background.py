@@ -265,7 +265,7 @@ def _by_ring(fd: int, pool: BlockPool, ring: _Ring, meter: Meter | None = None) 
 
 
 def test_every_block_is_written_by_a_ring(fd: int, pool: BlockPool) -> None:
-    """After drain all bytes are in the file; the caller keeps a block of `drain`; all is counted."""
+    """After drain all bytes are in the file; the caller keeps the block of `drain`; all counts."""
     meter, kept = Meter(), pool.take()
     writer = _by_ring(fd, pool, _Ring(fd), meter)
     with Footprint.unchanged():
