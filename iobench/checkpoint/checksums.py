@@ -154,7 +154,7 @@ def recorded(image: FileImage, pieces: Pieces, *, by_block: bool) -> Iterator[Re
     A thread computes them: it reads the image's memory, and it has ended after the body, also after
     Ctrl-C. With `by_block`, for a writer that copies to blocks, it leaves small pieces to these
     copies: many short computations in another thread would hold Python's lock, and the writer would
-    wait for it at every copy (docs/decisions/0062). If the writer takes the memory itself, because
+    wait for it at every copy (docs/decisions/0040). If the writer takes the memory itself, because
     direct I/O is refused, the thread computes them all. Raises what the thread raised.
 
     Of a StreamedImage the thread computes all of them, and raises why the save fails.

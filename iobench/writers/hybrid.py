@@ -30,7 +30,7 @@ _PATHS = {
     "uncached": (IoPath.UNCACHED, IoPath.BUFFERED),
 }
 
-_PIECE = 2 * MIB  # one operation on a ring; measured in docs/decisions/0036
+_PIECE = 2 * MIB  # one operation on a ring; measured in docs/decisions/0010
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class HybridWriter(FileWriter):
             iodepth=depth,
             # A restore has a quarter of the blocks in flight: few blocks stay in the processor's
             # cache until they are copied, many hide a longer latency. Choosing the number by
-            # measurement at run time was no faster (docs/decisions/0036).
+            # measurement at run time was no faster (docs/decisions/0010).
             read_iodepth=max(1, depth // 4),
             piece_size=piece_size,
             stream_depth=how.iodepth,

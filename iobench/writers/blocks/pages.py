@@ -48,7 +48,7 @@ def pages_to_read_into(size_bytes: int) -> Bytes:
     """Return `fresh_pages` for bytes from storage: huge ones, which take half as long to touch.
 
     They are small where the host of a virtual machine must find huge pages first
-    (docs/decisions/0065). Raises OSError (ENOMEM).
+    (docs/decisions/0033). Raises OSError (ENOMEM).
     """
     return fresh_pages(size_bytes, huge=not host_takes_free_memory())
 

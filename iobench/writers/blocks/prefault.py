@@ -29,7 +29,7 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
     A read into memory without pages spends half of its time on making them, in the thread that
     submits. Here another thread makes them ahead of the read, and skips those that the read has
     reached already. The pages are huge, unless the host of a virtual machine must find huge pages
-    first (docs/decisions/0065). No byte changes: memory with pages keeps them. If no pages can be
+    first (docs/decisions/0033). No byte changes: memory with pages keeps them. If no pages can be
     made or no thread can be started, the read makes the pages, or fails.
     """
     if stop - start <= LEAD_BYTES:

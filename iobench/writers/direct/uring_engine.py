@@ -45,7 +45,7 @@ class RingEngine(DirectEngine):
     The device does not wait for copies. A write copies a piece into its block before a place in the
     queue is free. A read first starts the next piece and then copies the completed one out. 25%
     more pieces than `iodepth` are enough for that, as memory is faster than the device
-    (docs/decisions/0036).
+    (docs/decisions/0010).
 
     `write` and `read` return when a further piece may be made. The ring belongs to the calling
     thread. KeyboardInterrupt must not occur inside, see InFlight.

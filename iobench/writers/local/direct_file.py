@@ -66,7 +66,7 @@ def view_to_fill(part: Extent, alignment: linux.DioAlignment) -> Bytes | None:
 
     Blocks are in huge pages. Memory in small pages has a segment for each of them, and a request
     has a limited number, such as 254. So several requests are needed for a block, which take longer
-    than the read of a block and a copy (docs/decisions/0060). New memory is in small pages where
+    than the read of a block and a copy (docs/decisions/0033). New memory is in small pages where
     huge ones are slow to make.
     """
     view = aligned_view(part, alignment)
