@@ -84,7 +84,7 @@ class SlotPool:
     `budget_bytes` limits their sum. With None, the available memory is the limit, including the
     limits of this process's control groups. The caller takes no more than `count` slots. With
     `streams`, a smaller budget means fewer slots. If it does not even hold one snapshot, there is
-    one slot for the end of the file: a Streamed has the rest.
+    one slot for the end of the file: a Streamed has the rest. With `whole` that raises StateError.
 
     There is no lock: a signal handler that saves may run inside `take`. `deque.popleft` and
     `append` are atomic under the GIL. A slot that Ctrl-C loses between them is collected, and
@@ -100,6 +100,7 @@ class SlotPool:
         budget_bytes: int | None = None,
         *,
         streams: bool = False,
+        whole: bool = False,
         alone: bool = True,
     ) -> None:
         """With `alone`, `grow` counts the slots; otherwise `count` stays until it is set."""
@@ -108,6 +109,7 @@ class SlotPool:
         self._slots = weakref.WeakSet(self._free)
         self._budget_bytes = budget_bytes
         self._streams = streams and budget_bytes is not None
+        self._whole = whole or not streams
         self.counts_alone = alone or not self._streams
         self._size = self._begin = 0
 
@@ -133,18 +135,18 @@ class SlotPool:
         room = _whole_pages(self._budget_bytes or 0)
         if not self._streams or size * count <= room:
             return count, size, 0
-        return max(1, room // size), size, max(0, size - room)
+        return max(1, room // size), size, 0 if self._whole else max(0, size - room)
 
     def counted(self, size_bytes: int) -> int:
         """Return how many slots of `size_bytes` there are or could be. Raises what `grow` does."""
         count, size, begin = self._layout(size_bytes)
         if (size, begin) == (self._size, self._begin):
             return count
-        needed = (size - begin) * count
+        needed, budget = (size - begin) * count, self._budget_bytes
         needs = f"the state is {format_size(size_bytes)}: {count} slots need {format_size(needed)}"
-        if not self._streams and self._budget_bytes is not None and needed > self._budget_bytes:
+        if self._whole and budget is not None and needed > _whole_pages(budget):
             raise StateError(
-                f"{needs} of host memory, the budget is {format_size(self._budget_bytes)}; use "
+                f"{needs} of host memory, the budget is {format_size(budget)}; use "
                 "fewer slots, a larger budget, or save() in place of save_async()"
             )
         available = available_bytes()
@@ -197,8 +199,8 @@ class SlotPool:
         """
         if pinned and self._begin:
             raise StateError(
-                f"a state with CUDA tensors needs a budget of {format_size(self._size)}, or save() "
-                "in place of save_async(): only tensors in host memory are written through less"
+                f"a state with CUDA tensors needs a budget of {format_size(self._size)}: only "
+                "tensors in host memory are written through less"
             )
         if slot.begin != self._begin:
             slot.free()

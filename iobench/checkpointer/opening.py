@@ -181,11 +181,11 @@ class CheckpointerOptions:
     def pool(self) -> SlotPool:
         """Return the slots of the snapshots."""
         ranked = self.own_world.size > 1
-        replicated = ranked and self.replicate is not None  # replicas are sent from memory
         return SlotPool(
             2 if self.slots is None else self.slots,
             None if self.budget is None else parse_size(self.budget),
-            streams=self.on_full != "raise" and not replicated,
+            streams=self.on_full != "raise",
+            whole=ranked and self.replicate is not None,  # replicas are sent from memory
             alone=not ranked,
         )
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.memory_group import memory_group
-from support.preloaded import run_preloaded
+from support.preloaded import Preloaded, run_preloaded
+from support.rank_commands import job_number
+from support.torchrun import torchrun
 
 import iobench
 from iobench.units import MIB
 
+_PATH = os.pathsep.join(str(one) for one in Path(__file__).parents[1:3])
 _EXPORT = """
 import sys
 from support import kill_points
@@ -45,16 +51,14 @@ def _importing() -> None:
     run_preloaded(["-c", "pass"])
 
 
-def _tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+def _tensors(seed: int = 0, count: int = 5) -> dict[str, torch.Tensor]:
     made = torch.Generator().manual_seed(seed)
-    return {f"layers.{n}.weight": torch.randn(200, 100, generator=made) for n in range(5)}
+    return {f"layers.{n}.weight": torch.randn(200, 100, generator=made) for n in range(count)}
 
 
 def _export(source: Path, out: Path, point: str, kind: str = "safetensors") -> int:
-    tests = Path(__file__).parents[1]
     done = run_preloaded(
-        ["-c", _EXPORT, source, out, kind, point],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])},
+        ["-c", _EXPORT, source, out, kind, point], env={**os.environ, "PYTHONPATH": _PATH}
     )
     return int(done.returncode)
 
@@ -112,28 +116,92 @@ def test_a_torch_file_too(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-_INTERRUPTED = """
-import signal, sys
-from iobench.cli.main import run
-from iobench.exports.export import Export
-moved = Export._moved
-def interrupt(self, size_bytes):
-    moved(self, size_bytes)
-    if self._done > 300_000:
-        signal.raise_signal(signal.SIGINT)
-Export._moved = interrupt
-run()
+_COMMAND = """
+from support import kill_points
+import iobench.cli.main
+kill_points.arm("iobench.cli.main.app_of:after:1:note")
+iobench.cli.main.run()
 """
 
 
-def test_interrupted(tmp_path: Path) -> None:
-    """Ctrl-C between two tensors: one line, exit code 130, and nothing is left."""
-    save_file(_tensors(), tmp_path / "old.safetensors")
-    words = ["export", tmp_path / "old.safetensors", "-o", tmp_path / "out"]
-    done = run_preloaded(["-c", _INTERRUPTED, *words])
-    assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "iobench: interrupted; temporary files are removed\n"
-    assert [one.name for one in tmp_path.iterdir()] == ["old.safetensors"]
+def _timed(source: Path, out: Path, after_s: float, number: int) -> tuple[int, str, float]:
+    """Run `iobench export`, with a signal after `after_s`. Return its exit code, what it has
+    written to stderr, and its seconds up to then."""
+    words = ["export", source, "-o", out, "--max-shard-size", "200KB", "--replace"]
+    process = Preloaded(
+        ["-c", _COMMAND, *words],
+        env={**os.environ, "PYTHONPATH": _PATH},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert "app_of" in process.stdout.readline()  # from now on, signals interrupt
+    began_s = time.monotonic()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(after_s)
+    elapsed_s = time.monotonic() - began_s
+    process.send_signal(number)  # nothing, if it has ended
+    _, stderr = process.communicate(timeout=60)
+    return process.returncode, stderr, elapsed_s
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_ended_at_any_moment(number: int, tmp_path: Path) -> None:
+    """There is the older export or the new one. Ctrl-C leaves nothing else, a kill only what the
+    next export removes."""
+    out, sources = tmp_path / "out", [tmp_path / f"{n}.safetensors" for n in (0, 1)]
+    for seed, source in enumerate(sources):
+        save_file(_tensors(seed, 60), source)
+    iobench.export(sources[0], out)
+    code, _, whole_s = _timed(sources[0], out, 60, number)
+    assert code == 0
+    made, before, ended = random.Random(), 0, 0
+    while ended < 8:
+        new, after_s = 1 - before, made.uniform(0, whole_s)
+        code, stderr, elapsed_s = _timed(sources[new], out, after_s, number)
+        assert code in (0, 130, -signal.SIGKILL), stderr
+        assert stderr in ("", "iobench: interrupted; temporary files are removed\n")
+        if code:
+            ended += 1
+        else:
+            whole_s = min(whole_s, elapsed_s)
+        if code == 0 or not _equal(_found(out), _tensors(before, 60)):
+            assert _equal(_found(out), _tensors(new, 60)), (after_s, code)
+            before = new
+        assert iobench.verify(out).ok
+        left = [one.name for one in tmp_path.glob(".*")]
+        assert len(left) <= (code == -signal.SIGKILL), (after_s, left)
+    iobench.export(sources[1], out, replace=True)
+    assert not list(tmp_path.glob(".*"))
+
+
+_RANK = """
+import os, sys
+from support import kill_points
+import iobench, iobench.exports.export
+if os.environ["RANK"] == "1":
+    kill_points.arm(sys.argv[3])
+iobench.export(sys.argv[1], sys.argv[2], max_shard_size=200_000)
+"""
+
+
+@pytest.mark.parametrize("action", ["kill", "full"])
+def test_one_of_two_ranks(action: str, tmp_path: Path) -> None:
+    """It is killed, or its disk is full, while it writes: there is nothing, whatever the other rank
+    has written; and the next export removes what is left."""
+    script, out = tmp_path / "rank.py", tmp_path / "out"
+    script.write_text(_RANK)
+    save_file(_tensors(), tmp_path / "one.safetensors")
+    start = ["--nnodes", "1", "--nproc-per-node", "2", "--master-port", job_number(), script]
+    point = f"iobench.exports.export.Export._write_file:after:1:{action}"
+    words = [*start, tmp_path / "one.safetensors", out, point]
+    done = torchrun(words, timeout=120, PYTHONPATH=_PATH)
+    assert done.returncode != 0
+    assert ("No space left" in done.stderr) == (action == "full"), done.stderr
+    assert not out.exists()
+    iobench.export(tmp_path / "one.safetensors", out, max_shard_size=200_000)
+    assert _equal(_found(out), _tensors())
+    assert not list(tmp_path.glob(".out*"))
 
 
 _PEAK = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.s3_servers import put_tree
 from support.torchrun import torchrun
 from torch.distributed import checkpoint as dcp
 
@@ -379,11 +381,7 @@ def test_two_ranks(run: Path, tmp_path: Path, iobench_inside: Command) -> None:
 def test_from_a_bucket(server: Any, run: Path, tmp_path: Path) -> None:
     """The newest step of a run in a bucket."""
     with server.active():
-        writer = iobench.load_writer("s3")
-        for file in sorted(run.rglob("*.*")):
-            if file.is_file() and not file.name.startswith("."):
-                image = iobench.FileImage.of(str(file.relative_to(run)), [file.read_bytes()])
-                writer.write(image, f"{server.target}/run")
+        put_tree(run, f"{server.target}/run")
         report = iobench.export(f"{server.target}/run", tmp_path / "out", key="model")
         assert report.source.endswith("run/step-5")
         _same(load_file(tmp_path / "out/model.safetensors"), _model(), report.ties)
@@ -435,31 +433,24 @@ def test_an_export_that_fails(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_the_page(run: Path, tmp_path: Path, iobench_inside: Command) -> None:
+def test_the_page(run: Path, tmp_path: Path, iobench_inside: Command, server: Any) -> None:
     """Every command and every block of docs/export.md works, on checkpoints of these names."""
-    import contextlib
-
-    names = {"runs/a": run, "model.pt": tmp_path / "m.pt"}
-    shutil.copytree(run, tmp_path / "here/runs/a")
     here = tmp_path / "here"
+    shutil.copytree(run, here / "runs/a")
     dcp.save({"model": _model(), "step": 7}, checkpoint_id=str(here / "checkpoints/dcp"))
     iobench.export(run, here / "Llama-3.1-8B", key="model")
-    assert names
     page = (Path(__file__).parents[2] / "docs/export.md").read_text()
-    lines = [
-        line.split("#")[0].split()
-        for line in page.splitlines()
-        if re.match(r"    (iobench|torchrun) ", line)
-    ]
+    lines = re.findall(r"^    ((?:iobench|torchrun) .*)", page, re.MULTILINE)
     assert len(lines) >= 6
-    for program, *words in lines:
-        if program == "torchrun":
-            words = ["--master-port", job_number(), *words]
-            with contextlib.chdir(here):
-                done = torchrun(words, timeout=120)
-        elif not any(word.startswith("s3://") for word in words):
-            done = iobench_inside(*words, cwd=here)
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
+    with server.active(), contextlib.chdir(here):
+        put_tree(run, f"{server.target}/runs/a")
+        for line in lines:
+            program, *words = line.split("#")[0].replace("s3://bucket", server.target).split()
+            if program == "torchrun":
+                done = torchrun(["--master-port", job_number(), *words], timeout=120)
+            else:
+                done = iobench_inside(*words, cwd=here)
+            assert done.returncode == 0, (words, done.stdout, done.stderr)
     for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         model = torch.nn.Linear(4, 4)
         with contextlib.chdir(here):

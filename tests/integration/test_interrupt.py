@@ -19,7 +19,9 @@ from iobench.bench.fio import FILE_NAME
 from iobench.bench.targets.scratch import PREFIX
 from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.environment import fio_version
+from iobench.formats.safetensors_header import header_bytes
 from iobench.results import read
+from iobench.units import GIB
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Run = Preloaded
@@ -336,3 +338,38 @@ def test_two_runs_at_once(
     assert len(os.listdir(target)) == 1
     process.send_signal(signal.SIGINT)
     check_interrupted(process, target, tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("verb", ["verify", "export"])
+def test_a_checkpoint_is_read(verb: str, tmp_path: Path) -> None:
+    """Ctrl-C while `verify` or `export` does: one line, and no file is left.
+
+    It reads a hole of 64 GiB: no disk would be fast enough to end it before the signal.
+    """
+    source, out = tmp_path / "large.safetensors", tmp_path / "out"
+    size = (64 if verb == "verify" else 4) * GIB
+    header, _ = header_bytes([("w", "uint8", (size,))], {})
+    source.write_bytes(header)
+    os.truncate(source, len(header) + size)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "iobench", verb, source, *(["-o", out] if verb == "export" else [])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A job in the background of a shell ignores it, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+    def reads() -> bool:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            opened = [os.readlink(one) for one in Path(f"/proc/{process.pid}/fd").iterdir()]
+            begun = verb == "verify" or any(out.parent.glob(".out*/*"))
+            return begun and str(source) in opened
+        return False
+
+    wait_for(reads, process)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=_PATIENCE_S)
+    assert (process.returncode, stdout) == (130, "")
+    assert stderr == "iobench: interrupted; temporary files are removed\n"
+    assert [one.name for one in tmp_path.iterdir()] == [source.name]

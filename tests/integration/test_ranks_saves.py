@@ -72,9 +72,12 @@ def test_a_budget_below_the_state(
         assert digest(states[0]["model"]) == digest(states[1]["model"])
 
 
-def test_a_budget_below_the_state_with_replicas(pool: FirstRanks, tmp_path: Path) -> None:
-    """It is refused: replicas are sent from a whole snapshot in memory."""
-    for error in pool.call(rank_saves.replicated_budget, str(tmp_path)):
+def test_a_budget_with_replicas(pool: FirstRanks, tmp_path: Path) -> None:
+    """It may mean fewer slots. One below the state is refused: replicas are sent from a whole
+    snapshot in memory."""
+    for *saves, outcomes, error in pool.call(rank_saves.replicated_budget, str(tmp_path)):
+        assert saves == [["committed", False, 1]] * 2
+        assert outcomes == ["complete"]
         assert "the budget is 100.00 KiB" in error
 
 

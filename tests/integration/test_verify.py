@@ -25,6 +25,7 @@ from support.checkpoint_corpus import (
     flip,
     zeros,
 )
+from support.s3_servers import put_tree
 
 import iobench
 from iobench.errors import UsageError
@@ -417,6 +418,24 @@ def test_damage_is_found_and_named(
     assert not (copy / "ran").exists()
 
 
+def test_what_a_model_lacks(
+    corpus: Callable[[str], Path], tmp_path: Path, iobench_inside: Command
+) -> None:
+    """Without a tokenizer or its config it is not damaged: a warning, and exit code 0."""
+    copy = tmp_path / "hf"
+    shutil.copytree(corpus("hf"), copy)
+    for file in copy.glob("token*"):
+        file.unlink()
+    done = iobench_inside("verify", copy)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "warning  .: has no tokenizer" in done.stdout
+    (copy / "config.json").unlink()
+    report = iobench.verify(copy)
+    assert report.ok
+    assert [(one.severity, one.path) for one in report.findings] == [("warning", ".")]
+    assert "has no config.json" in report.findings[0].what
+
+
 def test_the_corpus_is_large_enough() -> None:
     assert min(len(BAD), len(GOOD)) >= 40
     assert {good for good, *_ in BAD.values()} <= GOOD.keys()
@@ -539,26 +558,23 @@ def test_values_are_counted(tmp_path: Path) -> None:
 def test_in_a_bucket(server: Any, corpus: Callable[[str], Path], tmp_path: Path) -> None:
     """Whole and damaged, of several formats."""
     with server.active():
-        writer = iobench.load_writer("s3")
         for name in ("run", "dcp", "hf-shards", "torch"):
-            for file in sorted(corpus(name).rglob("*")):
-                if file.is_file() and file.name != ".iobench-lock":
-                    data = file.read_bytes()
-                    image = iobench.FileImage.of(str(file.relative_to(corpus(name))), [data])
-                    writer.write(image, f"{server.target}/{name}")
+            put_tree(corpus(name), f"{server.target}/{name}")
             report = iobench.verify(f"{server.target}/{name}")
             assert (report.findings, report.ok) == ((), True)
         bad = bytearray((corpus("dcp") / "__0_0.distcp").read_bytes())
         bad[bad.index(_first("layers.1.weight"))] ^= 1
         image = iobench.FileImage.of("__0_0.distcp", [bytes(bad)])
-        writer.write(image, f"{server.target}/dcp")
+        iobench.load_writer("s3").write(image, f"{server.target}/dcp")
         (wrong,) = iobench.verify(f"{server.target}/dcp").errors
         assert (wrong.path, wrong.tensor) == ("__0_0.distcp", "model.layers.1.weight")
         assert iobench.verify(f"{server.target}/torch/model.pt").ok
 
 
-def test_the_page(corpus: Callable[[str], Path], tmp_path: Path, iobench_inside: Command) -> None:
-    """Every command of docs/verify.md works, on checkpoints of these names."""
+def test_the_page(
+    corpus: Callable[[str], Path], tmp_path: Path, iobench_inside: Command, server: Any
+) -> None:
+    """Every command and block of docs/verify.md works, on checkpoints of these names."""
     names = {
         "runs/a": "run",
         "Llama-3.1-8B": "hf",
@@ -570,14 +586,12 @@ def test_the_page(corpus: Callable[[str], Path], tmp_path: Path, iobench_inside:
     shutil.copy(corpus("torch") / "model.pt", tmp_path / "model.pt")
     shutil.copy(corpus("safetensors") / "model.safetensors", tmp_path / "model.safetensors")
     page = (Path(__file__).parents[2] / "docs/verify.md").read_text()
-    lines = [
-        line.split("#")[0].split()[1:]
-        for line in page.splitlines()
-        if line.startswith("    iobench ")
-    ]
+    lines = re.findall(r"^    iobench (.*)", page, re.MULTILINE)
     assert len(lines) >= 6
-    for words in lines:
-        if not any(word.startswith("s3://") for word in words):
+    with server.active():
+        put_tree(tmp_path / "runs/a", f"{server.target}/runs/a")
+        for line in lines:
+            words = line.split("#")[0].replace("s3://bucket", server.target).split()
             done = iobench_inside(*words, cwd=tmp_path)
             assert done.returncode == 0, (words, done.stdout, done.stderr)
     for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):

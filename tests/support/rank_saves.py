@@ -156,12 +156,27 @@ def streamed(size: int, directory: str, layout: str, share: float, lazy: bool) -
     return found
 
 
-def replicated_budget(size: int, directory: str) -> str:
-    """Save with replicas through a budget below the size of the state; return the error."""
+def replicated_budget(size: int, directory: str) -> list[Any]:
+    """Save with replicas through a budget of one slot and a half; return slots and outcomes.
+
+    Then through one below the size of the state; return the error too.
+    """
     state = state_of(in_world(size).rank, size, "rows")
+    with _checkpointer(size, f"{directory}/size") as alone:
+        budget = alone.save(state, 0).size_bytes * 3 // 2
+    found: list[Any] = []
+    with _checkpointer(size, f"{directory}/a", budget=budget, replicate=iobench.Partner()) as ckpt:
+        for step in (1, 2):
+            save = ckpt.save_async(state, step)
+            ckpt.wait()
+            found.append([save.status, save.streamed, ckpt._persister.pool.count])
+        replicator = ckpt._replicator
+        assert replicator is not None
+        replicator.wait()
+        found.append([one.outcome for one in replicator.replicas][:1])
     options = {"budget": "100KiB", "replicate": iobench.Partner()}
-    ckpt = _checkpointer(size, directory, **options)
-    found = _raised(lambda: ckpt.save_async(state, 1))
+    ckpt = _checkpointer(size, f"{directory}/b", **options)
+    found.append(_raised(lambda: ckpt.save_async(state, 1)))
     _raised(ckpt.close)
     return found
 

@@ -299,13 +299,13 @@ def test_refused(runs: Path) -> None:
         assert ckpt.steps() == []
     pool = SlotPool(2, MIB, streams=True)
     pool.grow(3 * MIB)
-    with pytest.raises(StateError, match=r"CUDA tensors needs a budget of 3\.00 MiB, or save\(\)"):
+    with pytest.raises(StateError, match=r"CUDA tensors needs a budget of 3\.00 MiB: only"):
         pool.take(pinned=True)
     assert pool.take(pinned=False).held_bytes == MIB
 
 
 def test_slots_of_a_budget() -> None:
-    """As many whole ones as it holds, else the end of one; never more than the budget."""
+    """As many whole ones as it holds, else the end of one or none; never more than the budget."""
     pool = SlotPool(3, 10 * MIB, streams=True)
     taken = []
     for size, count, begin in (
@@ -318,6 +318,13 @@ def test_slots_of_a_budget() -> None:
         assert pool.size_bytes <= 10 * MIB
         for one in taken:
             pool.give(one)
+    pool = SlotPool(3, 10 * MIB, streams=True, whole=True)
+    for size, count in ((3, 3), (4, 2), (10, 1)):
+        pool.grow(size * MIB)
+        assert (pool.count, pool.take(pinned=False).held_bytes) == (count, size * MIB)
+        pool = SlotPool(3, 10 * MIB, streams=True, whole=True)
+    with pytest.raises(StateError, match=r"1 slots need 11\.00 MiB .* the budget is 10\.00 MiB"):
+        pool.grow(11 * MIB)
 
 
 def test_memory(tmp_path: Path) -> None:
