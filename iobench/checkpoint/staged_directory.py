@@ -178,10 +178,14 @@ def remove_killed(parent: Path, pattern: str) -> None:
     """Remove the staging directories in `parent` whose process has ended: their lock is free.
 
     `pattern` is that of their names without the suffix. A directory without the file of the lock is
-    of another kind and stays.
+    of another kind and stays, unless it is empty: see `_make_root`.
     """
     for left in parent.glob(f"{pattern}{STAGING_SUFFIX}"):
-        if left.is_symlink() or not (left / LOCK).is_file():
+        if left.is_symlink():
+            continue
+        if not (left / LOCK).is_file():
+            with contextlib.suppress(OSError):
+                left.rmdir()
             continue
         try:
             lock = DirectoryLock(left, "save")
@@ -194,7 +198,7 @@ def remove_killed(parent: Path, pattern: str) -> None:
 
 
 def _remove(root: Path) -> None:
-    """Remove `root`, if it exists.
+    """Remove `root`, if it exists; the file of its lock last, as `remove_killed` looks for it.
 
     Once the file of its lock is gone, another process may make it anew in `remove_killed`, and
     remove `root` at the same time.
@@ -202,7 +206,7 @@ def _remove(root: Path) -> None:
     for left in reversed(range(_TRIES)):
         try:
             if os.path.lexists(root):
-                remove_tree(root)
+                remove_tree(root, last=LOCK)
         except OSError as error:
             if not left or error.errno not in _CHANGED:
                 raise

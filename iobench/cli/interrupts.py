@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import warnings
 from types import FrameType
 
 __all__ = ["check", "ignore", "once"]
@@ -26,6 +27,8 @@ def once() -> list[int]:
         global _came
         for other in asked:  # not SIG_IGN: Python may already have a pending signal to handle
             signal.signal(other, lambda *_: None)
+        # A stream that was opened in the line that is interrupted warns when it is dropped.
+        warnings.filterwarnings("ignore", message=".*nothing was published")
         _came = True
         raise KeyboardInterrupt
 

@@ -35,6 +35,7 @@ def run() -> None:
         told_by_rank_0(app, _CommandLineError)
         code = app(prog_name="iobench", standalone_mode=False)
         sys.stdout.flush()  # here: a pipe without a reader gives no traceback
+        interrupts.ignore(ends_the_run)
         if code == _INTERRUPTED:  # typer's exit code for a KeyboardInterrupt
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):

@@ -29,13 +29,13 @@ def remove_file(path: str, writer: Writer) -> None:
     writer.objects(path).delete([S3Target.parse(path).key])
 
 
-def remove_tree(directory: str | Path) -> None:
+def remove_tree(directory: str | Path, *, last: str = "") -> None:
     """Remove `directory` and its content; free the space of large files in the background.
 
     Freeing starts when the whole tree is removed, as unlink waits while blocks are freed. Links are
     not followed: a link at `directory` is removed, and its destination stays. What another process
-    removes at the same time is not an error. Raises the OSError of the first entry that cannot be
-    removed.
+    removes at the same time is not an error. The file `last` of `directory` is removed after all
+    others. Raises the OSError of the first entry that cannot be removed.
     """
     if os.path.islink(directory):
         os.unlink(directory)
@@ -47,7 +47,10 @@ def remove_tree(directory: str | Path) -> None:
         held.extend(file for path in _files_below(directory) if (file := hold(path)))
         for left in reversed(range(_TRIES)):
             try:
-                _unlink_files(directory)
+                _unlink_files(directory, last)
+                for entry in list(os.scandir(directory)) if last else ():
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry)
                 shutil.rmtree(directory)
                 return
             except FileNotFoundError:
@@ -71,8 +74,10 @@ def _files_below(directory: str | Path) -> Iterator[str]:
         yield from _files_below(path)
 
 
-def _unlink_files(directory: str | Path) -> None:
-    """Unlink the files of `directory` while it is read: rmtree takes 16 MiB to list 100,000 first.
+def _unlink_files(directory: str | Path, last: str) -> None:
+    """Unlink the files of `directory`, except `last`, while it is read.
+
+    rmtree takes 16 MiB to list 100,000 of them first.
 
     A file system that leaves out entries then leaves them to rmtree. Entries are unlinked in the
     directory that was opened, which is not a link.
@@ -82,5 +87,5 @@ def _unlink_files(directory: str | Path) -> None:
         fd = os.open(directory, flags)
         opened.callback(os.close, fd)
         for entry in opened.enter_context(os.scandir(fd)):
-            if not entry.is_dir(follow_symlinks=False):
+            if not entry.is_dir(follow_symlinks=False) and entry.name != last:
                 os.unlink(entry.name, dir_fd=fd)

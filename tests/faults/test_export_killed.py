@@ -159,8 +159,8 @@ def test_ended_at_any_moment(number: int, tmp_path: Path) -> None:
     while ended < 8:
         new, after_s = 1 - before, made.uniform(0, whole_s)
         code, stderr, elapsed_s = _timed(sources[new], out, after_s, number)
-        assert code in (0, 130, -signal.SIGKILL), stderr
-        assert stderr in ("", "iobench: interrupted; temporary files are removed\n")
+        assert code in (0, 130, -signal.SIGKILL), (code, stderr)
+        assert stderr in ("", "iobench: interrupted; temporary files are removed\n"), stderr
         if code:
             ended += 1
         else:

@@ -142,18 +142,21 @@ class CachedFile:
     def held(self, ranges: Iterable[tuple[int, int]]) -> set[int]:
         """Return the starts of `ranges` that are in the page cache; none without cachestat(2).
 
-        To be called once, before they are read. While a range is read from the page cache, the
+        The ranges are in order. The kernel is asked about them alone: it looks at each page of a
+        large file that is in memory. To be called once, before they are read. While a range is read from the page cache, the
         kernel reads the next one ahead, which then is there too: of a file of 1 GB with only its
         header in the page cache, everything would be read through it.
         """
-        if not self.resident_bytes(0, 0):
+        ranges = list(ranges)
+        first, last = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
+        if first == last or not self.resident_bytes(first, last - first):
             return set()
         return {a for a, b in ranges if self.resident_bytes(a, b - a) >= b - a}
 
     def resident_bytes(self, start: int, length: int) -> int:
-        """Return how many of `length` bytes from `start` are in the page cache.
+        """Return how many of `length` > 0 bytes from `start` are in the page cache.
 
-        Length 0 means up to the end. Returns 0 where cachestat(2) fails: it needs Linux 6.5.
+        Returns 0 where cachestat(2) fails: it needs Linux 6.5.
         """
         try:
             return linux.cachestat_resident_bytes(self._fd, start, length)

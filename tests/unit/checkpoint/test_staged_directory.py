@@ -283,6 +283,31 @@ def test_killed_saves_are_cleared(tmp_path: Path) -> None:
     assert tree(tmp_path) == {"last/c": "1"}
 
 
+def test_killed_while_a_directory_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock goes last: what is left is removed by the next save, and so is an empty one. Others
+    stay."""
+    staged = StagedDirectory(tmp_path / "final")
+    staged.begin()
+    write(staged, "1", "a", "below/b")
+    (staged.root / "replaced").write_text("old")
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            staged.discard()
+    left = {*tree(tmp_path)}
+    assert {f"{staged.root.name}/{name}" for name in (LOCK, "final/a", "final/below/b")} == left
+    (tmp_path / ".final.0000.iobench-staging").mkdir()
+    (tmp_path / ".final.1111.iobench-staging").mkdir()
+    (tmp_path / ".final.1111.iobench-staging/theirs").touch()
+    publish(tmp_path / "final", "2", "a")
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        ".final.1111.iobench-staging",
+        "final",
+    ]
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_two_processes_save_to_one_name(there: bool, tmp_path: Path) -> None:
     """Neither touches the running save of the other; the last one to publish is what stays."""

@@ -59,6 +59,22 @@ def _write(file: CachedFile, path: IoPath, start: int, stop: int) -> None:
     file.write(path, Extent(_IMAGE, start, stop, start), Meter())
 
 
+def test_no_other_range_is_asked_about(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large file in the page cache, each page that is asked about takes time."""
+    file, asked = CachedFile(fd, DontCache("hybrid")), []
+    _write(file, IoPath.BUFFERED, 0, 3 * MIB)
+    real = linux.cachestat_resident_bytes
+
+    def spy(fd: int, start: int, length: int) -> int:
+        asked.append((start, length))
+        return real(fd, start, length)
+
+    monkeypatch.setattr(linux, "cachestat_resident_bytes", spy)
+    assert file.held([(MIB, 2 * MIB), (2 * MIB, 3 * MIB)]) == {MIB, 2 * MIB}
+    assert all(start >= MIB and 0 < length <= 2 * MIB for start, length in asked)
+    assert file.held([]) == set()
+
+
 def test_a_buffered_write_stays_until_its_range_is_left(
     fd: int, synced: list[tuple[int, int]]
 ) -> None:
