@@ -143,9 +143,9 @@ class CachedFile:
         """Return the starts of `ranges` that are in the page cache; none without cachestat(2).
 
         The ranges are in order. The kernel is asked about them alone: it looks at each page of a
-        large file that is in memory. To be called once, before they are read. While a range is read from the page cache, the
-        kernel reads the next one ahead, which then is there too: of a file of 1 GB with only its
-        header in the page cache, everything would be read through it.
+        large file that is in memory. To be called once, before they are read: while a range is read
+        from the page cache, the kernel reads the next one ahead, which then is there too. Of a file
+        of 1 GB with only its header in the page cache, everything would be read through it.
         """
         ranges = list(ranges)
         first, last = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
