@@ -12,18 +12,19 @@ A sample has `elapsed_s`, and `bytes`, `files`, `cpu_s` or `removal_s` where the
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from iobench.environment.machine import describe_environment
+from iobench.errors import ResultFileError
 from iobench.results import utc_now
+from iobench.results.file import RecordFile, records
 
 SCHEMA = "iobench.benchmark/1"
+KINDS = {"benchmark": dict, "sample": dict}
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -32,40 +33,39 @@ def add_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class Record(ExitStack):
+class Record:
     """Writes the samples to a new file as they come; without a path, nowhere.
 
-    Each line is handed to the system at once, so that a killed run loses no sample. Raises
-    FileExistsError: a record is never overwritten.
+    Raises ResultFileError: a record is never overwritten.
     """
 
     def __init__(self, path: Path | None, *, target: Path) -> None:
-        super().__init__()
-        self._file = None
+        self._file = None if path is None else RecordFile.create(path)
         if path is None:
             return
         script = Path(sys.argv[0])
-        header = {
-            "kind": "benchmark",
-            "name": script.stem,
-            "started_at": utc_now(),
-            "command": ["python", f"benchmarks/{script.name}", *sys.argv[1:]],
-            "environment": describe_environment(target),
-        }
-        self._file = self.enter_context(path.open("x", encoding="ascii"))
-        self._append(header)
+        self._append(
+            kind="benchmark",
+            name=script.stem,
+            started_at=utc_now(),
+            command=["python", f"benchmarks/{script.name}", *sys.argv[1:]],
+            environment=describe_environment(target),
+        )
 
     def sample(self, arm: str, turn: int, elapsed_s: float, **figures: float) -> None:
         """One timed operation of `arm` in round `turn`; figures are named with their unit."""
-        if self._file is not None:
-            self._append(
-                {"kind": "sample", "round": turn, "arm": arm, "elapsed_s": elapsed_s, **figures}
-            )
+        self._append(kind="sample", round=turn, arm=arm, elapsed_s=elapsed_s, **figures)
 
-    def _append(self, values: Mapping[str, Any]) -> None:
-        assert self._file is not None
-        self._file.write(json.dumps({"schema": SCHEMA, **values}, allow_nan=False) + "\n")
-        self._file.flush()
+    def _append(self, **values: Any) -> None:
+        if self._file is not None:
+            self._file.append({"schema": SCHEMA, **values})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,19 +77,11 @@ class Recorded:
 
 
 def read(path: Path) -> Recorded:
-    """The record at `path`. Raises ValueError for a file of another kind."""
-    lines = list(_lines(path))
+    """The record at `path`. Raises ResultFileError for a file of another kind."""
+    lines = [values for _, values in records(path, SCHEMA, KINDS)]
     if not lines or lines[0]["kind"] != "benchmark":
-        raise ValueError(f"{path}: begins with no benchmark; give a file of --record")
+        raise ResultFileError(f"{path}: begins with no benchmark; give a file of --record")
     arms: dict[str, list[Mapping[str, Any]]] = {}
     for sample in lines[1:]:
         arms.setdefault(sample["arm"], []).append(sample)
     return Recorded(header=lines[0], arms=arms)
-
-
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    for number, line in enumerate(path.read_text(encoding="ascii").splitlines(), 1):
-        values = json.loads(line)
-        if values.get("schema") != SCHEMA:
-            raise ValueError(f"{path}, line {number}: not of the schema {SCHEMA}")
-        yield values

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Failed, ProcessGroup
@@ -111,7 +110,9 @@ class Background(AbstractContextManager["Background"]):
             self._scratch.remove(_name(shape))
             self._group.ask(1, partial(Job.prepare, shape=shape, checkpoint=()))
             with self._scratch.staged(_name(shape)) as staged:
-                ref = CheckpointRef(contender=self._maker, shape=shape, directory=staged.directory)
+                ref = CheckpointRef(
+                    contender=self._maker, shape=shape, directory=str(staged.directory)
+                )
                 done = self._group.ask(1, partial(Job.save, ref=ref))
                 text = manifest(
                     0,
@@ -123,8 +124,7 @@ class Background(AbstractContextManager["Background"]):
         self._made = True
 
     def _ref(self, contender: int, shape: int) -> CheckpointRef:
-        place = self._scratch.locate(_name(shape))
-        directory = Path(place) if self._scratch.directory is not None else place
+        directory = self._scratch.locate(_name(shape))
         return CheckpointRef(contender=contender, shape=shape, directory=directory)
 
 

@@ -22,7 +22,7 @@ from iobench.bench.plan import Plan
 from iobench.bench.processes.group import Executor, InProcess, ProcessGroup
 from iobench.bench.processes.job import Job
 from iobench.bench.ranks.group import Launched
-from iobench.bench.targets.base import Location, OpenTarget
+from iobench.bench.targets.base import OpenTarget
 from iobench.bench.trial import Trial, one_line
 from iobench.errors import IobenchError, RankError
 from iobench.results import (
@@ -115,7 +115,7 @@ class Runner:
                 self.results.write(record)
                 self.progress.result(record)
 
-    def _executor(self, warm_ups: Sequence[Location], temporary: Path | None) -> Executor:
+    def _executor(self, warm_ups: Sequence[str], temporary: Path | None) -> Executor:
         """Return an executor: this process, or the largest number of concurrent child processes.
 
         Child processes have their temporary files in `temporary`.
@@ -143,7 +143,7 @@ class _Trials:
     before: dict[str | None, Sequence[Trial]] = field(default_factory=dict)
     """Of saves that follow each other, the last ones in each target: they are still there."""
 
-    def warm_up(self, directories: Sequence[Location]) -> None:
+    def warm_up(self, directories: Sequence[str]) -> None:
         """Do each contender's first-use work, outside any clock.
 
         A contender that fails here also fails in its trial, which records the failure. The

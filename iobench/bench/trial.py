@@ -259,14 +259,14 @@ class Trial:
         return f"step-{self.repetition}-{self.order}"
 
     @property
-    def _checkpoint(self) -> Location:
+    def _checkpoint(self) -> str:
         return self.target.scratch.locate(self._name)
 
     def _ref(self, directory: Location) -> CheckpointRef:
         return CheckpointRef(
             contender=self.contender,
             shape=self.shape,
-            directory=directory,
+            directory=str(directory),
             restore_mode=self.variant.restore_mode,
             sliced=self._sliced,
         )

@@ -51,7 +51,7 @@ def scrub(
 def _reader(path: Path) -> Callable[[Path], object]:
     """Return the function that reads a file of this kind, by its first line."""
     from iobench.results import read
-    from iobench.results.reader import family_of
+    from iobench.results.file import family_of
     from iobench.tune.journal import read_journal
 
     return read_journal if family_of(path) == "iobench.tune" else read

@@ -15,7 +15,7 @@ from typing import Any
 from iobench.errors import UsageError
 from iobench.report.document import Document
 from iobench.results import ResultFile, read
-from iobench.results.reader import family_of
+from iobench.results.file import family_of
 
 __all__ = ["document_of"]
 

@@ -5,6 +5,7 @@ the run, `read` returns its records, and `load` returns a pandas table of one or
 """
 
 from iobench.results.codec import SCHEMA, Record, from_record, to_plain, to_record
+from iobench.results.file import check_new, default_path
 from iobench.results.frame import load
 from iobench.results.identity import config_hash, contender_of, figure_of, new_run_id, utc_now
 from iobench.results.reader import ResultFile, read
@@ -32,7 +33,7 @@ from iobench.results.records import (
     WorldFacts,
 )
 from iobench.results.setting import AxisValues, Setting
-from iobench.results.writer import ResultWriter, check_new, default_path
+from iobench.results.writer import ResultWriter
 
 __all__ = [
     "SCHEMA",

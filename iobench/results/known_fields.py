@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from iobench.results.records import CeilingSample, End, Failure, Run, Sample, TrainBlock
+from iobench.results.codec import KINDS
 
 __all__ = ["unknown_fields"]
 
@@ -91,7 +91,7 @@ def _is_version(value: Any) -> bool:
 @cache
 def _known() -> frozenset[str]:
     found = {"schema", "kind", *_FACTS}
-    todo: list[Any] = [Run, Sample, CeilingSample, Failure, TrainBlock, End]
+    todo: list[Any] = list(KINDS.values())
     seen = set()
     while todo:
         kind = todo.pop()

@@ -20,8 +20,8 @@ from typing import Any
 
 from iobench import workloads
 from iobench.errors import ResultFileError, TransferError
+from iobench.results.file import check_new
 from iobench.results.known_fields import unknown_fields
-from iobench.results.writer import check_new
 
 __all__ = ["HOST_REPLACED", "Removed", "Scrubbed", "scrub", "write_scrubbed"]
 

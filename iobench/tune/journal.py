@@ -9,19 +9,16 @@ Append-only. It does not hold decisions: they follow from the measurements.
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from iobench.errors import ResultFileError
 from iobench.results import utc_now
-from iobench.results.codec import from_plain, to_plain
-from iobench.results.writer import append_line
-from iobench.text import printable_values
+from iobench.results.codec import to_record
+from iobench.results.file import RecordFile, Status, ending, line_error, records
 from iobench.tune.measurement import Measurement, Phase, Step
 from iobench.tune.space import Candidate
 
@@ -36,7 +33,6 @@ __all__ = [
 ]
 
 SCHEMA = "iobench.tune/1"
-_FAMILY, _VERSION = SCHEMA.split("/")
 _NEEDED = {
     "asked": ("workload", "target", "objective", "rank", "max_s", "max_bytes"),
     "machine": (
@@ -112,8 +108,12 @@ class EndRecord:
     kind: ClassVar[str] = "end"
 
     at: str
-    status: Literal["complete", "interrupted", "failed"]
+    status: Status
     error: str | None = None
+
+
+KINDS: Mapping[str, type] = {one.kind: one for one in (TuningRecord, TrialRecord, EndRecord)}
+"""The classes of the records in a journal."""
 
 
 @dataclass(kw_only=True)
@@ -125,22 +125,16 @@ class Journal:
     trials: tuple[TrialRecord, ...] = ()
     complete: bool = False
     """Whether the tuning has ended with an answer: nothing may be appended then."""
-    _fd: int = field(repr=False)
+    _file: RecordFile | None = field(default=None, repr=False)
 
     @classmethod
     @contextmanager
     def create(cls, path: Path, header: TuningRecord) -> Iterator[Journal]:
         """Open a new journal. Raises ResultFileError when the file exists or cannot be created."""
         check_new(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            fd = os.open(path, flags, 0o666)
-        except OSError as error:
-            raise ResultFileError(f"{path} cannot be created: {error.strerror}") from error
-        journal = cls(path=path, header=header, _fd=fd)
-        with journal._closing():
-            journal._append(header)
+        journal = cls(path=path, header=header, _file=RecordFile.create(path))
+        with journal._ending():
+            journal.write(header)
             yield journal
 
     @classmethod
@@ -151,49 +145,37 @@ class Journal:
         An unfinished last line, which a killed process leaves, is removed. A complete journal is
         only read.
         """
-        header, trials, whole, complete = _read(path)
+        header, trials, complete = _read(path, escaped=False)
+        journal = cls(path=path, header=header, trials=tuple(trials), complete=complete)
         if complete:
-            yield cls(path=path, header=header, trials=tuple(trials), complete=True, _fd=-1)
+            yield journal
             return
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        except OSError as error:
-            raise ResultFileError(f"{path} cannot be written: {error.strerror}") from error
-        journal = cls(path=path, header=header, trials=tuple(trials), _fd=fd)
-        with journal._closing():
-            os.ftruncate(fd, whole)
+        journal._file = RecordFile.resume(path)
+        with journal._ending():
             yield journal
 
-    def write(self, record: TrialRecord) -> None:
-        """Append one measurement. Raises TransferError, and leaves no part of the line then."""
-        self._append(record)
+    def write(self, record: TuningRecord | TrialRecord | EndRecord) -> None:
+        """Append one record. Raises TransferError, and leaves no part of the line then."""
+        assert self._file is not None  # a complete journal takes none
+        self._file.append(to_record(record, SCHEMA))
 
     @contextmanager
-    def _closing(self) -> Iterator[None]:
+    def _ending(self) -> Iterator[None]:
         """Append how the `with` block ended, and close the journal."""
+        assert self._file is not None
         try:
-            yield
-        except KeyboardInterrupt:
-            self._end("interrupted")
-            raise
-        except BaseException as error:
-            self._end("failed", " ".join(f"{type(error).__name__}: {error}".split()))
-            raise
-        else:
-            self._end("complete")
-
-    def _end(
-        self, status: Literal["complete", "interrupted", "failed"], error: str | None = None
-    ) -> None:
-        try:
-            self._append(EndRecord(at=utc_now(), status=status, error=error))
-            os.fsync(self._fd)
+            try:
+                yield
+            except BaseException as error:
+                self._end(error)
+                raise
+            self._end(None)
         finally:
-            os.close(self._fd)
+            self._file.close()
 
-    def _append(self, record: TuningRecord | TrialRecord | EndRecord) -> None:
-        values = {"schema": SCHEMA, "kind": record.kind, **to_plain(record)}
-        append_line(self._fd, self.path, values)
+    def _end(self, error: BaseException | None) -> None:
+        status, text = ending(error)
+        self.write(EndRecord(at=utc_now(), status=status, error=text))
 
 
 def check_new(path: Path) -> None:
@@ -207,7 +189,7 @@ def check_new(path: Path) -> None:
 
 def read_header(path: Path) -> TuningRecord:
     """Return the first line of a journal. Raises ResultFileError for another file."""
-    return _read(path)[0]
+    return _read(path, escaped=False)[0]
 
 
 def read_journal(path: Path) -> tuple[TuningRecord, list[TrialRecord]]:
@@ -215,44 +197,31 @@ def read_journal(path: Path) -> tuple[TuningRecord, list[TrialRecord]]:
 
     Raises ResultFileError.
     """
-    header, trials, _, _ = _read(path, printable_values)
+    header, trials, _ = _read(path)
     return header, trials
 
 
-def _read(
-    path: Path, clean: Callable[[Any], Any] = lambda values: values
-) -> tuple[TuningRecord, list[TrialRecord], int, bool]:
-    """Return the header, the trials, the bytes of all complete lines, and whether the tuning is
-    complete."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ResultFileError(f"{path} cannot be read: {error.strerror}") from error
-    whole = data.rfind(b"\n") + 1
+def _read(path: Path, *, escaped: bool = True) -> tuple[TuningRecord, list[TrialRecord], bool]:
+    """Return the header, the trials, and whether the tuning is complete."""
     header: TuningRecord | None = None
     trials: list[TrialRecord] = []
     complete = False
-    for number, line in enumerate(data[:whole].splitlines(), 1):
-        try:
-            values = clean(json.loads(line))
-            _check_schema(values)
-            if header is None:
-                if values.get("kind") != TuningRecord.kind:
-                    raise ValueError("the first line is not a header")
-                header = from_plain(TuningRecord, values)
-                header.check()
-            elif values.get("kind") == TrialRecord.kind:
-                trials.append(from_plain(TrialRecord, values))
-            elif values.get("kind") == EndRecord.kind:
-                complete = complete or values.get("status") == "complete"
-        except json.JSONDecodeError as error:
-            what = "damaged" if header else "give a journal that iobench autotune wrote"
-            raise ResultFileError(f"{path}, line {number}: not JSON; {what}") from error
-        except (ValueError, RecursionError) as error:
-            raise ResultFileError(f"{path}, line {number}: {error}") from error
+    for number, record in records(path, SCHEMA, KINDS, escaped=escaped, growing=True):
+        if header is None:
+            if not isinstance(record, TuningRecord):
+                raise line_error(path, number, "the first line is not a header")
+            try:
+                record.check()
+            except ValueError as error:
+                raise line_error(path, number, str(error)) from error
+            header = record
+        elif isinstance(record, TrialRecord):
+            trials.append(record)
+        elif isinstance(record, EndRecord):
+            complete = complete or record.status == "complete"
     if header is None:
         raise ResultFileError(f"{path} is not a journal of iobench autotune: it has no header")
-    return header, trials, whole, complete
+    return header, trials, complete
 
 
 def _check_has(facts: Any, part: str, key: str) -> None:
@@ -260,14 +229,3 @@ def _check_has(facts: Any, part: str, key: str) -> None:
         if not isinstance(facts, Mapping) or name not in facts:
             raise ValueError(f"{part}.{key} is missing")
         facts = facts[name]
-
-
-def _check_schema(values: Any) -> None:
-    schema = values.get("schema") if isinstance(values, dict) else None
-    family, _, version = schema.partition("/") if isinstance(schema, str) else ("", "", "")
-    if family != _FAMILY or not version.isdecimal():
-        raise ValueError("not a record of a journal of iobench autotune")
-    if int(version) > int(_VERSION):
-        raise ValueError(
-            f"written by a newer iobench (schema {schema}); upgrade iobench to read it"
-        )

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from iobench.errors import ResultFileError
 from iobench.units import MIB
 
 _ROOT = Path(__file__).parents[2]
@@ -182,7 +183,7 @@ def test_records_are_not_overwritten(tmp_path: Path) -> None:
     """A record is evidence: an older one stays."""
     path = tmp_path / "old.jsonl"
     path.write_text("old")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ResultFileError, match="exists and is not overwritten"):
         _record.Record(path, target=tmp_path)
     assert path.read_text() == "old"
 
@@ -196,5 +197,5 @@ def test_without_a_record_nothing_is_written(tmp_path: Path) -> None:
 
 def test_a_file_of_another_schema_is_refused() -> None:
     """A record of `iobench run` is not one of a script."""
-    with pytest.raises(ValueError, match="line 1: not of the schema"):
+    with pytest.raises(ResultFileError, match="an iobench result file, not a record of a script"):
         _record.read(_ROOT / "results" / "reference-aa-llama7b.jsonl")

@@ -20,7 +20,6 @@ from iobench.bench.counters.monitor import Usage
 from iobench.bench.data.replay import Replay
 from iobench.bench.data.sliced_files import SlicedFiles
 from iobench.bench.data.slicing import Sliced, Slicing
-from iobench.bench.targets.base import Location
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.results.records import Verified
 from iobench.workloads import FileSpec
@@ -58,7 +57,7 @@ class CheckpointRef:
 
     contender: int
     shape: int
-    directory: Location
+    directory: str
     restore_mode: RestoreMode | None = None
     sliced: Sliced | None = None
 
@@ -133,7 +132,7 @@ class Job:
             restored.append(sum(replay.restored_bytes))
         return CheckpointSizes(saved=self.replays[shape].size_bytes(), restored=tuple(restored))
 
-    def warm_up(self, directories: Sequence[Location]) -> None:
+    def warm_up(self, directories: Sequence[str]) -> None:
         """Do each contender's first-use work. Errors are ignored: its save raises them again."""
         for directory, one in product(directories, self.contenders):
             with contextlib.suppress(Exception):
@@ -223,10 +222,10 @@ class Job:
         linux.trim_heap()  # the next contender gets no memory that this one freed
         return verified
 
-    def _own(self, directory: Location) -> Location:
+    def _own(self, directory: str) -> str:
         return directory if self._number is None else f"{directory}/{own_name(self._number)}"
 
-    def _from(self, ref: CheckpointRef) -> Location:
+    def _from(self, ref: CheckpointRef) -> str:
         """Return where the files are that restores read."""
         if ref.sliced is not None:
             return ref.directory

@@ -10,12 +10,12 @@ import math
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from iobench.bench.counters.monitor import Usage
 from iobench.bench.processes.job import CheckpointRef, Job
 from iobench.bench.targets.cold import evict
 from iobench.bench.targets.entries import FilesBelow
+from iobench.writers.s3_store.target import is_s3
 
 __all__ = ["Loop", "Looped"]
 
@@ -66,15 +66,14 @@ class Loop:
         return Looped(
             spans=tuple(spans),
             size_bytes=size_bytes,
-            read_bytes=used.io.get("read_bytes") if isinstance(ref.directory, Path) else None,
+            read_bytes=used.io.get("read_bytes") if not is_s3(ref.directory) else None,
             resident_fraction=resident,
             mismatches=job.verify(ref).mismatches,
         )
 
     def _leave_the_cache(self) -> float:
         """Evict the files, and return the part of their bytes that stayed."""
-        directory = self.ref.directory
-        if not isinstance(directory, Path):
+        if is_s3(self.ref.directory):
             return 0.0
-        left = evict(FilesBelow(directory), beside=True)
+        left = evict(FilesBelow(self.ref.directory), beside=True)
         return left.resident_bytes / left.size_bytes if left.size_bytes else 0.0

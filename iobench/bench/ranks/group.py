@@ -21,7 +21,7 @@ from iobench.bench.ranks.rank_job import RankJob
 from iobench.bench.ranks.setup import Setup, make_job, setups, show_token
 from iobench.bench.ranks.steps import END, NEXT, OPERATION_S, Steps
 from iobench.bench.ranks.wire import message_of, reply_of
-from iobench.bench.targets.base import Location, Scratch
+from iobench.bench.targets.base import Scratch
 from iobench.bench.targets.cold import EvictedFiles
 from iobench.errors import FioError, JobError, RankError
 from iobench.ranks.control import Control
@@ -65,9 +65,7 @@ class Launched:
             self.control.broadcast("plan", None, deadline_s=SETUP_S)
         self.control.broadcast(END, exit_code, deadline_s=SETUP_S)
 
-    def group(
-        self, plan: Plan, scratch: Sequence[Location], warm_ups: Sequence[Location]
-    ) -> RankGroup:
+    def group(self, plan: Plan, scratch: Sequence[str], warm_ups: Sequence[str]) -> RankGroup:
         """Set up the job of every rank. `scratch` is the run's own space in each target."""
         return RankGroup(self, plan, scratch, warm_ups)
 
@@ -86,8 +84,8 @@ class RankGroup(Executor):
         self,
         launched: Launched,
         plan: Plan,
-        scratch: Sequence[Location],
-        warm_ups: Sequence[Location],
+        scratch: Sequence[str],
+        warm_ups: Sequence[str],
     ) -> None:
         self._launched = launched
         launched.members = replace(launched.members, replicas=plan.axes.replicas)

@@ -15,7 +15,6 @@ from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters.nodes import NodeCounter, NodeCounts
 from iobench.bench.data.slicing import Sliced
 from iobench.bench.processes.job import CheckpointRef, Done, Job, JobSetup
-from iobench.bench.targets.base import Location
 from iobench.bench.targets.cold import EvictedFiles, evict
 from iobench.bench.targets.entries import FilesBelow
 from iobench.bench.targets.instruments import Instruments
@@ -49,9 +48,9 @@ class Machine:
     itself does that. `away` says that it is another machine than that of rank 0.
     """
 
-    def __init__(self, scratch: Sequence[Location], *, counts: bool, away: bool) -> None:
+    def __init__(self, scratch: Sequence[str], *, counts: bool, away: bool) -> None:
         self.counts, self.away = counts, away
-        self._storages = [self._storage(Path(one)) for one in scratch if not is_s3(str(one))]
+        self._storages = [self._storage(Path(one)) for one in scratch if not is_s3(one)]
 
     @staticmethod
     def _storage(directory: Path) -> _Storage:
@@ -61,7 +60,7 @@ class Machine:
             directory=directory, monitor=monitor, instruments=instruments, patience=Patience()
         )
 
-    def under(self, location: Location) -> _Storage | None:
+    def under(self, location: str) -> _Storage | None:
         """Return the storage of a checkpoint; None for one in a bucket."""
         parents = Path(location).parents
         return next((one for one in self._storages if one.directory in parents), None)
@@ -105,7 +104,7 @@ class RankJob(Job):
         """Save every file, and sync the directories: another node cannot sync them from there."""
         done = super().save(ref)
         away = self._machine is not None and self._machine.away
-        if not away or is_s3(str(ref.directory)) or not done.transfer.files:
+        if not away or is_s3(ref.directory) or not done.transfer.files:
             return done
         for directory, _, _ in os.walk(self._own(ref.directory), topdown=False, onerror=reraise):
             sync_directory(directory)

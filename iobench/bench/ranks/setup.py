@@ -14,7 +14,6 @@ from iobench.bench.plan import LEAST_POOL, Plan
 from iobench.bench.processes.job import JobSetup
 from iobench.bench.ranks.members import Members
 from iobench.bench.ranks.rank_job import Machine, RankJob
-from iobench.bench.targets.base import Location
 from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
 from iobench.units import count_of, format_size
@@ -67,8 +66,8 @@ class Setup:
 def setups(
     plan: Plan,
     members: Members,
-    scratch: Sequence[Location],
-    warm_ups: Sequence[Location],
+    scratch: Sequence[str],
+    warm_ups: Sequence[str],
     token: str,
 ) -> list[Setup]:
     """Return the set-up of each rank, in rank order."""
@@ -94,8 +93,8 @@ def setups(
             writers=",".join(one.label for one in plan.contenders),
             targets=tuple(one.location for one in plan.targets),
             needs=tuple(needs),
-            scratch=tuple(map(str, scratch)),
-            warm_ups=tuple(map(str, warm_ups)),
+            scratch=tuple(scratch),
+            warm_ups=tuple(warm_ups),
             token=token,
             pool_bytes=max(plan.pool_bytes // members.world.local, LEAST_POOL),
             local=members.world.local,
@@ -110,11 +109,11 @@ def setups(
     ]
 
 
-def show_token(scratch: Sequence[Location]) -> str:
+def show_token(scratch: Sequence[str]) -> str:
     """Write a file into each directory by which other nodes recognise it; return its content."""
     token = secrets.token_hex(8)
     for one in scratch:
-        if not is_s3(str(one)):
+        if not is_s3(one):
             with (Path(one) / _TOKEN).open("x") as file:
                 file.write(token)
                 file.flush()

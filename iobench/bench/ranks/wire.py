@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 from iobench.bench.processes.job import Job
 from iobench.bench.ranks.rank_job import RankJob
 from iobench.errors import JobError
-from iobench.results.codec import decode, to_plain
+from iobench.results.codec import from_plain, to_plain
 
 __all__ = ["command_of", "message_of", "reply_of"]
 
@@ -36,7 +36,7 @@ def command_of(message: Any) -> Callable[[RankJob], Any]:
     types = _types(name)
     if not set(given) <= set(types):
         raise ValueError(f"{name} has no argument {', '.join(sorted(set(given) - set(types)))}")
-    values = {key: decode(types[key], value, key) for key, value in given.items()}
+    values = {key: from_plain(types[key], value) for key, value in given.items()}
     return partial(_call, name, values)
 
 
@@ -48,7 +48,7 @@ def reply_of(what: Callable[[Any], T], plain: Any, who: str) -> T:
     """Return the reply to `what` from its plain values. Raises JobError if they are not valid."""
     method = getattr(what, "func", what)
     try:
-        reply: T = decode(_types(method.__name__)["return"], plain, "reply")
+        reply: T = from_plain(_types(method.__name__)["return"], plain)
     except ValueError as error:
         raise JobError(f"{who}: its reply to {method.__name__} is not valid ({error})") from None
     return reply

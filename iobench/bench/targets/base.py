@@ -33,7 +33,7 @@ class Scratch(Protocol):
     def directory(self) -> Path | None:
         """The space as a directory; None in a bucket."""
 
-    def locate(self, name: str) -> Location:
+    def locate(self, name: str) -> str:
         """Return the location of the published checkpoint `name`."""
 
     def staged(self, name: str) -> AbstractContextManager[Staged]:

@@ -70,8 +70,8 @@ class DirectoryScratch:
 
     directory: Path
 
-    def locate(self, name: str) -> Path:
-        return self.directory / name
+    def locate(self, name: str) -> str:
+        return str(self.directory / name)
 
     def staged(self, name: str) -> StagedCheckpoint:
         return StagedCheckpoint(self.directory / name)

@@ -56,10 +56,10 @@ class Recorder:
         ),
         (partial(Job.scrub, shape=2, subset=None), {"shape": 2, "subset": None}),
         (partial(Job.scrub, shape=2, subset=0.5), {"shape": 2, "subset": 0.5}),
-        (partial(Job.sizes, shape=0, subsets=(None, 0.1)), {"shape": 0, "subsets": (None, 0.1)}),
+        (partial(Job.sizes, shape=0, subsets=(None, 0.1)), {"shape": 0, "subsets": [None, 0.1]}),
         (
             partial(Job.warm_up, directories=[Path("/a"), "s3://b/c"]),
-            {"directories": ("/a", "s3://b/c")},
+            {"directories": ["/a", "s3://b/c"]},
         ),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_command_arrives_with_its_arguments(what: Any, given: dict[str, Any]) 
             transfer=TRANSFER,
             at_s=1.5,
             notes=("n",),
-            file_bytes=(4, 6),
+            file_bytes=[4, 6],
             usage=Usage(cpu_s=0.1, io={"rchar": 1}),
             late_s=0.25,
         ),

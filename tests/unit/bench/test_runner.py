@@ -48,7 +48,7 @@ from iobench.results import (
     Verified,
     read,
 )
-from iobench.results import writer as writer_module
+from iobench.results.file import RecordFile
 from iobench.stats.comparison import noise_floor
 from iobench.units import MIB
 from iobench.workloads import Workload
@@ -657,15 +657,15 @@ def test_an_interrupt_right_after_a_record(
     execute: Callable[..., ResultFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C after a record leaves a readable file with the right count."""
-    append, lines = writer_module.append_line, []
+    append, lines = RecordFile.append, []
 
-    def interrupted(fd: int, path: Path, values: Mapping[str, Any]) -> None:
-        append(fd, path, values)
+    def interrupted(self: RecordFile, values: Mapping[str, Any]) -> None:
+        append(self, values)
         lines.append(values)
         if len(lines) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(writer_module, "append_line", interrupted)
+    monkeypatch.setattr(RecordFile, "append", interrupted)
     result = execute(make("buffered"), ceiling=False, error=KeyboardInterrupt)
     assert result.end is not None
     assert (result.end.status, result.end.samples, len(result.samples)) == ("interrupted", 1, 1)

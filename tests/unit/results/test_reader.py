@@ -101,7 +101,7 @@ def test_foreign_json(path: Path, content: bytes) -> None:
 def test_a_journal_of_autotune_is_named(path: Path) -> None:
     """It is stored next to result files, under results/."""
     message = refusal(path, b'{"schema": "iobench.tune/1", "kind": "tuning"}\n')
-    assert message.startswith(" is a journal of iobench autotune, not a result file; ")
+    assert message.startswith(" is a journal of iobench autotune, not an iobench result file; ")
     assert message.endswith(f"iobench autotune --resume {path} continues it")
 
 
@@ -109,7 +109,7 @@ def test_a_record_of_a_benchmark_is_named(path: Path) -> None:
     """The repository has some next to its result files, under results/benchmarks."""
     message = refusal(path, b'{"schema": "iobench.benchmark/1", "kind": "benchmark"}\n')
     assert message == (
-        " is a record of a script in benchmarks/, not a result file; "
+        " is a record of a script in benchmarks/, not an iobench result file; "
         f"python benchmarks/tables.py {path} prints its table"
     )
 
@@ -165,7 +165,7 @@ def test_numbers_that_are_no_figures_are_damage(path: Path, number: str) -> None
 
 def test_wrong_values_name_line_and_field(path: Path) -> None:
     broken = LINES[0] + LINES[3].replace(b'"retries": 0', b'"retries": "none"')
-    assert refusal(path, broken) == ", line 2: retries must be a whole number, and is 'none'"
+    assert refusal(path, broken) == ", line 2: Expected `int`, got `str` - at `$.retries`"
 
 
 @pytest.mark.slow

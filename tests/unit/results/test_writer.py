@@ -174,7 +174,7 @@ def test_a_figure_that_is_not_finite_is_never_written(tmp_path: Path, example: R
 
 
 def test_default_paths_name_time_and_workload_and_never_collide(tmp_path: Path) -> None:
-    with mock.patch("iobench.results.writer.datetime") as clock:
+    with mock.patch("iobench.results.file.datetime") as clock:
         clock.now.return_value.__format__ = lambda *_: "20260131T120000Z"
         first = default_path("llama7b", tmp_path)
         assert first == tmp_path / "20260131T120000Z-llama7b.jsonl"

@@ -99,10 +99,16 @@ def test_a_killed_process_leaves_half_a_line(tmp_path: Path) -> None:
         ("", "no header"),
         ("hello\n", "line 1"),
         ("[" * 100_000 + "\n", "line 1"),
-        ('{"schema": "iobench.result/1", "kind": "run"}\n', "not a record of a journal"),
+        (
+            '{"schema": "iobench.result/1", "kind": "run"}\n',
+            "an iobench result file, not a journal",
+        ),
         ('{"schema": "iobench.tune/2", "kind": "tuning"}\n', "upgrade iobench"),
         ('{"schema": "iobench.tune/1", "kind": "trial"}\n', "first line is not a header"),
-        ('{"schema": "iobench.tune/1", "kind": "tuning"}\n', "started_at is missing"),
+        (
+            '{"schema": "iobench.tune/1", "kind": "tuning"}\n',
+            "line 1: Object missing .* `started_at`",
+        ),
     ],
 )
 def test_no_journal(tmp_path: Path, text: str, words: str) -> None:
