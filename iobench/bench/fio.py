@@ -26,14 +26,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iobench.bench.fio_process import FioProcess
 from iobench.bench.processes.interrupts import deferred_interrupts
+from iobench.bench.targets.cold import evict_file
 from iobench.environment.software import fio_version
 from iobench.errors import FioError
 from iobench.results.records import Operation
@@ -55,6 +56,19 @@ FILE_NAME = "iobench-ceiling.fio"
 _ALIGNMENT = 4 * KIB  # of sizes and offsets: enough for O_DIRECT on every block device
 _RW = {"save": "write", "restore": "read"}
 _PRERUN = "Saving output of prerun"  # fio's note about that command
+_GRACE_S = 10.0  # how long fio may take to stop after SIGTERM, before it is killed
+_GO = "go\n"
+_OPTIONS = (
+    "--output-format=json",
+    "--eta=never",
+    "--disk_util=0",
+    "--name=ceiling",
+    # The default is the processor's own counter, which a virtual machine may have to emulate.
+    "--clocksource=clock_gettime",
+    # The comment sign hides the file to which fio sends the command's output.
+    "--exec_prerun=read go #",
+)
+_TUNABLES = "GLIBC_TUNABLES"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +90,7 @@ class FioJob:
         """fio's options for `size_bytes`, which must come from `size_for`. Plain integers only.
 
         `thread` keeps the job in fio's own process: forked jobs call setsid and would outlive it.
+        The file's name is relative to fio's directory: fio splits names at colons.
         """
         options: dict[str, str | int] = {
             "filename": FILE_NAME,
@@ -107,7 +122,7 @@ class FioJob:
             "block_size": self.block_size,
             "iodepth": self.iodepth,
             "refill_buffers": True,
-            "huge_pages": True,  # see `fio_process`
+            "huge_pages": True,  # see `_start`
         }
 
 
@@ -213,42 +228,75 @@ def _make_room(directory: Path, size_bytes: int) -> None:
 def _evict(path: Path) -> int:
     """Sync the file, drop it from the page cache, and return its size in bytes."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return evict_file(path)
     except OSError as error:
         raise FioError(
             f"fio cannot read {path}: {error.strerror or error}; a save job must come first"
         ) from error
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
 def _process(
-    options: dict[str, str | int], directory: Path
+    options: Mapping[str, str | int], directory: Path
 ) -> Iterator[Callable[[], tuple[int, str, str]]]:
-    """Start fio in `directory`. The yielded function returns (exit status, stdout, stderr).
+    """Start fio in `directory`. The yielded function lets its clock begin, and returns fio's exit
+    status, standard output and errors.
 
     When the block raises, fio is stopped and awaited.
     """
-    process = None
+    process: subprocess.Popen[str] | None = None
 
     def measure() -> tuple[int, str, str]:
         assert process is not None
-        return process.measure()
+        output, errors = process.communicate(_GO)
+        return process.returncode, output, errors
 
     try:
         with deferred_interrupts():  # inside Popen an interrupt would lose the child
-            process = FioProcess(directory)
-        process.give(options)
+            process = _start(options, directory)
         yield measure
     except BaseException:
         if process is not None:
-            process.stop()
+            _stop(process)
         raise
+
+
+def _start(options: Mapping[str, str | int], directory: Path) -> subprocess.Popen[str]:
+    """Start fio in a new session: the terminal's Ctrl-C does not reach it.
+
+    Its buffers are in transparent huge pages, like the writers' blocks: a request to the device
+    holds more bytes of them. fio's own `iomem=mmaphuge` needs pages that root has reserved. The C
+    library (2.35 or newer) asks for transparent ones by madvise(2), where the kernel allows that;
+    seen in smaps_rollup.
+    """
+    tunables = [os.environ.get(_TUNABLES, ""), "glibc.malloc.hugetlb=1"]
+    try:
+        return subprocess.Popen(
+            ["fio", *_OPTIONS, *(f"--{name}={value}" for name, value in options.items())],
+            cwd=directory,
+            env={**os.environ, _TUNABLES: ":".join(one for one in tunables if one)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise FioError(
+            f"fio cannot be run in {directory}: {error.strerror or error} ({error.filename}); "
+            "if it is missing: apt-get install fio"
+        ) from error
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End fio and wait for its end."""
+    process.terminate()
+    try:
+        process.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 def parse_output(

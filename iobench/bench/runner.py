@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -161,20 +161,19 @@ class _Trials:
         began = time.monotonic()
         repetition = 0
         while self.plan.repeat.goes_on(repetition, measured, time.monotonic() - began):
-            steps: list[Callable[[int, int], Iterator[_Record]]] = [
-                _bound(self._variant, one, remaining, random_)
-                for one in self.plan.variants_with_twins
-                if one in remaining
-            ]
-            steps += [
-                _bound(self._ceiling, ceiling, job)
-                for ceiling in self.ceilings
-                for job in ceiling.remaining
+            steps: list[Variant | tuple[CeilingJobs, fio.FioJob]] = [
+                *(one for one in self.plan.variants_with_twins if one in remaining),
+                *((ceiling, job) for ceiling in self.ceilings for job in ceiling.remaining),
             ]
             random_.shuffle(steps)
             for position, step in enumerate(steps):
+                done = (
+                    self._variant(repetition, position, step, remaining, random_)
+                    if isinstance(step, Variant)
+                    else self._ceiling(repetition, position, *step)
+                )
                 ended = self._failures(repetition, position, remaining)
-                for record in chain(step(repetition, position), ended):
+                for record in chain(done, ended):
                     yield record
                     if isinstance(record, Sample):
                         measured.append(record)
@@ -316,10 +315,3 @@ class _Trials:
             remaining.remove(variant)
             if not remaining:
                 raise error
-
-
-def _bound(
-    function: Callable[..., Iterator[_Record]], *last: object
-) -> Callable[[int, int], Iterator[_Record]]:
-    """Return `function` with its last arguments bound."""
-    return lambda repetition, order: function(repetition, order, *last)

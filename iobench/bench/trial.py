@@ -46,23 +46,18 @@ T = TypeVar("T")
 
 
 class Clock:
-    """The counters of one timed operation.
-
-    It starts at the first call of `start`; later calls change nothing.
-    """
+    """The counters of one timed operation."""
 
     counters: Counters
     started_at: str
 
     def __init__(self, monitor: Monitor, sampler: Sampler | None) -> None:
         self._monitor, self._sampler = monitor, sampler
-        self._started = False
 
     def start(self, began_s: float | None) -> None:
         """Start now, or at `began_s` of time.perf_counter, which is soon."""
-        if not self._started:
-            self._started, self.started_at = True, utc_now()
-            self.counters = Counters(self._monitor, self._sampler, began_s)
+        self.started_at = utc_now()
+        self.counters = Counters(self._monitor, self._sampler, began_s)
 
     def stop(self, done: Sequence[Done], ended_s: float | None = None) -> Counted:
         """Return the growth of all counters of this machine, with the usage of other processes.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
+from iobench.tune.rounds import NoProgress
 from iobench.tune.space import Candidate
 from iobench.tune.tuning import Tuning
 
@@ -34,7 +35,7 @@ def expected(tuning: Tuning) -> Outcome:
             probed.setdefault(candidate.writer, measured)
             probed[candidate.label] = measured
     played = _Played(probed, step, tuning.objective, tuning.seed)
-    return tuning.tuner(played, _Silence()).run()
+    return tuning.tuner(played, NoProgress()).run()
 
 
 class _Played:
@@ -62,13 +63,3 @@ class _Played:
             written_bytes=int(known.written_bytes * longer * copies),
             save=save,
         )
-
-
-class _Silence:
-    """Reports nothing."""
-
-    def phase(self, what: str) -> None:
-        """Report nothing."""
-
-    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
-        """Report nothing."""

@@ -7,21 +7,23 @@ the rules of `Race` and `Confirmation`. Which settings were cut follows from tho
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from iobench import workloads
 from iobench.bench.judging.verdict import Context, volatile_of
+from iobench.errors import IobenchError
 from iobench.stats.comparison import LEAST_FLOOR, LEAST_SAMPLES
 from iobench.tune.budget import Budget
 from iobench.tune.confirm import Confirmation
 from iobench.tune.journal import TrialRecord, TuningRecord
-from iobench.tune.measurement import Step
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
 from iobench.tune.race import Race, RaceStatus
-from iobench.tune.rounds import History
+from iobench.tune.rounds import NoProgress, Rounds
 from iobench.tune.search import LAST_ROUNDS, LOOK_ROUNDS
 from iobench.tune.space import Candidate, Dimension, Space
 from iobench.units import format_size
@@ -49,37 +51,53 @@ class ReplayedTuning:
 
 def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTuning:
     """Return the conclusions from `trials`. Raises UnknownNameError for an unknown writer."""
-    objective = _objective(header.asked)
-    budget = Budget(max_s=header.asked["max_s"], max_bytes=header.asked["max_bytes"])
-    race, history = Race[Candidate](), History()
     candidates = [Candidate.of(one.writer, one.options, one.origin) for one in trials]  # type: ignore[arg-type]  # a word of the journal
     labels = [one.label for one in candidates]
-    rounds = _rounds(trials)
-    for at, (begin, end) in enumerate(rounds):
-        following = set(labels[slice(*rounds[at + 1])]) if at + 1 < len(rounds) else set()
-        for number in range(begin, end):
-            one, name = trials[number], labels[number]
+    recorded = iter(trials)
+    rounds = Rounds(
+        race=Race(),
+        objective=_objective(header.asked),
+        budget=Budget(max_s=header.asked["max_s"], max_bytes=header.asked["max_bytes"]),
+        measure=lambda *_: next(recorded).measured,
+        written_bytes=lambda *_: 0,
+        progress=NoProgress(),
+        rng=random.Random(),
+    )
+    race, bounds = rounds.race, _rounds(trials)
+    writers = header.asked.get("writers") or dict.fromkeys(one.writer for one in trials)
+    confirmation = Confirmation(contenders=[], baseline="")
+    for at, (begin, end) in enumerate(bounds):
+        names, first = labels[begin:end], trials[begin]
+        until = len(trials) if first.phase == "confirm" else end
+        for name, candidate in zip(labels[begin:until], candidates[begin:until], strict=True):
             if name not in race.trials:
-                race.join(name, candidates[number])
-            budget.spend(one.measured)
-            history.add(name, _step(one), one.measured)
-            if one.phase != "confirm":
-                _record(race, history, objective, name, one)
-        if trials[begin].phase in ("race", "refine"):
+                race.join(name, candidate)
+        rounds.number = first.round - 1
+        if first.phase == "confirm":
+            if not confirmation.contenders:
+                confirmation = _contenders(race, labels[begin:], writers)
+                confirmation.floor = header.asked.get("floor", LEAST_FLOOR)  # not in older journals
+            rounds.confirm(confirmation, names, first.size_bytes, verify=())
+            continue
+        following = set(labels[slice(*bounds[at + 1])]) if at + 1 < len(bounds) else set()
+        for name in names:
+            if race.trials[name].able and first.phase != "probe":
+                race.trials[name].run_again()
+        with suppress(IobenchError):  # no setting was left: the tuning ended there
+            rounds.run(first.phase, names, first.size_bytes, record=first.phase != "probe")
+        if first.phase != "probe":
             race.judge()
-            later = at + 2 < len(rounds) and trials[end].phase == "race"
+            later = at + 2 < len(bounds) and trials[end].phase == "race"
             for name in [name for name in race.running if later and name not in following]:
                 race.trials[name].end(RaceStatus.CUT, "others did better")
-    writers = header.asked.get("writers") or dict.fromkeys(one.writer for one in trials)
-    floor = header.asked.get("floor", LEAST_FLOOR)  # absent in older journals
-    confirmation = _confirmation(race, objective, history, trials, labels, writers, floor)
+    _finish(confirmation, sorted({one.round for one in trials if one.phase == "confirm"}))
     return ReplayedTuning(
         header=header,
         trials=tuple(trials),
-        objective=objective,
+        objective=rounds.objective,
         race=race,
         labels=tuple(labels),
-        outcome=_outcome(header, trials, objective, budget, race, history, confirmation, writers),
+        outcome=_outcome(header, trials, rounds, confirmation, writers),
     )
 
 
@@ -90,51 +108,21 @@ def _rounds(trials: Sequence[TrialRecord]) -> list[tuple[int, int]]:
     return [(numbers[0], numbers[-1] + 1) for numbers in bounds]
 
 
-def _step(one: TrialRecord) -> Step:
-    return Step(phase=one.phase, round=one.round, size_bytes=one.size_bytes, verify=one.verify)
-
-
-def _record(
-    race: Race[Candidate], history: History, objective: Objective, name: str, one: TrialRecord
-) -> None:
-    """Enter one trial before the confirmation; probes have no loss in the race."""
-    entry = race.trials[name]
-    if one.measured.error:
-        entry.end(RaceStatus.FAILED, one.measured.error)
-        return
-    if one.phase != "probe":
-        if not entry.running and entry.able:
-            entry.run_again()
-        entry.losses[one.round] = objective.loss(one.measured)
-    if over := objective.over(history.of(name)):
-        entry.end(RaceStatus.OVER, over)
-
-
-def _confirmation(
-    race: Race[Candidate],
-    objective: Objective,
-    history: History,
-    trials: Sequence[TrialRecord],
-    labels: Sequence[str],
-    writers: Collection[str],
-    floor: float,
+def _contenders(
+    race: Race[Candidate], labels: Sequence[str], writers: Collection[str]
 ) -> Confirmation:
-    own = [(one, name) for one, name in zip(trials, labels, strict=True) if one.phase == "confirm"]
-    names = list(dict.fromkeys(name for _, name in own))
-    leader = race.ranked(names)[:1]
+    """Return the confirmation of the settings `labels`, after the race."""
+    names = list(dict.fromkeys(labels))
     baseline = next((n for n, one in race.trials.items() if one.candidate.origin == "baseline"), "")
     asked = [name for name in names if race.trials[name].candidate.writer in writers]
-    confirmation = Confirmation(
-        contenders=list(dict.fromkeys([*leader, *asked])),
+    return Confirmation(
+        contenders=list(dict.fromkeys([*race.ranked(names)[:1], *asked])),
         baseline=baseline if baseline in names else "",
-        floor=floor,
     )
-    for one, name in own:
-        if why := one.measured.error or objective.over(history.of(name, "confirm")):
-            confirmation.fail(name, why)
-        else:
-            confirmation.record(name, one.round, objective.loss(one.measured))
-    numbers = list(dict.fromkeys(one.round for one, _ in own))
+
+
+def _finish(confirmation: Confirmation, numbers: Sequence[int]) -> None:
+    """Enter which contenders were eliminated, and which of the rounds `numbers` were the last."""
     for name, losses in confirmation.own_losses().items():
         if len(numbers) - LAST_ROUNDS > LOOK_ROUNDS and len(losses) < LEAST_SAMPLES:
             confirmation.eliminate(name)
@@ -142,20 +130,16 @@ def _confirmation(
     confirmation.last += [number for number in back if number in numbers[LOOK_ROUNDS:]]
     if not confirmation.eliminated and len(numbers) >= LEAST_SAMPLES + LAST_ROUNDS:
         confirmation.last += numbers[-LAST_ROUNDS:]
-    return confirmation
 
 
 def _outcome(
     header: TuningRecord,
     trials: Sequence[TrialRecord],
-    objective: Objective,
-    budget: Budget,
-    race: Race[Candidate],
-    history: History,
+    rounds: Rounds,
     confirmation: Confirmation,
     writers: Collection[str],
 ) -> Outcome | None:
-    verdict = confirmation.verdict()
+    verdict, race = confirmation.verdict(), rounds.race
     if verdict is None:
         return None
     known = dict.fromkeys(name for name, one in race.trials.items() if one.candidate.well_known)
@@ -172,11 +156,11 @@ def _outcome(
             },
             known=tuple(race.trials[name].candidate for name in known),
         ),
-        objective=objective,
-        budget=budget,
+        objective=rounds.objective,
+        budget=rounds.budget,
         size_bytes=max(one.size_bytes for one in trials if one.phase == "confirm"),
         trials=race.trials,
-        history=history,
+        history=rounds.history,
         confirmation=confirmation,
         verdict=verdict,
         context=_context(header),

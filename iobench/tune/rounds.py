@@ -18,6 +18,7 @@ from iobench.tune.space import Candidate
 
 __all__ = [
     "History",
+    "NoProgress",
     "Rounds",
     "TuningProgress",
 ]
@@ -60,6 +61,16 @@ class TuningProgress(Protocol):
 
     def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
         """Report a measurement; `figure` is its rate or its error."""
+
+
+class NoProgress:
+    """Reports nothing."""
+
+    def phase(self, what: str) -> None:
+        """Report nothing."""
+
+    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
+        """Report nothing."""
 
 
 @dataclass(kw_only=True)

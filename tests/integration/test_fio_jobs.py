@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from iobench.bench import fio
 from iobench.bench.fio import FILE_NAME, JOBS, FioJob, cleanup, fio_version, run_job, started
-from iobench.bench.fio_process import FioProcess
 from iobench.environment import probe_directory
 from iobench.errors import FioError
 from iobench.units import MIB
@@ -46,17 +43,24 @@ def test_saved_and_restored_bytes(tmp_path: Path, job: FioJob) -> None:
 
 
 def test_a_job_waits_before_its_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fio starts and makes its file, writes when `measure` is called, and leaves no other file."""
+    """fio starts and makes its file, writes when `measure` is called, and leaves no other file.
+
+    Its buffers are in huge pages; tunables of the user stay.
+    """
     _skip_without_direct_io(tmp_path)
-    children: list[FioProcess] = []
-    monkeypatch.setattr(
-        fio, "FioProcess", lambda *a: children.append(FioProcess(*a)) or children[0]
-    )
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
+    children: list[subprocess.Popen[str]] = []
+    start = fio._start
+    monkeypatch.setattr(fio, "_start", lambda *a: children.append(start(*a)) or children[0])
     job = FioJob(ioengine="psync", block_size=MIB, iodepth=1)
     with started(job, "save", tmp_path, 4 * MIB) as measure:
-        threads = Path(f"/proc/{children[0].pid}/task")
-        while not any(path.read_text() for path in threads.glob("*/children")):
-            assert not children[0].ended, "fio waits for no command"
+        process = Path(f"/proc/{children[0].pid}")
+        while not any(path.read_text() for path in process.glob("task/*/children")):
+            assert children[0].poll() is None, "fio waits for no command"
+        # The C library parses them in place.
+        tunables = (process / "environ").read_bytes()
+        assert b"GLIBC_TUNABLES=glibc.malloc.check=0" in tunables
+        assert b"glibc.malloc.hugetlb=1" in tunables
         assert (tmp_path / FILE_NAME).read_bytes() == bytes(4 * MIB)
         assert measure().bytes == 4 * MIB
     assert (tmp_path / FILE_NAME).read_bytes().count(0) < MIB
@@ -69,47 +73,3 @@ def test_an_engine_that_fio_lacks(tmp_path: Path) -> None:
     with pytest.raises(FioError, match="engine nosuch not loadable"):
         run_job(job, "save", tmp_path, MIB)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_forked_child_does_not_hold_the_job(tmp_path: Path) -> None:
-    """fio reads its job up to the end of a pipe, which a forked child would keep open."""
-    process = FioProcess(tmp_path)
-    child = os.fork()
-    if not child:
-        time.sleep(30)
-        os._exit(0)
-    try:
-        process.give({"ioengine": "psync", "rw": "write", "size": MIB, "filename": "written"})
-        assert process.measure()[0] == 0
-        assert os.waitpid(child, os.WNOHANG) == (0, 0), "fio waited for the end of the child"
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def test_buffers_are_in_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a job that waits for its clock; tunables of the user stay."""
-    _skip_without_direct_io(tmp_path)
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if not setting.exists() or "[never]" in setting.read_text():
-        pytest.skip("the kernel gives no transparent huge pages")
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
-    process = FioProcess(tmp_path)
-    try:
-        process.give(
-            FioJob(ioengine="psync", block_size=16 * MIB, iodepth=1).options("save", 16 * MIB)
-        )
-        threads = Path(f"/proc/{process.pid}/task")
-        while not any(path.read_text() for path in threads.glob("*/children")):
-            assert not process.ended, "fio waits for no command"
-        tunables = Path(f"/proc/{process.pid}/environ").read_bytes()
-        maps = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-        assert process.measure()[0] == 0
-    finally:
-        process.stop()
-    # The C library parses them in place.
-    assert b"GLIBC_TUNABLES=glibc.malloc.check=0" in tunables
-    assert b"glibc.malloc.hugetlb=1" in tunables
-    huge = next(line for line in maps.splitlines() if line.startswith("AnonHugePages:"))
-    if int(huge.split()[1]) == 0:
-        pytest.skip("no huge page was free, or the C library is older than 2.35")

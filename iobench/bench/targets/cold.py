@@ -11,7 +11,7 @@ from iobench import linux
 from iobench.bench.judging.verdict import RESIDENT_LIMIT
 from iobench.results.records import Cold
 
-__all__ = ["EvictedFiles", "evict", "make_cold", "resident_bytes"]
+__all__ = ["EvictedFiles", "evict", "evict_file", "make_cold", "resident_bytes"]
 
 _DROP_CACHES = "/proc/sys/vm/drop_caches"
 
@@ -55,7 +55,7 @@ def evict(files: Iterable[str | Path], *, beside: bool = False) -> EvictedFiles:
     and no other pages are dropped.
     """
     paths = list(files) if isinstance(files, Iterator) else files
-    size = sum(_evict(path, sync=not beside) for path in paths)
+    size = sum(evict_file(path, sync=not beside) for path in paths)
     resident, method = resident_bytes(paths)
     dropped = False
     left = resident > RESIDENT_LIMIT * size
@@ -67,7 +67,7 @@ def evict(files: Iterable[str | Path], *, beside: bool = False) -> EvictedFiles:
     )
 
 
-def _evict(path: str | Path, *, sync: bool) -> int:
+def evict_file(path: str | Path, *, sync: bool = True) -> int:
     """Evict one file, and sync it before; return its bytes."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -8,26 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from iobench.results import (
     SCHEMA,
     AxisValues,
     CeilingSample,
-    Cold,
-    DeviceCounts,
-    End,
-    Environment,
-    Fallback,
-    PathCount,
-    Record,
     ResultFile,
-    Run,
     Sample,
     Setting,
-    Verified,
-    WorkloadFacts,
     from_record,
     to_plain,
     to_record,
@@ -35,81 +23,6 @@ from iobench.results import (
 from iobench.results.codec import KINDS
 from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 from iobench.tune import journal as tune
-
-texts = st.text(max_size=8)
-sizes = st.integers(0, 2**62)
-moved = st.integers(1, 2**62)
-seconds = st.floats(0, 1e9)
-elapsed = st.floats(1e-9, 1e9)
-times = st.datetimes(timezones=st.timezones()).map(lambda time: time.isoformat())
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | seconds | texts,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-    max_leaves=5,
-)
-objects = st.dictionaries(texts, json_values, max_size=3)
-operations = st.sampled_from(["save", "restore"])
-
-
-def tuples(of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.lists(of, max_size=3).map(tuple)
-
-
-runs = st.builds(
-    Run,
-    run_id=texts,
-    started_at=times,
-    command=tuples(texts),
-    config_hash=texts,
-    environment=st.builds(Environment, machine=objects, storage=objects),
-    workload=st.builds(WorkloadFacts, bytes=sizes, full_bytes=sizes, scale=st.none() | texts),
-    plan=objects,
-)
-samples = st.builds(
-    Sample,
-    run_id=texts,
-    setting=st.builds(Setting, writer=texts, options=objects),
-    operation=operations,
-    bytes=moved,
-    elapsed_s=elapsed,
-    first_done_s=seconds,
-    last_done_s=seconds,
-    phases_s=st.dictionaries(texts, seconds, max_size=3),
-    paths=st.dictionaries(texts, st.builds(PathCount, operations=sizes, bytes=sizes), max_size=2),
-    fallbacks=tuples(st.builds(Fallback, wanted=texts, used=texts, reason=texts)),
-    decisions=st.dictionaries(texts, sizes, max_size=2),
-    cpu_s=seconds,
-    system_cpu_s=st.none() | seconds,
-    cold=st.none() | st.builds(Cold, resident_bytes=sizes, resident_fraction=seconds, method=texts),
-    device=st.none()
-    | st.builds(
-        DeviceCounts,
-        read_bytes=st.none() | sizes,
-        write_bytes=st.none() | sizes,
-        process_read_bytes=st.none() | sizes,
-        process_write_bytes=st.none() | sizes,
-    ),
-    verified=st.none() | st.builds(Verified, tensors=sizes, bytes=sizes, mismatches=sizes),
-    notes=tuples(texts),
-    started_at=times,
-)
-ceilings = st.builds(
-    CeilingSample,
-    job=objects,
-    operation=operations,
-    bytes=moved,
-    elapsed_s=elapsed,
-    cpu_s=st.none() | seconds,
-    error=st.none() | texts,
-)
-ends = st.builds(End, finished_at=times, samples=sizes, error=st.none() | texts)
-
-
-@given(st.one_of(runs, samples, ceilings, ends))
-def test_a_record_survives_json(record: Record) -> None:
-    values = json.loads(json.dumps(to_record(record), allow_nan=False))
-    assert list(values)[:3] == ["schema", "kind", "run_id"]
-    assert from_record(values) == record
 
 
 def test_keys_that_a_newer_release_added_are_left_aside(example: ResultFile) -> None:
