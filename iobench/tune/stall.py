@@ -46,7 +46,7 @@ def measure_stall(replay: Replay, writer: Writer, target: OpenTarget, name: str)
     """
     replay.prepare()
     state = {str(number): dict(tensors) for number, tensors in enumerate(replay.states)}
-    where = str(target.scratch.locate(name))
+    where = target.scratch.locate(name)
     started, counters = utc_now(), Counters(target.monitor)
     try:
         with Checkpointer(

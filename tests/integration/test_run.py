@@ -168,15 +168,6 @@ def test_every_writer_and_fio(
     assert record.incomplete is None
 
 
-def test_full_size_is_valid(run: Command, direct: None) -> None:
-    """The whole workload is VALID without reasons, by every storing writer."""
-    arguments = ("--size", "full", "--no-ceiling", "--repeat", "1", "--format", "json")
-    document = document_of(run("--writer", "buffered,uncached,odirect", *arguments))
-    assert document["workload"]["bytes"] == document["workload"]["full_bytes"]
-    assert {summary["verdict"] for summary in document["summaries"]} == {"VALID"}
-    assert all(summary["ci95_bytes_per_s"] is None for summary in document["summaries"])
-
-
 def test_show_gives_the_same_table(run: Command, iobench_inside: Command, tmp_path: Path) -> None:
     """`show` prints the same from the record as the run, in every format."""
     done = run("--writer", "buffered", "--size", "full", "--no-ceiling")
@@ -262,20 +253,6 @@ def test_another_rank(run: Command) -> None:
     document = document_of(run("--rank", "1", *arguments))
     assert (document["workload"]["rank"], document["workload"]["files"]) == (1, 1)
     assert {summary["verdict"] for summary in document["summaries"]} == {"VALID"}
-
-
-def test_a_seed_gives_one_order(run: Command, tmp_path: Path) -> None:
-    """The same seed gives the same order of the contenders in every run."""
-    orders = []
-    for _ in range(2):
-        settings = "null,null,threads=2,null,threads=3"
-        done = run("--writer", settings, "--size", "full", "--no-ceiling", "--seed", "7")
-        assert done.returncode == 0, done.stderr
-        orders.append(
-            [sample.options["threads"] for sample in read(tmp_path / "run.jsonl").samples]
-        )
-        (tmp_path / "run.jsonl").unlink()
-    assert orders[0] == orders[1]
 
 
 def test_a_file_system_that_is_named_by_default(

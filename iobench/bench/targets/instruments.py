@@ -6,13 +6,10 @@ import os
 import stat
 import tempfile
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from iobench import linux
 from iobench.bench.counters.monitor import Monitor
@@ -79,7 +76,7 @@ class Instruments:
         look.problems += self._mounted(os.path.realpath(directory))
         changes = changes or Changes()
         known = changes.of_files
-        ours = _Names()
+        ours: set[str] = set()
         for number, (name, size) in enumerate(files):
             ours.add(name)
             found = look.at(name, ours=True)
@@ -118,28 +115,6 @@ class Changes:
 
     of_files: array[int] = field(default_factory=lambda: array("q"))
     of_others: dict[str, int] = field(default_factory=dict)
-
-
-class _Names:
-    """The names of many files in 8 bytes each: their hashes, which are random in each process.
-
-    A set of 100,000 names takes 12 MiB. Another name is taken for one of them once in 10^14 times.
-    """
-
-    def __init__(self) -> None:
-        self._hashes = array("q")
-        self._sorted = True
-
-    def add(self, name: str) -> None:
-        self._hashes.append(hash(name))
-        self._sorted = False
-
-    def __contains__(self, name: str) -> bool:
-        if not self._sorted:
-            np.frombuffer(self._hashes, np.int64).sort()
-            self._sorted = True
-        at = bisect_left(self._hashes, hash(name))
-        return at < len(self._hashes) and self._hashes[at] == hash(name)
 
 
 class _Look:

@@ -369,14 +369,6 @@ def test_nothing_is_prepared_while_a_clock_runs(
     assert threads <= before
 
 
-def test_progress_is_told_every_step(execute: Callable[..., ResultFile]) -> None:
-    """As many steps are announced as come when every writer stores."""
-    log = Log()
-    result = execute(make("buffered"), log=log)
-    assert len(log.steps) == log.announced
-    assert len(log.records) == len(result.samples) + len(result.ceiling)
-
-
 def test_the_header_has_the_request(execute: Callable[..., ResultFile]) -> None:
     """The first record has real bytes, files and plan; the seed does not change the hash."""
     runs: list[Run] = [execute(make("null"), seed=seed).run for seed in (1, 2)]
@@ -385,14 +377,6 @@ def test_the_header_has_the_request(execute: Callable[..., ResultFile]) -> None:
     assert run.plan["seed"] == 1
     assert run.config_hash == runs[1].config_hash
     assert run.run_id != runs[1].run_id
-
-
-def test_samples_move_the_workloads_bytes(execute: Callable[..., ResultFile]) -> None:
-    """Saves and restores of every writer and job move the bytes of the header."""
-    result = execute(make("buffered"), make("uncached"))
-    assert {sample.bytes for sample in result.samples} == {result.run.workload.bytes}
-    assert {sample.bytes for sample in result.ceiling} == {result.run.workload.bytes}
-    assert all(s.verified and not s.verified.mismatches for s in result.samples[1::2])
 
 
 def test_a_failing_job_is_recorded_and_left_out(
@@ -416,19 +400,6 @@ def test_a_failing_job_is_recorded_and_left_out(
     }
     assert result.end is not None
     assert result.end.status == "complete"
-
-
-def test_a_job_that_fails_to_restore(execute: Callable[..., ResultFile], fake_fio: FakeFio) -> None:
-    """Its save stays in the record; the job does not take part again."""
-
-    def fails(job: FioJob, operation: str) -> None:
-        if job is JOBS[1] and operation == "restore":
-            raise FioError("gone")
-
-    fake_fio.fails = fails
-    result = execute(make("null"), repeat=3)
-    own = [(s.operation, s.error) for s in result.ceiling if s.job["name"] == JOBS[1].name]
-    assert own == [("save", None), ("restore", "gone")]
 
 
 class _Full(OneByOne):
