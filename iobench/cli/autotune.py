@@ -241,8 +241,8 @@ def _tune(
 
 
 def _expect(tuning: Tuning) -> None:
-    from iobench.tune.expect import expected
     from iobench.tune.search import SMALLER
+    from iobench.tune.tuning import expected
 
     with quiet_stdout(), preparing("measuring each known setting once"):
         outcome = expected(tuning)

@@ -8,7 +8,6 @@ from iobench.results.codec import SCHEMA, Record, from_record, to_plain, to_reco
 from iobench.results.file import check_new, default_path
 from iobench.results.frame import load
 from iobench.results.identity import config_hash, contender_of, figure_of, new_run_id, utc_now
-from iobench.results.reader import ResultFile, read
 from iobench.results.records import (
     CeilingSample,
     Cold,
@@ -32,8 +31,8 @@ from iobench.results.records import (
     WorkloadFacts,
     WorldFacts,
 )
+from iobench.results.result_file import ResultFile, ResultWriter, read
 from iobench.results.setting import AxisValues, Setting
-from iobench.results.writer import ResultWriter
 
 __all__ = [
     "SCHEMA",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from iobench.results.codec import to_plain
-from iobench.results.reader import ResultFile, read
 from iobench.results.records import Sample
+from iobench.results.result_file import ResultFile, read
 from iobench.writers.latency import LatencyFigures
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from iobench.bench.judging.verdict import Context, VerdictStatus, judge, with_ve
 from iobench.environment.storage import leaf_devices
 from iobench.errors import ResultFileError
 from iobench.results import Operation, ResultFile, Run, Sample, read
-from iobench.results.reader import read_run
+from iobench.results.result_file import read_run
 from iobench.results.scrub import HOST_REPLACED
 from iobench.stats.comparison import LEAST_FLOOR, noise_floor
 from iobench.text import printable
