@@ -42,7 +42,7 @@ from iobench.report.page.theme import DARK, SCHEME
 from iobench.report.summary import Summary, summarise
 from iobench.report.train import TrainingCost, training_costs
 from iobench.results import ResultFile, TrainBlock, read
-from iobench.results.labels import labels
+from iobench.results.setting import labels
 from iobench.stats.comparison import noise_floor
 from iobench.units import GIB, MIB, format_seconds, format_size
 

@@ -18,8 +18,7 @@ from iobench.bench.judging.verdict import (
 from iobench.claims.claims import Answer, Claim, ClaimFinding, Side, Study
 from iobench.errors import ResultFileError
 from iobench.results import Operation, ResultFile, TrainBlock
-from iobench.results.labels import labels
-from iobench.results.setting import Setting
+from iobench.results.setting import Setting, labels
 from iobench.stats.comparison import LEAST_SAMPLES, Comparison, Finding, few_pairs
 from iobench.stats.estimates import Interval, Ratio, median, paired_log_ratio
 from iobench.units import count_of, format_seconds, format_size

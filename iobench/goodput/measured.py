@@ -18,7 +18,7 @@ from iobench.bench.judging.verdict import (
 from iobench.errors import ResultFileError
 from iobench.goodput.job import Costs
 from iobench.results import Failure, ResultFile, Sample, Setting, contender_of
-from iobench.results.labels import labels
+from iobench.results.setting import labels
 from iobench.stats.estimates import median
 from iobench.units import count_of, format_size
 

@@ -11,7 +11,7 @@ from iobench.report.facts import commands_section, environment_section
 from iobench.report.grid import Grid
 from iobench.report.palette import colour_of, shape_of
 from iobench.results import ResultFile
-from iobench.results.labels import labels
+from iobench.results.setting import labels
 from iobench.units import GIB, count_of
 
 __all__ = ["compare_document", "notes"]

@@ -39,8 +39,7 @@ from iobench.results import (
     to_plain,
 )
 from iobench.results.identity import Figure, groups
-from iobench.results.labels import labels
-from iobench.results.setting import IF_SET
+from iobench.results.setting import IF_SET, labels
 from iobench.stats.comparison import LEAST_SAMPLES, rates, rates_by_repetition, twins
 from iobench.stats.estimates import (
     NO_INTERVAL,

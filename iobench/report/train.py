@@ -15,7 +15,7 @@ from iobench.report.grid import Grid
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.rows import moment, spread_words
 from iobench.results import ResultFile, TrainBlock, to_plain
-from iobench.results.labels import labels
+from iobench.results.setting import labels
 from iobench.stats.comparison import LEAST_SAMPLES, compare_pairs, few_pairs
 from iobench.stats.estimates import (
     Interval,

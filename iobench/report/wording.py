@@ -11,7 +11,7 @@ from iobench.report.grid import Grid
 from iobench.report.row import Summary, rank_lines, straggler_lines
 from iobench.report.summary import Report
 from iobench.report.winners import PROVED, RANKED
-from iobench.results.labels import common_axes
+from iobench.results.setting import common_axes
 from iobench.stats.estimates import ENOUGH_SAMPLES, confidence_of, interval_heading
 from iobench.stats.over_time import OverTime, RateChange
 from iobench.units import GIB, count_of, format_rate, format_seconds, format_size

@@ -29,7 +29,7 @@ from iobench.report.run import report_document
 from iobench.report.summary import summarise
 from iobench.report.wording import footnotes
 from iobench.results import ResultFile, ResultWriter, Series, load, read
-from iobench.results.labels import labels
+from iobench.results.setting import labels
 
 RECORDED = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")
 A, B, MEMORY = "/mnt/nvme0/bench", "/mnt/lustre/scratch", "/dev/shm/iobench"
