@@ -200,8 +200,9 @@ class Trial:
     def _timed_restore(self, ref: CheckpointRef) -> tuple[list[Done], Counted, str, MemoryUse]:
         clock = self._clock()
         done = self._ask(partial(Job.restore, ref=ref), clock)
-        # Jobs may report their end through a socket, which takes time after the last one.
-        counted = self._stop(clock, done, max(one.at_s for one in done))
+        # Several jobs report their end through a socket, which takes time after the last one.
+        ended_s = max(one.at_s for one in done) if self.executor.apart else None
+        counted = self._stop(clock, done, ended_s)
         return done, counted, clock.started_at, self._memory("restore")
 
     def saved_by(
