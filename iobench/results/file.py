@@ -70,9 +70,9 @@ class RecordFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             return cls(path, os.open(path, flags, 0o666))
-        except FileExistsError as error:
-            raise _exists(error.filename or path) from error
         except OSError as error:
+            if os.path.lexists(path):
+                raise _exists(path) from error
             raise ResultFileError(f"{path} cannot be created: {error.strerror}") from error
 
     @classmethod

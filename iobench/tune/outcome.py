@@ -201,7 +201,7 @@ class Outcome:
         if not confirmation.last:
             yield "the budget did not suffice to measure every writer again at the end"
             return
-        for name in confirmation.own_losses().keys() - {chosen}:
+        for name in [one for one in confirmation.own_losses() if one != chosen]:
             before, at_end = confirmation.before_and_at_end(name, chosen)
             known = [one for one in (self._raced(name), before, at_end) if one is not None]
             if (

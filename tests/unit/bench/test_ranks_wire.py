@@ -77,7 +77,7 @@ def test_a_command_arrives_with_its_arguments(what: Any, given: dict[str, Any]) 
             transfer=TRANSFER,
             at_s=1.5,
             notes=("n",),
-            file_bytes=[4, 6],
+            file_bytes=(4, 6),
             usage=Usage(cpu_s=0.1, io={"rchar": 1}),
             late_s=0.25,
         ),
@@ -87,7 +87,7 @@ def test_a_command_arrives_with_its_arguments(what: Any, given: dict[str, Any]) 
 def test_the_result_of_a_save_comes_back(reply: Done) -> None:
     """Every field, also that of an array and the numbers that are keys."""
     sent = json.loads(json.dumps(to_plain(reply)))
-    assert reply_of(partial(Job.save, ref=REF), sent, "rank 1") == reply
+    assert to_plain(reply_of(partial(Job.save, ref=REF), sent, "rank 1")) == to_plain(reply)
 
 
 def test_other_replies_come_back() -> None:
@@ -129,7 +129,7 @@ def test_a_reply_of_another_form_names_its_rank(reply: Any) -> None:
 )
 def test_only_methods_of_a_job_are_commands(message: Any) -> None:
     """With their own arguments, of their own types."""
-    with pytest.raises(ValueError, match=r"command|argument|must be"):
+    with pytest.raises(ValueError, match=r"command|argument|Expected `int`"):
         command_of(message)
 
 

@@ -104,7 +104,10 @@ def test_a_killed_process_leaves_half_a_line(tmp_path: Path) -> None:
             "an iobench result file, not a journal",
         ),
         ('{"schema": "iobench.tune/2", "kind": "tuning"}\n', "upgrade iobench"),
-        ('{"schema": "iobench.tune/1", "kind": "trial"}\n', "first line is not a header"),
+        (
+            '{"schema": "iobench.tune/1", "kind": "end", "at": "", "status": "failed"}\n',
+            "is not a header",
+        ),
         (
             '{"schema": "iobench.tune/1", "kind": "tuning"}\n',
             "line 1: Object missing .* `started_at`",
