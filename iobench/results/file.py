@@ -14,15 +14,15 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from iobench.errors import ResultFileError, TransferError
 from iobench.results.codec import from_record
+from iobench.results.records import EndStatus
 from iobench.text import printable_values
 
 __all__ = [
     "RecordFile",
-    "Status",
     "check_new",
     "default_path",
     "ending",
@@ -30,9 +30,6 @@ __all__ = [
     "line_error",
     "records",
 ]
-
-Status = Literal["complete", "interrupted", "failed"]
-"""How the process that wrote a file ended."""
 
 _FILES = {
     "iobench.result": ("an iobench result file", "iobench show {path} prints it"),
@@ -180,7 +177,7 @@ def line_error(path: Path, number: int, problem: str) -> ResultFileError:
     return ResultFileError(f"{path}, line {number}: {problem}")
 
 
-def ending(error: BaseException | None) -> tuple[Status, str | None]:
+def ending(error: BaseException | None) -> tuple[EndStatus, str | None]:
     """Return the status and the text, on one line, of a `with` block that ended by `error`."""
     if error is None:
         return "complete", None

@@ -24,6 +24,7 @@ __all__ = [
     "Cold",
     "DeviceCounts",
     "End",
+    "EndStatus",
     "Environment",
     "Failure",
     "Fallback",
@@ -45,6 +46,8 @@ __all__ = [
 
 Operation: TypeAlias = Literal["save", "restore"]
 """What a sample measured."""
+EndStatus: TypeAlias = Literal["complete", "interrupted", "failed"]
+"""How the process that wrote a file ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -483,7 +486,7 @@ class End:
 
     run_id: str
     finished_at: str
-    status: Literal["complete", "interrupted", "failed"]
+    status: EndStatus
     samples: int
     error: str | None = None
 

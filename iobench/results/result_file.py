@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from iobench.errors import ResultFileError
 from iobench.results.codec import KINDS, SCHEMA, Record, to_record
-from iobench.results.file import RecordFile, Status, ending, line_error, records
+from iobench.results.file import RecordFile, ending, line_error, records
 from iobench.results.identity import utc_now
-from iobench.results.records import CeilingSample, End, Failure, Run, Sample, TrainBlock
+from iobench.results.records import CeilingSample, End, EndStatus, Failure, Run, Sample, TrainBlock
 
 __all__ = ["ResultFile", "ResultWriter", "read", "read_run"]
 
@@ -135,7 +135,7 @@ class ResultWriter:
             self._run = record
         self._ended = isinstance(record, End)
 
-    def close(self, status: Status = "complete", error: str | None = None) -> None:
+    def close(self, status: EndStatus = "complete", error: str | None = None) -> None:
         """Write the End if there is none yet, sync and close. A second call has no effect."""
         if self._file.closed:
             return

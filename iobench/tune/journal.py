@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 from iobench.errors import ResultFileError
 from iobench.results import utc_now
 from iobench.results.codec import to_record
-from iobench.results.file import RecordFile, Status, ending, line_error, records
+from iobench.results.file import RecordFile, ending, line_error, records
+from iobench.results.records import EndStatus
 from iobench.tune.measurement import Measurement, Phase, Step
 from iobench.tune.space import Candidate
 
@@ -108,7 +109,7 @@ class EndRecord:
     kind: ClassVar[str] = "end"
 
     at: str
-    status: Status
+    status: EndStatus
     error: str | None = None
 
 

@@ -364,7 +364,7 @@ def refused(
         (2, "rank 3071 writes no files", ("-w", "synthetic-1t", "--rank", "3071")),
         (2, "cannot be scaled", ("--size", "1KiB")),
         (2, "there is no directory", ("-o", "/nowhere/writer.toml")),
-        (2, "cannot be read", ("--resume", "/nowhere/tune.jsonl")),
+        (2, "no such file", ("--resume", "/nowhere/tune.jsonl")),
         (2, "leave out --workload", ("--resume", "tune.jsonl", "-w", "llama7b")),
         (
             2,
@@ -372,7 +372,7 @@ def refused(
             ("--resume", "x", "--dry-run", "--max-time", "3min"),
         ),
         (2, "leave out --target", ("--resume", "x", "--target", ".")),
-        (2, "cannot be read", ("--resume", "/nowhere/tune.jsonl", "--format", "json")),
+        (2, "no such file", ("--resume", "/nowhere/tune.jsonl", "--format", "json")),
     ],
 )
 def test_what_cannot_be_meant(
