@@ -40,7 +40,7 @@ CASES = {
     "autotune --max-memory x": "--max-memory 'x' is not a size; write 4096",
     "autotune -o text.txt": "-o text.txt: exists and is not a writer's file",
     "autotune -o my.toml": "-o my.toml: exists; choose another name, or remove it",
-    "autotune --resume run.jsonl": "run.jsonl is an iobench result file, not a journal of iobench autotune",
+    "autotune --resume run.jsonl": "run.jsonl is an iobench result file, not a journal",
     "autotune --resume nope.jsonl": "nope.jsonl: no such file",
     "autotune --journal run.jsonl": "exists and is not overwritten; go on with it by --resume",
     "autotune --target s3://": "names no bucket; write s3://bucket/prefix",
