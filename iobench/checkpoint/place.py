@@ -5,13 +5,12 @@ The Committer knows no more of them. Formats and places know nothing of the Comm
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.ledger import Ledger
@@ -23,46 +22,14 @@ from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import TransferError
 from iobench.writers.base import Writer
-from iobench.writers.image import AnyMemory, Bytes, FileImage
+from iobench.writers.image import Bytes, FileImage
+from iobench.writers.rate_limit import RateLimit
 from iobench.writers.transfer import Transfer
-from iobench.writers.wrapped_image import WrappedImage
 
 __all__ = [
-    *("Format", "LocalPlace", "PacedImage", "PartOffer", "PartTarget", "Place"),
+    *("Format", "LocalPlace", "PartOffer", "PartTarget", "Place"),
     *("RemoteCopyOf", "SaveParticipant", "SavedContent", "Tier", "Written"),
 ]
-
-
-class PacedImage(WrappedImage):
-    """Returns the bytes up to `stop` no earlier than `stop / rate` seconds after its creation.
-
-    Writers take blocks in order and write them afterwards. So no I/O path is faster than
-    the rate on average. Within one block the rate may be higher.
-    """
-
-    _rate_bytes_per_s: float
-    _began_s: float
-    _clock: Callable[[], float]
-    _sleep: Callable[[float], None]
-
-    @classmethod
-    def over(
-        cls,
-        image: FileImage,
-        rate_bytes_per_s: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> Self:
-        """Return `image`, paced from now on."""
-        rate = rate_bytes_per_s
-        return cls(image, _rate_bytes_per_s=rate, _began_s=clock(), _clock=clock, _sleep=sleep)
-
-    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
-        early_s = self._began_s + stop / self._rate_bytes_per_s - self._clock()
-        if early_s > 0:
-            self._sleep(early_s)
-        return super().pieces(start, stop)
 
 
 RemoteCopyOf = Callable[[Manifest], tuple[str | Path, Writer] | None]
@@ -149,10 +116,10 @@ class PartTarget:
     rate_bytes_per_s: int | None = None
     spare: str = ""
 
-    def paced(self, image: FileImage) -> FileImage:
+    def limited(self, image: FileImage) -> FileImage:
         """Return `image`, which is sent no faster than the limit from now on."""
-        limit = self.rate_bytes_per_s
-        return PacedImage.over(image, limit) if limit else image
+        rate = self.rate_bytes_per_s
+        return RateLimit(rate).limited(image) if rate else image
 
     @property
     def by_block(self) -> bool:

@@ -282,7 +282,7 @@ class SafetensorsFormat:
             recorded(image, pieces, by_block=target.by_block) as recording,
         ):
             transfer = target.writer.write_many(
-                [target.paced(recording.image), *small], target.directory, sync_directory=False
+                [target.limited(recording.image), *small], target.directory, sync_directory=False
             )
         others = tuple(record_of(one, [("", one.size_bytes)]) for one in small)
         return Written(

@@ -77,15 +77,14 @@ class SlotsFile(SourceFile):
         except (DataMismatchError, TransferError) as error:
             raise LocalDamageError(str(error)) from error
 
-    def read(self, start: int, stop: int) -> Bytes:
-        """Return the bytes [start, stop). Raises LocalDamageError."""
-        parts: list[Bytes] = []
-        chunk = bisect.bisect_right(self._starts, start) - 1
-        while start < stop:
+    def fill(self, start: int, block: Bytes) -> None:
+        """Fill `block` with the bytes from `start` on. Raises LocalDamageError."""
+        at, stop = start, start + len(block)
+        chunk = bisect.bisect_right(self._starts, at) - 1
+        while at < stop:
             first, end = self._starts[chunk], min(stop, self._starts[chunk + 1])
-            parts.append(self._read(chunk, start - first, end - first))
-            start, chunk = end, chunk + 1
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            block[at - start : end - start] = self._read(chunk, at - first, end - first)
+            at, chunk = end, chunk + 1
 
     def _read(self, chunk: int, start: int, stop: int) -> Bytes:
         """Return a part of a chunk; direct reads are of whole blocks."""

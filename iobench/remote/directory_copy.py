@@ -7,7 +7,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,19 +16,17 @@ import numpy as np
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.checkpoint.staged import STAGING_SUFFIX, DirectoryLock, StagedCheckpoint
 from iobench.errors import TargetError, transfer_errors
-from iobench.remote.pace import DrainPace
 from iobench.remote.source_file import BLOCK_BYTES, SourceFile
+from iobench.writers.file_writer import FileWriter
 from iobench.writers.image import Bytes
 from iobench.writers.local.new_file import make_directories
+from iobench.writers.rate_limit import RateLimit
 
 __all__ = ["DRAINING_SUFFIX", "DirectoryCopy"]
 
 DRAINING_SUFFIX = ".iobench-draining"
 
-_SYNCED = 8  # blocks that one fdatasync makes durable: dirty memory stays small
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
-_Sync = Callable[[Callable[[int], None]], None]
 
 
 class DirectoryCopy(StagedCheckpoint):
@@ -38,11 +36,17 @@ class DirectoryCopy(StagedCheckpoint):
     """
 
     def __init__(
-        self, final: Path, *, serial: int, pace: DrainPace, lock: DirectoryLock | None
+        self,
+        final: Path,
+        writer: FileWriter,
+        *,
+        serial: int,
+        limit: RateLimit,
+        lock: DirectoryLock | None,
     ) -> None:
         super().__init__(final, replace=True, lock=lock)
         self.directory = final.with_name(f".{final.name}.{serial}{DRAINING_SUFFIX}")
-        self._pace = pace
+        self._writer, self._limit = writer, limit
 
     def send(self, source: SourceFile) -> int:
         path = self.directory / source.name
@@ -51,22 +55,32 @@ class DirectoryCopy(StagedCheckpoint):
             stack.callback(os.close, directory)
             fd = _open_file(path, directory)
             stack.callback(os.close, fd)
-
-            def sync(call: Callable[[int], None]) -> None:
-                try:
-                    call(fd)
-                except OSError:
-                    # The kernel reports lost writes once, and keeps the bytes in the page cache:
-                    # the next attempt would find them there, and its fsync would succeed.
-                    os.unlink(path.name, dir_fd=directory)
-                    raise
-
-            sent = self._fill(fd, source, sync)
-            os.ftruncate(fd, source.size_bytes)
-            sync(os.fsync)
+            ranges = self._missing(fd, source)
+            # A full disk is no reason to send it all again: a later attempt continues the file.
+            with _lost_with_an_error(path.name, directory, spared=(errno.ENOSPC, errno.EDQUOT)):
+                if ranges:
+                    image = self._limit.limited(source.image())
+                    self._writer.write_ranges(fd, image, ranges, str(path))
+                os.ftruncate(fd, source.size_bytes)
+            with _lost_with_an_error(path.name, directory):
+                os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.fsync(directory)  # not by `publish` alone: another node may publish it
-        return sent
+        return sum(stop - start for start, stop in ranges)
+
+    def _missing(self, fd: int, source: SourceFile) -> list[tuple[int, int]]:
+        """Return the ranges that the file does not have, of whole blocks."""
+        have, found = os.fstat(fd).st_size, list[tuple[int, int]]()
+        for start in range(0, source.size_bytes, BLOCK_BYTES):
+            stop = min(start + BLOCK_BYTES, source.size_bytes)
+            if stop <= have:
+                self._limit.wait(0)
+                if _same(fd, start, source.read(start, stop)):
+                    continue
+            if found and found[-1][1] == start:
+                start, _ = found.pop()
+            found.append((start, stop))
+        return found
 
     def _open_parent(self, name: str) -> int:
         """Return a descriptor of the directory of the file `name`; make it if it is missing.
@@ -95,21 +109,6 @@ class DirectoryCopy(StagedCheckpoint):
                 "one directory that all nodes share"
             )
 
-    def _fill(self, fd: int, source: SourceFile, sync: _Sync) -> int:
-        """Write the blocks that the file does not have; return their bytes."""
-        have, sent, unsynced = os.fstat(fd).st_size, 0, 0
-        for number, block in enumerate(source.blocks()):
-            start = number * BLOCK_BYTES
-            if start + len(block) <= have and _same(fd, start, block):
-                continue
-            with self._pace.moving(len(block)):
-                _write(fd, start, block)
-                sent, unsynced = sent + len(block), unsynced + 1
-                if unsynced == _SYNCED:
-                    sync(os.fdatasync)
-                    unsynced = 0
-        return sent
-
     def publish(self, manifest: bytes) -> None:  # type: ignore[override]  # of one part
         with transfer_errors("copying to", self.directory):
             directory = self._open_parent(MANIFEST)
@@ -120,6 +119,23 @@ class DirectoryCopy(StagedCheckpoint):
                 os.close(directory)
         super().publish([manifest])
         self._remove()  # the replaced checkpoint, which has this name now
+
+
+@contextlib.contextmanager
+def _lost_with_an_error(
+    name: str, directory: int, *, spared: tuple[int, ...] = ()
+) -> Iterator[None]:
+    """Remove the file `name` after an OSError in the body, except those of the numbers `spared`.
+
+    The kernel reports lost writes once, and may keep the bytes in the page cache: the next attempt
+    would find them there, and its fsync would succeed.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in spared:
+            os.unlink(name, dir_fd=directory)
+        raise
 
 
 def _open_directory(path: Path, above: int) -> int:
@@ -181,9 +197,3 @@ def _same(fd: int, start: int, block: Bytes) -> bool:
     return len(found) == len(block) and bool(
         np.array_equal(np.frombuffer(found, dtype=np.uint8), block)
     )
-
-
-def _write(fd: int, start: int, block: Bytes) -> None:
-    done = 0
-    while done < len(block):
-        done += os.pwrite(fd, block.data[done:], start + done)

@@ -27,7 +27,6 @@ from iobench.ranks.world import World
 from iobench.remote.drain_step import DrainStep
 from iobench.remote.file_copier import FileCopier, shown_error, states_of
 from iobench.remote.journal import DrainEvent, DrainJournal, Event
-from iobench.remote.pace import DrainPace, DrainStoppedError, pause_after
 from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
 from iobench.remote.rates import LOCAL, REMOTE, ObservedRates
 from iobench.remote.remote import RemoteTier
@@ -39,6 +38,7 @@ from iobench.remote.source_file import (
 )
 from iobench.units import format_seconds
 from iobench.writers.blocks import interpreter_end
+from iobench.writers.rate_limit import RateLimit, StoppedError
 
 __all__ = ["ALONE", "Drain", "DrainRanks", "exceeded", "late"]
 
@@ -65,6 +65,16 @@ def late(waiting: Sequence[Queued], max_lag_s: float, now_s: float) -> list[tupl
 
 def _limit(max_lag_s: float) -> str:
     return f"max_lag is {format_seconds(max_lag_s)}"
+
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.5, 300.0, 1.5
+"""Of the attempts after a failure: an outage is noticed to be over after half of its time more."""
+
+
+def pause_after(failures: int) -> float:
+    """Return the seconds between `failures` failed attempts in a row and the next one."""
+    growth = _PAUSE_GROWTH ** min(failures - 1, 40)
+    return min(_FIRST_PAUSE_S * growth, _LONGEST_PAUSE_S)
 
 
 _NICE = 10
@@ -120,11 +130,11 @@ class Drain:
         self.queue = DrainQueue(in_order=remote.options.every_save)
         self._max_lag_s = remote.options.max_lag_s
         self.journal = DrainJournal(local.directory)
-        self._pace = DrainPace(remote.options.rate_bytes_per_s, self._must_yield)
+        self._limit = RateLimit(remote.options.rate_bytes_per_s, self._must_yield)
         self._copier = FileCopier(
             local=local,
             remote=remote,
-            pace=self._pace,
+            limit=self._limit,
             control=ranks.thread,
             offload=lambda: self.offload,
         )
@@ -336,7 +346,7 @@ class Drain:
         """
         if os.getpid() != self._pid:
             return True
-        self._pace.stop.set()
+        self._limit.stop.set()
         with self.queue.changed:
             self.queue.changed.notify_all()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
@@ -382,7 +392,7 @@ class Drain:
         try:
             files = msgspec.convert(order["files"], list[FileRecord])
             self._hurry_at_s = time.monotonic() + order["hurry_after_s"]
-            self._pace.begin()
+            self._limit.begin()
             if order["do"] == "send":
                 shown = [[order["step"], order["serial"], "draining", None, True]]
                 self.queue.learn(*states_of(shown))
@@ -393,7 +403,7 @@ class Drain:
             return {"error": shown_error(error)}
 
     def _lead(self) -> None:
-        while not self._pace.stop.is_set():
+        while not self._limit.stop.is_set():
             try:
                 self._give_up_late()
                 if not self.remote.is_open:
@@ -403,7 +413,7 @@ class Drain:
                 self._copier.tell(self.queue.entries())  # each of them, before it is forgotten
                 self.queue.forget_settled(self.remote.holds if self.remote.is_open else None)
                 self._work()
-            except DrainStoppedError:
+            except StoppedError:
                 break
             except RankError as error:  # another rank is lost: the next start of the job goes on
                 self.failures += 1
@@ -438,12 +448,12 @@ class Drain:
             self._set_failure(None)
 
     def _work_on(self, entry: Queued) -> None:
-        began_s, yielded_s = time.monotonic(), self._pace.yielded_s
+        began_s, yielded_s = time.monotonic(), self._limit.yielded_s
         if entry.state == "durable":
             verified = self._step.verify(entry)
             self._note("verified" if verified else "superseded", entry)
         elif (sent := self._step.send(entry, again=self._failed_in_a_row > 0)) is not None:
-            paused_s = self._pace.yielded_s - yielded_s
+            paused_s = self._limit.yielded_s - yielded_s
             self._copied(entry, sent, time.monotonic() - began_s - paused_s)
         else:
             self._untidy = True  # removed, saved anew or given up meanwhile
@@ -542,7 +552,7 @@ class Drain:
         if self._failed_in_a_row == 1:
             self._tell(f"copies to {self.remote} wait, and are tried again: {error}")
         self._set_failure(error)
-        self._pace.stop.wait(pause_after(self._failed_in_a_row) * random.uniform(0.5, 1.0))
+        self._limit.stop.wait(pause_after(self._failed_in_a_row) * random.uniform(0.5, 1.0))
         with contextlib.suppress(IobenchError):
             self.remote.renew()
 

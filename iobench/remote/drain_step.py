@@ -30,11 +30,11 @@ class DrainStep:
 
         Returns the bytes sent by this attempt; None if its step was removed or saved anew
         meanwhile, or the copy was given up. `again`: an earlier attempt failed, so the remote tier
-        may have it all. Raises LocalDamageError, TransferError, DrainStoppedError.
+        may have it all. Raises LocalDamageError, TransferError, StoppedError.
         """
         if not self.queue.move(entry, "draining", of=NOT_DURABLE):
             return None
-        self.copier.pace.begin()
+        self.copier.limit.begin()
         found = self._manifest(entry)
         if found is None:
             return None
@@ -52,7 +52,7 @@ class DrainStep:
             if not self.queue.has(entry, ["draining"]):
                 return None
             if place is not None:
-                self.remote.copy(place, entry.serial, self.copier.pace).publish(text)
+                self.remote.copy(place, entry.serial, self.copier.limit).publish(text)
             self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
             if not self.queue.move(entry, "durable", of=["draining"]):
                 if not self.queue.has(entry, ["superseded"]):  # removed or saved anew
@@ -69,7 +69,7 @@ class DrainStep:
         TransferError.
         """
         remote = self.remote
-        self.copier.pace.begin()
+        self.copier.limit.begin()
         if not remote.holds(entry.step):
             self.queue.move(entry, "superseded", of=["durable"])
             return False

@@ -18,11 +18,11 @@ from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError, TransferError, transfer_errors
 from iobench.ranks.control import Control
-from iobench.remote.pace import DrainPace, DrainStoppedError
 from iobench.remote.queue import NOT_DURABLE, Queued
 from iobench.remote.remote import RemoteTier
 from iobench.remote.source_file import BLOCK_BYTES, LocalDamageError, PinnedFiles, SourceFile
 from iobench.writers.image import Bytes
+from iobench.writers.rate_limit import RateLimit, StoppedError
 from iobench.writers.source import LocalSource, Source
 
 __all__ = ["FileCopier", "compare_file", "read_back", "shares", "shown_error", "states_of"]
@@ -32,26 +32,26 @@ def read_back(
     files: Iterable[FileRecord],
     location: str | Path,
     open_source: Callable[[str], Source],
-    pace: Callable[[int], None],
+    wait: Callable[[int], None],
 ) -> None:
     """Read these files of the checkpoint in `location` and compare each piece with its checksum.
 
-    Memory of one block is enough. `pace` is called before each block with its bytes. Raises
+    Memory of one block is enough. `wait` is called before each block with its bytes. Raises
     DataMismatchError that names the file and the piece, and TransferError.
     """
     for record in files:
         where = os.path.join(location, record.path)
         with transfer_errors("reading back", where), closing(open_source(where)) as source:
-            compare_file(record, _blocks(source, record.size_bytes, where, pace), where)
+            compare_file(record, _blocks(source, record.size_bytes, where, wait), where)
 
 
 def _blocks(
-    source: Source, size_bytes: int, where: str, pace: Callable[[int], None]
+    source: Source, size_bytes: int, where: str, wait: Callable[[int], None]
 ) -> Iterator[bytes]:
     """Yield the file in order. Raises DataMismatchError if it has another size."""
     left = size_bytes
     while left:
-        pace(min(left, BLOCK_BYTES))
+        wait(min(left, BLOCK_BYTES))
         data = source.read(min(left, BLOCK_BYTES))
         if not data:
             raise DataMismatchError(f"{where}: ends {left} bytes too early")
@@ -87,7 +87,7 @@ _NO_DEADLINE_S = 1e9
 
 _KINDS = {
     "local": LocalDamageError,
-    "stopped": DrainStoppedError,
+    "stopped": StoppedError,
     "mismatch": DataMismatchError,
     "failed": TransferError,
 }
@@ -96,7 +96,7 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class FileCopier:
-    """Moves files from `local` to `remote` at a pace; every rank moves a share.
+    """Moves files from `local` to `remote` within a rate limit; every rank moves a share.
 
     So the rate grows with the number of nodes. `send`, `compare_local` and `read_back` are for the
     thread of rank 0. The others do in a thread of their own what it asks for: `next`, `done` and
@@ -106,7 +106,7 @@ class FileCopier:
 
     local: DirectoryStore
     remote: RemoteTier
-    pace: DrainPace
+    limit: RateLimit
     control: Control
     offload: Callable[[], PinnedFiles | None]
     """Returns the state that has the pinned generations of checkpoints."""
@@ -126,11 +126,11 @@ class FileCopier:
 
         Also those of its `pinned` generations, in a job of one rank. What was there already is not
         sent. The files are durable on return. Raises LocalDamageError, TransferError,
-        DrainStoppedError.
+        StoppedError.
         """
         order = {"do": "send", "step": step, "serial": serial, "place": str(place)}
         sent = self._together(order, files, pinned)
-        copy = self.remote.copy(place, serial, self.pace)
+        copy = self.remote.copy(place, serial, self.limit)
         for part in shares(files, self.control.world.size)[1:]:
             for file in part:
                 copy.check(file.path, file.size_bytes)
@@ -230,7 +230,7 @@ class FileCopier:
         if order["do"] == "compare":
             self._compare(order["step"], files, pinned)
         else:
-            read_back(files, order["place"], self.remote.writer.open_source, self.pace.wait)
+            read_back(files, order["place"], self.remote.writer.open_source, self.limit.wait)
         return 0
 
     def _send(
@@ -239,7 +239,7 @@ class FileCopier:
         files: Sequence[FileRecord],
         pinned: Sequence[PinnedGeneration],
     ) -> int:
-        copy, sent = self.remote.copy(order["place"], order["serial"], self.pace), 0
+        copy, sent = self.remote.copy(order["place"], order["serial"], self.limit), 0
         directory = self.local.locate(order["step"])
         for file in files:
             with SourceFile(directory, file.path, file.size_bytes) as source:
@@ -253,11 +253,12 @@ class FileCopier:
     def _compare(
         self, step: int, files: Sequence[FileRecord], pinned: Sequence[PinnedGeneration]
     ) -> None:
-        read_back(files, str(self.local.locate(step)), LocalSource, self.pace.wait)
+        read_back(files, str(self.local.locate(step)), LocalSource, self.limit.wait)
         for one in pinned:
             for file in one.files:
                 with self._opened(one, file) as source:
-                    compare_file(file, self._paced(source), os.path.join(one.directory, file.path))
+                    where = os.path.join(one.directory, file.path)
+                    compare_file(file, self._limited(source), where)
 
     @contextmanager
     def _opened(self, pinned: PinnedGeneration, file: FileRecord) -> Iterator[SourceFile]:
@@ -267,9 +268,9 @@ class FileCopier:
         with state.open_file(pinned, file) as source:
             yield source
 
-    def _paced(self, source: SourceFile) -> Iterator[Bytes]:
+    def _limited(self, source: SourceFile) -> Iterator[Bytes]:
         for block in source.blocks():
-            self.pace.wait(len(block))
+            self.limit.wait(len(block))
             yield block
 
 

@@ -141,7 +141,7 @@ class LocalTier(DirectoryStore):
         name = f".probe.{secrets.token_hex(4)}{PART_SUFFIX}"
         path = self.directory / name
         try:
-            image = target.paced(FileImage.of(name, [memory]))
+            image = target.limited(FileImage.of(name, [memory]))
             target.writer.write(image, self.directory, sync_directory=False)
         finally:
             with suppress(FileNotFoundError), transfer_errors("removing", path):

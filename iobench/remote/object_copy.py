@@ -9,9 +9,9 @@ from typing import Any
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import StagedObjects
 from iobench.errors import TransferError
-from iobench.remote.pace import DrainPace
 from iobench.remote.source_file import SourceFile
 from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.rate_limit import RateLimit
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.objects import S3Objects
@@ -30,10 +30,10 @@ class ObjectCopy:
     if their checksums are those of the source.
     """
 
-    def __init__(self, prefix: str, writer: S3Writer, *, serial: int, pace: DrainPace) -> None:
+    def __init__(self, prefix: str, writer: S3Writer, *, serial: int, limit: RateLimit) -> None:
         self._prefix, self._writer = S3Target.parse(prefix), writer
         self._staged = StagedObjects(prefix, writer, serial=serial)
-        self._pace = pace
+        self._limit = limit
 
     def send(self, source: SourceFile) -> int:
         options, size = self._writer.options, source.size_bytes
@@ -46,7 +46,7 @@ class ObjectCopy:
         upload = ResumedUpload(self._writer.client, place, checksum)
         try:
             if size <= part_size:
-                with self._pace.moving(size):
+                with self._limit.moving(size):
                     upload.put([source.read(0, size)], meter)
             else:
                 upload.begin(meter)
@@ -62,7 +62,7 @@ class ObjectCopy:
     ) -> None:
         def work(blocks: Blocks, own: Meter) -> None:
             for start, stop in blocks:
-                with self._pace.moving(stop - start):
+                with self._limit.moving(stop - start):
                     upload.send(start // part_size + 1, [source.read(start, stop)], own)
 
         parts = Blocks(0, source.size_bytes, part_size)

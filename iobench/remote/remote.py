@@ -20,11 +20,12 @@ from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
 from iobench.errors import OptionError, TransferError, UsageError
 from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.remote.object_copy import ObjectCopy
-from iobench.remote.pace import DrainPace
 from iobench.remote.source_file import SourceFile
 from iobench.units import format_seconds, parse_seconds, parse_size
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
+from iobench.writers.file_writer import FileWriter
+from iobench.writers.rate_limit import RateLimit
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.s3_store.upload import leaving_failed
@@ -42,7 +43,7 @@ class RemoteCopy(Protocol):
     def send(self, source: SourceFile) -> int:
         """Send one file; return the bytes sent, without those that were there already.
 
-        The file is durable on return. Raises TransferError, DrainStoppedError.
+        The file is durable on return. Raises TransferError, StoppedError.
         """
 
     def check(self, name: str, size_bytes: int) -> None:
@@ -61,8 +62,8 @@ class Remote:
 
     - `location`: `s3://bucket/prefix`, or a directory of another file system
     - `keep`: which checkpoints stay there
-    - `writer`: a Writer, or a text for `load_writer`, for reads and for a bucket's options; "s3" or
-      "hybrid"
+    - `writer`: a Writer, or a text for `load_writer`, that copies and reads: "s3" for a bucket, and
+      "hybrid" or another FileWriter for a directory
     - `bandwidth_limit`: bytes per second of all copies (`"500MiB"`)
     - `max_lag`: how long a checkpoint may wait for its copy (`"10min"`)
     - `on_lag`: past it, "supersede" gives up the copies of the oldest checkpoints that wait, except
@@ -127,6 +128,11 @@ class Remote:
             raise UsageError(
                 f"{self.location}: copies to a bucket continue uploads part by part, which writer "
                 f"{writer.name!r} does not do; choose the writer s3"
+            )
+        if not is_s3(self.location) and not isinstance(writer, FileWriter):
+            raise UsageError(
+                f"{self.location}: copies to a directory continue files that are there in part, "
+                f"which writer {writer.name!r} does not do; choose the writer hybrid"
             )
         return writer
 
@@ -213,13 +219,16 @@ class RemoteTier:
         store = self.store
         return store.unfinished(step) if isinstance(store, ObjectStore) else store.locate(step)
 
-    def copy(self, place: str | Path, serial: int, pace: DrainPace) -> RemoteCopy:
+    def copy(self, place: str | Path, serial: int, limit: RateLimit) -> RemoteCopy:
         """Return the copy at `place`. It need not be open, except to publish a copy."""
         if isinstance(self.store, ObjectStore):
             assert isinstance(self.writer, S3Writer)  # see Remote.new_writer
-            return ObjectCopy(str(place), self.writer, serial=serial, pace=pace)
+            return ObjectCopy(str(place), self.writer, serial=serial, limit=limit)
         assert isinstance(self.store, DirectoryStore)
-        return DirectoryCopy(Path(place), serial=serial, pace=pace, lock=self.store.lock)
+        assert isinstance(self.writer, FileWriter)  # see Remote.new_writer
+        return DirectoryCopy(
+            Path(place), self.writer, serial=serial, limit=limit, lock=self.store.lock
+        )
 
     def would_keep(self, waiting: dict[int, tuple[int, float]]) -> set[int]:
         """Return the steps of `waiting` that the retention of this tier would keep."""

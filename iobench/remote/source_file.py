@@ -16,7 +16,7 @@ from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, TransferError
 from iobench.regular_file import open_regular
 from iobench.units import MIB
-from iobench.writers.image import Bytes
+from iobench.writers.image import AnyMemory, Bytes, FileImage
 
 __all__ = [
     *("BLOCK_BYTES", "LocalDamageError", "PinnedFiles", "SourceFile"),
@@ -53,9 +53,8 @@ class SourceFile:
                 f"{self._path}: has {found} bytes, its manifest says {size_bytes}"
             )
 
-    def read(self, start: int, stop: int) -> Bytes:
-        """Return the bytes [start, stop). Raises LocalDamageError."""
-        block = np.empty(stop - start, dtype=np.uint8)
+    def fill(self, start: int, block: Bytes) -> None:
+        """Fill `block` with the bytes from `start` on. Raises LocalDamageError."""
         done = 0
         try:
             while done < len(block):
@@ -63,10 +62,19 @@ class SourceFile:
                 if not count:
                     raise LocalDamageError(f"{self._path}: ends at byte {start + done}")
                 done += count
-            os.posix_fadvise(self._fd, start, stop - start, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._fd, start, len(block), os.POSIX_FADV_DONTNEED)
         except OSError as error:
             raise self._damage(error) from error
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """Return the bytes [start, stop). Raises LocalDamageError."""
+        block = np.empty(stop - start, dtype=np.uint8)
+        self.fill(start, block)
         return block
+
+    def image(self) -> FileImage:
+        """Return its bytes for a writer, which reads them when it takes them."""
+        return _SourceImage(self)
 
     def _damage(self, error: OSError) -> LocalDamageError:
         return LocalDamageError(str(TransferError.wrap(error, "reading", self._path)))
@@ -85,6 +93,29 @@ class SourceFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _SourceImage(FileImage):
+    """The bytes of `source`, in no memory until a writer asks for them."""
+
+    _source: SourceFile
+
+    def __init__(self, source: SourceFile) -> None:
+        values = {"path": source.name, "size_bytes": source.size_bytes, "_source": source}
+        for name, value in {**values, "segments": (), "on_device": False}.items():
+            object.__setattr__(self, name, value)  # a FileImage is frozen
+
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
+        return [self._source.read(start, stop)]
+
+    def in_one_piece(self, start: int, stop: int) -> bool:
+        """Return False: a block of the writer, not memory that is made for it, is filled."""
+        del start, stop
+        return False
+
+    def gather(self, start: int, stop: int, block: Bytes) -> int:
+        self._source.fill(start, block[: stop - start])
+        return stop - start
 
 
 def stored_bytes(checkpoint: Path) -> int:

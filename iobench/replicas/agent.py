@@ -55,8 +55,9 @@ from iobench.replicas.segment import (
 from iobench.text import parse_json
 from iobench.units import GIB, MIB
 from iobench.writers.image import Bytes
+from iobench.writers.rate_limit import RateLimit
 
-__all__ = ["Agent", "Service", "TokenBucket", "measure", "push"]
+__all__ = ["Agent", "Service", "measure", "push"]
 
 _LONGEST = GIB  # of digests and headers
 
@@ -109,7 +110,7 @@ class Service:
                     self._holdings.find(request.rank, request.version),
                     request,
                     self._agent.token,
-                    self._agent.bucket,
+                    self._agent.limit,
                 )
             case protocol.MeasureRate():
                 return self._measure(request)
@@ -169,7 +170,7 @@ class Service:
         rate = request.rate_bytes_per_s
         if rate is None:
             rate = request.share * measure(request.address, self._agent.token)
-        self._agent.bucket.rate_bytes_per_s = rate
+        self._agent.limit.rate_bytes_per_s = rate
         return protocol.Rate(rate)
 
     def _probe(self, length: int) -> Message:
@@ -257,46 +258,7 @@ _PROBE_S = 0.2
 _AHEAD = 4  # so that the link is busy while an answer is on its way
 
 
-class TokenBucket:
-    """Lets `rate_bytes_per_s` pass on average, and no burst longer than `burst_s` of it.
-
-    Each `take` books its bytes and then sleeps until they are due. So threads share the rate in the
-    order of their calls. A rate of None is no limit.
-    """
-
-    def __init__(
-        self,
-        rate_bytes_per_s: float | None,
-        *,
-        burst_s: float = 0.01,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.rate_bytes_per_s = rate_bytes_per_s
-        self._burst_s, self._clock, self._sleep = burst_s, clock, sleep
-        self._lock = threading.Lock()
-        self._due_s = clock()
-
-    @property
-    def unit_bytes(self) -> int | None:
-        """Bytes to take at once: what the rate gives in `burst_s`, at least 16 KiB; None: all."""
-        rate = self.rate_bytes_per_s
-        return None if rate is None else max(16 * 1024, int(rate * self._burst_s))
-
-    def take(self, size_bytes: int) -> None:
-        """Wait until `size_bytes` more may be sent."""
-        rate = self.rate_bytes_per_s
-        if rate is None:
-            return
-        with self._lock:
-            begin_s = max(self._due_s, self._clock() - self._burst_s)
-            self._due_s = begin_s + size_bytes / rate
-            early_s = self._due_s - self._clock()
-        if early_s > 0:
-            self._sleep(early_s)
-
-
-def push(segment: MemorySegment, request: Push, token: bytes, bucket: TokenBucket) -> Pushed:
+def push(segment: MemorySegment, request: Push, token: bytes, limit: RateLimit) -> Pushed:
     """Send the bytes of `segment` to another agent. On return they are complete there.
 
     A piece that arrives damaged is sent again, twice at most. Raises ReplicaError.
@@ -314,7 +276,7 @@ def push(segment: MemorySegment, request: Push, token: bytes, bucket: TokenBucke
             for number in missing:
                 start, stop = span_of(number, part.size_bytes)
                 other.send_file(
-                    PutPiece(number), segment.fd, start, stop, bucket.take, bucket.unit_bytes
+                    PutPiece(number), segment.fd, start, stop, limit.wait, limit.unit_bytes
                 )
                 if segment.version != version:
                     raise ReplicaError(f"step {version.step} was replaced while it was sent")
@@ -369,7 +331,7 @@ class Agent:
         if token is None:
             raise ReplicaError(f"{settings.directory}: there is no token")
         self.token = token
-        self.bucket = TokenBucket(None)
+        self.limit = RateLimit(None)
         self.holdings = Holdings(NodeMemory())
         self.ranks = 1
         """Ranks of this node; when so many have finished, the agent ends."""
@@ -425,7 +387,7 @@ class Agent:
             age_s=time.monotonic() - self._began_s,
             trainers=trainers,
             taken_bytes=self.holdings.memory.taken_bytes,
-            rate_bytes_per_s=self.bucket.rate_bytes_per_s,
+            rate_bytes_per_s=self.limit.rate_bytes_per_s,
             segments=self.holdings.inventory(),
         )
 

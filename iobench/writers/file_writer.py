@@ -46,7 +46,7 @@ from iobench.writers.local.direct_file import (
     DirectFile,
     direct_alignment,
 )
-from iobench.writers.local.new_file import NewFile, ProbeFile, try_directory
+from iobench.writers.local.new_file import NewFile, ProbeFile, reserve_blocks, try_directory
 from iobench.writers.local.posix import PosixWriter
 from iobench.writers.options import WriterOptions
 from iobench.writers.stream import BlockStream, PlainSink
@@ -188,10 +188,44 @@ class FileWriter(PosixWriter):
             direct=direct,
         )
 
+    def write_ranges(
+        self, fd: int, image: FileImage, ranges: Sequence[tuple[int, int]], path: str
+    ) -> None:
+        """Write `ranges` of `image` to the open file `fd`, at the same offsets; it is not synced.
+
+        So a file that is there in part is continued. Ranges begin at multiples of the page, and all
+        but the last end at one. Space for the whole file is reserved first. The file may be
+        longer afterwards; its size is to be set. `path` is its name for messages. Raises OSError,
+        UnavailableError.
+        """
+        meter = self._meter()
+        if self._reserves:
+            reserve_blocks(fd, 0, image.size_bytes)
+        with contextlib.ExitStack() as stack:
+            if self._flags:
+                try:  # the same file, even if its name changes
+                    flags = os.O_WRONLY | os.O_CLOEXEC | self._flags
+                    fd = os.open(f"/proc/self/fd/{fd}", flags)
+                except OSError as error:
+                    raise self._refused(error, os.path.dirname(path)) from error
+                stack.callback(os.close, fd)
+            self._send_ranges(fd, path, image, ranges, meter)
+
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        with self._file(file.fd, file.path, writing=True) as opened:
-            threads = self._write_threads(image, file.fd, meter)
-            self._move(opened, image, 0, image.size_bytes, meter, writes=True, threads=threads)
+        self._send_ranges(file.fd, file.path, image, [(0, image.size_bytes)], meter)
+
+    def _send_ranges(
+        self,
+        fd: int,
+        path: str,
+        image: FileImage,
+        ranges: Sequence[tuple[int, int]],
+        meter: Meter,
+    ) -> None:
+        with self._file(fd, path, writing=True) as opened:
+            threads = self._write_threads(image, fd, meter)
+            for start, stop in ranges:
+                self._move(opened, image, start, stop, meter, writes=True, threads=threads)
             if self._how.only in (IoPath.BUFFERED, IoPath.UNCACHED):
                 with meter.phase("write"):
                     opened.finish()

@@ -33,7 +33,7 @@ from iobench.writers.s3 import S3Writer
 
 local, remote, victim, point = {arguments!r}
 world = joined()
-writer = S3Writer(part_size="5MiB", threads=1) if remote.startswith("s3") else ""
+writer = S3Writer(part_size="5MiB", threads=1) if remote.startswith("s3") else "buffered"
 try:
     with Checkpointer(local, tiers=[Remote(remote, writer=writer)]) as ckpt:
         if victim is None:  # the next start
@@ -56,10 +56,10 @@ _FILE = 10**7
 _COPIER = "iobench.remote.file_copier.FileCopier"
 _POINTS = [
     (1, f"{_COPIER}.next:after", 0),
-    (1, "iobench.remote.source_file.SourceFile.read:after:2", BLOCK_BYTES),
+    (1, "iobench.remote.source_file.SourceFile.fill:after:2", BLOCK_BYTES),
     (1, f"{_COPIER}.done:after:1:stop", _FILE),
     (1, "iobench.remote.file_copier.read_back:before", 2 * _FILE),
-    (0, "iobench.remote.source_file.SourceFile.read:before:2", BLOCK_BYTES),
+    (0, "iobench.remote.source_file.SourceFile.fill:before:2", BLOCK_BYTES),
     (0, f"{_COPIER}._together:after", 2 * _FILE),
     (0, "iobench.remote.remote.RemoteTier.published:after", 2 * _FILE),
 ]
@@ -107,7 +107,7 @@ def test_a_directory(victim: int, point: str, least: int, tmp_path: Path) -> Non
 def test_a_restart_of_all_ranks(tmp_path: Path) -> None:
     """At the same world size, too, only what is missing is sent."""
     local, remote = tmp_path / "local", tmp_path / "remote"
-    _lose(local, remote, 0, "iobench.remote.source_file.SourceFile.read:before:2")
+    _lose(local, remote, 0, "iobench.remote.source_file.SourceFile.fill:before:2")
     code = _TRAINER.format(arguments=(str(local), str(remote), None, ""))
     with start_ranks(code, 2) as ranks:
         for rank in (0, 1):

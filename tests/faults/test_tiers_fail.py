@@ -169,7 +169,7 @@ def test_a_bucket_that_is_gone_for_an_hour(
     with Checkpointer(local, keep=KeepLast(1), tiers=[remote]) as ckpt:
         ckpt.save(state(1, 1000), 1)
         until(lambda: settled(ckpt))
-        monkeypatch.setattr(ckpt._tier.drain._pace, "stop", simulated)
+        monkeypatch.setattr(ckpt._tier.drain._limit, "stop", simulated)
         clock = SimpleNamespace(
             time=time.time, monotonic=lambda: time.monotonic() + simulated.passed_s
         )

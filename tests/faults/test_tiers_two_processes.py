@@ -24,9 +24,9 @@ from support import kill_points, tiers
 from iobench import Checkpointer, Remote
 
 local, remote = sys.argv[1:]
-ckpt = Checkpointer(local, tiers=[Remote(remote)])
-kill_points.arm("iobench.remote.source_file.SourceFile.read:before:3:hang")
-kill_points.arm("iobench.remote.source_file.SourceFile.read:before:3:note")
+ckpt = Checkpointer(local, tiers=[Remote(remote, writer="buffered")])
+kill_points.arm("iobench.remote.source_file.SourceFile.fill:before:3:hang")
+kill_points.arm("iobench.remote.source_file.SourceFile.fill:before:3:note")
 ckpt.save(tiers.state(1), 1)
 tiers.until(lambda: False)
 """

@@ -378,7 +378,7 @@ def test_a_copy_that_waits_for_saves_is_measured(local: Path, remote: Path) -> N
         drain = ckpt._tier.drain
         with drain.saving():
             save = ckpt.save(state(1, _SMALL), 1)
-            until(lambda: drain._pace.yielded_s > 0.1)
+            until(lambda: drain._limit.yielded_s > 0.1)
             assert save.copies[1].state == "draining"
         until(lambda: bool(ckpt._tier and ckpt._tier.rates.history().of(REMOTE)))
         (copy,) = events(local, "durable")

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from iobench.checkpoint.place import PacedImage
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
+from iobench.writers.rate_limit import RateLimit
 from iobench.writers.transfer import Transfer
 
 __all__ = ["SlowWriter"]
@@ -24,5 +24,5 @@ class SlowWriter(BufferedWriter):
     def write_many(
         self, images: Iterable[FileImage], target: str | Path, **options: Any
     ) -> Transfer:
-        paced = [PacedImage.over(one, self._rate) for one in images]
+        paced = (RateLimit(self._rate).limited(one) for one in images)
         return super().write_many(paced, target, **options)

@@ -283,7 +283,7 @@ class DcpFormat:
         # Each rank syncs the directory too: on a file system of several nodes, the sync of rank 0
         # need not make the names durable that others made.
         with reusing(target.directory, target.spare, image.path):
-            return target.check(save, target.writer.write(target.paced(sent), target.directory))
+            return target.check(save, target.writer.write(target.limited(sent), target.directory))
 
     def publish(
         self,

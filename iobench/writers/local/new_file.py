@@ -27,7 +27,7 @@ from iobench.writers.transfer import Meter
 
 __all__ = [
     *("PART_SUFFIX", "NewFile", "ProbeFile"),
-    *("make_directories", "missing_directories", "open_source"),
+    *("make_directories", "missing_directories", "open_source", "reserve_blocks"),
     *("sync_directory", "try_directory", "write_bytes", "write_text"),
 ]
 
@@ -92,6 +92,17 @@ def _with_unsynced_above(directory: str) -> list[str]:
     return found
 
 
+def reserve_blocks(fd: int, start: int, stop: int) -> str:
+    """Reserve blocks for bytes [start, stop). Return why the file system cannot do that, or ""."""
+    try:
+        linux.fallocate(fd, start, stop - start)
+    except OSError as error:
+        if error.errno not in _NO_FALLOCATE:
+            raise
+        return os.strerror(error.errno)
+    return ""
+
+
 def _make(path: str, flags: int, mode: int) -> int:
     return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | flags, mode)
 
@@ -153,14 +164,11 @@ class NewFile:
         """Reserve blocks for bytes [start, stop). Without fallocate(2) record a fallback."""
         if stop <= start:
             return
-        with self.meter.phase("open"):
-            try:
-                linux.fallocate(self.fd, start, stop - start)
-                self._reserved = True
-            except OSError as error:
-                if error.errno not in _NO_FALLOCATE:
-                    raise TransferError.wrap(error, "reserving space", self.path) from error
-                self.meter.fell_back("fallocate", "none", f"{error.strerror} by the file system")
+        with self.meter.phase("open"), transfer_errors("reserving space", self.path):
+            refusal = reserve_blocks(self.fd, start, stop)
+            self._reserved = self._reserved or not refusal
+            if refusal:
+                self.meter.fell_back("fallocate", "none", f"{refusal} by the file system")
 
     def set_size(self, size_bytes: int) -> None:
         """Make the file exactly `size_bytes` long; padding and reserved space are cut off.

@@ -183,7 +183,7 @@ def _guarded(connection: Any, limit: TimeLimit, window_s: float) -> Any:
                 self.timeout = usual_s
             self.sock.settimeout(usual_s)
             limit.connected(self.sock)
-            self.sock = _PacedSocket(self.sock, self._answer_s)
+            self.sock = _GuardedSocket(self.sock, self._answer_s)
 
         def request(self, method: str, url: str, *rest: Any, **named: Any) -> Any:
             completes = method == "POST" and "uploadId=" in url
@@ -195,7 +195,7 @@ def _guarded(connection: Any, limit: TimeLimit, window_s: float) -> Any:
     return GuardedConnection
 
 
-class _PacedSocket:
+class _GuardedSocket:
     """A socket whose `makefile`, from which http.client reads one answer, checks the rate."""
 
     def __init__(self, inner: socket.socket, answer_s: float) -> None:

@@ -1228,19 +1228,18 @@ def test_auto_in_use(runs: Path) -> None:
 
 def test_bandwidth_limit(make: Make, monkeypatch) -> None:
     """Background saves are limited to the rate; save() is not."""
-    slept: list[float] = []
-    paced = iobench.checkpoint.place.PacedImage.over
+    waited: list[float] = []
     monkeypatch.setattr(
-        "iobench.checkpoint.place.PacedImage.over",
-        lambda image, rate: paced(image, rate, sleep=slept.append),
+        "iobench.writers.rate_limit.RateLimit.wait",
+        lambda limit, size: waited.append(size / limit.rate_bytes_per_s),
     )
     ckpt = make(bandwidth_limit="1MiB")
     state = {"w": torch.zeros(1 << 20, dtype=torch.uint8)}
     ckpt.save(state, 1)
-    assert not slept
+    assert not waited
     ckpt.save_async(state, 2)
     ckpt.wait()
-    assert max(slept) == pytest.approx(1, rel=0.5)
+    assert sum(waited) == pytest.approx(1, rel=0.1)
 
 
 def test_interrupted_when_a_slot_was_taken(

@@ -11,8 +11,10 @@ import pytest
 
 from iobench.errors import TargetError, TransferError
 from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
-from iobench.remote.pace import DrainPace
-from iobench.remote.source_file import SourceFile
+from iobench.remote.source_file import BLOCK_BYTES, SourceFile
+from iobench.writers.config import load_writer
+from iobench.writers.file_writer import FileWriter
+from iobench.writers.rate_limit import RateLimit, StoppedError
 
 _NAME, _CONTENT = "part/tensors.safetensors", os.urandom(100_000)
 
@@ -31,8 +33,10 @@ def final(tmp_path: Path) -> Path:
     return tmp_path / "remote" / "step-2"
 
 
-def _copy(final: Path) -> DirectoryCopy:
-    return DirectoryCopy(final, serial=2, pace=DrainPace(None, lambda: False), lock=None)
+def _copy(final: Path, writer: str = "hybrid") -> DirectoryCopy:
+    writes = load_writer(writer)
+    assert isinstance(writes, FileWriter)
+    return DirectoryCopy(final, writes, serial=2, limit=RateLimit(None), lock=None)
 
 
 def _hidden(final: Path) -> Path:
@@ -128,38 +132,87 @@ def test_a_server_that_maps_root_to_another_user(
     assert (_hidden(final) / _NAME).read_bytes() == _CONTENT
 
 
-@pytest.mark.parametrize("call", ["fdatasync", "fsync"])
-def test_a_sync_that_fails_costs_the_file(
-    call: str, source: SourceFile, final: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The page cache has bytes that the disk has lost: the next attempt must not trust them."""
-    monkeypatch.setattr("iobench.remote.directory_copy._SYNCED", 1)
-    original, failed = getattr(os, call), []
+def _fails_once(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    """The first call of `os.NAME` for a file of the copy fails."""
+    original, failed = getattr(os, name), []
 
-    def fails(fd: int) -> None:
+    def fails(fd: int, *more: Any) -> Any:
         if not failed and os.fstat(fd).st_size == len(_CONTENT):
             failed.append(fd)
-            raise OSError(errno.EIO, "Input/output error")
-        original(fd)
+            raise OSError(number, os.strerror(number))
+        return original(fd, *more)
 
-    monkeypatch.setattr(os, call, fails)
+    monkeypatch.setattr(os, name, fails)
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "stays"),
+    [
+        *(("fsync", errno.EIO, False), ("fsync", errno.ENOSPC, False)),
+        *(("ftruncate", errno.EIO, False), ("ftruncate", errno.ENOSPC, True)),
+    ],
+)
+def test_an_error_costs_the_file(
+    call: str,
+    number: int,
+    stays: bool,
+    source: SourceFile,
+    final: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The page cache may have bytes that the disk has lost: the next attempt must not trust them.
+
+    A disk that is full before the sync has lost nothing.
+    """
+    _fails_once(monkeypatch, call, number)
     with source:
-        with pytest.raises(TransferError, match="Input/output error"):
+        with pytest.raises(TransferError, match=os.strerror(number)):
             _copy(final).send(source)
-        assert not (_hidden(final) / _NAME).exists()
-        assert _copy(final).send(source) == len(_CONTENT)
+        assert (_hidden(final) / _NAME).exists() == stays
+        assert _copy(final).send(source) == (0 if stays else len(_CONTENT))
     assert (_hidden(final) / _NAME).read_bytes() == _CONTENT
 
 
-def test_what_was_sent_is_not_sent_again(source: SourceFile, final: Path) -> None:
-    """An attempt goes on from where the one before it ended."""
+@pytest.mark.parametrize("writer", ["buffered", "uncached", "odirect", "uring", "hybrid"])
+def test_what_was_sent_is_not_sent_again(writer: str, tmp_path: Path, final: Path) -> None:
+    """An attempt goes on from where the one before it ended, through the same writer."""
+    _skip_unavailable(writer, tmp_path)
+    content = os.urandom(3 * BLOCK_BYTES + 12_345)
+    (tmp_path / "large").write_bytes(content)
+    with SourceFile(tmp_path, "large", len(content)) as source:
+        assert _copy(final, writer).send(source) == len(content)
+        with (_hidden(final) / "large").open("r+b") as file:
+            for at in (BLOCK_BYTES + 5, 3 * BLOCK_BYTES):
+                file.seek(at)
+                file.write(b"damaged")
+        assert _copy(final, writer).send(source) == BLOCK_BYTES + 12_345  # two blocks
+        with (_hidden(final) / "large").open("r+b") as file:
+            file.truncate(2 * BLOCK_BYTES + 1)
+        assert _copy(final, writer).send(source) == BLOCK_BYTES + 12_345
+        assert _copy(final, writer).send(source) == 0
+    assert (_hidden(final) / "large").read_bytes() == content
+
+
+def _skip_unavailable(writer: str, directory: Path) -> None:
+    found = load_writer(writer).available(directory)
+    if not found.ok:
+        pytest.skip(found.reason)
+
+
+def test_published(source: SourceFile, final: Path) -> None:
+    """It has its name, and its manifest."""
     with source:
-        assert _copy(final).send(source) == len(_CONTENT)
-        with (_hidden(final) / _NAME).open("r+b") as file:
-            file.write(b"damaged")
-        assert _copy(final).send(source) == len(_CONTENT)  # one block
-        assert _copy(final).send(source) == 0
         copy = _copy(final)
+        copy.send(source)
         copy.publish(b"{}")
     assert (final / _NAME).read_bytes() == _CONTENT
     assert (final / "manifest.json").read_bytes() == b"{}"
+
+
+def test_a_copy_that_is_stopped(source: SourceFile, final: Path) -> None:
+    """It ends before the next block; what it has sent stays."""
+    copy = _copy(final)
+    copy._limit.stop.set()
+    with source, pytest.raises(StoppedError):
+        copy.send(source)
+    assert (_hidden(final) / _NAME).exists()

@@ -33,7 +33,7 @@ def ckpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Checkpoint
             one.save(state(step, _SMALL), step)
             until(lambda: settled(one))
         with monkeypatch.context() as patched:
-            patched.setattr(Drain, "_work", lambda self: self._pace.stop.wait(0.02))
+            patched.setattr(Drain, "_work", lambda self: self._limit.stop.wait(0.02))
             one.save(state(3, _SMALL), 3)
             one.wait()
             yield one

@@ -7,12 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from iobench import linux
 from iobench.errors import ReplicaError
-from iobench.replicas.agent import TokenBucket
 from iobench.replicas.protocol import Version
 from iobench.replicas.segment import (
     DIGEST,
@@ -192,39 +189,3 @@ def test_an_error_of_the_kernel_takes_nothing(
     with pytest.raises(ReplicaError, match="No space left"):
         holdings.begin(_RANK, _version(1), 1).reserve(_version(1), MIB)
     assert holdings.memory.taken_bytes == 0
-
-
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=50), st.floats(1e3, 1e9))
-def test_the_bucket_keeps_the_rate(sizes: list[int], rate: float) -> None:
-    """Over any time, no more passes than the rate gives, and one burst."""
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    bucket = TokenBucket(rate, burst_s=0.01, clock=lambda: now[0], sleep=sleep)
-    for size in sizes:
-        bucket.take(size)
-    assert now[0] >= sum(sizes) / rate - 0.011
-    assert now[0] <= sum(sizes) / rate + 1e-6
-
-
-def test_a_bucket_after_a_pause_allows_one_burst() -> None:
-    """Time that was not used is lost, apart from one burst."""
-    now = [0.0]
-    slept: list[float] = []
-    bucket = TokenBucket(1000, burst_s=0.01, clock=lambda: now[0], sleep=slept.append)
-    now[0] = 100.0
-    bucket.take(10)
-    assert not slept
-    bucket.take(1000)
-    assert slept == [pytest.approx(1.0)]
-
-
-def test_no_rate_is_no_limit() -> None:
-    """None lets everything pass, in any size."""
-    bucket = TokenBucket(None)
-    bucket.take(10**15)
-    assert bucket.unit_bytes is None
-    assert TokenBucket(10**9).unit_bytes == 10**7
-    assert TokenBucket(1).unit_bytes == 16 * 1024
