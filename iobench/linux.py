@@ -23,6 +23,7 @@ SYNC_FILE_RANGE_WAIT_BEFORE, SYNC_FILE_RANGE_WRITE, SYNC_FILE_RANGE_WAIT_AFTER =
 PAGE = mmap.PAGESIZE
 
 _STATX_DIOALIGN = 0x2000  # linux/stat.h, since 6.1
+_STATX_ATTR_DAX = 0x00200000
 _AT_EMPTY_PATH = 0x1000
 _SYS_STATX = {"x86_64": 332, "aarch64": 291}
 _SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
@@ -54,11 +55,13 @@ _libc.madvise.argtypes = [ctypes.c_void_p, _size, ctypes.c_int]
 
 
 class _Statx(ctypes.Structure):
-    """struct statx, linux/stat.h: 256 bytes. Only the fields for direct I/O have names."""
+    """struct statx, linux/stat.h: 256 bytes. Only the fields that are used have names."""
 
     _fields_ = (
         ("stx_mask", ctypes.c_uint32),
-        ("_until_dio", ctypes.c_uint8 * 148),
+        ("_block_size", ctypes.c_uint32),
+        ("stx_attributes", ctypes.c_uint64),
+        ("_until_dio", ctypes.c_uint8 * 136),
         ("stx_dio_mem_align", ctypes.c_uint32),
         ("stx_dio_offset_align", ctypes.c_uint32),
         ("_rest", ctypes.c_uint8 * 96),
@@ -117,20 +120,29 @@ def dio_alignment(fd: int) -> DioAlignment | None:
 
     Zeros mean that the file does not support direct I/O, as in statx(2).
     """
+    buffer = _statx(fd, _STATX_DIOALIGN)
+    # The mask reports which fields were filled: kernels before 6.1 and many file systems (btrfs,
+    # tmpfs, FUSE) leave these two out.
+    if buffer is None or not buffer.stx_mask & _STATX_DIOALIGN:
+        return None
+    return DioAlignment(memory=buffer.stx_dio_mem_align, offset=buffer.stx_dio_offset_align)
+
+
+def is_dax(fd: int) -> bool:
+    """Whether the open file `fd` is memory that is mapped directly (DAX), by statx(2)."""
+    buffer = _statx(fd, 0)
+    return buffer is not None and bool(buffer.stx_attributes & _STATX_ATTR_DAX)
+
+
+def _statx(fd: int, mask: int) -> _Statx | None:
     number = _SYS_STATX.get(platform.machine())
     if number is None:
         return None
     buffer = _Statx()
     _check(
-        _libc.syscall(
-            ctypes.c_long(number), fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, ctypes.byref(buffer)
-        )
+        _libc.syscall(ctypes.c_long(number), fd, b"", _AT_EMPTY_PATH, mask, ctypes.byref(buffer))
     )
-    # The mask reports which fields were filled: kernels before 6.1 and many file systems (btrfs,
-    # tmpfs, FUSE) leave these two out.
-    if not buffer.stx_mask & _STATX_DIOALIGN:
-        return None
-    return DioAlignment(memory=buffer.stx_dio_mem_align, offset=buffer.stx_dio_offset_align)
+    return buffer
 
 
 def _cachestat(fd: int, offset: int = 0, length: int = 0) -> _Cachestat:

@@ -348,5 +348,6 @@ class Opening:
             local=self.tier,
             stored=None if self.tier is None else self.tier.copies,
             in_order=self.options.in_order or self.replicator is not None,
+            newest_first=self.options.on_full == "supersede",
             turns=turns,
         )

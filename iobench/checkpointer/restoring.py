@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -24,7 +24,6 @@ from iobench.checkpoint.restore import (
     OnCorrupt,
     RestoringRanks,
     StoredCandidates,
-    WrappedCandidates,
     restore,
 )
 from iobench.checkpoint.retention import by_age
@@ -34,101 +33,17 @@ from iobench.errors import DataMismatchError, StateMismatchError, UsageError
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.ranks.together import JobRanks
 from iobench.remote.local_tier import LocalTier
-from iobench.remote.memory_reader import MemoryReader
-from iobench.remote.memory_slot import MemorySlot
-from iobench.remote.nearest import Nearest
-from iobench.remote.snapshot_memory import SnapshotMemory
+from iobench.remote.memory_pool import MemorySlot
+from iobench.remote.snapshot_memory import MemoryCandidates, SnapshotMemory
+from iobench.remote.tiered_store import TieredStore
 from iobench.replicas.nearest import Chosen, RestoreChoice
 from iobench.replicas.replicator import Replicator
-from iobench.units import format_size
 from iobench.writers.base import Writer
-from iobench.writers.copy_reader import CopyReader
-from iobench.writers.image import FileImage
-from iobench.writers.source import Source
-from iobench.writers.transfer import Transfer
 
 if TYPE_CHECKING:
-    from iobench.remote.both_tiers import TieredCandidates
+    from iobench.remote.tiered_store import TieredCandidates
 
-__all__ = ["MemoryCandidates", "Restoring", "Stateful", "expected_of", "resume_into"]
-
-
-class MemoryCandidates(WrappedCandidates):
-    """`inner`, with the copy of `step` in memory, in which each rank has its own file.
-
-    `slot` has that of this rank, until it is known to be damaged. The next copy of `step` is that
-    of `inner`.
-    """
-
-    def __init__(self, inner: Candidates, step: int, slot: MemorySlot) -> None:
-        super().__init__(inner)
-        assert slot.kept is not None
-        (self._file,) = slot.kept.files(slot.memory)
-        self._step, self._slot, self._tier = step, slot, slot.tiers
-        self._problem = ""  # why the copy in memory is left
-        self._reader: _MemoryFirst | None = None
-
-    def reader(self, step: int, manifest: Manifest) -> CopyReader:
-        stored = super().reader(step, manifest)
-        if step != self._step or self._problem:
-            return stored
-        self._reader = _MemoryFirst(self._file, stored, self._damaged)
-        return self._reader
-
-    def next_copy(self, step: int, problem: str) -> bool:
-        if step != self._step or self._problem:
-            return super().next_copy(step, problem)
-        self._problem = problem
-        self._damaged()
-        return True
-
-    def _damaged(self) -> None:
-        self._slot.kept = None
-
-    def sources(self, step: int) -> dict[str, str]:
-        read = self._reader
-        if step != self._step or read is None:
-            return super().sources(step)
-        problem = self._problem or read.problem
-        if not problem:
-            return {self._tier: "read"}
-        warnings.warn(
-            f"the file of this rank is not read from {self._tier} alone: {problem}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        if self._problem:
-            return {self._tier: problem, **(super().sources(step) or {str(self): "read"})}
-        again = f"read {format_size(read.stored_bytes)}"
-        return {self._tier: f"read in part; {problem}", str(self): again}
-
-
-class _MemoryFirst:
-    """The copy of one file in memory; other files and damaged ranges are those of `stored`."""
-
-    def __init__(self, file: FileImage, stored: CopyReader, damaged: Callable[[], None]) -> None:
-        self._file, self._memory = file.path, MemoryReader([file], stored.location)
-        self._stored, self._damaged = stored, damaged
-        self._again: set[tuple[int, int]] = set()
-        self.name, self.direct, self.location = stored.name, stored.direct, stored.location
-        self.problem, self.stored_bytes = "", 0
-
-    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
-        copy = self._memory if image.path == self._file else self._stored
-        return copy.read(image, start, stop)
-
-    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
-        if (start, stop) in self._again:
-            return self._stored.read_again(image, start, stop, piece)
-        self._again.add((start, stop))
-        self.problem = self.problem or f"{image.path} is damaged"
-        self.stored_bytes += stop - start
-        self._damaged()
-        self._stored.read(image, start, stop)
-        return True
-
-    def open_source(self, target: str) -> Source:
-        return self._stored.open_source(target)
+__all__ = ["Restoring", "Stateful", "expected_of", "resume_into"]
 
 
 @dataclass(kw_only=True)
@@ -146,13 +61,12 @@ class Restoring:
     memory: SnapshotMemory | None = None
     replicator: Replicator | None = None
     participant: SaveParticipant | None = None
-    _opening: Nearest | None = field(default=None, init=False)
+    _opening: TieredStore | None = field(default=None, init=False)
 
     def begin(self) -> None:
         """Ask the remote tier for its checkpoints; wait if the local tier has none. In rank 0."""
         if self.tier is not None:
-            self._opening = self._new_nearest(self.tier)
-            self._opening.begin()
+            self._opening = self._new_tiers(self.tier)
             if not self.tier.steps():
                 self.settle()
 
@@ -168,26 +82,29 @@ class Restoring:
         assert self.ledger is not None  # this is rank 0
         return self.ledger
 
-    def _new_nearest(self, tier: LocalTier) -> Nearest:
-        return Nearest(tier, self.writer, self._own.serials())
+    def _new_tiers(self, tier: LocalTier) -> TieredStore:
+        return TieredStore(tier, self.writer, self._own.serials())
 
-    def _nearest(self, tier: LocalTier) -> Nearest:
-        """Return the checkpoints of both tiers. New saves count as newer than all of them."""
+    def _now(self, tier: LocalTier, asked: TieredStore | None = None) -> TieredStore:
+        """Return the checkpoints of both tiers. New saves count as newer than all of them.
+
+        `asked` is a list that was asked for before.
+        """
         self.settle()
-        nearest = self._new_nearest(tier)
-        nearest.ask()
-        self._own.seen(nearest.last_serial)
-        return nearest
+        found = asked or self._new_tiers(tier)
+        found.ask()
+        self._own.seen(found.last_serial)
+        return found
 
-    def _both_tiers(self) -> TieredCandidates | None:
+    def _listed_tiers(self) -> TieredCandidates | None:
         """Return the checkpoints of both tiers, as rank 0 sees them; None without tiers."""
         tier = self.tier
         if tier is None:
             return None
-        from iobench.remote.both_tiers import Listed, TieredCandidates
+        from iobench.remote.tiered_store import Listed, TieredCandidates
 
         def listed() -> list[Any] | None:
-            return self._nearest(tier).listed() if self.ranks.leads else None
+            return self._now(tier).listed() if self.ranks.leads else None
 
         found = self.ranks.agreed("list of the tiers", listed)[0]
         remote = tier.remote
@@ -199,8 +116,8 @@ class Restoring:
         if self.tier is None or (self.ranks.many and not is_open):
             return self.store.steps()
         if not self.ranks.many:
-            return self._nearest(self.tier).candidates().steps()
-        both = self._both_tiers()
+            return self._now(self.tier).candidates().steps()
+        both = self._listed_tiers()
         assert both is not None
         return both.steps()
 
@@ -217,7 +134,7 @@ class Restoring:
 
     def _latest(self) -> int | None:
         if self.tier is not None:
-            return self._nearest(self.tier).newest()
+            return self._now(self.tier).newest()
         steps = by_age(self.store, self._own.serials())
         return steps[-1] if steps else None
 
@@ -238,7 +155,7 @@ class Restoring:
         if tier is None or self._own.holds(step):
             self._own.remove(step)
             return
-        if step not in self._nearest(tier).candidates().steps():
+        if step not in self._now(tier).candidates().steps():
             raise UsageError(f"there is no checkpoint of step {step}")
         tier.remote.remove(step)
         tier.drain.queue.forget(step)
@@ -252,30 +169,25 @@ class Restoring:
         """
         if self.ranks.many:
             return self._restore_together(step, on_corrupt, like, mode)
-        found = None if self.memory is None else self.memory.restore(step, like)
-        state, loaded = found or self._restore_stored(step, on_corrupt, like)
-        if self.memory is not None and found is None:
-            loaded = self.memory.told(loaded)
+        candidates: Candidates = StoredCandidates(self.store, self.writer)
+        remote_copy: RemoteCopyOf | None = None
+        if self.tier is not None:
+            asked, self._opening = self._opening, None
+            tiers = self._now(self.tier, asked)
+            candidates, remote_copy = tiers.candidates(), tiers.remote_copy
+        if self.memory is not None:
+            candidates = self.memory.candidates(candidates)
+        alone = self.tier is None and step == "latest"
+        state, loaded = restore(
+            candidates,
+            step,
+            on_corrupt=on_corrupt,
+            like=like,
+            known=self._own.serials() if alone else None,
+            offload=self._going_on(remote_copy),
+        )
         self._own.resumed_from(loaded.step)
         return state, loaded
-
-    def _restore_stored(
-        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any
-    ) -> tuple[Any, Loaded]:
-        if self.tier is None:
-            return restore(
-                StoredCandidates(self.store, self.writer),
-                step,
-                on_corrupt=on_corrupt,
-                like=like,
-                known=self._own.serials() if step == "latest" else None,
-                offload=self._going_on(None),
-            )
-        nearest, self._opening = self._opening or self._new_nearest(self.tier), None
-        go_on = self._going_on(nearest.remote_copy)
-        found = nearest.restore(step, on_corrupt=on_corrupt, like=like, offload=go_on)
-        self._own.seen(nearest.last_serial)
-        return found
 
     def _going_on(self, remote_copy: RemoteCopyOf | None) -> Callable[[Manifest], None] | None:
         held = self.participant
@@ -284,7 +196,7 @@ class Restoring:
     def _restore_together(
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any, mode: RestoreMode
     ) -> tuple[Any, Loaded]:
-        both = self._both_tiers()
+        both = self._listed_tiers()
         choice = RestoreChoice(
             world=self.ranks.world,
             together=self.ranks.together,
@@ -313,8 +225,6 @@ class Restoring:
         self.ranks.agreed(f"resume from step {loaded.step}", note)
         if self.replicator is not None:
             self.replicator.resumed(version)
-        if self.memory is not None and not loaded.sources:
-            loaded = replace(loaded, sources={str(self.store): "read"})
         return state, loaded
 
     def _restore_chosen(
@@ -332,12 +242,10 @@ class Restoring:
         try:
             if chosen is not None:
                 step, candidates = chosen.plan.version.step, chosen.candidates
-            if chosen is not None and self.memory is not None:
-                version = chosen.plan.version
-                slot = self.memory.kept(version.step, version.serial)
-                has = ranks.agreed(f"step {step} in memory", lambda: slot is not None)
-                if all(has) and slot is not None:
-                    candidates = MemoryCandidates(candidates, version.step, slot)
+            if self.memory is not None:
+                slots = self._slots(chosen, self.memory)
+                candidates = MemoryCandidates(candidates, slots)
+                if slots:
                     owners = {data_file(rank): rank for rank in range(ranks.world.size)}
             with piece_reader(
                 ranks.trainer, mode, deadline_s=ranks.deadline_s, owners=owners
@@ -354,6 +262,15 @@ class Restoring:
         finally:
             for note in chosen.close() if chosen else ():
                 warnings.warn(f"a replica was replaced: {note}", RuntimeWarning, stacklevel=5)
+
+    def _slots(self, chosen: Chosen | None, memory: SnapshotMemory) -> dict[int, MemorySlot]:
+        """Return the slot of this rank with its file of what was chosen, if all ranks have one."""
+        if chosen is None:
+            return {}
+        version = chosen.plan.version
+        slot = memory.kept(version.step, version.serial)
+        has = self.ranks.agreed(f"step {version.step} in memory", lambda: slot is not None)
+        return {version.step: slot} if all(has) and slot is not None else {}
 
 
 class Stateful(Protocol):

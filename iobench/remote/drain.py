@@ -24,11 +24,10 @@ from iobench.errors import IobenchError, RankError, TargetError, TransferError, 
 from iobench.ranks.control import Control
 from iobench.ranks.together import together
 from iobench.ranks.world import World
-from iobench.remote.drain_step import DrainStep
-from iobench.remote.file_copier import FileCopier, shown_error, states_of
+from iobench.remote.file_copier import DrainStep, FileCopier, shown_error, states_of
 from iobench.remote.journal import DrainEvent, DrainJournal, Event
+from iobench.remote.placement import LOCAL, REMOTE, ObservedRates
 from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
-from iobench.remote.rates import LOCAL, REMOTE, ObservedRates
 from iobench.remote.remote import RemoteTier
 from iobench.remote.source_file import (
     LocalDamageError,
@@ -166,7 +165,7 @@ class Drain:
         """
         self._led("drain", lambda: self._look_at_local(ages()))
         self._thread.start()
-        interpreter_end.at_end(self, Drain._at_end)
+        interpreter_end.at_end(self, Drain.stop)
 
     def _look_at_local(self, ages: Mapping[int, tuple[int, float]]) -> None:
         for step, (serial, created_s) in ages.items():
@@ -181,7 +180,7 @@ class Drain:
             self.queue.put(entry)
         self.journal.shorten()
         self._rates.recall(self._events())
-        self._note("remote", where=str(self.remote), why=self.remote.options.described_lag)
+        self._note("remote", where=str(self.remote))
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -205,29 +204,13 @@ class Drain:
 
         `direct`: it is durable in the remote tier, and not in the local one.
         """
-        entry = Queued(
-            step=save.step,
-            serial=serial,
-            since_s=time.monotonic(),
-            created_s=save.created_s,
-            state="durable" if direct else "waiting",
-            durable_at_s=time.time() if direct else None,
-            local=not direct,
-        )
-        self.queue.learn(entry, newer=True)
+        more = {"state": "durable", "durable_at_s": time.time(), "local": False} if direct else {}
+        self.queue.learn(Queued.of(save, serial, **more), newer=True)
 
     def sent_directly(self, save: Save, serial: int, size_bytes: int, elapsed_s: float) -> None:
         """Record a save that is durable in the remote tier, and not in the local one."""
-        entry = Queued(
-            step=save.step,
-            serial=serial,
-            since_s=time.monotonic(),
-            created_s=save.created_s,
-            size_bytes=size_bytes,
-            state="durable",
-            durable_at_s=time.time(),
-            local=False,
-        )
+        more = {"state": "durable", "durable_at_s": time.time(), "local": False}
+        entry = Queued.of(save, serial, size_bytes=size_bytes, **more)
         self.queue.put(entry)
         self._note("durable", entry, sent_bytes=size_bytes, elapsed_s=elapsed_s)
         self._rates.add(REMOTE, size_bytes, elapsed_s)
@@ -328,16 +311,11 @@ class Drain:
 
     def eta_s(self, step: int) -> float | None:
         """Return the seconds until `step` is expected in the remote tier; None if unknown."""
-        found = self._rates.estimate(REMOTE)
-        ahead = self.queue.to_copy()
-        if found is None or not any(one.step == step for one in ahead):
+        found, ahead = self._rates.estimate(REMOTE), self.queue.to_copy()
+        steps = [one.step for one in ahead]
+        if found is None or step not in steps:
             return None
-        size = 0
-        for one in ahead:
-            size += one.size_bytes
-            if one.step == step:
-                break
-        return found.seconds(size)
+        return found.seconds(sum(one.size_bytes for one in ahead[: steps.index(step) + 1]))
 
     def stop(self) -> bool:
         """End the thread; a copy goes on later from where it was. A second call does nothing.
@@ -352,9 +330,6 @@ class Drain:
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_S)
         return not self._thread.is_alive()
-
-    def _at_end(self) -> None:
-        self.stop()
 
     def join(self) -> None:
         """Wait until the thread has ended."""
@@ -383,7 +358,7 @@ class Drain:
                     for entry in states_of(order["states"]):
                         self.queue.learn(entry)
                     for step, serial in order["gone"]:
-                        self.queue.lost(step, serial)
+                        self.queue.forget(step, serial)
                 else:
                     self._copier.answer(self._answer(order))
 
@@ -462,7 +437,7 @@ class Drain:
         """Settle a checkpoint whose local files are removed or damaged."""
         self._untidy = True
         if not self._local.locate(entry.step).exists():
-            self.queue.lost(entry.step, entry.serial)
+            self.queue.forget(entry.step, entry.serial)
         elif self.queue.move(entry, "failed", of=PENDING):
             self._note("failed", entry, why=str(error))
             self._tell(f"step {entry.step} is not copied to {self.remote}: {error}")

@@ -1,4 +1,7 @@
-"""DrainJournal: what a node knows about the copies of its checkpoints in the remote tier."""
+"""DrainJournal: what a node knows about the copies of its checkpoints in the remote tier.
+
+TiersStatus: what the local tier and its journal say about them.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,25 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 import xxhash
 
-from iobench.errors import TargetError, transfer_errors
+from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.retention import readable_manifest
+from iobench.checkpoint.store import DirectoryStore
+from iobench.errors import TargetError, UsageError, transfer_errors
 from iobench.regular_file import open_regular
 from iobench.text import parse_json
 
-__all__ = ["JOURNAL", "DrainEvent", "DrainJournal"]
+__all__ = [
+    *("JOURNAL", "CheckpointCopies", "DrainEvent", "DrainJournal"),
+    *("TiersStatus", "tiers_status"),
+]
 
 JOURNAL = ".iobench-drain.jsonl"
 """Its name, in the directory of the checkpoints."""
@@ -48,8 +57,7 @@ _Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
 class DrainEvent:
     """One line of the journal; `at_s` is seconds since the epoch.
 
-    - `remote`: the location of the remote tier is `where`; written when a Checkpointer opens; `why`
-      is what it does past which lag
+    - `remote`: the location of the remote tier is `where`; written when a Checkpointer opens
     - `saved`: the checkpoint was written to local storage: `size_bytes` in `elapsed_s`
     - `durable`: it is in the remote tier; this attempt has sent `sent_bytes` of its `size_bytes` in
       `elapsed_s`, without its pauses for saves
@@ -157,7 +165,7 @@ def _line(event: DrainEvent) -> str:
 def _read(text: bytes) -> tuple[list[DrainEvent], int]:
     lines = [line for line in text.split(b"\n") if line]
     found = [one for one in map(_parsed, lines) if one is not None]
-    return list(_with_remotes(found)), len(lines) - len(found)
+    return found, len(lines) - len(found)
 
 
 def _parsed(line: bytes) -> DrainEvent | None:
@@ -171,9 +179,119 @@ def _parsed(line: bytes) -> DrainEvent | None:
     return None
 
 
-def _with_remotes(events: Iterable[DrainEvent]) -> Iterator[DrainEvent]:
-    """Add the remote tier to events of versions that named it only when a Checkpointer opened."""
-    remote = ""
-    for one in events:
-        remote = one.where if one.event == "remote" else remote
-        yield one if one.remote or not remote else replace(one, remote=remote)
+_THERE = ("durable", "verified")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointCopies:
+    """A checkpoint of the local tier, "durable" or "damaged"; `remote` is its state there.
+
+    It is waiting, durable, verified, superseded or failed. `size_bytes`, of its files here, is None
+    for a damaged one. `optimizer_bytes` are those of a pinned generation, which is in the directory
+    of the optimizer, and in the remote tier too.
+    """
+
+    step: int
+    size_bytes: int | None
+    optimizer_bytes: int
+    age_s: float
+    local: str
+    remote: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiersStatus:
+    """Both tiers, as the directory and its journal describe them; the remote one is not asked.
+
+    `lag_s` is the age of the oldest checkpoint that waits for its copy; 0 without one.
+    `remote_step` was saved last of those in the remote tier. `failure` is the error of the last
+    attempt, if it failed. The `damaged_lines` of the journal are left out.
+    """
+
+    directory: str
+    remote: str
+    checkpoints: tuple[CheckpointCopies, ...]
+    lag_s: float
+    local_step: int | None
+    remote_step: int | None
+    failure: str
+    damaged_lines: int
+
+    @property
+    def steps_at_risk(self) -> int | None:
+        """Steps of training that are lost if the local tier is lost now, at least.
+
+        None when the remote tier has no checkpoint: all of it is lost.
+        """
+        if self.remote_step is None or self.local_step is None:
+            return None
+        return max(0, self.local_step - self.remote_step)
+
+
+def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
+    """Return the status of the tiers of `directory`. Takes no lock and changes nothing.
+
+    Raises TargetError when there is no such directory, UsageError when it has no journal.
+    """
+    now_s = time.time() if now_s is None else now_s
+    store = DirectoryStore(directory)
+    steps = store.steps()
+    events, damaged = DrainJournal(store.directory).read()
+    opened = next((one for one in reversed(events) if one.event == "remote"), None)
+    if opened is None:
+        raise UsageError(
+            f"{directory}: no Checkpointer has copied checkpoints from here, and no process of "
+            'this user here holds memory of this run; tiers=[Remote("s3://bucket/run")] copies them'
+        )
+    events = [one for one in events if one.remote == opened.where]
+    manifests = {step: readable_manifest(store, step) for step in steps}
+    last = _last_states(events)
+    found = [_copies(step, manifest, last, now_s) for step, manifest in manifests.items()]
+    attempts = [one for one in events if one.event in (*_THERE, "failed")]
+    there = [one for one in attempts if one.event in _THERE]
+    serials = [(one.serial if one else 0, step) for step, one in manifests.items()]
+    return TiersStatus(
+        directory=str(store),
+        remote=opened.where,
+        checkpoints=tuple(found),
+        lag_s=max((one.age_s for one in found if one.remote == "waiting"), default=0.0),
+        local_step=_last_saved(serials),
+        remote_step=_last_saved([(one.serial, one.step) for one in there]),
+        failure=attempts[-1].why if attempts and attempts[-1].event == "failed" else "",
+        damaged_lines=damaged,
+    )
+
+
+def _last_states(events: list[DrainEvent]) -> dict[tuple[int, int], str]:
+    """Return the last state of each (step, serial number)."""
+    return {
+        (one.step, one.serial): "waiting" if one.event == "saved" else one.event
+        for one in events
+        if one.step >= 0
+    }
+
+
+def _copies(
+    step: int, manifest: Manifest | None, last: dict[tuple[int, int], str], now_s: float
+) -> CheckpointCopies:
+    if manifest is None:
+        return CheckpointCopies(
+            step=step,
+            size_bytes=None,
+            optimizer_bytes=0,
+            age_s=0.0,
+            local="damaged",
+            remote="failed",
+        )
+    return CheckpointCopies(
+        step=step,
+        size_bytes=manifest.size_bytes,
+        optimizer_bytes=sum(file.size_bytes for one in manifest.pinned for file in one.files),
+        age_s=max(0.0, now_s - manifest.created_s),
+        local="durable",
+        remote=last.get((step, manifest.serial), "waiting"),
+    )
+
+
+def _last_saved(found: list[tuple[int, int]]) -> int | None:
+    return max(found)[1] if found else None

@@ -18,8 +18,8 @@ from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, transfer_errors
 from iobench.remote.drain import ALONE, Drain, DrainRanks
+from iobench.remote.placement import LOCAL, ObservedRates
 from iobench.remote.queue import Queued
-from iobench.remote.rates import LOCAL, ObservedRates
 from iobench.remote.remote import Remote, RemoteTier
 from iobench.remote.source_file import offloaded_bytes, stored_bytes
 from iobench.writers.blocks import interpreter_end

@@ -5,25 +5,69 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from iobench import linux
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot, SlotPool
 from iobench.environment.memory import available_bytes
 from iobench.errors import StateError
-from iobench.remote.address_range import AddressRange
-from iobench.remote.memory_slot import MemorySlot
-from iobench.remote.memory_tier import MemoryTier, alignment
+from iobench.remote.memory import MemoryTier
 from iobench.units import GIB, format_size
-from iobench.writers.blocks.pages import HUGE_PAGE
+from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["MemoryPool"]
+__all__ = ["Kept", "MemoryPool", "MemorySlot"]
 
 _MOST_SLOTS = 512
 """Each is one or more mappings, of which a process has a limited number."""
 _SPARE_PART, _MOST_SPARE = 8, GIB
 """An eighth of the memory that is available at the start, 1 GiB at most, is left to others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A committed checkpoint whose bytes are in a slot, until another snapshot takes it.
+
+    `files` gets the memory of the slot, and returns what it has of the checkpoint. `manifest` is
+    that of a checkpoint of one process.
+    """
+
+    step: int
+    serial: int
+    files: Callable[[Bytes], list[FileImage]]
+    manifest: Manifest | None = None
+
+
+class MemorySlot(Slot):
+    """A slot in the memory tier of this name.
+
+    `save` is the save that took it last. `kept` is set once this save is committed. `lazy`: its
+    pages are made at the first access.
+    """
+
+    def __init__(self, number: int, memory: Bytes, tier: str, *, lazy: bool) -> None:
+        super().__init__()
+        self.number, self.memory, self.tier = number, memory, tier
+        self.busy, self._lazy = False, lazy
+        self.save: Save | None = None
+        self.kept: Kept | None = None
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes without pages; pages are made from the begin to the end."""
+        last = self.memory.ctypes.data + len(self.memory) - 1
+        return len(self.memory) if self._lazy and not linux.has_page(last) else 0
+
+    def free(self) -> None:
+        self.kept, self.save = None, None
+        super().free()
+
+    def __lt__(self, other: Any) -> bool:
+        """Slots that were made first are in the faster memory."""
+        return bool(self.number < other.number)
 
 
 class UseShown(Protocol):
@@ -37,14 +81,13 @@ class UseShown(Protocol):
 
 
 class MemoryPool(SlotPool):
-    """As many slots as the memory tiers hold. A slot is in the first tier with room.
+    """As many slots as the memory tiers hold. A slot is in the first tier with room for it.
 
-    The last slot of a tier may be spread over it and the next one. Before a slot is made, the free
-    bytes of control groups, the system, tmpfs, huge pages and the node are counted. A tier without
-    room is left out, so a limit that is lowered means fewer new slots. `count` is how many there
-    are and could be now, 512 at most. No lock, for the reasons of SlotPool: what is taken is
-    counted in the slots that exist. Of `sharers` processes of this node each takes an equal share
-    of the available memory at most.
+    Before a slot is made, the free bytes of control groups, the system, tmpfs, huge pages and the
+    node are counted. A tier without room is left out, so a limit that is lowered means fewer new
+    slots. `count` is how many there are and could be now, 512 at most. No lock, for the reasons of
+    SlotPool: what is taken is counted in the slots that exist. Of `sharers` processes of this node
+    each takes an equal share of the available memory at most.
     """
 
     status: UseShown | None = None
@@ -58,7 +101,7 @@ class MemoryPool(SlotPool):
         self.counts_alone = alone
         self._free.clear()
         self.tiers, self._sharers = list(tiers), sharers
-        self._unit = alignment(self.tiers)
+        self._unit = max(linux.PAGE, *(tier.unit for tier in tiers))
         self._spare = min((available_bytes() or 0) // _SPARE_PART, _MOST_SPARE)
         self._numbers = itertools.count()
         self._counted = 0
@@ -66,9 +109,9 @@ class MemoryPool(SlotPool):
         self._made = list[weakref.ref[MemorySlot]]()
 
     def slots(self) -> list[MemorySlot]:
-        """Return the slots that have memory, those in the fastest memory first. In any thread."""
+        """Return the slots that have memory, those that were made first first. In any thread."""
         found = [made() for made in tuple(self._made)]
-        return sorted(slot for slot in found if slot is not None and slot.parts)
+        return sorted(slot for slot in found if slot is not None and len(slot.memory))
 
     @property
     def size_bytes(self) -> int:
@@ -94,7 +137,8 @@ class MemoryPool(SlotPool):
         if max(size_bytes, 1) > self._size:
             self._size = -(-max(size_bytes, 1) // self._unit) * self._unit
             self.free()  # they are too small
-        self.count = min(_MOST_SLOTS, len(self.slots()) + sum(self._rooms()) // self._size)
+        more = sum(room // self._size for room in self._rooms())
+        self.count = min(_MOST_SLOTS, len(self.slots()) + more)
         if not self.count:
             raise StateError(self.too_large())
         return self.count
@@ -118,47 +162,35 @@ class MemoryPool(SlotPool):
         """Return the bytes that each tier has left for new slots."""
         taken, missing = dict[str, int](), dict[str, int]()
         for slot in self.slots():
-            for part in slot.parts:
-                taken[part.tier] = taken.get(part.tier, 0) + part.size_bytes
-                missing[part.tier] = missing.get(part.tier, 0) + part.missing_bytes
+            taken[slot.tier] = taken.get(slot.tier, 0) + len(slot.memory)
+            missing[slot.tier] = missing.get(slot.tier, 0) + slot.missing_bytes
         left = available_bytes()
         if left is not None:
             left = (left - self._spare) // self._sharers
-            left -= sum(missing.get(one.name, 0) for one in self.tiers if one.backing.shared)
+            left -= sum(missing.get(one.name, 0) for one in self.tiers if one.shared)
         rooms = []
         for tier in self.tiers:
             room = tier.room_bytes(taken.get(tier.name, 0), missing.get(tier.name, 0))
-            if tier.backing.shared and left is not None:
+            if tier.shared and left is not None:
                 room = min(room, max(0, left))
-            room -= room % self._unit
-            if tier.backing.shared and left is not None:
-                left -= room
+                left -= room - room % (self._size or 1)
             rooms.append(room)
         return rooms
 
-    def _new(self, rooms: list[int]) -> MemorySlot | None:
-        """Return a new slot, and take its bytes off `rooms`; None without room for one more."""
-        if sum(rooms) < self._size:
-            return None
-        room = AddressRange(self._size, max(self._unit, HUGE_PAGE))
-        parts, begin = [], 0
-        for number, tier in enumerate(self.tiers):
-            length = min(rooms[number], self._size - begin)
-            if length and (part := tier.map_part(room, begin, length)) is not None:
-                parts.append(part)
-                begin += length
-                rooms[number] -= length
-        if begin < self._size:
-            return None
-        slot = MemorySlot(next(self._numbers), room, tuple(parts))
-        self._made = [*(made for made in self._made if made() is not None), weakref.ref(slot)]
-        return slot
+    def _new(self) -> MemorySlot | None:
+        """Return a new slot in the first tier with room for it; None without one."""
+        for tier, room in zip(self.tiers, self._rooms(), strict=True):
+            if room >= self._size and (memory := tier.new(self._size)) is not None:
+                slot = MemorySlot(next(self._numbers), memory, tier.name, lazy=tier.lazy)
+                live = (made for made in self._made if made() is not None)
+                self._made = [*live, weakref.ref(slot)]
+                return slot
+        return None
 
     def allocated(self) -> list[Slot]:
         """Make all slots that there is room for, and return the free ones."""
-        rooms = self._rooms()
         for _ in range(self.count - len(self.slots())):
-            if (slot := self._new(rooms)) is None:
+            if (slot := self._new()) is None:
                 break
             self._free.append(slot)
         return list(self._free)
@@ -168,7 +200,7 @@ class MemoryPool(SlotPool):
 
         Raises StateError when there is no memory left for one more slot.
         """
-        slot = self._fastest() or self._new(self._rooms())
+        slot = self._fastest() or self._new()
         if slot is None:
             raise StateError(self.too_large())
         slot.busy, slot.save, slot.kept = True, save, None
@@ -208,20 +240,23 @@ class MemoryPool(SlotPool):
             with contextlib.suppress(IndexError):
                 self._free.pop().free()
 
-    def fill(self) -> dict[str, tuple[int, int]]:
-        """Return the bytes of snapshots that are not written yet, and the free bytes, by tier."""
+    def used_bytes(self) -> dict[str, int]:
+        """Return the bytes of snapshots that are not written yet, by tier."""
         used = dict.fromkeys((tier.name for tier in self.tiers), 0)
-        idle = dict(used)
         for slot in self.slots():
-            for part in slot.parts:
-                (used if slot.busy else idle)[part.tier] += part.size_bytes
+            used[slot.tier] += len(slot.memory) if slot.busy and slot.kept is None else 0
+        return used
+
+    def free_bytes(self) -> dict[str, int]:
+        """Return the bytes for more snapshots, by tier: those of free slots, and of new ones."""
         rooms = zip(self.tiers, self._rooms(), strict=True)
-        return {tier.name: (used[tier.name], idle[tier.name] + room) for tier, room in rooms}
+        found = {tier.name: room - room % (self._size or tier.unit) for tier, room in rooms}
+        for slot in self.slots():
+            found[slot.tier] += 0 if slot.busy else len(slot.memory)
+        return found
 
     def close(self) -> None:
-        """Free the memory of the free slots, and release the tiers."""
+        """Free the memory of the free slots."""
         self.free()
         if self.status is not None:
             self.status.close()
-        for tier in self.tiers:
-            tier.close()

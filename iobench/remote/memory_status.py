@@ -14,10 +14,10 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from iobench.checkpoint.staged import LOCK
 from iobench.remote.memory_pool import MemoryPool
@@ -31,15 +31,11 @@ _ATTEMPTS, _PAUSE_S = 100, 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class HeldTier:
-    """A memory tier. `used_bytes` are snapshots that are not written yet.
-
-    `rate_bytes_per_s` was measured when the Checkpointer opened, of memory with a node or path.
-    """
+    """A memory tier. `used_bytes` are snapshots that are not written yet."""
 
     tier: str
     size_bytes: int
     used_bytes: int
-    rate_bytes_per_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +43,7 @@ class HeldSnapshot:
     """A snapshot in memory: not written yet, or `written` and its memory not used again."""
 
     step: int
-    tiers: str
+    tier: str
     size_bytes: int
     created_s: float
     written: bool
@@ -73,21 +69,10 @@ class MemoryStatus:
 
 
 class MemoryStatusFile:
-    """The status of `pool`, which saves to `directory`. `close` removes it.
+    """The status of `pool`, which saves to `directory`. `close` removes it."""
 
-    `rates` has the measured rate of each tier.
-    """
-
-    def __init__(
-        self,
-        pool: MemoryPool,
-        directory: Path,
-        rates: Mapping[str, float | None],
-        *,
-        ranks: int = 1,
-    ) -> None:
-        self._pool, self._rates, self._directory = pool, rates, _identity(directory)
-        self._ranks = ranks
+    def __init__(self, pool: MemoryPool, directory: Path, *, ranks: int = 1) -> None:
+        self._pool, self._directory, self._ranks = pool, _identity(directory), ranks
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         self.close = weakref.finalize(self, os.close, self._fd)
@@ -98,43 +83,31 @@ class MemoryStatusFile:
         with self._lock:
             if not self.close.alive or os.getpid() != self._pid:
                 return
-            body = json.dumps(self._document()).encode()
+            body = msgspec.json.encode((self._directory, self._status()))
             os.pwrite(self._fd, b"%08x %d %s" % (zlib.crc32(body), len(body), body), 0)
 
-    def _document(self) -> dict[str, Any]:
-        used, snapshots = dict.fromkeys((one.name for one in self._pool.tiers), 0), []
-        for slot in self._pool.slots():
-            save, parts, written = slot.save, slot.parts, slot.kept is not None
-            if save is None or not (slot.busy or written):
-                continue
-            for part in parts if not written else ():
-                used[part.tier] += part.size_bytes
-            snapshots.append(
+    def _status(self) -> MemoryStatus:
+        used = self._pool.used_bytes()
+        return MemoryStatus(
+            pid=self._pid,
+            at_s=time.time(),
+            ranks=self._ranks,
+            tiers=tuple(
+                HeldTier(tier=one.name, size_bytes=one.size_bytes, used_bytes=used[one.name])
+                for one in self._pool.tiers
+            ),
+            snapshots=tuple(
                 HeldSnapshot(
                     step=save.step,
-                    tiers=" + ".join(part.tier for part in parts),
+                    tier=slot.tier,
                     size_bytes=save.size_bytes,
                     created_s=save.created_s,
-                    written=written,
+                    written=slot.kept is not None,
                 )
-            )
-        tiers = [
-            HeldTier(
-                tier=one.name,
-                size_bytes=one.size_bytes,
-                used_bytes=used[one.name],
-                rate_bytes_per_s=self._rates[one.name],
-            )
-            for one in self._pool.tiers
-        ]
-        return {
-            "directory": self._directory,
-            "pid": self._pid,
-            "at_s": time.time(),
-            "ranks": self._ranks,
-            "tiers": [vars(one) for one in tiers],
-            "snapshots": [vars(one) for one in snapshots],
-        }
+                for slot in self._pool.slots()
+                if (save := slot.save) is not None and (slot.busy or slot.kept is not None)
+            ),
+        )
 
 
 def memory_status(directory: Path) -> MemoryStatus | None:
@@ -146,20 +119,14 @@ def memory_status(directory: Path) -> MemoryStatus | None:
         pid = int(json.loads((directory / LOCK).read_bytes())["pid"])
         for link in (_PROC / str(pid) / "fd").iterdir():
             found = _read(link) if _is_status(link) else None
-            if found is not None and found.pop("directory") == _identity(directory):
-                return MemoryStatus(
-                    pid=found["pid"],
-                    at_s=found["at_s"],
-                    ranks=found.get("ranks", 1),
-                    tiers=tuple(HeldTier(**one) for one in found["tiers"]),
-                    snapshots=tuple(HeldSnapshot(**one) for one in found["snapshots"]),
-                )
+            if found is not None and found[0] == _identity(directory):
+                return found[1]
     return None
 
 
-def _identity(directory: Path) -> list[int]:
+def _identity(directory: Path) -> tuple[int, int]:
     found = directory.stat()
-    return [found.st_dev, found.st_ino]
+    return found.st_dev, found.st_ino
 
 
 def _is_status(link: Path) -> bool:
@@ -169,8 +136,11 @@ def _is_status(link: Path) -> bool:
         return False
 
 
-def _read(link: Path) -> dict[str, Any] | None:
-    """Return the document; None if the file was closed. Reads again while it is written."""
+def _read(link: Path) -> tuple[tuple[int, int], MemoryStatus] | None:
+    """Return the directory and its status; None if the file was closed.
+
+    Reads again while it is written.
+    """
     for _ in range(_ATTEMPTS):
         try:
             text = link.read_bytes()
@@ -181,7 +151,6 @@ def _read(link: Path) -> dict[str, Any] | None:
         with contextlib.suppress(ValueError):
             body = body[: int(size)]
             if int(checksum, 16) == zlib.crc32(body):
-                document: dict[str, Any] = json.loads(body)
-                return document
+                return msgspec.json.decode(body, type=tuple[tuple[int, int], MemoryStatus])
         time.sleep(_PAUSE_S)
     return None

@@ -1,21 +1,192 @@
-"""Placement: which tier the next checkpoint is written to, decided by measured throughput."""
+"""Placement: which tier the next checkpoint is written to, decided by measured throughput.
+
+ObservedRates: what was measured. Estimate: how long a tier takes for a byte, with its spread.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from iobench.errors import OptionError
-from iobench.remote.rates import Estimate, Observation, TierHistory, estimate, failures
-from iobench.units import format_seconds, format_size, parse_seconds
+from iobench.remote.journal import DrainEvent
+from iobench.units import format_seconds, parse_seconds
 
-__all__ = ["Placement", "PlacementDecision", "PlacementGoal", "TierRoom", "choose"]
+__all__ = [
+    *("LOCAL", "REMOTE", "Estimate", "Observation", "ObservedRates", "Placement"),
+    *("PlacementDecision", "PlacementGoal", "TierHistory", "choose", "estimate", "failures"),
+]
+
+LOCAL, REMOTE = "local", "remote"
+"""Names of the tiers in a history."""
+
+_KEPT = 32
+_WINDOW = 8
+_NOISE, _LEAST_NOISE = math.log(1.1), math.log(1.02)
+"""Assumed spread of two transfers, until there are `_ENOUGH` of them to measure it."""
+_ENOUGH = 4
+_OUTLIER, _LEAST_CHANGE = 3.0, math.log(1.15)
+_ERROR = 2.0 * math.sqrt(math.pi / 2)
+"""Two standard errors of a median, of one value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A transfer of `size_bytes` to a tier, which ended at `at_s` (monotonic seconds).
+
+    It took `elapsed_s` until the bytes were durable. Not `ok`: the tier did not take them.
+    """
+
+    at_s: float
+    size_bytes: int
+    elapsed_s: float
+    ok: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Seconds for one byte: the median of `count` recent transfers, and an interval around it."""
+
+    s_per_byte: float
+    low: float
+    high: float
+    count: int
+
+    def seconds(self, size_bytes: int) -> float:
+        """Return the seconds expected for `size_bytes`."""
+        return self.s_per_byte * size_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierHistory:
+    """What was `seen` of each tier, oldest first, and the tier chosen last, since `since_s`.
+
+    `current` is empty before the first decision. Seconds are monotonic ones.
+    """
+
+    seen: Mapping[str, Sequence[Observation]] = field(
+        default_factory=lambda: {LOCAL: (), REMOTE: ()}
+    )
+    current: str = ""
+    since_s: float = 0.0
+
+
+def failures(observations: Sequence[Observation]) -> int:
+    """Return the number of failed transfers at the end of `observations`."""
+    return len(list(itertools.takewhile(lambda one: not one.ok, reversed(observations))))
+
+
+def estimate(observations: Sequence[Observation]) -> Estimate | None:
+    """Return the estimate from the transfers of one tier, oldest first; None without one.
+
+    The logarithms of seconds per byte are compared. The noise is the median difference of two
+    transfers that follow each other, which a step change does not alter. Recent is what differs
+    from the newest transfers by less than three times the noise: the estimate forgets what was
+    before a change, and ignores a single transfer that differs. Nothing before a failure counts.
+    The interval is 2 standard errors of the median (1.25 noise / sqrt(count)) wide on each side.
+    """
+    kept = itertools.takewhile(lambda one: one.ok, reversed(observations))
+    newest_first = [math.log(max(one.elapsed_s, 1e-9) / max(one.size_bytes, 1)) for one in kept]
+    if not newest_first:
+        return None
+    noise = _noise(newest_first[: 2 * _WINDOW])
+    recent = _recent(newest_first, max(_OUTLIER * noise, _LEAST_CHANGE))
+    middle = statistics.median(recent)
+    error = _ERROR * noise / math.sqrt(len(recent))
+    return Estimate(
+        s_per_byte=math.exp(middle),
+        low=math.exp(middle - error),
+        high=math.exp(middle + error),
+        count=len(recent),
+    )
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Return the standard deviation of one value, from the differences of neighbours.
+
+    The median of the absolute difference of two values is 0.954 standard deviations.
+    """
+    found = [abs(one - other) / 0.954 for one, other in itertools.pairwise(values)]
+    assumed = [_NOISE] * max(0, _ENOUGH - len(found))
+    return max(statistics.median([*found, *assumed]), _LEAST_NOISE)
+
+
+def _recent(newest_first: Sequence[float], tolerance: float) -> list[float]:
+    """Return the newest values, up to the first two that both differ from their median."""
+    recent = [newest_first[0]]
+    differed = False
+    for value in newest_first[1 : 2 * _WINDOW]:
+        differs = abs(value - statistics.median(recent)) > tolerance
+        if len(recent) == _WINDOW or (differs and differed):
+            break
+        if not differs:
+            recent.append(value)
+        differed = differs
+    return recent
+
+
+class ObservedRates:
+    """The last 32 transfers to each tier. Any thread may add one. `clock` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen = {name: deque[Observation](maxlen=_KEPT) for name in (LOCAL, REMOTE)}
+        self._current, self._since_s = "", 0.0
+
+    def add(self, tier: str, size_bytes: int, elapsed_s: float, *, ok: bool = True) -> None:
+        """Record a transfer that has just ended; not `ok`: it failed."""
+        self._add(tier, self._clock(), size_bytes, elapsed_s, ok=ok)
+
+    def _add(
+        self, tier: str, at_s: float, size_bytes: int, elapsed_s: float, *, ok: bool = True
+    ) -> None:
+        one = Observation(at_s=at_s, size_bytes=size_bytes, elapsed_s=elapsed_s, ok=ok)
+        with self._lock:
+            self._seen[tier].append(one)
+
+    def recall(self, events: Iterable[DrainEvent]) -> None:
+        """Begin with the rates in a journal."""
+        now_s = self._clock()
+        offset_s = now_s - time.time()
+        for one in events:
+            moved = {"saved": (LOCAL, one.size_bytes), "durable": (REMOTE, one.sent_bytes)}
+            tier, size = moved.get(one.event, ("", 0))
+            if size and one.elapsed_s > 0:  # the clock may have been set back
+                self._add(tier, min(one.at_s + offset_s, now_s), size, one.elapsed_s)
+
+    def estimate(self, tier: str) -> Estimate | None:
+        """Return the estimate of a tier; None without a transfer since its last failure."""
+        return estimate(self.history().seen[tier])
+
+    def history(self) -> TierHistory:
+        """Return everything for `choose`."""
+        with self._lock:
+            seen = {tier: tuple(found) for tier, found in self._seen.items()}
+            return TierHistory(seen=seen, current=self._current, since_s=self._since_s)
+
+    def chosen(self, tier: str) -> None:
+        """Record a decision."""
+        with self._lock:
+            if tier != self._current:
+                self._current, self._since_s = tier, self._clock()
+
 
 PlacementGoal = Literal["durable", "bandwidth", "capacity"]
 
 _MARGIN = 1.05
 """A tier that is less than 5% faster is not worth a switch."""
+_SEPARATIONS = 2
+"""Transfers of each tier that must all confirm a difference: one slow transfer never switches."""
+_PROBE_EVERY = 4
+"""After so many transfers of the chosen tier, the other one is measured again."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
 _LEAST_LIMIT_S = 0.5
 
@@ -26,24 +197,17 @@ class Placement:
 
     - `goal`: "durable" takes the tier with the soonest durable copy; "bandwidth" spares the
       network: local storage as long as it works and has room; "capacity" spares local storage
-    - `separations`: transfers of each tier that must all confirm a difference before a switch
     - `dwell`: the least time between two switches (`"60s"`)
-    - `probe_every`: after so many transfers of the chosen tier, the other one is measured again
 
     Raises OptionError for values out of range.
     """
 
     goal: PlacementGoal = "durable"
-    separations: int = 2
     dwell: float | str = "60s"
-    probe_every: int = 4
 
     def __post_init__(self) -> None:
         if self.goal not in get_args(PlacementGoal):
             raise OptionError(f"goal={self.goal!r}: one of {', '.join(get_args(PlacementGoal))}")
-        for name in ("separations", "probe_every"):
-            if type(value := getattr(self, name)) is not int or value < 1:
-                raise OptionError(f"{name}={value!r}: a whole number, 1 or more")
         if self.dwell_s < 0:
             raise OptionError(f"dwell={self.dwell!r}: 0 seconds or more")
 
@@ -51,14 +215,6 @@ class Placement:
     def dwell_s(self) -> float:
         """The least time between two switches, in seconds."""
         return parse_seconds(self.dwell, "dwell")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TierRoom:
-    """A tier to choose: its name, and its free bytes; None: it has no limit."""
-
-    name: str
-    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,86 +244,70 @@ class PlacementDecision:
 
 def choose(
     history: TierHistory,
-    tiers: Sequence[TierRoom],
     placement: Placement,
     *,
     size_bytes: int,
     now_s: float,
+    closed: Mapping[str, str] | None = None,
 ) -> PlacementDecision:
     """Return the tier for a checkpoint of `size_bytes`: a pure function.
 
-    `tiers` are local storage and the remote store, in this order. A tier without room, or whose
-    last transfer failed, is left at once. A failed one may be probed after 30 s, and after each
-    further failure twice as late, up to 10 minutes; it is chosen again when new transfers show that
-    it is faster. Between working tiers a switch needs a difference of 5% and intervals that do not
-    overlap. This must hold also without the last 1, 2, ... transfers of either tier
-    (`separations`), so one slow transfer never switches.
+    A tier that is `closed`, for the reason there, or whose last transfer failed, is left at once. A
+    failed one may be probed after 30 s, and after each further failure twice as late, up to 10
+    minutes; it is chosen again when new transfers show that it is faster. Between working tiers a
+    switch needs a difference of 5% and intervals that do not overlap, also without the last
+    transfer of either tier.
     """
-    seen = {tier.name: history.of(tier.name) for tier in tiers}
-    full = {
-        tier.name: f"{tier.name} has {format_size(tier.free_bytes)} free"
-        for tier in tiers
-        if tier.free_bytes is not None and tier.free_bytes < size_bytes
-    }
+    seen, closed = history.seen, closed or {}
     failed = {
         name: f"{name} failed {count} times in a row"
-        for name in seen
-        if (count := failures(seen[name]))
+        for name, found in seen.items()
+        if (count := failures(found))
     }
-    problems = failed | full
-    order = list(seen)
-    current, goal = history.current or order[0], placement.goal
-    if goal == "capacity":
-        order.reverse()
-    usable, why = [name for name in order if name not in problems], "; ".join(problems.values())
+    problems = {**failed, **closed}
+    order = [REMOTE, LOCAL] if placement.goal == "capacity" else [LOCAL, REMOTE]
+    usable = [name for name in order if name not in problems]
+    why, current = "; ".join(problems.values()), history.current or order[0]
     if not usable:
         tier, reason = order[0], f"no tier is usable: {why}"
-    elif goal != "durable":
-        tier, reason = usable[0], f"goal {goal}"
+    elif placement.goal != "durable":
+        tier, reason = usable[0], f"goal {placement.goal}"
         reason += f"; {why}" if why and tier != order[0] else ""
-    elif current in usable:
-        young = bool(history.current) and now_s - history.since_s < placement.dwell_s
-        tier, reason = _soonest(seen, usable, current, placement, size_bytes, young)
-    else:
+    elif current not in usable:
         tier, reason = usable[0], why
-    others = [name for name in seen if name != tier and name not in full]
+    elif len(usable) == 1:
+        tier, reason = current, f"only {current} is usable"
+    else:
+        tier, reason = _soonest(history, current, placement, size_bytes, now_s)
+    (other,) = {LOCAL, REMOTE} - {tier}
+    due = other not in closed and _is_due(seen[other], seen[tier], now_s)
+    figures = {name: one for name, found in seen.items() if (one := estimate(found)) is not None}
     return PlacementDecision(
-        tier=tier,
-        reason=reason,
-        figures={name: found for name in seen if (found := estimate(seen[name])) is not None},
-        probe=next((n for n in others if _is_due(seen[n], seen[tier], placement, now_s)), None),
+        tier=tier, reason=reason, figures=figures, probe=other if due else None
     )
 
 
 def _soonest(
-    seen: Mapping[str, Sequence[Observation]],
-    usable: Sequence[str],
-    current: str,
-    placement: Placement,
-    size_bytes: int,
-    young: bool,
+    history: TierHistory, current: str, placement: Placement, size_bytes: int, now_s: float
 ) -> tuple[str, str]:
-    """Return the usable tier with the soonest durable copy, as far as it is proved, and why.
-
-    `young`: the last switch was too recent for another one.
-    """
-    for name in usable:
-        if name == current or not _is_faster(seen[name], seen[current], placement.separations):
-            continue
-        shown = ", ".join(
-            f"{one}{takes} {format_seconds(found.seconds(size_bytes))}"
-            for one, takes in ((name, " takes"), (current, ""))
-            if (found := estimate(seen[one])) is not None
-        )
-        return (current, f"{shown}; the last switch was too recent") if young else (name, shown)
-    return current, "no difference is proved" if len(usable) > 1 else f"only {current} is usable"
+    """Return the tier with the soonest durable copy, as far as it is proved, and why."""
+    (other,) = {LOCAL, REMOTE} - {current}
+    fast, slow = history.seen[other], history.seen[current]
+    found = estimate(fast), estimate(slow)
+    if None in found or not _is_faster(fast, slow):
+        return current, "no difference is proved"
+    times = [format_seconds(one.seconds(size_bytes)) for one in found if one is not None]
+    shown = f"{other} takes {times[0]}, {current} {times[1]}"
+    if history.current and now_s - history.since_s < placement.dwell_s:
+        return current, f"{shown}; the last switch was too recent"
+    return other, shown
 
 
-def _is_faster(fast: Sequence[Observation], slow: Sequence[Observation], separations: int) -> bool:
+def _is_faster(fast: Sequence[Observation], slow: Sequence[Observation]) -> bool:
     """Return whether a tier is faster, with any of the last transfers left out."""
     return all(
         _separated(fast[: len(fast) - cut], slow) and _separated(fast, slow[: len(slow) - cut])
-        for cut in range(separations)
+        for cut in range(_SEPARATIONS)
     )
 
 
@@ -181,17 +321,12 @@ def _separated(fast: Sequence[Observation], slow: Sequence[Observation]) -> bool
     )
 
 
-def _is_due(
-    own: Sequence[Observation],
-    chosen: Sequence[Observation],
-    placement: Placement,
-    now_s: float,
-) -> bool:
+def _is_due(own: Sequence[Observation], chosen: Sequence[Observation], now_s: float) -> bool:
     """Return whether a tier that was not chosen should be measured."""
     if count := failures(own):
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(count - 1, 20), _LONGEST_PAUSE_S)
         return now_s - own[-1].at_s >= pause_s
     since_s = own[-1].at_s if own else float("-inf")
-    newer = len([one for one in chosen if one.at_s > since_s])
+    newer = sum(one.at_s > since_s for one in chosen)
     unconfirmed = newer > 0 and _separated(own, chosen)
-    return unconfirmed or newer >= placement.probe_every or len(own) < placement.separations
+    return unconfirmed or newer >= _PROBE_EVERY or len(own) < _SEPARATIONS

@@ -19,9 +19,8 @@ from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import IobenchError, TransferError, transfer_errors
 from iobench.remote.local_tier import LocalTier
-from iobench.remote.placement import Placement, PlacementDecision, TierRoom, choose
-from iobench.remote.rates import LOCAL, REMOTE
-from iobench.units import MIB
+from iobench.remote.placement import LOCAL, REMOTE, Placement, PlacementDecision, choose
+from iobench.units import MIB, format_size
 from iobench.writers.base import Writer
 from iobench.writers.s3 import S3Writer
 
@@ -159,10 +158,11 @@ class Placing:
         tier = self.tier
         if self.ledger.holds(step):
             return PlacementDecision(tier=LOCAL, reason="it replaces a local checkpoint")
+        closed = {} if tier.remote.is_open else {REMOTE: f"{REMOTE} does not answer"}
         with transfer_errors("measuring", tier.directory):
             found = os.statvfs(tier.directory)
-        rooms = [TierRoom(name=LOCAL, free_bytes=found.f_bavail * found.f_frsize)]
-        if tier.remote.is_open:
-            rooms.append(TierRoom(name=REMOTE))
+        free = found.f_bavail * found.f_frsize
+        if free < size_bytes:
+            closed[LOCAL] = f"{LOCAL} has {format_size(free)} free"
         history, now_s = tier.rates.history(), time.monotonic()
-        return choose(history, rooms, self.choice, size_bytes=size_bytes, now_s=now_s)
+        return choose(history, self.choice, size_bytes=size_bytes, now_s=now_s, closed=closed)

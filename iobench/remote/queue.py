@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
-from iobench.checkpoint.save import Copy, CopyState
+from iobench.checkpoint.save import Copy, CopyState, Save
 
 __all__ = ["NOT_DURABLE", "PENDING", "DrainQueue", "Queued"]
 
@@ -37,6 +38,12 @@ class Queued:
     local: bool = True
     """Whether the local tier has it; not after a save that went to the remote tier directly, and
     not after the retention of the local tier has removed it."""
+
+    @classmethod
+    def of(cls, save: Save, serial: int, **more: Any) -> Queued:
+        """Return the entry of a save that has just ended; `more` are further fields."""
+        now_s = time.monotonic()
+        return cls(step=save.step, serial=serial, since_s=now_s, created_s=save.created_s, **more)
 
     @property
     def is_there(self) -> bool:
@@ -112,18 +119,13 @@ class DrainQueue:
         found = self.get(entry.step)
         return found is not None and found.serial == entry.serial and found.state in of
 
-    def forget(self, step: int) -> None:
-        """Remove the entry of a step."""
-        with self.changed:
-            self._entries.pop(step, None)
-            self.changed.notify_all()
-
-    def lost(self, step: int, serial: int) -> None:
-        """Remove the entry of a step, unless it was saved anew."""
+    def forget(self, step: int, serial: int | None = None) -> None:
+        """Remove the entry of a step; with `serial` unless it was saved anew."""
         with self.changed:
             found = self.get(step)
-            if found is not None and found.serial == serial:
-                self.forget(step)
+            if found is not None and serial in (None, found.serial):
+                del self._entries[step]
+                self.changed.notify_all()
 
     def retired(self, steps: Collection[int]) -> None:
         """Record that the local tier has no checkpoints of `steps` any more."""
@@ -178,12 +180,6 @@ class DrainQueue:
         """Return the entry to work on: first copies, then read-backs."""
         pending = self.pending()[:: -1 if self._in_order else 1]
         return next((one for one in pending if one.state != "durable"), next(iter(pending), None))
-
-    def lag_s(self, now_s: float | None = None) -> float:
-        """Return how long the oldest one has waited for its copy, in seconds; 0 without one."""
-        since = [one.since_s for one in self.not_durable()]
-        now_s = time.monotonic() if now_s is None else now_s
-        return max((now_s - one for one in since), default=0.0)
 
     def unsettled(self, steps: Collection[int]) -> set[int]:
         """Return those of `steps` whose local files are still needed: unknown ones too."""

@@ -107,12 +107,6 @@ class Remote:
         return self.on_lag or ("wait" if self.every_save else "supersede")
 
     @property
-    def described_lag(self) -> str:
-        """The limit and what happens past it, in words."""
-        each = ", every save is copied" if self.every_save else ""
-        return f"past {format_seconds(self.max_lag_s)}: {self.past_lag}{each}"
-
-    @property
     def max_lag_s(self) -> float:
         """How long a checkpoint may wait, in seconds."""
         return parse_seconds(self.max_lag, "max_lag")
@@ -167,21 +161,18 @@ class RemoteTier:
         Removes unfinished copies of other steps than `waiting`. Raises TransferError, TargetError.
         """
         with self._lock:
-            return self._open(waiting)
-
-    def _open(self, waiting: Collection[int]) -> dict[int, int]:
-        self.store.acquire()
-        try:
-            if isinstance(self.store, DirectoryStore):
-                self.store.clean()
-            ledger = Ledger(self.store, self.options.keep)
-            serials = ledger.serials()
-            self.tidy(waiting)
-        except BaseException:
-            self.store.release()
-            raise
-        self._ledger = ledger
-        return serials
+            self.store.acquire()
+            try:
+                if isinstance(self.store, DirectoryStore):
+                    self.store.clean()
+                ledger = Ledger(self.store, self.options.keep)
+                serials = ledger.serials()
+                self.tidy(waiting)
+            except BaseException:
+                self.store.release()
+                raise
+            self._ledger = ledger
+            return serials
 
     def renew(self) -> None:
         """Begin anew after a failure: credentials may have expired, a mount may be another one.
@@ -203,16 +194,14 @@ class RemoteTier:
     def tidy(self, waiting: Collection[int]) -> None:
         """Remove unfinished copies of other steps than `waiting`. Raises TransferError."""
         with self._lock:
-            self._tidy(waiting)
-
-    def _tidy(self, waiting: Collection[int]) -> None:
-        if isinstance(self.store, ObjectStore):
-            self.store.clean(waiting)
-            return
-        assert isinstance(self.store, DirectoryStore)
-        found = self.store.directory.glob(f".step-*{DRAINING_SUFFIX}")
-        left = [path for path in found if not path.name.startswith(_begins(waiting))]
-        warn_of(remove_all({path: partial(remove_entry, path) for path in left}).values())
+            if isinstance(self.store, ObjectStore):
+                self.store.clean(waiting)
+                return
+            assert isinstance(self.store, DirectoryStore)
+            found = self.store.directory.glob(f".step-*{DRAINING_SUFFIX}")
+            begins = tuple(f".step-{step}." for step in waiting)
+            left = [path for path in found if not path.name.startswith(begins)]
+            warn_of(remove_all({path: partial(remove_entry, path) for path in left}).values())
 
     def place(self, step: int) -> str | Path:
         """Return where the copy of a step is, which has begun or begins now; see `copy`."""
@@ -295,15 +284,12 @@ class RemoteTier:
     def close(self) -> None:
         """Release the lock of a directory, close the connections to a bucket."""
         with self._lock:
-            self._close()
-
-    def _close(self) -> None:
-        self._ledger = None
-        self.store.release()
-        if self.direct_writer is not self.writer:
-            self.direct_writer.close()
-        if isinstance(self.options.writer, str):
-            self.writer.close()
+            self._ledger = None
+            self.store.release()
+            if self.direct_writer is not self.writer:
+                self.direct_writer.close()
+            if isinstance(self.options.writer, str):
+                self.writer.close()
 
 
 @contextmanager
@@ -334,7 +320,3 @@ def _within_limit(writer: Writer, limit_s: float | None, where: str) -> Iterator
 def _another(writer: Writer) -> Writer:
     """Return a writer to a bucket with the same options, or `writer` itself for a directory."""
     return S3Writer(writer.options) if isinstance(writer, S3Writer) else writer
-
-
-def _begins(steps: Collection[int]) -> tuple[str, ...]:
-    return tuple(f".step-{step}." for step in steps)

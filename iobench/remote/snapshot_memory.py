@@ -5,31 +5,41 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
-from iobench.checkpoint.any_format import read_any
+from iobench import linux
 from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.ranked.messages import Committed, Turns
-from iobench.checkpoint.restore import Loaded
-from iobench.checkpoint.retention import Retention, abandoned_first, in_save_order
+from iobench.checkpoint.restore import Candidates, WrappedCandidates
+from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Copy, Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.errors import DataMismatchError, TransferError
 from iobench.ranks.world import World
 from iobench.remote.local_tier import LocalTier
-from iobench.remote.memory_pool import MemoryPool
-from iobench.remote.memory_reader import MemoryReader
-from iobench.remote.memory_slot import Kept, MemorySlot
+from iobench.remote.memory import MemoryTier
+from iobench.remote.memory_pool import Kept, MemoryPool, MemorySlot
 from iobench.remote.memory_status import MemoryStatusFile
-from iobench.remote.memory_tier import MemoryTier
+from iobench.remote.tiered_store import MendedReader
+from iobench.units import MIB
 from iobench.writers.blocks.channel import Lease
+from iobench.writers.blocks.pages import make_pages
+from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.source import ImageSource, Source
+from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["SnapshotMemory", "TierUse", "next_to_write"]
+__all__ = ["MemoryCandidates", "SnapshotMemory", "TierUse"]
 
 T = TypeVar("T")
+
+_BLOCK = 4 * MIB  # the checksum that follows finds it in the cache of the CPU
+_MOST_THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,30 +47,13 @@ class TierUse:
     """A memory tier now, in bytes.
 
     `used_bytes` are snapshots that are not written yet. `free_bytes` can take more of them, by its
-    size and all limits. `rate_bytes_per_s` is that of a copy by one thread, measured at the start,
-    of memory with a `node` or `path`.
+    size and all limits.
     """
 
     tier: str
     size_bytes: int
     used_bytes: int
     free_bytes: int
-    rate_bytes_per_s: float | None
-
-
-def next_to_write(waiting: Sequence[Mapping[str, int]], free_shares: Mapping[str, float]) -> int:
-    """Return the position of the snapshot to write next. A pure function.
-
-    `waiting` has the bytes of each snapshot by tier, oldest snapshot first. `free_shares` has the
-    free share of each tier, the fastest tier first. Of the snapshots with the most bytes in the
-    tier with the least free share it is the newest one; of tiers with equal shares the fastest one
-    counts.
-    """
-    for tier in sorted(free_shares, key=lambda name: free_shares[name]):  # a stable sort
-        held = [parts.get(tier, 0) for parts in waiting]
-        if most := max(held):
-            return len(held) - 1 - held[::-1].index(most)
-    return len(waiting) - 1
 
 
 class SnapshotMemory:
@@ -72,10 +65,8 @@ class SnapshotMemory:
     """
 
     def __init__(self, tiers: Sequence[MemoryTier], world: World) -> None:
-        self._rates = {one.name: one.probe() if one.is_special else None for one in tiers}
         self._ranks = world.size
         self.pool = MemoryPool(tiers, sharers=world.local_size, alone=world.size == 1)
-        self._damaged = ""
 
     def open(
         self,
@@ -87,19 +78,20 @@ class SnapshotMemory:
         local: LocalTier | None,
         stored: Callable[[Save], list[Copy]] | None,
         in_order: bool,
+        newest_first: bool,
         turns: Turns | None = None,
     ) -> Persister[T]:
         """Return the persister. `ledger` and `local` are those of rank 0; `keep` is the user's.
 
         `local` is the store if it drains. `stored` returns where the copies of a committed save
-        are; None without a remote tier.
+        are; None without a remote tier. With `in_order` every snapshot is written, the oldest
+        first. Otherwise those that retention drops are not; `newest_first` is for the others.
         """
+        self._newest_first = newest_first
         self._ledger, self._keep, self._store, self._local = ledger, keep, store, local
         self._stored = stored
         if ledger is not None and isinstance(store, DirectoryStore):
-            self.pool.status = MemoryStatusFile(
-                self.pool, store.directory, self._rates, ranks=self._ranks
-            )
+            self.pool.status = MemoryStatusFile(self.pool, store.directory, ranks=self._ranks)
 
         def kept(snapshot: Snapshot[T]) -> None:
             found = persist(snapshot)
@@ -109,7 +101,7 @@ class SnapshotMemory:
         return Persister(self.pool, kept, pick=None if in_order else self._pick, turns=turns)
 
     def _pick(self, waiting: list[Lease[Snapshot[T]]]) -> list[Lease[Snapshot[T]]]:
-        """Write the newest snapshot of those that occupy the scarcest memory next.
+        """Write the oldest snapshot next, or the newest one if the trainer drops old ones.
 
         One that retention would remove at once, as newer ones wait or are durable, is dropped.
         """
@@ -120,12 +112,10 @@ class SnapshotMemory:
                 {save.step: (self._ledger.serial_of(save), save.created_s) for save in saves}
             )
         except TransferError:  # the manifests cannot be read: the commit of this one tells it
-            return [waiting[-1], *waiting[:-1]]
+            return waiting
         wanted.add(saves[-1].step)
         stay = [lease for lease in waiting if lease.item.save.step in wanted]
-        free = {tier: idle / max(1, used + idle) for tier, (used, idle) in self.pool.fill().items()}
-        chosen = stay[next_to_write([_bytes_by_tier(one) for one in stay], free)]
-        return [chosen, *(one for one in stay if one is not chosen)]
+        return [stay[-1], *stay[:-1]] if self._newest_first else stay
 
     def _wanted(self, waiting: Mapping[int, tuple[int, float]]) -> set[int]:
         """Return the steps that the local or remote tier would keep.
@@ -147,7 +137,7 @@ class SnapshotMemory:
     def copies(self, save: Save) -> list[Copy]:
         """Return where the copies of `save` are, nearest first, as far as this rank knows."""
         slots = (one for one in self.pool.slots() if one.save is save and (one.busy or one.kept))
-        memory = [Copy(tier=one.tiers, state="volatile") for one in slots][:1]
+        memory = [Copy(tier=one.tier, state="volatile") for one in slots][:1]
         if save.status != "committed":
             return memory
         if self._stored is not None:
@@ -164,14 +154,13 @@ class SnapshotMemory:
 
     def use(self) -> tuple[TierUse, ...]:
         """Return the use of this rank's share of each tier now, fastest first."""
-        fill = self.pool.fill()
+        used, free = self.pool.used_bytes(), self.pool.free_bytes()
         return tuple(
             TierUse(
                 tier=one.name,
                 size_bytes=one.size_bytes,
-                used_bytes=fill[one.name][0],
-                free_bytes=fill[one.name][1],
-                rate_bytes_per_s=self._rates[one.name],
+                used_bytes=used[one.name],
+                free_bytes=free[one.name],
             )
             for one in self.pool.tiers
         )
@@ -184,52 +173,15 @@ class SnapshotMemory:
                 return slot
         return None
 
-    def restore(self, step: int | Literal["latest"], like: Any) -> tuple[Any, Loaded] | None:
-        """Return the state of a checkpoint from memory, and how it was restored.
-
-        None if memory does not have this checkpoint. Every byte is compared with its checksum: when
-        they differ, it is dropped with a RuntimeWarning, and None is returned; see `told`. Raises
-        StateMismatchError. The persister is idle.
-        """
-        self._damaged = ""
-        slot = self._slot(step)
-        if slot is None or slot.kept is None or slot.kept.manifest is None:
-            return None
-        manifest = slot.kept.manifest
-        where = f"{self._store}: step {manifest.step}"
-        copy = MemoryReader(slot.kept.files(slot.memory), self._store.locate(manifest.step))
-        try:
-            state, transfer = read_any(copy, where, manifest, like)
-        except DataMismatchError as error:
-            self._damaged, slot.kept = f"{slot.tiers}: {error}", None
-            warnings.warn(
-                f"step {manifest.step} is not read from memory: {error}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-            return None
-        sources = {slot.tiers: "read"}
-        return state, Loaded(step=manifest.step, transfer=transfer, passed_over={}, sources=sources)
-
-    def told(self, loaded: Loaded) -> Loaded:
-        """Return `loaded`, a restore from other tiers, with its sources and why not from memory."""
-        sources = loaded.sources or {str(self._store): "read"}
-        if self._damaged:
-            tier, _, why = self._damaged.partition(": ")
-            sources = {tier: why, **sources}
-        return replace(loaded, sources=sources)
-
-    def _slot(self, step: int | Literal["latest"]) -> MemorySlot | None:
-        assert self._ledger is not None  # there is one process
+    def candidates(self, inner: Candidates) -> MemoryCandidates:
+        """Return `inner` with the copies that this memory has, in a job of one rank."""
+        assert self._ledger is not None
         known = self._ledger.serials()
         if self._local is not None:  # saves that went to the remote tier directly
             known |= {one.step: one.serial for one in self._local.drain.queue.entries()}
-        if step == "latest":
-            order = abandoned_first(in_save_order(known))
-            if not order:
-                return None
-            step = order[-1]
-        return self.kept(step, known[step]) if step in known else None
+        slots = {slot.kept.step: slot for slot in self.pool.slots() if slot.kept}
+        found = {step: self.kept(step, known[step]) for step in slots if step in known}
+        return MemoryCandidates(inner, {step: slot for step, slot in found.items() if slot})
 
     def forget(self, step: int) -> None:
         """Drop the bytes of a checkpoint that was removed."""
@@ -238,10 +190,118 @@ class SnapshotMemory:
                 slot.kept = None
 
 
-def _bytes_by_tier(lease: Lease[Snapshot[Any]]) -> dict[str, int]:
-    """Return the bytes of a snapshot in each tier; a save that failed in this rank has none."""
-    slot = lease.item.slot
-    return slot.bytes_by_tier() if isinstance(slot, MemorySlot) else {}
+class MemoryCandidates(WrappedCandidates):
+    """`inner`, with the copies of steps that are in memory: `slots` by step.
+
+    In a job of several ranks each rank has its own file there, and the others come from `inner`.
+    What memory has damaged comes from there too, piece by piece.
+    """
+
+    def __init__(self, inner: Candidates, slots: Mapping[int, MemorySlot]) -> None:
+        super().__init__(inner)
+        self._slots = slots
+        self._kept = {step: slot.kept for step, slot in slots.items() if slot.kept}
+        self._problems: dict[int, tuple[str, str]] = {}  # tier of a copy that is left, and why
+        self._read: dict[int, MendedReader] = {}
+
+    def _whole(self) -> dict[int, Manifest]:
+        """Return the manifests of checkpoints of which memory has all files."""
+        return {step: one.manifest for step, one in self._kept.items() if one.manifest}
+
+    def steps(self) -> list[int]:
+        return sorted({*super().steps(), *self._whole()})
+
+    def serials(self) -> dict[int, int]:
+        return super().serials() | {step: one.serial for step, one in self._whole().items()}
+
+    def manifest(self, step: int, *, files: bool = True) -> Manifest:
+        return self._whole().get(step) or super().manifest(step, files=files)
+
+    def locate(self, step: int) -> str | Path:
+        stored = step not in self._kept or step in super().steps()
+        return super().locate(step) if stored else self._slots[step].tier
+
+    def reader(self, step: int, manifest: Manifest) -> CopyReader:
+        kept = self._kept.get(step)
+        if kept is None:
+            return super().reader(step, manifest)
+        slot, inner = self._slots[step], self._inner
+
+        def stored() -> CopyReader | None:
+            slot.kept = None  # it is damaged
+            same = step in inner.steps() and inner.manifest(step) == manifest
+            return inner.reader(step, manifest) if same else None
+
+        others = None if kept.manifest else inner.reader(step, manifest)
+        near = _MemoryReader(kept.files(slot.memory), self.locate(step), others)
+        self._read[step] = MendedReader(near, stored)
+        return self._read[step]
+
+    def next_copy(self, step: int, problem: str) -> bool:
+        if self._kept.pop(step, None) is None:
+            return super().next_copy(step, problem)
+        slot = self._slots[step]
+        self._problems[step], slot.kept = (slot.tier, problem), None
+        return step in super().steps()
+
+    def sources(self, step: int) -> dict[str, str]:
+        if step in self._kept:
+            return self._read[step].sources(step, self._slots[step].tier, str(self))
+        stored = super().sources(step) or {str(self): "read"}
+        if step not in self._problems:
+            return stored
+        tier, problem = self._problems[step]
+        message = f"step {step} is not read from {tier}: {problem}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return {tier: problem, **stored}
+
+
+class _MemoryReader:
+    """The copy of a checkpoint whose files are the images `files`; further ones are `others`."""
+
+    name, direct = "memory", False
+
+    def __init__(
+        self, files: list[FileImage], location: str | Path, others: CopyReader | None
+    ) -> None:
+        self.location, self._others = location, others
+        self._files = {image.path: image for image in files}
+
+    def open_source(self, target: str) -> Source:
+        name = os.path.basename(target)
+        if self._others is not None and name not in self._files:
+            return self._others.open_source(target)
+        return ImageSource(self._files[name])
+
+    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
+        del image, start, stop, piece
+        return False
+
+    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
+        """Copy bytes [start, stop) of the file. Raises DataMismatchError for another size."""
+        if self._others is not None and image.path not in self._files:
+            return self._others.read(image, start, stop)
+        source, meter = self._files[image.path], Meter()
+        if source.size_bytes != image.size_bytes:
+            raise DataMismatchError(
+                f"{os.path.join(self.location, image.path)}: has {image.size_bytes} bytes, and "
+                f"{source.size_bytes} in memory"
+            )
+
+        def work(blocks: Blocks, _: Meter) -> None:
+            for start, stop in blocks:
+                for view in image.views(start, stop):
+                    if view.ctypes.data % linux.PAGE == 0:  # by one call: half the time of faults
+                        make_pages(view)
+                position = start
+                for view in source.views(start, stop):
+                    position += image.scatter(position, position + len(view), view)
+                image.filled(start, stop)
+
+        stop = image.size_bytes if stop is None else stop
+        threads = min(_MOST_THREADS, os.cpu_count() or 1)
+        run_workers(threads, Blocks(start, stop, _BLOCK), work, meter)
+        return meter.transfer(self.name, "read", stop - start, durable=False)
 
 
 def _kept(snapshot: Snapshot[Any], found: Committed) -> Kept:

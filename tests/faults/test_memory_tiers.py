@@ -100,7 +100,7 @@ def test_a_limit_of_memory_that_is_lowered_and_raised(
     lowered, raised, tiers = map(int, counts.split())
     assert 2 < lowered < 6
     assert raised > lowered + 3
-    assert tiers == 3  # DRAM, both, tmpfs
+    assert tiers == 2  # DRAM and tmpfs
     assert same == "True"
 
 
@@ -139,11 +139,11 @@ def test_tmpfs_that_others_fill(new_filesystem: Callable[..., Path], tmp_path: P
     state: dict[str, Any] = {"w": torch.ones(2_000_000)}  # 7.6 MiB
     with Checkpointer(tmp_path / "run", tiers=tiers) as ckpt:
         ckpt.prepare(state, wait=True)
-        assert [round(one.free_bytes / MIB) for one in ckpt.memory] == [24, 64]
+        assert [one.free_bytes // 8_000_000 for one in ckpt.memory] == [3, 8]
     (small / "file").write_bytes(bytes(20 * MIB))
     with Checkpointer(tmp_path / "run", tiers=tiers) as ckpt:
         save = ckpt.save_async(state, 1)
-        assert [copy.tier for copy in save.copies][:1] == [f"memory of {small} + memory"]
+        assert [copy.tier for copy in save.copies][:1] == ["memory"]
         ckpt.wait()
         assert torch.equal(ckpt.load()["w"], state["w"])
 

@@ -27,13 +27,15 @@ import sys, time
 sys.path.insert(0, "tests")
 from support import kill_points, tiers
 from support.rank_scripts import joined
-from iobench import Checkpointer, Remote
+from iobench import Checkpointer, Remote, load_writer
 from iobench.errors import RankError
 from iobench.writers.s3 import S3Writer
 
 local, remote, victim, point = {arguments!r}
 world = joined()
-writer = S3Writer(part_size="5MiB", threads=1) if remote.startswith("s3") else "buffered"
+writer = S3Writer(part_size="5MiB", threads=1)
+if not remote.startswith("s3"):
+    writer = load_writer("buffered", block_size="8MiB")
 try:
     with Checkpointer(local, tiers=[Remote(remote, writer=writer)]) as ckpt:
         if victim is None:  # the next start

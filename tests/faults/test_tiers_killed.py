@@ -26,11 +26,13 @@ from iobench.writers.s3_store.target import S3Target
 _TRAINER = """
 import sys
 from support import kill_points, tiers
-from iobench import Checkpointer, Remote
+from iobench import Checkpointer, Remote, load_writer
 from iobench.writers.s3 import S3Writer
 
 local, remote, point = sys.argv[1:4]
-writer = S3Writer(part_size="5MiB", threads=1) if remote.startswith("s3") else sys.argv[4]
+writer = S3Writer(part_size="5MiB", threads=1)
+if not remote.startswith("s3"):
+    writer = load_writer(sys.argv[4], block_size="8MiB")
 ckpt = Checkpointer(local, tiers=[Remote(remote, writer=writer)])
 kill_points.arm(point)
 ckpt.save(tiers.state(2), 2)
@@ -41,7 +43,7 @@ _SIZE = 20 * 10**6
 _BOTH = (
     "iobench.remote.local_tier.stored_bytes:before",
     "iobench.remote.drain.Drain.saved:after",
-    "iobench.remote.drain_step.DrainStep.send:before",
+    "iobench.remote.file_copier.DrainStep.send:before",
     "iobench.remote.source_file.SourceFile.fill:after:2",
     "iobench.remote.remote.RemoteTier.published:before",
     "iobench.remote.remote.RemoteTier.published:after",

@@ -21,10 +21,11 @@ from iobench.remote.source_file import BLOCK_BYTES
 _FIRST = """
 import sys
 from support import kill_points, tiers
-from iobench import Checkpointer, Remote
+from iobench import Checkpointer, Remote, load_writer
 
 local, remote = sys.argv[1:]
-ckpt = Checkpointer(local, tiers=[Remote(remote, writer="buffered")])
+writer = load_writer("buffered", block_size="8MiB")
+ckpt = Checkpointer(local, tiers=[Remote(remote, writer=writer)])
 kill_points.arm("iobench.remote.source_file.SourceFile.fill:before:3:hang")
 kill_points.arm("iobench.remote.source_file.SourceFile.fill:before:3:note")
 ckpt.save(tiers.state(1), 1)

@@ -31,7 +31,7 @@ from iobench.offload import Adam, AdamW
 from iobench.offload.files import read_layout
 from iobench.offload.layout import BLOCK
 from iobench.offload.record_areas import read_records
-from iobench.remote.status import tiers_status
+from iobench.remote.journal import tiers_status
 from iobench.testing import LocalS3
 
 pytestmark = pytest.mark.filterwarnings("ignore:step .. the optimizer is read:RuntimeWarning")

@@ -60,7 +60,6 @@ def test_to_the_faster_tier(
     assert direct.size_bytes == direct.sent_bytes > 1_700_000  # of all ranks
     manifest = json.loads((local / "step-3" / "manifest.json").read_text())
     assert manifest["writer"]["placement"] == placed[2].why
-    assert "remote takes" in iobench_inside("tiers", local).stdout
     with moto.active():
         state = iobench.load_checkpoint(remote, 3, writer="s3" if bucket else "hybrid")
     assert state["epoch"] == 8

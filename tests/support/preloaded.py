@@ -40,8 +40,7 @@ _MODULES = (
     *("iobench.offload.optimizer", "iobench.offload.pin_ledger"),
     *(
         "iobench.remote.local_tier",
-        "iobench.remote.both_tiers",
-        "iobench.remote.nearest",
+        "iobench.remote.tiered_store",
     ),
 )
 _BEGIN = "from support.preloaded import serve; serve()"

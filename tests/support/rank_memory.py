@@ -15,7 +15,7 @@ import torch
 
 import iobench
 from iobench.checkpoint.ranked.dcp_files import DcpFormat
-from iobench.remote import memory_pool, memory_tier
+from iobench.remote import memory_pool
 from iobench.units import MIB
 from tests.support.rank_pool import in_world
 from tests.support.rank_saves import _SECONDS, _gate, _raised
@@ -60,10 +60,10 @@ def _until(save: Any, status: str) -> None:
 def spilled(size: int, directory: str, keep: int | None) -> dict[str, Any]:
     """Save six steps while nothing is written, then let them be written, and load."""
     world = in_world(size)
-    # A snapshot of a rank has 1 MiB: 2.5 of them fit the first tier, and 4 the second one.
+    # A snapshot of a rank has 1 MiB and some more: 2 fit the first tier, and 4 the second one.
     tiers = [
         iobench.Memory(size * (2 * MIB + MIB // 2)),
-        iobench.Memory(size * 4 * MIB, path=_SHM),
+        iobench.Memory(size * 5 * MIB, path=_SHM),
     ]
     kept = iobench.KeepLast(keep) if keep else None
     with _order() as order, _gate(directory) as gate:
@@ -134,10 +134,7 @@ def lowered(size: int, directory: str) -> list[Any]:
         ckpt = _opened(size, directory, [iobench.Memory(size * 8 * MIB)], on_full="skip")
         made = [ckpt.save_async(_state(world.rank, 1, size << 17), 1)]
         none = {"return_value": 0} if world.rank == 1 else {"wraps": memory_pool.available_bytes}
-        with (
-            mock.patch.object(memory_pool, "available_bytes", **none),
-            mock.patch.object(memory_tier, "available_bytes", **none),
-        ):
+        with mock.patch.object(memory_pool, "available_bytes", **none):
             made += [ckpt.save_async(_state(world.rank, n, size << 17), n) for n in (2, 3)]
         made.append(ckpt.save_async(_state(world.rank, 4, size << 17), 4))
         gate.touch()

@@ -14,7 +14,7 @@ from unittest import mock
 import iobench
 from iobench.checkpoint.ranked.dcp_files import DcpFormat
 from iobench.errors import TransferError
-from iobench.remote.rates import LOCAL, REMOTE
+from iobench.remote.placement import LOCAL, REMOTE
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 from tests.support.rank_pool import in_world
@@ -128,13 +128,13 @@ def fails(
 def measures(size: int, local: str, remote: str) -> Any:
     """The local tier is measured by all ranks after a direct save; nothing is left of it."""
     world = in_world(size)
-    with _opened(size, local, remote, {}, goal="capacity", probe_every=1) as ckpt:
+    with _opened(size, local, remote, {}, goal="capacity") as ckpt:
         for step in (1, 2):
             ckpt.save_async(state_of(world.rank, size, "replicated", seed=step), step)
             ckpt.wait()
         if ckpt._tier is None or not ckpt._tier.drain.leads:
             return None
-        return [one.size_bytes for one in ckpt._tier.rates.history().of(LOCAL)]
+        return [one.size_bytes for one in ckpt._tier.rates.history().seen[LOCAL]]
 
 
 def late(size: int, local: str, remote: str, environ: dict[str, str]) -> dict[str, Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from iobench.remote.placement import Placement, TierRoom, choose
-from iobench.remote.rates import Observation, TierHistory, failures
+from iobench.remote.placement import Observation, Placement, TierHistory, choose, failures
 from iobench.units import GIB
 
 __all__ = ["LENGTH_S", "TRACES", "Replay", "Trace", "replay"]
@@ -111,7 +110,6 @@ def replay(trace: Trace, placement: Placement, *, noise: float, seed: int = 0) -
     """
     random_ = random.Random(seed)
     rates = {"local": trace.local, "remote": trace.remote}
-    tiers = [TierRoom(name=name) for name in rates]
     history = TierHistory()
     total_s = oracle_s = 0.0
     switches: list[str] = []
@@ -125,28 +123,22 @@ def replay(trace: Trace, placement: Placement, *, noise: float, seed: int = 0) -
         nonlocal history
         spent_s = _ERROR_S if took_s is None else took_s
         one = Observation(
-            tier=tier,
             at_s=now_s + spent_s,
             size_bytes=size_bytes,
             elapsed_s=spent_s,
             ok=took_s is not None,
         )
-        history = TierHistory(
-            observations=(*history.observations[-60:], one),
-            current=history.current,
-            since_s=history.since_s,
-        )
+        seen = {**history.seen, tier: (*history.seen[tier][-31:], one)}
+        history = replace(history, seen=seen)
 
     for number in range(SAVES):
         now_s = number * EVERY_S
-        found = choose(history, tiers, placement, size_bytes=SIZE_BYTES, now_s=now_s)
+        found = choose(history, placement, size_bytes=SIZE_BYTES, now_s=now_s)
         if found.tier != history.current:
             if history.current:
                 switches.append(found.tier)
                 reasons.append(found.reason)
-            history = TierHistory(
-                observations=history.observations, current=found.tier, since_s=now_s
-            )
+            history = replace(history, current=found.tier, since_s=now_s)
         known = {name: _seconds(rate, now_s, SIZE_BYTES) for name, rate in rates.items()}
         took = {name: moved(name, now_s, SIZE_BYTES) for name in rates}
         best = min((took_s, name) for name, took_s in known.items() if took_s is not None)[1]
@@ -172,8 +164,7 @@ def _measure_other(
     observe: Callable[[str, float, float | None, int], None],
 ) -> None:
     """Drain a local checkpoint, unless the remote tier pauses after failures; or probe."""
-    own = history.of("remote")
-    paused = failures(own) and probe != "remote"
+    paused = failures(history.seen["remote"]) and probe != "remote"
     if chosen == "local" and not paused:
         observe("remote", now_s, moved("remote", now_s, SIZE_BYTES), SIZE_BYTES)
     elif chosen != "local" and probe:

@@ -24,12 +24,12 @@ __all__ = ["at_end", "begun", "lost"]
 
 _Owner = TypeVar("_Owner")
 
-_owners: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+_owners: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
 _lost: list[str] = []
 _begun = False
 
 
-def at_end(owner: _Owner, finish: Callable[[_Owner], None]) -> None:
+def at_end(owner: _Owner, finish: Callable[[_Owner], object]) -> None:
     """Call `finish(owner)` when the interpreter ends, the newest owner first.
 
     `owner` is held by a weak reference. Exceptions of `finish` are reported like `lost` does.

@@ -50,7 +50,11 @@ def _queued(step: int, **more: Any) -> Queued:
 def _copier(hub: _Hub) -> FileCopier:
     anything = cast(Any, None)
     return FileCopier(
-        local=anything, remote=anything, limit=anything, offload=anything, control=cast(Control, hub)
+        local=anything,
+        remote=anything,
+        limit=anything,
+        offload=anything,
+        control=cast(Control, hub),
     )
 
 

@@ -11,11 +11,9 @@ import pytest
 from support.tiers import damage, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
-from iobench.checkpoint.manifest import Manifest
 from iobench.errors import DataMismatchError
 from iobench.remote.directory_copy import DirectoryCopy
 from iobench.remote.drain import Drain
-from iobench.remote.drain_step import DrainStep
 from iobench.remote.file_copier import FileCopier
 from iobench.remote.queue import PENDING, Queued
 from iobench.remote.remote import RemoteTier
@@ -120,13 +118,13 @@ def test_a_damaged_remote_copy_goes_after_the_local_one_was_compared(
     assert drain._step.send(_waiting(ckpt), again=False) is not None
     remote = tmp_path / "remote" / "step-3"
     damage(remote / "tensors.safetensors")
-    compared, original = [], DrainStep._check_local
+    compared, original = [], FileCopier.compare_local
 
-    def check(self: DrainStep, entry: Queued, manifest: Manifest, error: Any) -> None:
+    def compare(self: FileCopier, *arguments: Any) -> None:
         compared.append(remote.exists())
-        original(self, entry, manifest, error)
+        original(self, *arguments)
 
-    monkeypatch.setattr(DrainStep, "_check_local", check)
+    monkeypatch.setattr(FileCopier, "compare_local", compare)
     with pytest.raises(DataMismatchError, match="damaged"):
         drain._step.verify(_waiting(ckpt))
     assert compared == [True]

@@ -37,7 +37,7 @@ def test_a_step_that_was_saved_anew_keeps_its_state() -> None:
     queue.put(_entry(1))
     queue.put(Queued(step=1, serial=9, since_s=0.0, created_s=0.0))
     assert not queue.move(_entry(1), "draining", of=NOT_DURABLE)
-    queue.lost(1, _entry(1).serial)
+    queue.forget(1, _entry(1).serial)
     assert [one.serial for one in queue.not_durable()] == [9]
 
 

@@ -28,9 +28,7 @@ class _Clock:
         return False
 
 
-def _limit(
-    rate: float | None, busy: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> RateLimit:
+def _limit(rate: float | None, busy: list[bool], monkeypatch: pytest.MonkeyPatch) -> RateLimit:
     clock = _Clock()
     limit = RateLimit(rate, lambda: busy.pop(0) if busy else False, clock=clock)
     monkeypatch.setattr(limit.stop, "wait", clock.wait)

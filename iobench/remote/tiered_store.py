@@ -1,0 +1,325 @@
+"""TieredStore: which checkpoints the local and the remote tier have, for restores from both."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from iobench.checkpoint.manifest import MANIFEST, Manifest
+from iobench.checkpoint.retention import by_age, outlines
+from iobench.checkpoint.store import CheckpointStore, DirectoryStore
+from iobench.errors import (
+    DataMismatchError,
+    IobenchError,
+    TargetError,
+    TransferError,
+    transfer_errors,
+)
+from iobench.remote.local_tier import LocalTier
+from iobench.units import format_size
+from iobench.writers.base import Writer
+from iobench.writers.copy_reader import CopyReader, StoredReader
+from iobench.writers.image import FileImage
+from iobench.writers.source import Source
+from iobench.writers.transfer import Transfer
+
+__all__ = ["Listed", "MendedReader", "RemoteList", "TieredCandidates", "TieredStore"]
+
+_ANSWER_S = 5.0
+"""How long a restore waits for a list of the remote tier, when the local tier has checkpoints."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""With these a tier takes no copies, and can be read."""
+
+
+class Listed(NamedTuple):
+    """A checkpoint that was found: in the local tier, at `remote` ("": not there), or both.
+
+    If both have the step and the remote one was saved later, it is not `local`.
+    """
+
+    step: int
+    serial: int | None
+    local: bool
+    remote: str
+
+
+class MendedReader:
+    """The copy `near` of a checkpoint; a damaged range comes from another copy of the same save.
+
+    `ask` returns that one, or None. It is called once, when a range is damaged.
+    """
+
+    def __init__(self, near: CopyReader, ask: Callable[[], CopyReader | None]) -> None:
+        self._near, self._ask = near, ask
+        self._lock = threading.Lock()
+        self._asked = False
+        self._far: CopyReader | None = None
+        self._damaged: dict[str, dict[tuple[int, int], str]] = {}  # names of pieces, by file
+        self.name, self.direct, self.location = near.name, near.direct, near.location
+        self.far_bytes = 0
+        """Bytes that came from the other copy."""
+        self._far_problem = ""
+
+    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
+        return self._near.read(image, start, stop)
+
+    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
+        far = self._far_copy()
+        damaged = self._damaged.setdefault(image.path, {})
+        if far is None:
+            return False
+        if (start, stop) in damaged:
+            return far.read_again(image, start, stop, piece)
+        damaged[start, stop] = piece
+        try:
+            far.read(image, start, stop)
+        except (DataMismatchError, TransferError) as error:
+            self._far_problem = str(error)
+            return False
+        self.far_bytes += stop - start
+        return True
+
+    def _far_copy(self) -> CopyReader | None:
+        with self._lock:
+            if not self._asked:
+                try:
+                    self._far = self._ask()
+                except IobenchError as error:
+                    self._far_problem = str(error)
+                self._asked = True
+        return self._far
+
+    def open_source(self, target: str) -> Source:
+        return self._near.open_source(target)
+
+    def sources(self, step: int, near: str, far: str) -> dict[str, str]:
+        """Return what came from which copy, after the reads. Warns of damage that was mended."""
+        if not self.far_bytes:
+            return {near: "read", **({far: self._far_problem} if self._far_problem else {})}
+        found = []
+        for path, pieces in self._damaged.items():
+            names = ", ".join(list(pieces.values())[:5]) + (", ..." if len(pieces) > 5 else "")
+            found.append(f"{path} is damaged, {len(pieces)} checksums differ: {names}")
+        problem = "; ".join(found)
+        message = f"step {step} is read from {far} in part: {problem}"
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
+        there = [f"read {format_size(self.far_bytes)}", self._far_problem]
+        return {near: f"read in part; {problem}", far: "; ".join(filter(None, there))}
+
+
+class TieredCandidates:
+    """The checkpoints of both tiers, as they are `listed`; the same in all ranks of a job.
+
+    A checkpoint is read in the local tier if it is there. A piece that is damaged there comes from
+    the remote copy of the same save. The next copy is the remote one as a whole.
+    """
+
+    readers = 1
+
+    def __init__(
+        self,
+        local: DirectoryStore,
+        local_writer: Writer,
+        remote: str,
+        remote_writer: Writer,
+        listed: Sequence[Listed],
+    ) -> None:
+        self._local, self._remote_name = local, remote
+        self._local_writer, self._remote_writer = local_writer, remote_writer
+        self._listed = {one.step: one for one in listed}
+        self._problems: dict[int, str] = {}  # of local copies that are left
+        self._read: dict[int, MendedReader] = {}
+
+    def __str__(self) -> str:
+        return str(self._local)
+
+    def steps(self) -> list[int]:
+        return sorted(self._listed)
+
+    def serials(self) -> dict[int, int]:
+        return {step: one.serial for step, one in self._listed.items() if one.serial is not None}
+
+    def locate(self, step: int) -> str | Path:
+        return self._local.locate(step) if self._is_local(step) else self._found(step).remote
+
+    def manifest(self, step: int, *, files: bool = True) -> Manifest:
+        if self._is_local(step):
+            return self._local.manifest(step, files=files)
+        return self._remote_manifest(self._found(step).remote, files=files)
+
+    def reader(self, step: int, manifest: Manifest) -> CopyReader:
+        if not self._is_local(step):
+            return StoredReader(self._remote_writer, self._found(step).remote)
+        local = StoredReader(self._local_writer, self._local.locate(step))
+        self._read[step] = MendedReader(local, partial(self._same, step, manifest))
+        return self._read[step]
+
+    def next_copy(self, step: int, problem: str) -> bool:
+        if not self._is_local(step) or not self._found(step).remote:
+            return False
+        self._problems[step] = problem
+        return True
+
+    def sources(self, step: int) -> dict[str, str]:
+        if self._is_local(step):
+            return self._read[step].sources(step, str(self._local), self._remote_name)
+        problem = self._problems.get(step)
+        if problem is None:
+            return {self._remote_name: "read"}
+        message = f"step {step} is read from {self._remote_name}: {problem}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return {str(self._local): problem, self._remote_name: "read"}
+
+    def _is_local(self, step: int) -> bool:
+        return self._found(step).local and step not in self._problems
+
+    def _found(self, step: int) -> Listed:
+        if step not in self._listed:
+            raise TargetError(f"{self}: holds no checkpoint of step {step}")
+        return self._listed[step]
+
+    def _same(self, step: int, manifest: Manifest) -> CopyReader | None:
+        """Return the remote copy of the save with this manifest."""
+        where = self._found(step).remote
+        if not where or self._remote_manifest(where) != manifest:
+            return None
+        return StoredReader(self._remote_writer, where)
+
+    def _remote_manifest(self, place: str, *, files: bool = True) -> Manifest:
+        where = os.path.join(place, MANIFEST)
+        with (
+            transfer_errors("reading", where),
+            closing(self._remote_writer.open_source(where)) as source,
+        ):
+            return Manifest.parse(source.read(-1), where, files=files)
+
+
+class RemoteList:
+    """One list of the checkpoints of `store`: its steps, and serial numbers where it has them.
+
+    The thread starts at once and is never joined: a server that hangs delays only those who call
+    `wait`.
+    """
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self.found: dict[int, int | None] = {}
+        self._failure: Exception | None = None
+        self._done = threading.Event()
+        self._store, self._began_s = store, time.monotonic()
+        threading.Thread(target=self._ask, name="iobench-list", daemon=True).start()
+
+    def wait(self, within_s: float | None) -> Exception | None:
+        """Wait until `within_s` after the start at most; return why there is no answer, or None.
+
+        After None, `found` does not change.
+        """
+        left_s = None
+        if within_s is not None:
+            left_s = max(0.0, self._began_s + within_s - time.monotonic())
+        if not self._done.wait(left_s):
+            return TransferError(f"no answer within {within_s:g} s")
+        return self._failure
+
+    def _ask(self) -> None:
+        try:
+            self.found = self._listed()
+        except Exception as error:  # noqa: BLE001 -- returned by `wait`
+            self._failure = error
+        finally:
+            self._done.set()
+
+    def _listed(self) -> dict[int, int | None]:
+        store = self._store
+        if isinstance(store, DirectoryStore) and not os.path.lexists(store.directory):
+            return {}  # nothing was copied to it yet
+        found: dict[int, int | None] = dict.fromkeys(store.steps())
+        found.update(store.serials())
+        unknown = [step for step, serial in found.items() if serial is None]
+        for step, manifest in outlines(store, unknown).items():
+            found[step] = manifest.serial if manifest else None
+        return found
+
+
+class TieredStore:
+    """The checkpoints of both tiers, for one restore, as the process that drains sees them.
+
+    The remote tier is asked for a list at once, unless the drain knows that it fails; `ask` comes
+    first. A step that both tiers have is read from the local one, with the help of the remote one
+    if it is of the same save. A later save of the step, made by another node, counts instead of the
+    local one. `known` has the serial numbers of the local checkpoints.
+    """
+
+    def __init__(self, local: LocalTier, writer: Writer, known: Mapping[int, int]) -> None:
+        self._local, self._writer, self._known = local, writer, known
+        self._has_local = bool(local.steps())
+        self._remote, self._remote_writer = local.remote.store, local.remote.writer
+        self._in_remote: dict[int, int | None] = {}
+        failure = local.drain.failure if self._has_local else None
+        asks = failure is None or getattr(failure, "errno", None) in _FULL
+        self._list = RemoteList(self._remote) if asks else None
+        self._failure = failure
+
+    def ask(self) -> None:
+        """Wait for the list. Without an answer only the local tier counts, with a RuntimeWarning.
+
+        Raises what the remote tier raises if the local one has no checkpoint.
+        """
+        failure = self._failure
+        if self._list is not None:
+            failure = self._list.wait(_ANSWER_S if self._has_local else None)
+            if failure is None:
+                self._in_remote = self._list.found
+        if failure is None:
+            return
+        if not self._has_local:
+            raise failure
+        warnings.warn(
+            f"{self._remote} cannot be asked for checkpoints ({failure}): the newest one of "
+            f"{self._local} counts",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    @property
+    def last_serial(self) -> int:
+        """The greatest serial number in the remote tier; 0 without one."""
+        return max((serial or 0 for serial in self._in_remote.values()), default=0)
+
+    def listed(self) -> list[Listed]:
+        """Return all checkpoints."""
+        own = set(self._local.steps())
+        found = []
+        for step in sorted(own | self._in_remote.keys()):
+            here, there = self._known.get(step), self._in_remote.get(step)
+            later = here is not None and there is not None and there > here
+            place = str(self._remote.locate(step)) if step in self._in_remote else ""
+            serial = there if later or here is None else here
+            found.append(Listed(step, serial, step in own and not later, place))
+        return found
+
+    def candidates(self) -> TieredCandidates:
+        """Return the checkpoints of both tiers."""
+        return TieredCandidates(
+            self._local, self._writer, str(self._remote), self._remote_writer, self.listed()
+        )
+
+    def newest(self) -> int | None:
+        """Return the step that was saved last."""
+        steps = by_age(self.candidates())
+        return steps[-1] if steps else None
+
+    def remote_copy(self, manifest: Manifest) -> tuple[str | Path, Writer] | None:
+        """Return where the remote tier has this very save, and its writer; None if it has not."""
+        step = manifest.step
+        if step not in self._in_remote or self._remote.manifest(step) != manifest:
+            return None
+        return self._remote.locate(step), self._remote_writer
