@@ -40,9 +40,11 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 import iobench
+from iobench.exports.export import export
 from iobench.units import MIB, format_rate, format_seconds, parse_size
 from iobench.verification.file_tree import FileTree
 from iobench.verification.reading import FileRange, read_ahead
+from iobench.verification.verify import verify
 
 _ARMS = (
     *("reader", "writer", "both", "verify", "export --no-verify", "export"),
@@ -100,9 +102,9 @@ def work(arm: str, source: Path, at: Path, size: int, memory: str) -> None:
     """Do what an arm measures, from `source` to `at/out`."""
     out = at / "out"
     if arm.startswith("export"):
-        iobench.export(source, out, memory=memory, verify="--no-verify" not in arm)
+        export(source, out, memory=memory, verify="--no-verify" not in arm)
     elif arm == "verify":
-        assert iobench.verify(source).ok
+        assert verify(source).ok
     elif arm == "dcp_to_torch_save":
         dcp_to_torch_save(source, out)
     elif arm == "consolidate":
