@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple, Self, cast
 
 import xxhash
@@ -25,9 +27,10 @@ from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes, FileImage, Segment
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["Deliver", "PieceReader", "SharedReads", "piece_reader"]
+__all__ = ["AT_ONCE", "Deliver", "PieceReader", "SharedReads", "piece_reader", "windows"]
 
-_AT_ONCE = 512 * MIB
+AT_ONCE = 512 * MIB
+"""Bytes of the pieces that are read at once."""
 
 Deliver = Callable[[StoredPiece, Bytes], bool]
 """Takes the bytes of a piece, whose checksum is right, in a thread of the reader.
@@ -74,15 +77,15 @@ class PieceReader:
         and TransferError. A failure of another rank raises DataMismatchError too: the load fails in
         all ranks alike.
         """
-        windows = list(_windows(pieces))
+        every = list(windows(pieces, AT_ONCE))
         numbers = {path: number for number, path in enumerate(sorted(files))}
         last = _Window()
         transfers = []
         with _Check(copy, deliver) as check:  # all that may fail here is before `_begun`
             self._begun = True
-            counts = self._agree("pieces", {"windows": len(windows)})
+            counts = self._agree("pieces", {"windows": len(every)})
             for at in range(max(int(one["windows"]) for one in counts)):
-                wanted = windows[at] if at < len(windows) else {}
+                wanted = every[at] if at < len(every) else {}
                 window, images, ranges = self._prepared(wanted, files, numbers, check)
                 transfers.append(self._fetch(copy, images, ranges, numbers))
                 self._finish(last, check)
@@ -173,9 +176,11 @@ def _read_alone(
     copy: CopyReader, images: Mapping[int, FileImage], wanted: Sequence[Range]
 ) -> Transfer:
     meter = Meter()
-    for number, start, stop in wanted:
-        done = copy.read(images[number], start, stop)
-        images[number].filled(start, stop)  # a writer need not report every range
+    for number, some in itertools.groupby(wanted, key=attrgetter("item")):
+        ranges = [(start, stop) for _, start, stop in some]
+        done = copy.read(images[number], ranges)
+        for start, stop in ranges:
+            images[number].filled(start, stop)  # a writer need not report every range
         meter.add(done, done.phases_s)
     size = sum(part.size_bytes for part in wanted)
     return meter.transfer(copy.name, "read", size, durable=True, files=len(images))
@@ -320,8 +325,8 @@ class _Check:
         window.left.remove(piece)
 
 
-def _windows(pieces: Iterable[StoredPiece]) -> Iterator[dict[str, list[StoredPiece]]]:
-    """Yield pieces by file, in an order that does not depend on the rank, up to 512 MiB at once.
+def windows(pieces: Iterable[StoredPiece], at_once: int) -> Iterator[dict[str, list[StoredPiece]]]:
+    """Yield pieces by file, in an order that does not depend on the rank, `at_once` bytes or less.
 
     Gaps between them count where they are read.
     """
@@ -331,7 +336,7 @@ def _windows(pieces: Iterable[StoredPiece]) -> Iterator[dict[str, list[StoredPie
         before = window.get(piece.path)
         gap = piece.start - before[-1].stop if before else 0
         more = piece.stop - piece.start + (gap if gap < GAP_BYTES else 0)
-        if size + more > _AT_ONCE and window:
+        if size + more > at_once and window:
             yield window
             window, size, more = {}, 0, piece.stop - piece.start
         window.setdefault(piece.path, []).append(piece)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 
 from iobench.checkpoint.manifest import FileRecord
-from iobench.checkpoint.piece_reader import PieceReader, piece_reader
+from iobench.checkpoint.piece_reader import AT_ONCE, PieceReader, piece_reader, windows
 from iobench.checkpoint.stored import StoredPiece, empty_local, is_sharded, local_box, sharded_like
 from iobench.errors import DataMismatchError, StateMismatchError, TargetError, transfer_errors
 from iobench.formats.safetensors_file import SafetensorsFile, TensorInFile
-from iobench.formats.tensor_slices import GAP_BYTES, Span, rows_of, spans
+from iobench.formats.tensor_slices import GAP_BYTES, Cut, Span, rows_of, spans
 from iobench.formats.tensors import dtype_name
 from iobench.ranks.control import Control, shared_control
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
@@ -29,7 +30,7 @@ from iobench.writers.base import Writer
 from iobench.writers.copy_reader import StoredReader
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import S3Target, is_s3
-from iobench.writers.transfer import Transfer
+from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["ShardedLoad", "load_sharded"]
 
@@ -80,9 +81,11 @@ def load_sharded(
     )
     if len(set(found)) > 1:
         raise DataMismatchError(f"{location}: the ranks see different files")
-    mode: RestoreMode = "all" if control.world.size == 1 else restore_mode
-    with piece_reader(control, mode, deadline_s=deadline_s) as reader:
-        transfer = load.read(reader())
+    if control.world.size == 1:
+        transfer = load.read_alone()
+    else:
+        with piece_reader(control, restore_mode, deadline_s=deadline_s) as reader:
+            transfer = load.read(reader())
     together(control, f"parts of {location}", load.check_unchanged, deadline_s=deadline_s)
     return load.tensors(), transfer
 
@@ -142,11 +145,13 @@ class ShardedLoad:
             view = stored.slice(tuple(map(slice, offsets, map(add, offsets, sizes))))
         elif isinstance(value, torch.Tensor):
             device = "cpu" if value.is_meta else value.device
-            memory = torch.empty(value.shape, dtype=value.dtype, device=device)
-            wanted, view = _Wanted(memory), stored.slice()
+            view = stored.slice()
+            wanted = _Wanted(torch.empty(value.shape, dtype=value.dtype, device=device))
         else:
             view = stored.slice(value)
             wanted = _Wanted(torch.empty(view.shape, dtype=view.dtype, device="cpu"))
+        if wanted.memory.is_cpu:
+            wanted.memory = stored.room(view)
         found = spans(view)
         for span, place in zip(found, rows_of(wanted.memory, found), strict=True):
             start, stop = stored.start + span.start, stored.start + span.stop
@@ -154,6 +159,29 @@ class ShardedLoad:
             piece = StoredPiece(file.path, start, stop, None, name)
             self._parts[piece] = _Part(span, place, whole)
         return wanted
+
+    def read_alone(self) -> Transfer:
+        """Fill the memory of all that is wanted, and ask no other rank."""
+        moved = [Meter().transfer(self._copy.name, "read", 0, durable=True, files=0)]
+        for here in (True, False):
+            pieces = [piece for piece, part in self._parts.items() if part.place.is_cpu == here]
+            for window in windows(pieces, sys.maxsize if here else AT_ONCE):
+                moved += [self._fill(self._files[path], some) for path, some in window.items()]
+        return Transfer.total(moved)
+
+    def _fill(self, file: SafetensorsFile, pieces: Sequence[StoredPiece]) -> Transfer:
+        """Read pieces of a file; those of a device by way of the host."""
+        places = [self._parts[piece].place for piece in pieces]
+        memory = [one if one.is_cpu else torch.empty_like(one, device="cpu") for one in places]
+        cuts = []
+        for piece, into in zip(pieces, memory, strict=True):
+            span = self._parts[piece].span
+            cuts.append(Cut(piece.start - span.start, span, into))
+        moved = file.fill(cuts)
+        for place, found in zip(places, memory, strict=True):
+            if found is not place:
+                place.copy_(found)
+        return moved
 
     def read(self, reader: PieceReader) -> Transfer:
         """Fill the memory of all that is wanted; a large part stays where it was read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,10 @@ from iobench.errors import DataMismatchError
 from iobench.formats import safetensors
 from iobench.formats.many_parts import WindowImage
 from iobench.formats.safetensors_runs import Kind, TensorRun, runs_of
-from iobench.formats.tensor_slices import Span, gathered, room_for, spans
-from iobench.formats.tensors import allocate_on
+from iobench.formats.tensor_slices import Cut, CutImage, room_for, rows_of, spans
+from iobench.formats.tensors import allocate_on, tensor_from_bytes
 from iobench.writers.base import Writer
-from iobench.writers.image import AnyMemory, Bytes
+from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.transfer import Transfer
 
 __all__ = ["SafetensorsFile", "TensorInFile"]
@@ -37,6 +37,17 @@ class TensorInFile(NamedTuple):
         """Return a slice as a view of a tensor without memory. Raises what torch raises."""
         whole = torch.empty(self.kind.shape, dtype=self.kind.dtype, device="meta")
         return whole[index]
+
+    def room(self, view: torch.Tensor) -> torch.Tensor:
+        """Return new memory for the slice `view` on the CPU; a read of rows needs no copy."""
+        start = self.start + _offset(view) if view.is_contiguous() else 0
+        return tensor_from_bytes(room_for(start, start + view.nbytes), view.dtype, view.shape)
+
+    def cuts(self, view: torch.Tensor, values: torch.Tensor) -> list[Cut]:
+        """Return what to read for the slice `view` into its memory `values`."""
+        found = spans(view)
+        rows = rows_of(values, found)
+        return [Cut(self.start, span, row) for span, row in zip(found, rows, strict=True)]
 
 
 class SafetensorsFile:
@@ -96,30 +107,50 @@ class SafetensorsFile:
         It is contiguous, on the device. Raises DataMismatchError for a file that was changed, and
         TransferError.
         """
-        parts = [(span, self._bytes(tensor, span)) for span in spans(view)]
-        return gathered(view.shape, view.dtype, parts).to(self.device)
+        alone = len(tensor.run.entries) == 1
+        if alone and self._allocate is not None and view.is_contiguous() and view.numel():
+            start = tensor.start + _offset(view)
+            memory = self._allocate(view.nbytes)
+            image = WindowImage(self.path, self.size_bytes, start, memory)
+            self._read(image, [(start, start + view.nbytes)])
+            return tensor_from_bytes(memory, view.dtype, view.shape)
+        values = tensor.room(view)
+        cuts = tensor.cuts(view, values)
+        if cuts and alone:
+            self.fill(cuts)
+        elif cuts:
+            data, begin = self._run(tensor.run)
+            for cut in cuts:
+                cut.take(data, begin)
+        return values.to(self.device)
 
-    def _bytes(self, tensor: TensorInFile, span: Span) -> AnyMemory:
-        start, stop, run = tensor.start + span.start, tensor.start + span.stop, tensor.run
-        if len(run.entries) == 1:
-            room = room_for(start, stop) if self._allocate is None else self._allocate(stop - start)
-            self._fill(room, start, stop)
-            return room
+    def fill(self, cuts: Sequence[Cut]) -> Transfer:
+        """Read the slices of `cuts`, in the order of the file. Raises what `read` raises."""
+        image = CutImage(self.path, self.size_bytes, cuts)
+        return self._read(image, image.ranges)
+
+    def _run(self, run: TensorRun) -> tuple[Bytes, int]:
+        """Return the bytes of a run of small tensors, and where they begin in the file."""
         begin = self._data_start + run.begin
         data = self._runs.pop(begin, None)
         if data is None:
             data = room_for(begin, begin + run.end - run.begin)
-            self._fill(data, begin, begin + len(data))
+            image = WindowImage(self.path, self.size_bytes, begin, data)
+            self._read(image, [(begin, begin + len(data))])
         self._runs[begin] = data
         if len(self._runs) > _KEPT_RUNS:
             self._runs.popitem(last=False)
-        part = data[start - begin : stop - begin]
-        return part.copy()  # the caller may change it
+        return data, begin
 
-    def _fill(self, room: AnyMemory, start: int, stop: int) -> None:
+    def _read(self, image: FileImage, ranges: Ranges) -> Transfer:
         if os.getpid() != self._pid:  # a child must not use the rings and threads of its parent
             self._writer, self._pid = copy.copy(self._writer), os.getpid()
-        image = WindowImage(self.path, self.size_bytes, start, room)
-        moved = self._writer.read(image, self._target, start=start, stop=stop)
+        moved = self._writer.read_ranges(image, self._target, ranges)
         self.check_unchanged()
         self._on_read(moved)
+        return moved
+
+
+def _offset(view: torch.Tensor) -> int:
+    """Return at which byte of its tensor a slice begins."""
+    return int(view.storage_offset()) * view.itemsize

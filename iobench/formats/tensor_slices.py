@@ -1,21 +1,30 @@
-"""spans: the bytes of a stored tensor that a slice of it needs, in few large ranges."""
+"""spans: the bytes of a stored tensor that a slice of it needs, in few large ranges.
+
+CutImage: a file of which slices are read into memory of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from iobench import linux
+from iobench.formats.many_parts import ManyParts
 from iobench.formats.safetensors_header import ALIGNMENT
-from iobench.formats.tensors import flat_tensor, tensor_from_bytes
+from iobench.formats.tensors import tensor_bytes, tensor_from_bytes
 from iobench.units import MIB
 from iobench.writers.blocks.pages import pages_to_read_into
-from iobench.writers.image import AnyMemory, Bytes
+from iobench.writers.image import AnyMemory, Bytes, Ranges
+from iobench.writers.transfer import Meter
 
-__all__ = ["GAP_BYTES", "Span", "gathered", "room_for", "rows_of", "spans"]
+__all__ = ["GAP_BYTES", "Cut", "CutImage", "Span", "room_for", "rows_of", "spans"]
 
 GAP_BYTES = MIB
 """Smaller gaps between ranges of a file are read, not skipped: a request costs as much."""
@@ -70,21 +79,107 @@ def spans(view: torch.Tensor) -> list[Span]:
     ]
 
 
-def gathered(
-    shape: Sequence[int], dtype: torch.dtype, parts: Sequence[tuple[Span, AnyMemory]]
-) -> torch.Tensor:
-    """Return the slice of `shape` whose `spans` have these bytes: a copy, unless it is one range.
+class Cut:
+    """Bytes [start, stop) of a file, of which `memory` gets those of a slice, one after another."""
 
-    So no byte stays in memory that was only read because it is between others.
+    def __init__(self, start: int, span: Span, into: torch.Tensor) -> None:
+        """`span` is that of a tensor at `start` of the file. `into` has its elements, on the CPU.
+
+        `into` is contiguous.
+        """
+        self.start, self.stop = start + span.start, start + span.stop
+        self.memory = tensor_bytes(into)
+        sizes, steps = [into.itemsize], [1]
+        for size, stride in zip(reversed(span.sizes), reversed(span.strides), strict=True):
+            if stride * into.itemsize == sizes[0] * steps[0]:
+                sizes[0] *= size
+            elif size > 1:
+                sizes.insert(0, size)
+                steps.insert(0, stride * into.itemsize)
+        self._into, self._steps = self.memory.reshape(sizes), tuple(steps)
+
+    @property
+    def dense(self) -> bool:
+        """Whether the slice has all bytes of the range."""
+        return self._into.ndim == 1
+
+    def take(self, data: Bytes, begin: int) -> None:
+        """Copy what `data`, the bytes of the file from `begin` on, has of the slice."""
+        _take(self._into, self._steps, data, begin - self.start)
+
+
+def _take(into: Bytes, steps: Sequence[int], data: Bytes, begin: int) -> None:
+    """Fill `into` with those of its bytes that are in `data`, the bytes from `begin` on.
+
+    `steps` are the distances of its elements there, for each dimension. Those of an inner one do
+    not reach the next element of an outer one.
     """
-    if len(parts) == 1 and parts[0][0].dense(dtype.itemsize):
-        span, data = parts[0]
-        return span.view(data, dtype).view(tuple(shape))
-    device = flat_tensor(parts[0][1]).device if parts else "cpu"
-    whole = torch.empty(tuple(shape), dtype=dtype, device=device)
-    for row, (span, data) in zip(rows_of(whole, [span for span, _ in parts]), parts, strict=True):
-        row.copy_(span.view(data, dtype))
-    return whole
+    size, step, end = len(into), steps[0], begin + len(data)
+    length = 1 + sum((n - 1) * inner for n, inner in zip(into.shape[1:], steps[1:], strict=True))
+    first, last = max(0, -(-begin // step)), min(size, (end - length) // step + 1)
+    if first < last:  # whole elements
+        shape = (last - first, *into.shape[1:])
+        np.copyto(into[first:last], np.ndarray(shape, np.uint8, data, first * step - begin, steps))
+    if into.ndim > 1:
+        for number in {begin // step, (end - 1) // step}:
+            if 0 <= number < size and not first <= number < last:
+                _take(into[number], steps[1:], data, begin - number * step)
+
+
+class CutImage(ManyParts):
+    """A file of which only slices are in memory. What is between them can be read, and is dropped.
+
+    A block with more than one part goes through memory of a writer. So neither the gaps between
+    columns nor those between tensors need memory of their own.
+    """
+
+    def __init__(self, path: str, size_bytes: int, cuts: Sequence[Cut]) -> None:
+        """`cuts` are in the order of the file and do not overlap; none is empty."""
+        super().__init__(path, [cut.start for cut in cuts], size_bytes)
+        self._set(_cuts=cuts)
+
+    _cuts: Sequence[Cut]
+
+    @property
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def ranges(self) -> Ranges:
+        """What is to be read: all cuts, and the gaps of less than 1 MiB between them."""
+        found: list[tuple[int, int]] = []
+        for cut in self._cuts:
+            near = found and cut.start - found[-1][1] < GAP_BYTES
+            start = found.pop()[0] if near else cut.start
+            found.append((start, cut.stop))
+        return found
+
+    def parts(self) -> Iterator[tuple[int, AnyMemory]]:
+        return ((cut.start, cut.memory) for cut in self._cuts)
+
+    def in_one_piece(self, start: int, stop: int) -> bool:
+        cut = self._cuts[max(0, bisect.bisect_right(self._starts, start) - 1)]
+        return cut.dense and cut.start <= start and stop <= cut.stop
+
+    def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
+        assert last == first + 1, "only `in_one_piece` has views"
+        return [self._cuts[first].memory[begin:end]]
+
+    @contextmanager
+    def incoming(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:
+        if self.in_one_piece(start, stop):
+            yield self.views(start, stop)
+            return
+        block = np.empty(stop - start, np.uint8)
+        yield [block]
+        with meter.phase("scatter"):
+            self.scatter(start, stop, block)
+
+    def scatter(self, start: int, stop: int, block: Bytes) -> int:
+        first = max(0, bisect.bisect_right(self._starts, start) - 1)
+        for cut in itertools.islice(self._cuts, first, bisect.bisect_left(self._starts, stop)):
+            cut.take(block[: stop - start], start)
+        return stop - start
 
 
 def rows_of(whole: torch.Tensor, some: Sequence[Span]) -> torch.Tensor:

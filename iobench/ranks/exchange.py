@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import queue
 import secrets
 import socket
@@ -15,6 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Self
 
 from iobench.errors import RankError
@@ -22,6 +24,7 @@ from iobench.ranks.control import Control
 from iobench.ranks.restore_plan import Range, ReadPlan, RingPiece
 from iobench.ranks.wire import Hello, Listener, Message, Welcome, Wire, introduce
 from iobench.units import MIB
+from iobench.writers.blocks.workers import Blocks
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter
@@ -261,7 +264,7 @@ class WatchedImage(WrappedImage):
 
 
 _NETWORK = "network"
-_RUN = 256 * MIB
+_TURN = 256 * MIB
 
 
 class Exchange:
@@ -357,7 +360,7 @@ class Exchange:
             waiting.put(None)
 
     def _read(self) -> None:
-        for file, start, stop in _in_runs(self._ranges):
+        for file, ranges in _in_turns(self._ranges):
             if self.failure is not None:
                 return
             image = self._images[file]
@@ -365,10 +368,11 @@ class Exchange:
             noted = None if own is None else functools.partial(self._filled, *own)
             if noted is not None:
                 image = WatchedImage(image, noted)
-            done = self._copy.read(image, start, stop)
+            done = self._copy.read(image, ranges)
             self.meter.add(done, done.phases_s)
             if noted is not None:  # a writer need not report every range
-                noted(start, stop)
+                for start, stop in ranges:
+                    noted(start, stop)
 
     def _filled(self, numbers: list[int], progress: Progress, start: int, stop: int) -> None:
         for place in progress.filled(start, stop):
@@ -416,8 +420,17 @@ class Exchange:
         return message.number
 
 
-def _in_runs(ranges: Iterable[Range]) -> Iterator[Range]:
-    """Cut the ranges so that a rank soon ends when another one has failed."""
-    for file, start, stop in ranges:
-        for begin in range(start, stop, _RUN):
-            yield Range(file, begin, min(begin + _RUN, stop))
+def _in_turns(ranges: Iterable[Range]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """Yield what is read at once: ranges of one file, at most 256 MiB.
+
+    Between two turns, a rank ends if another one has failed.
+    """
+    for file, some in itertools.groupby(ranges, key=attrgetter("item")):
+        turn, size = list[tuple[int, int]](), 0
+        for start, stop in Blocks.of((one[1:] for one in some), _TURN, _TURN):
+            if turn and size + stop - start > _TURN:
+                yield file, turn
+                turn, size = [], 0
+            turn.append((start, stop))
+            size += stop - start
+        yield file, turn

@@ -30,7 +30,7 @@ from iobench.writers.blocks.channel import Lease
 from iobench.writers.blocks.pages import make_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.copy_reader import CopyReader
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.source import ImageSource, Source
 from iobench.writers.transfer import Meter, Transfer
 
@@ -277,10 +277,10 @@ class _MemoryReader:
         del image, start, stop, piece
         return False
 
-    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
-        """Copy bytes [start, stop) of the file. Raises DataMismatchError for another size."""
+    def read(self, image: FileImage, ranges: Ranges | None = None) -> Transfer:
+        """Copy these ranges of the file. Raises DataMismatchError for another size."""
         if self._others is not None and image.path not in self._files:
-            return self._others.read(image, start, stop)
+            return self._others.read(image, ranges)
         source, meter = self._files[image.path], Meter()
         if source.size_bytes != image.size_bytes:
             raise DataMismatchError(
@@ -298,10 +298,11 @@ class _MemoryReader:
                     position += image.scatter(position, position + len(view), view)
                 image.filled(start, stop)
 
-        stop = image.size_bytes if stop is None else stop
+        ranges = [(0, image.size_bytes)] if ranges is None else ranges
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
-        run_workers(threads, Blocks(start, stop, _BLOCK), work, meter)
-        return meter.transfer(self.name, "read", stop - start, durable=False)
+        run_workers(threads, Blocks.of(ranges, _BLOCK), work, meter)
+        size = sum(stop - start for start, stop in ranges)
+        return meter.transfer(self.name, "read", size, durable=False)
 
 
 def _kept(snapshot: Snapshot[Any], found: Committed) -> Kept:

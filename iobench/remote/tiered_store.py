@@ -27,7 +27,7 @@ from iobench.remote.local_tier import LocalTier
 from iobench.units import format_size
 from iobench.writers.base import Writer
 from iobench.writers.copy_reader import CopyReader, StoredReader
-from iobench.writers.image import FileImage
+from iobench.writers.image import FileImage, Ranges
 from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
 
@@ -69,8 +69,8 @@ class MendedReader:
         """Bytes that came from the other copy."""
         self._far_problem = ""
 
-    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
-        return self._near.read(image, start, stop)
+    def read(self, image: FileImage, ranges: Ranges | None = None) -> Transfer:
+        return self._near.read(image, ranges)
 
     def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
         far = self._far_copy()
@@ -81,7 +81,7 @@ class MendedReader:
             return far.read_again(image, start, stop, piece)
         damaged[start, stop] = piece
         try:
-            far.read(image, start, stop)
+            far.read(image, [(start, stop)])
         except (DataMismatchError, TransferError) as error:
             self._far_problem = str(error)
             return False

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.ranked.dcp_files import INDEX, merged
@@ -30,8 +32,9 @@ from iobench.replicas.protocol import (
 from iobench.replicas.replicator import Replicator
 from iobench.units import MIB
 from iobench.writers.base import Writer
+from iobench.writers.blocks.workers import Blocks
 from iobench.writers.copy_reader import CopyReader
-from iobench.writers.image import FileImage
+from iobench.writers.image import FileImage, Ranges
 from iobench.writers.source import Source
 from iobench.writers.transfer import Meter, Transfer
 
@@ -141,27 +144,28 @@ class _ReplicaReader:
         self._is_stored, self._notes = is_stored, notes
         self._lock = threading.Lock()
 
-    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
-        stop = image.size_bytes if stop is None else stop
+    def read(self, image: FileImage, ranges: Ranges | None = None) -> Transfer:
+        ranges = [(0, image.size_bytes)] if ranges is None else ranges
         if image.path in self._texts:
-            return self._text(image, start, stop)
+            return self._text(image, ranges)
         if image.path not in self._names:
-            return self._stored.read(image, start, stop)
+            return self._stored.read(image, ranges)
         meter, rank = Meter(), self._names[image.path]
         missing: list[tuple[int, int]] = []
         with self._lock, meter.phase("memory"):
-            for at in range(start, stop, _AT_ONCE):
-                missing += self._fetch(rank, image, at, min(at + _AT_ONCE, stop), meter)
+            for start, stop in Blocks.of(ranges, _AT_ONCE):
+                missing += self._fetch(rank, image, start, stop, meter)
         if missing and not self._is_stored:
             raise DataMismatchError(
                 f"step at {self.location}: no copy of rank {rank} has valid bytes {missing[:3]}: "
                 f"{'; '.join(self._notes[-3:])}"
             )
-        for begin, end in missing:
+        if missing:
             meter.fell_back("memory", "storage", f"bytes of rank {rank}")
-            done = self._stored.read(image, begin, end)
+            done = self._stored.read(image, missing)
             meter.add(done, done.phases_s)
-        return meter.transfer(self.name, "read", stop - start, durable=True)
+        size = sum(stop - start for start, stop in ranges)
+        return meter.transfer(self.name, "read", size, durable=True)
 
     def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
         return self._stored.read_again(image, start, stop, piece)
@@ -193,14 +197,14 @@ class _ReplicaReader:
             at = end
         return missing
 
-    def _text(self, image: FileImage, start: int, stop: int) -> Transfer:
-        meter, at = Meter(), start
-        for view in image.views(start, stop):
-            view[:] = memoryview(self._texts[image.path])[at : at + len(view)]
-            at += len(view)
-        image.filled(start, stop)
-        meter.count("memory (own)", stop - start)
-        return meter.transfer(self.name, "read", stop - start, durable=True)
+    def _text(self, image: FileImage, ranges: Ranges) -> Transfer:
+        meter, text = Meter(), np.frombuffer(self._texts[image.path], np.uint8)
+        for start, stop in ranges:
+            image.scatter(start, stop, text[start:stop])
+            image.filled(start, stop)
+            meter.count("memory (own)", stop - start)
+        size = sum(stop - start for start, stop in ranges)
+        return meter.transfer(self.name, "read", size, durable=True)
 
 
 _Copies = list[MemoryCopy | StoredCopy]

@@ -22,7 +22,7 @@ from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import Blocks
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.local.new_file import NewFile, try_directory
 from iobench.writers.local.posix import PosixWriter
 from iobench.writers.options import WriterOptions, option
@@ -81,7 +81,7 @@ class AiofilesWriter(PosixWriter):
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         _run(self._write(file, image, meter), meter)
 
-    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+    def _receive(self, fd: int, image: FileImage, ranges: Ranges, meter: Meter) -> None:
         async def work(blocks: Blocks, own: Meter) -> None:
             with open(f"/proc/self/fd/{fd}", "rb", buffering=0) as raw:
                 for begin, end in blocks:
@@ -90,7 +90,7 @@ class AiofilesWriter(PosixWriter):
                         await _read_block(wrap(raw), image, views, begin, end, own)
                     image.filled(begin, end)
 
-        blocks = Blocks(start, stop, self.options.block_size)
+        blocks = Blocks.of(ranges, self.options.block_size)
         _run(_in_tasks(self.options.iodepth, blocks, work, meter), meter)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:  # noqa: ARG002

@@ -6,20 +6,29 @@ import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Protocol
 
 from iobench.errors import UnavailableError, UsageError, transfer_errors
 from iobench.writers.availability import Availability
-from iobench.writers.image import FileImage
+from iobench.writers.image import FileImage, Ranges
 from iobench.writers.options import WriterOptions
 from iobench.writers.source import LocalSource, Source
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Fallback, Meter, Transfer
 
-__all__ = ["Availability", "StoredObjects", "Writer"]
+__all__ = ["Availability", "StoredObjects", "Writer", "check_ranges"]
 
-_MOVING = {"write": 1, "write_many": 1, "read": 1, "open": 0, "open_source": 0, "objects": 0}
+_MOVING = {
+    "write": 1,
+    "write_many": 1,
+    "read": 1,
+    "read_ranges": 1,
+    "open": 0,
+    "open_source": 0,
+    "objects": 0,
+}
 """The methods that take a target, each with the position of this argument."""
 
 
@@ -153,6 +162,17 @@ class Writer(ABC):
         UnavailableError. On failure the memory's content is undefined.
         """
 
+    def read_ranges(self, image: FileImage, target: str | Path, ranges: Ranges) -> Transfer:
+        """Fill these ranges [start, stop) of the image's memory, which are in file order.
+
+        They do not overlap, and no other bytes of the image need memory. Raises what `read` raises.
+        A writer may keep blocks of several ranges in flight, like those of a whole file.
+        """
+        check_ranges(image, ranges)
+        none = self._meter().transfer(self.name, "read", 0, durable=True)
+        parts = (self.read(image, target, start=start, stop=stop) for start, stop in ranges)
+        return replace(Transfer.total(itertools.chain([none], parts)), files=1)
+
     @abstractmethod
     def open(self, target: str | Path, size: int | None = None) -> BlockStream:
         """Return a binary file object that writes the new file `target` by the same path.
@@ -218,10 +238,7 @@ class Writer(ABC):
     def _range_to_fill(image: FileImage, start: int, stop: int | None) -> tuple[int, int]:
         """Check the range of `read` and return it as (start, stop). Raises UsageError."""
         stop = image.size_bytes if stop is None else stop
-        if not 0 <= start <= stop <= image.size_bytes:
-            raise UsageError(f"[{start}, {stop}) is not a range of {image.size_bytes} bytes")
-        if not image.writable:
-            raise UsageError(f"image {image.path!r}: its memory is read-only")
+        check_ranges(image, [(start, stop)])
         return start, stop
 
     def __reduce__(self) -> tuple[type[Writer], tuple[WriterOptions], dict[str, Any] | None]:
@@ -232,6 +249,18 @@ class Writer(ABC):
     def __repr__(self) -> str:
         shown = ", ".join(f"{k}={v!r}" for k, v in self.options.to_dict().items())
         return f"{type(self).__name__}({shown})"
+
+
+def check_ranges(image: FileImage, ranges: Ranges) -> None:
+    """Raise UsageError unless the memory of these ranges can be filled."""
+    at = 0
+    for start, stop in ranges:
+        if not at <= start <= stop <= image.size_bytes:
+            after = f", or begins before {at}" if at else ""
+            raise UsageError(f"[{start}, {stop}) is not a range of {image.size_bytes} bytes{after}")
+        at = stop
+    if not image.writable:
+        raise UsageError(f"image {image.path!r}: its memory is read-only")
 
 
 def _with_scheme_checked(method: Callable[..., Any], position: int) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from iobench.writers.base import Writer
-from iobench.writers.image import FileImage
+from iobench.writers.image import FileImage, Ranges
 from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
 
@@ -32,8 +32,8 @@ class CopyReader(Protocol):
     def location(self) -> str | Path:
         """The directory or prefix of the files, for messages."""
 
-    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
-        """Fill bytes [start, stop) of the image of a file; see Writer.read."""
+    def read(self, image: FileImage, ranges: Ranges | None = None) -> Transfer:
+        """Fill these ranges of the image of a file, or all of it; see Writer.read_ranges."""
 
     def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
         """Fill the range of `piece`, which is damaged, from the next copy. False: none is left.
@@ -52,8 +52,10 @@ class StoredReader:
         self._writer, self.location = writer, location
         self.name, self.direct = writer.name, writer.direct
 
-    def read(self, image: FileImage, start: int = 0, stop: int | None = None) -> Transfer:
-        return self._writer.read(image, self.location, start=start, stop=stop)
+    def read(self, image: FileImage, ranges: Ranges | None = None) -> Transfer:
+        if ranges is None:
+            return self._writer.read(image, self.location)
+        return self._writer.read_ranges(image, self.location, ranges)
 
     def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
         del image, start, stop, piece

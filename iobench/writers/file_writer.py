@@ -39,7 +39,7 @@ from iobench.writers.direct.uring_queue import open_ring
 from iobench.writers.hybrid_paths.cached_file import DontCache
 from iobench.writers.hybrid_paths.file import PathFile, PathSupport
 from iobench.writers.hybrid_paths.policy import IoPath
-from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage
+from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, Ranges
 from iobench.writers.local.direct_file import (
     NO_DIRECT_REMEDY,
     REFUSED,
@@ -188,9 +188,7 @@ class FileWriter(PosixWriter):
             direct=direct,
         )
 
-    def write_ranges(
-        self, fd: int, image: FileImage, ranges: Sequence[tuple[int, int]], path: str
-    ) -> None:
+    def write_ranges(self, fd: int, image: FileImage, ranges: Ranges, path: str) -> None:
         """Write `ranges` of `image` to the open file `fd`, at the same offsets; it is not synced.
 
         So a file that is there in part is continued. Ranges begin at multiples of the page, and all
@@ -219,13 +217,12 @@ class FileWriter(PosixWriter):
         fd: int,
         path: str,
         image: FileImage,
-        ranges: Sequence[tuple[int, int]],
+        ranges: Ranges,
         meter: Meter,
     ) -> None:
         with self._file(fd, path, writing=True) as opened:
             threads = self._write_threads(image, fd, meter)
-            for start, stop in ranges:
-                self._move(opened, image, start, stop, meter, writes=True, threads=threads)
+            self._move(opened, image, ranges, meter, writes=True, threads=threads)
             if self._how.only in (IoPath.BUFFERED, IoPath.UNCACHED):
                 with meter.phase("write"):
                     opened.finish()
@@ -237,7 +234,7 @@ class FileWriter(PosixWriter):
         cached = self._how.only in (IoPath.BUFFERED, IoPath.UNCACHED)
         return max(self._how.threads, 2 if cached and image.on_device else 1)
 
-    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
+    def _receive(self, fd: int, image: FileImage, ranges: Ranges, meter: Meter) -> None:
         only = self._how.only
         with self._file(fd, image.path, writing=False) as opened:
             threads = self._how.threads
@@ -247,15 +244,14 @@ class FileWriter(PosixWriter):
                 threads = max(threads, 2)
             # Not for a read through the page cache, which needs the same free memory.
             prefault = opened.may_go_direct() and self._how.o_direct
-            with faulted_ahead(image, start, stop) if prefault else contextlib.nullcontext():
-                self._move(opened, image, start, stop, meter, writes=False, threads=threads)
+            with faulted_ahead(image, ranges) if prefault else contextlib.nullcontext():
+                self._move(opened, image, ranges, meter, writes=False, threads=threads)
 
     def _move(
         self,
         opened: PathFile,
         image: FileImage,
-        start: int,
-        stop: int,
+        ranges: Ranges,
         meter: Meter,
         *,
         writes: bool,
@@ -264,32 +260,31 @@ class FileWriter(PosixWriter):
         """Move every block: by rings while direct I/O works, the rest by threads."""
         how = self._how
         unit = linux.PAGE if how.only is None else opened.unit
-        position = start - start % unit
-        held = set() if writes else opened.held(Blocks(position, stop, how.block_size))
-        alone = how.only is None and stop - position <= how.block_size  # no ring pays for itself
+        blocks = Blocks.of(ranges, how.block_size, unit)
+        left = blocks.count
+        held = set() if writes else opened.held(Blocks.of(ranges, how.block_size, unit))
+        alone = how.only is None and left <= 1  # no ring pays for itself
         ring = not alone and opened.may_go_direct() and self._admits_ring(meter)
 
         def work(blocks: Blocks, own: Meter) -> None:
-            nonlocal position
+            nonlocal left
             with self._engine(own, writes=writes) if ring else self._blocking(own) as engine:
                 for begin, end in blocks:
-                    part = Extent(image, max(begin, start), end, begin)
+                    part = Extent(image, begin, end, begin - begin % unit)
                     if writes:
                         opened.write(part, engine, last=end == image.size_bytes)
                     else:
                         opened.read(part, engine, in_cache=begin in held)
-                    position = end
+                    left -= 1
                     if ring and not opened.may_go_direct():
                         break  # it is given up by the first block, if at all, and with one ring
                 engine.drain()
 
         if ring:
-            blocks = Blocks(position, stop, how.block_size)
             run_workers(how.rings, blocks, work, meter, caller_waits=True)
-            if how.only or position == stop:
+            if how.only or not left:
                 return
             ring = False
-        blocks = Blocks(position, stop, how.block_size)
         if alone:
             work(blocks, meter)
         else:

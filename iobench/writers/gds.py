@@ -20,7 +20,7 @@ from iobench.writers.device.base import Device, DeviceBytes
 from iobench.writers.device.cufile import CuFile, cufile_missing, open_cufile
 from iobench.writers.device.staging import StagedImage
 from iobench.writers.direct.engine import BlockingEngine
-from iobench.writers.image import AnyMemory, Extent, FileImage
+from iobench.writers.image import AnyMemory, Extent, FileImage, Ranges
 from iobench.writers.local.direct_file import DirectFile, round_up
 from iobench.writers.local.direct_io import read_on, written_on
 from iobench.writers.local.new_file import NewFile
@@ -87,28 +87,25 @@ class GdsWriter(ODirectWriter):
         )
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        if not self._by_cufile(file.fd, image, 0, image.size_bytes, _CuFileEngine.write, meter):
+        everything = [(0, image.size_bytes)]
+        if not self._by_cufile(file.fd, image, everything, _CuFileEngine.write, meter):
             super()._send(file, image, meter)
 
-    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
-        def read(engine: _CuFileEngine, within: StagedImage, begin: int, end: int) -> None:
-            engine.read(within, begin, max(begin, start), end)
-
-        if not self._by_cufile(fd, image, start, stop, read, meter):
-            super()._receive(fd, image, start, stop, meter)
+    def _receive(self, fd: int, image: FileImage, ranges: Ranges, meter: Meter) -> None:
+        if not self._by_cufile(fd, image, ranges, _CuFileEngine.read, meter):
+            super()._receive(fd, image, ranges, meter)
 
     def _by_cufile(
         self,
         fd: int,
         image: FileImage,
-        start: int,
-        stop: int,
+        ranges: Ranges,
         move: Callable[[_CuFileEngine, StagedImage, int, int], None],
         meter: Meter,
     ) -> bool:
-        """Move [start, stop) in blocks. If cuFile cannot, record a fallback and return False."""
+        """Move ranges in blocks. If cuFile cannot, record a fallback and return False."""
         if not isinstance(image, StagedImage):
-            if stop > start:
+            if image.size_bytes:
                 meter.fell_back("gds", "direct", "the image is in host memory, not in a GPU's")
             return False
         cufile = open_cufile()
@@ -136,7 +133,7 @@ class GdsWriter(ODirectWriter):
                     for begin, end in blocks:
                         move(engine, image, begin, end)
 
-            blocks = Blocks(start - start % unit, stop, self.options.block_size)
+            blocks = Blocks.of(ranges, self.options.block_size, unit)
             run_workers(self.options.threads, blocks, work, meter)
         return True
 
@@ -195,7 +192,8 @@ class _CuFileEngine:
                 done = written_on(done, count, start, self._unit)
         self._meter.count("gds", length, calls)
 
-    def read(self, image: StagedImage, begin: int, wanted: int, stop: int) -> None:
+    def read(self, image: StagedImage, wanted: int, stop: int) -> None:
+        begin = wanted - wanted % self._unit
         block = self._block_for(image, wanted, stop)
         if block is None:
             self._host.read(self._file, Extent(image, wanted, stop, begin))

@@ -22,10 +22,21 @@ from iobench.writers.device.base import DeviceBytes
 if TYPE_CHECKING:
     from iobench.writers.transfer import Meter
 
-__all__ = ["AnyMemory", "Bytes", "Extent", "FileImage", "HostBytes", "Segment", "in_batches"]
+__all__ = [
+    "AnyMemory",
+    "Bytes",
+    "Extent",
+    "FileImage",
+    "HostBytes",
+    "Ranges",
+    "Segment",
+    "in_batches",
+]
 
 AnyMemory: TypeAlias = "Bytes | DeviceBytes"
 """The memory of a segment: on the host or on a device."""
+Ranges: TypeAlias = Sequence[tuple[int, int]]
+"""Ranges [start, stop) of a file, in its order. They do not overlap."""
 HostBytes: TypeAlias = Callable[[int, int], Iterator[Bytes]]
 """Yields a range of device memory, given by offsets in the file, piece by piece on the host."""
 

@@ -58,8 +58,8 @@ class _LeaksAThread(BufferedWriter):
 
 
 class _ReadsTooMuch(BufferedWriter):
-    def _receive(self, fd, image, start, stop, meter):
-        super()._receive(fd, image, 0, image.size_bytes, meter)
+    def _receive(self, fd, image, ranges, meter):
+        super()._receive(fd, image, [(0, image.size_bytes)], meter)
 
 
 class _TakesAnySize(BufferedWriter):

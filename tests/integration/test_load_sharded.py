@@ -189,22 +189,22 @@ def test_a_file_that_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.Monke
     """Replaced or truncated after its header was read: no state is returned."""
     file = tmp_path / "a.safetensors"
     save_file({"a": torch.ones(5000)}, file)
-    read = sharded.ShardedLoad.read
+    read = sharded.ShardedLoad.read_alone
 
-    def replacing(self: Any, reader: Any) -> Any:
+    def replacing(self: Any) -> Any:
         (tmp_path / "new").write_bytes(file.read_bytes())
         os.replace(tmp_path / "new", file)
-        return read(self, reader)
+        return read(self)
 
-    monkeypatch.setattr(sharded.ShardedLoad, "read", replacing)
+    monkeypatch.setattr(sharded.ShardedLoad, "read_alone", replacing)
     with pytest.raises(DataMismatchError, match="was changed while it was open"):
         sharded.load_sharded(tmp_path, {"a": ...}, HybridWriter())
 
-    def cutting(self: Any, reader: Any) -> Any:
+    def cutting(self: Any) -> Any:
         os.truncate(file, 9000)
-        return read(self, reader)
+        return read(self)
 
-    monkeypatch.setattr(sharded.ShardedLoad, "read", cutting)
+    monkeypatch.setattr(sharded.ShardedLoad, "read_alone", cutting)
     with pytest.raises(DataMismatchError):
         sharded.load_sharded(tmp_path, {"a": ...}, HybridWriter())
 

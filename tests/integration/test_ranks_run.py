@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -255,3 +256,56 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
     for mode in ("broadcast", "all-gather"):
         assert model <= read_bytes[mode] < 1.1 * model
     assert read_bytes["all"] > 1.2 * model
+
+
+_MODEL = """
+schema: iobench.workload/1
+description: "Two layers of a llama in bf16, in one safetensors file"
+model:
+  name: small
+  family: llama
+  arch:
+    vocab_size: 2048
+    hidden_size: 1024
+    num_layers: 2
+    num_heads: 8
+    ffn_hidden_size: 2752
+layout:
+  id: hf-export
+  precision: bf16
+"""
+
+
+def test_the_device_reads_a_model_once(new_filesystem: Callable[..., Path], tmp_path: Path) -> None:
+    """By the counter of a device of its own: four ranks of tensor parallelism read the model
+    once together. By themselves they read it again where it is cut by columns."""
+    job, target, workload = job_number(), new_filesystem("ext4"), tmp_path / "small.yaml"
+    workload.write_text(_MODEL)
+    arguments = (
+        *("run", "-w", workload, "--target", target, "--writer", "odirect", "--repeat", "1"),
+        *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-ceiling"),
+        *("--restore-as", "tp=4", "-o", tmp_path / "run.jsonl"),
+    )
+    environments = [torchrun_variables(rank, 4, job) for rank in range(4)]
+    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+        ends = ranks.ends()
+    assert [code for code, _, _ in ends] == [0] * 4, ends
+    record = read(tmp_path / "run.jsonl")
+    assert {one.verdict for one in summarise(record).summaries} == {"VALID"}
+    model = sum(spec.size_bytes for spec in load(workload).files())
+    restores = [one for one in record.samples if one.operation == "restore"]
+    counted = {
+        one.axes.restore_mode: one.device.read_bytes / model
+        for one in restores
+        if one.device is not None and one.device.read_bytes is not None
+    }
+    columns = sum(
+        tensor.size_bytes
+        for spec in load(workload).files()
+        for tensor in spec.tensors
+        if tensor.split == 1
+    )
+    assert 0.99 < counted["broadcast"] < 1.05
+    assert 0.99 < counted["all-gather"] < 1.05
+    alone = 1 + 3 * columns / model
+    assert alone * 0.99 < counted["all"] < alone * 1.05

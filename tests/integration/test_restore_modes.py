@@ -163,10 +163,10 @@ def test_reads_and_failures(tmp_path: Path) -> None:
 _SLOW = """
 from iobench.writers.buffered import BufferedWriter
 class Slow(BufferedWriter):
-    def read(self, image, target, *, start=0, stop=None):
+    def read_ranges(self, image, target, ranges):
         print("reading", flush=True)
         time.sleep({seconds})
-        return super().read(image, target, start=start, stop=stop)
+        return super().read_ranges(image, target, ranges)
 
 memory, image = blank()
 try:

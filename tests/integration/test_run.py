@@ -340,8 +340,8 @@ class WrongWriter(BufferedWriter):
     name = "wrong"
     summary = "turns a byte of every file over"
 
-    def read(self, image, target, **options):
-        done = super().read(image, target, **options)
+    def read_ranges(self, image, target, ranges):
+        done = super().read_ranges(image, target, ranges)
         longest = max(image.segments, key=lambda segment: segment.length)
         longest.memory[0] ^= 1
         return done

@@ -65,8 +65,8 @@ class WrongWriter(BufferedWriter):
     name = "wrong"
     summary = "turns a byte of every file over, in the second process"
 
-    def read(self, image, target, **options):
-        done = super().read(image, target, **options)
+    def read_ranges(self, image, target, ranges):
+        done = super().read_ranges(image, target, ranges)
         if str(target).endswith("job-1"):
             max(image.segments, key=lambda segment: segment.length).memory[0] ^= 1
         return done

@@ -249,8 +249,8 @@ class Replay:
     ) -> tuple[Transfer, list[dict[Any, Any]]]:
         """Restore the slices that are wanted into new memory, by the code of `load_sharded`.
 
-        With `reader` all ranks restore their slices of the same files together. The Transfer has
-        the bytes of the slices; `notes` says what else was read.
+        With `reader`, unless its mode is "all", the ranks restore their slices of the same files
+        together. The Transfer has the bytes of the slices; `notes` says what else was read.
         """
         began = time.perf_counter()
         numbers = range(len(self.files))
@@ -259,10 +259,11 @@ class Replay:
         like = {name: index for each in slices for name, index in each.items()}
         load = ShardedLoad(directory, paths, like, writer)
         parse_s = time.perf_counter() - began
-        shared = None
-        if reader is not None:
+        if reader is None or reader.mode == "all":
+            moved = load.read_alone()
+        else:
             shared = SharedReads(reader=reader, control=reader.control, deadline_s=_DEADLINE_S)
-        moved = load.read(PieceReader(shared))
+            moved = load.read(PieceReader(shared))
         self._read_bytes, found = moved.bytes, load.tensors()
         transfer = replace(
             moved,

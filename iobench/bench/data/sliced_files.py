@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from iobench.writers.base import Writer
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 from iobench.writers.source import RangeSource, Source
 from iobench.writers.stream import BlockStream
-from iobench.writers.transfer import Transfer
+from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["SliceImage", "SlicedFiles"]
 
@@ -61,6 +62,15 @@ class SliceImage(FileImage):
 
     def in_one_piece(self, start: int, stop: int) -> bool:
         return self._whole.in_one_piece(self._begin + start, self._begin + stop)
+
+    @contextmanager
+    def incoming(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:
+        begin, end = self._begin + start, self._begin + stop
+        with self._whole.incoming(begin, end, meter) as views:
+            yield views
+
+    def scatter(self, start: int, stop: int, block: Bytes) -> int:
+        return self._whole.scatter(self._begin + start, self._begin + stop, block)
 
     def filled(self, start: int, stop: int) -> None:
         self._whole.filled(self._begin + start, self._begin + stop)

@@ -18,7 +18,7 @@ from iobench.errors import OptionError
 from iobench.workloads.specs import TensorSpec
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage, Segment
-from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.transfer import Transfer
 
 __all__ = [
     *("choose", "cut_of", "parse", "ranges_of", "ranks_of", "read_some", "share_of", "text_of"),
@@ -92,13 +92,8 @@ def choose(sizes: Sequence[int], part: float, seed: int) -> bytearray:
 def read_some(
     image: FileImage, tensors: Iterable[torch.Tensor], writer: Writer, directory: str | Path
 ) -> Transfer:
-    """Fill only `tensors`, which are parts of the image's memory; one read fills adjacent ones."""
-    meter = Meter()
-    parts = [
-        writer.read(image, directory, start=start, stop=stop)
-        for start, stop in ranges_of(image, tensors)
-    ]
-    return Transfer.total(parts) if parts else meter.transfer(writer.name, "read", 0, durable=True)
+    """Fill only `tensors`, which are parts of the image's memory."""
+    return writer.read_ranges(image, directory, ranges_of(image, tensors))
 
 
 def ranges_of(image: FileImage, tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:

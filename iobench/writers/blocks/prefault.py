@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -12,7 +14,7 @@ from iobench.environment.memory import host_takes_free_memory
 from iobench.units import MIB
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 from iobench.writers.blocks.pages import HUGE_PAGE
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, FileImage, Ranges
 
 __all__ = ["LEAD_BYTES", "faulted_ahead"]
 
@@ -23,8 +25,8 @@ _STRETCH = 8 * MIB
 
 
 @contextmanager
-def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
-    """Make missing pages of the memory of [start, stop) while the body reads these bytes.
+def faulted_ahead(image: FileImage, ranges: Ranges) -> Iterator[None]:
+    """Make missing pages of the memory of `ranges` while the body reads these bytes in order.
 
     A read into memory without pages spends half of its time on making them, in the thread that
     submits. Here another thread makes them ahead of the read, and skips those that the read has
@@ -32,10 +34,10 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
     first (docs/decisions/0033). No byte changes: memory with pages keeps them. If no pages can be
     made or no thread can be started, the read makes the pages, or fails.
     """
-    if stop - start <= LEAD_BYTES:
+    if sum(stop - start for start, stop in ranges) <= LEAD_BYTES:
         yield
         return
-    ahead = _Ahead(image, start, stop)
+    ahead = _Ahead(image, ranges)
     thread = Worker(target=ahead.run, name="iobench-fault-ahead", daemon=True)
     with suppress(RuntimeError):  # no thread can be started; the read works without one
         thread.start()
@@ -49,25 +51,26 @@ def faulted_ahead(image: FileImage, start: int, stop: int) -> Iterator[None]:
 
 
 class _Ahead:
-    """Makes the whole huge pages in the host memory of a range of an image, in file order."""
+    """Makes whole pages in the host memory of some ranges of an image, in file order."""
 
-    def __init__(self, image: FileImage, start: int, stop: int) -> None:
-        self._image, self._start, self._stop = image, start, stop
+    def __init__(self, image: FileImage, ranges: Ranges) -> None:
+        self._image, self._ranges = image, ranges
         self._huge = not host_takes_free_memory()
+        self._page = HUGE_PAGE if self._huge else linux.PAGE
         self._advised: list[tuple[int, int]] = []
         self.stopped = False
 
     def run(self) -> None:
-        due = self._start + LEAD_BYTES
-        for offset, memory in self._stretches():
+        due = LEAD_BYTES
+        for at, memory in self._stretches():
             if self.stopped:
                 return
-            if offset < due:
+            if at < due:
                 continue
             address, length = memory.ctypes.data, len(memory)
             try:
                 if linux.has_page(address + length - 1):
-                    due = offset + LEAD_BYTES
+                    due = at + LEAD_BYTES
                 else:
                     self._advised.append((address, length))
                     linux.advise_huge(address, length, huge=self._huge)
@@ -81,14 +84,21 @@ class _Ahead:
             linux.advise_huge(address, length, huge=True)
 
     def _stretches(self) -> Iterator[tuple[int, Bytes]]:
-        """Yield the offset in the image and the memory of whole huge pages, a few at a time."""
+        """Yield how much is read before it, and the memory of whole pages, a few at a time."""
+        sizes = (stop - start for start, stop in self._ranges)
+        before = list(itertools.accumulate(sizes, initial=0))
         for offset, memory in self._image.parts():
             if not isinstance(memory, np.ndarray) or len(memory) < HUGE_PAGE:  # or on a device
                 continue
-            begin = max(self._start - offset, 0)
-            end = min(self._stop - offset, len(memory))
-            base = memory.ctypes.data
-            first = begin + -(base + begin) % HUGE_PAGE
-            last = end - (base + end) % HUGE_PAGE
-            for at in range(first, last, _STRETCH):
-                yield offset + at, memory[at : min(at + _STRETCH, last)]
+            base, length = memory.ctypes.data, len(memory)
+            number = bisect.bisect_right(self._ranges, offset, key=lambda one: one[1])
+            for start, stop in itertools.islice(self._ranges, number, None):
+                if start >= offset + length:
+                    break
+                begin, end = max(start - offset, 0), min(stop - offset, length)
+                first = begin + -(base + begin) % self._page
+                last = end - (base + end) % self._page
+                for at in range(first, last, _STRETCH):
+                    due = before[number] + offset + at - start
+                    yield due, memory[at : min(at + _STRETCH, last)]
+                number += 1

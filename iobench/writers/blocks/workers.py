@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from iobench.writers.blocks.interrupt_safe import Worker, start_workers
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
@@ -25,18 +26,38 @@ class Blocks:
     """Iterates over the `count` blocks (start, stop) of a range. Threads share one iteration."""
 
     def __init__(self, start: int, stop: int, block_size: int) -> None:
-        starts = range(start, stop, block_size)
-        self.count, self._starts = len(starts), iter(starts)
-        self._stop, self._block_size = stop, block_size
+        self._set([(start, stop)], block_size, 1)
+
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int, int]], block_size: int, unit: int = 1) -> Self:
+        """Return the blocks of several ranges.
+
+        The first block of a range begins where the range does, and all others begin at multiples of
+        `unit`, of which `block_size` is a multiple.
+        """
+        made = cls.__new__(cls)
+        made._set(ranges, block_size, unit)
+        return made
+
+    def _set(self, ranges: Iterable[tuple[int, int]], block_size: int, unit: int) -> None:
+        self.count = 0
+        blocks = []
+        for start, stop in ranges:
+            if start < stop:
+                cuts = range(start - start % unit + block_size, stop, block_size)
+                self.count += 1 + len(cuts)
+                begins, ends = itertools.chain((start,), cuts), itertools.chain(cuts, (stop,))
+                blocks.append(zip(begins, ends, strict=False))
+        # One step of these iterators is atomic under the GIL, as none of it is Python: no lock.
+        self._left: Iterator[tuple[int, int]] = itertools.chain(*blocks)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        # One step of a range iterator is atomic under the GIL: it needs no lock.
-        while (begin := next(self._starts, None)) is not None:
-            yield begin, min(begin + self._block_size, self._stop)
+        while (block := next(self._left, None)) is not None:
+            yield block
 
     def cancel(self) -> None:
         """Yield no more blocks."""
-        self._starts = iter(range(0))
+        self._left = iter(())
 
 
 class SharedBlocks(Protocol):

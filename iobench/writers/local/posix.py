@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from iobench.errors import DataMismatchError, transfer_errors
-from iobench.writers.base import Writer
+from iobench.writers.base import Writer, check_ranges
 from iobench.writers.device.staging import staged
-from iobench.writers.image import Bytes, FileImage, in_batches
+from iobench.writers.image import Bytes, FileImage, Ranges, in_batches
 from iobench.writers.local.batch_sync import BatchSync
 from iobench.writers.local.new_file import NewFile, open_source
 from iobench.writers.local.new_file import sync_directory as sync_names
@@ -43,8 +43,8 @@ class PosixWriter(Writer):
         """Write the whole image; padding may make the file longer."""
 
     @abstractmethod
-    def _receive(self, fd: int, image: FileImage, start: int, stop: int, meter: Meter) -> None:
-        """Fill bytes [start, stop) of the image."""
+    def _receive(self, fd: int, image: FileImage, ranges: Ranges, meter: Meter) -> None:
+        """Fill these ranges of the image, which are in order; none is empty."""
 
     @abstractmethod
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:
@@ -138,19 +138,25 @@ class PosixWriter(Writer):
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
+        stop = image.size_bytes if stop is None else stop
+        return self.read_ranges(image, target, [(start, stop)])
+
+    def read_ranges(self, image: FileImage, target: str | Path, ranges: Ranges) -> Transfer:
         meter = self._meter()
-        start, stop = self._range_to_fill(image, start, stop)
+        check_ranges(image, ranges)
+        wanted = [(start, stop) for start, stop in ranges if start < stop]
         path = os.path.join(target, image.path)
         with transfer_errors("reading", path):
             with meter.phase("open"):
                 fd = self._open_source(path, image.size_bytes)
             try:
-                if stop > start:
+                if wanted:
                     with self._reachable(image, meter) as reachable:
-                        self._receive(fd, reachable, start, stop, meter)
+                        self._receive(fd, reachable, wanted, meter)
             finally:
                 os.close(fd)
-        return meter.transfer(self.name, "read", stop - start, durable=True)
+        size = sum(stop - start for start, stop in wanted)
+        return meter.transfer(self.name, "read", size, durable=True)
 
     def open(self, target: str | Path, size: int | None = None) -> BlockStream:
         meter = self._meter()

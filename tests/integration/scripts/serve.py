@@ -45,7 +45,8 @@ if __name__ == "__main__":
     directory = sys.argv[1]
     if "WORLD_SIZE" in os.environ:
         torch.distributed.init_process_group("gloo")
-        print("logits", model(directory, tp_plan="auto"))
+        # One call: the ranks share the output, and print writes each argument alone.
+        sys.stdout.write(f"logits {model(directory, tp_plan='auto')}\n")
         torch.distributed.destroy_process_group()
     else:
         print(model(directory, device_map="cpu"), sums(directory), columns(directory, 1, 2).sum())

@@ -17,7 +17,7 @@ from iobench.formats.tensors import allocate
 from iobench.units import KIB, MIB
 from iobench.workloads import FileSpec, TensorSpec, Workload
 from iobench.writers.buffered import BufferedWriter
-from iobench.writers.image import FileImage
+from iobench.writers.image import FileImage, Ranges
 from iobench.writers.registry import make
 from iobench.writers.transfer import Meter, Transfer
 
@@ -145,22 +145,18 @@ def test_a_byte_in_every_part_of_a_tensor_longer_than_the_pool(tmp_path: Path) -
 class _NoReads(BufferedWriter):
     """Reports reads, and reads nothing."""
 
-    def read(
-        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
-    ) -> Transfer:
-        stop = image.size_bytes if stop is None else stop
-        return Meter().transfer(self.name, "read", stop - start, durable=True)
+    def read_ranges(self, image: FileImage, target: str | Path, ranges: Ranges) -> Transfer:
+        size = sum(stop - start for start, stop in ranges)
+        return Meter().transfer(self.name, "read", size, durable=True)
 
 
 class _WholeReadsOnly(BufferedWriter):
     """Reads whole files; of a range it reads nothing."""
 
-    def read(
-        self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
-    ) -> Transfer:
-        if start or stop is not None:
+    def read_ranges(self, image: FileImage, target: str | Path, ranges: Ranges) -> Transfer:
+        if list(ranges) != [(0, image.size_bytes)]:
             return Meter().transfer(self.name, "read", 0, durable=True)
-        return super().read(image, target)
+        return super().read_ranges(image, target, ranges)
 
 
 @pytest.mark.parametrize("pool_bytes", [MIB, SMALL_POOL])

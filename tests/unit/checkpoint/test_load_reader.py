@@ -51,7 +51,7 @@ def test_kept_pieces_stay(tmp_path: Path, at_once: int) -> None:
             kept[piece] = found
         return piece in kept
 
-    with mock.patch.multiple(reader, _AT_ONCE=at_once, GAP_BYTES=20_000):
+    with mock.patch.multiple(reader, AT_ONCE=at_once, GAP_BYTES=20_000):
         direct = reader.PieceReader()
         transfer = direct.read(StoredReader(HybridWriter(), tmp_path), files, pieces, deliver)
     assert sorted(seen) == pieces
@@ -85,7 +85,7 @@ def test_no_more_memory_than_a_window(tmp_path: Path) -> None:
         return pages_to_read_into(size)
 
     with (
-        mock.patch.multiple(reader, _AT_ONCE=100_000, GAP_BYTES=20_000),
+        mock.patch.multiple(reader, AT_ONCE=100_000, GAP_BYTES=20_000),
         mock.patch.multiple(tensor_slices, GAP_BYTES=20_000, pages_to_read_into=pages),
     ):
         copy = StoredReader(HybridWriter(), tmp_path)
@@ -105,7 +105,7 @@ class _Chain(StoredReader):
     def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
         if not self._others:
             return False
-        self._others.pop(0).read(image, start, stop)
+        self._others.pop(0).read(image, [(start, stop)])
         return True
 
 

@@ -41,7 +41,7 @@ def no_thread_left() -> Iterator[None]:
 
 def ahead(*parts: Bytes) -> AbstractContextManager[None]:
     """Prefault for a read of all of them."""
-    return faulted_ahead(FileImage.of("file", parts), 0, sum(map(len, parts)))
+    return faulted_ahead(FileImage.of("file", parts), [(0, sum(map(len, parts)))])
 
 
 def pages(memory: Bytes) -> list[bool]:
@@ -88,9 +88,26 @@ def test_a_part_of_a_file() -> None:
     """Only the range that will be read gets pages."""
     memory = fresh_pages(16 * HUGE_PAGE, huge=False)
     image = FileImage.of("file", [memory])
-    with faulted_ahead(image, HUGE_PAGE - 1, 14 * HUGE_PAGE + 1):
+    with faulted_ahead(image, [(HUGE_PAGE - 1, 14 * HUGE_PAGE + 1)]):
         wait_for(memory[: 14 * HUGE_PAGE], 5)
     assert pages(memory) == [False] * 5 + [True] * 9 + [False] * 2
+
+
+@pytest.mark.usefixtures("lead")
+def test_ranges_of_a_file() -> None:
+    """The lead counts what is read; memory between the ranges gets no pages."""
+    parts = [fresh_pages(8 * HUGE_PAGE, huge=False) for _ in range(3)]
+    image = FileImage.of("file", parts)
+    edges = [(0, 2), (8, 13), (20, 24)]
+    ranges = [(start * HUGE_PAGE, stop * HUGE_PAGE) for start, stop in edges]
+    with faulted_ahead(image, ranges):
+        wait_for(parts[2], 4)
+        wait_for(parts[1][: 5 * HUGE_PAGE], 4)
+    assert [pages(one) for one in parts] == [
+        [False] * 8,
+        [False] * 4 + [True] + [False] * 3,
+        [False] * 4 + [True] * 4,
+    ]
 
 
 @pytest.mark.usefixtures("lead")

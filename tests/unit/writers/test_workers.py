@@ -44,6 +44,25 @@ def test_blocks_cover_the_range(start: int, length: int, block_size: int) -> Non
     assert sum(end - begin for begin, end in found) == length
 
 
+@given(
+    st.lists(st.integers(0, 300), unique=True, max_size=9).map(sorted),
+    st.integers(1, 5),
+    st.integers(1, 4),
+)
+def test_blocks_of_ranges(edges: list[int], unit: int, units: int) -> None:
+    """Together they are the ranges; those after the first of a range begin at a unit."""
+    ranges, size = list(zip(edges[::2], edges[1::2], strict=False)), unit * units
+    blocks = Blocks.of(ranges, size, unit)
+    count, found = blocks.count, list(blocks)
+    assert count == len(found)
+    assert [at for a, b in found for at in range(a, b)] == [
+        at for a, b in ranges for at in range(a, b)
+    ]
+    starts = {start for start, _ in ranges}
+    assert all(begin in starts or begin % unit == 0 for begin, _ in found)
+    assert all(end - (begin - begin % unit) <= size for begin, end in found)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_each_block_goes_to_one_worker(threads: int) -> None:
     """With any number of workers, every block is taken exactly once, and all is counted."""
