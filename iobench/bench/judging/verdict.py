@@ -469,6 +469,11 @@ def _noted(sample: Sample, context: Context) -> Iterator[Reason]:
         part = _percent(sample.bytes / whole)
         share = f"{part} of the bytes, {sample.axes.restore_as} was asked"
         yield Reason(text="only some tensors were restored", measured=(share,))
+    together = sample.axes.restore_mode is not None and sample.operation == "restore"
+    counted = sample.device.read_bytes if together and sample.device is not None else None
+    if counted is not None and sample.bytes:
+        text = "read from the device, of the bytes that all ranks restored"
+        yield Reason(text=text, measured=(_percent(counted / sample.bytes),))
     if sample.stores:
         if context.repeats_every is not None:
             yield Reason(text=f"{REPEATS}{format_size(context.repeats_every)}")

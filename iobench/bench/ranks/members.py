@@ -119,7 +119,7 @@ class Members:
         same = same_node(self.nodes, self.sources)
         if not same:
             return ""
-        if self.node_count == 1:
+        if self.node_count == 1 and not self.replicas:
             return "all ranks are on one node: each restores what it wrote itself"
         return f"{count_of(len(same), 'rank')} of {self.size} restored what their own node wrote"
 
