@@ -284,7 +284,7 @@ def test_the_device_reads_a_model_once(new_filesystem: Callable[..., Path], tmp_
     arguments = (
         *("run", "-w", workload, "--target", target, "--writer", "odirect", "--repeat", "1"),
         *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-ceiling"),
-        *("--restore-as", "tp=4", "-o", tmp_path / "run.jsonl"),
+        *("--restore-as", "tp=4", "--slices", "all", "-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 4, job) for rank in range(4)]
     with RankCommand.started(arguments, environments, tmp_path) as ranks:

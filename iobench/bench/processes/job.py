@@ -105,6 +105,7 @@ class Job:
         self._nodes = setup.nodes
         self._slicings: dict[tuple[int, Sliced], Slicing] = {}
         self._number, self._source = setup.number, setup.source
+        self._of_slices: dict[CheckpointRef, Contender] = {}
         self._memory = OperationMemory()
         self._kept: dict[str, str] = {}
         every = (*setup.files, *setup.source_files)
@@ -239,8 +240,11 @@ class Job:
         if ref.sliced is None:
             return one
         assert isinstance(one, WriterContender)  # others take no part
-        slices = self._slicing(ref.shape, ref.sliced).slices
-        return WriterContender(SlicedFiles(one.writer, ref.directory, slices, own_name))
+        if ref not in self._of_slices:  # what it has restored is verified later
+            slices = self._slicing(ref.shape, ref.sliced).slices
+            writer = SlicedFiles(one.writer, ref.directory, slices, own_name)
+            self._of_slices = {ref: WriterContender(writer)}
+        return self._of_slices[ref]
 
     @staticmethod
     def _done(one: Contender, replay: Replay, transfer: Transfer) -> Done:
