@@ -291,7 +291,10 @@ def test_the_device_reads_a_model_once(new_filesystem: Callable[..., Path], tmp_
         ends = ranks.ends()
     assert [code for code, _, _ in ends] == [0] * 4, ends
     record = read(tmp_path / "run.jsonl")
-    assert {one.verdict for one in summarise(record).summaries} == {"VALID"}
+    report = summarise(record)
+    assert {one.verdict for one in report.summaries} == {"VALID"}
+    told = [why for one in report.summaries for why in one.reasons if "from the device" in why]
+    assert len(told) == 3
     model = sum(spec.size_bytes for spec in load(workload).files())
     restores = [one for one in record.samples if one.operation == "restore"]
     counted = {
