@@ -19,7 +19,7 @@ from iobench.checkpoint.piece_reader import AT_ONCE, PieceReader, piece_reader, 
 from iobench.checkpoint.stored import StoredPiece, empty_local, is_sharded, local_box, sharded_like
 from iobench.errors import DataMismatchError, StateMismatchError, TargetError, transfer_errors
 from iobench.formats.safetensors_file import SafetensorsFile, TensorInFile
-from iobench.formats.tensor_slices import GAP_BYTES, Cut, Span, rows_of, spans
+from iobench.formats.tensor_slices import GAP_BYTES, CutPart, Span, rows_of, spans
 from iobench.formats.tensors import dtype_name
 from iobench.ranks.control import Control, shared_control
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
@@ -176,7 +176,7 @@ class ShardedLoad:
         cuts = []
         for piece, into in zip(pieces, memory, strict=True):
             span = self._parts[piece].span
-            cuts.append(Cut(piece.start - span.start, span, into))
+            cuts.append(CutPart(piece.start - span.start, span, into))
         moved = file.fill(cuts)
         for place, found in zip(places, memory, strict=True):
             if found is not place:

@@ -15,7 +15,7 @@ from iobench.errors import DataMismatchError
 from iobench.formats import safetensors
 from iobench.formats.many_parts import WindowImage
 from iobench.formats.safetensors_runs import Kind, TensorRun, runs_of
-from iobench.formats.tensor_slices import Cut, CutImage, room_for, rows_of, spans
+from iobench.formats.tensor_slices import CutImage, CutPart, room_for, rows_of, spans
 from iobench.formats.tensors import allocate_on, tensor_from_bytes
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage, Ranges
@@ -43,11 +43,11 @@ class TensorInFile(NamedTuple):
         start = self.start + _offset(view) if view.is_contiguous() else 0
         return tensor_from_bytes(room_for(start, start + view.nbytes), view.dtype, view.shape)
 
-    def cuts(self, view: torch.Tensor, values: torch.Tensor) -> list[Cut]:
+    def cuts(self, view: torch.Tensor, values: torch.Tensor) -> list[CutPart]:
         """Return what to read for the slice `view` into its memory `values`."""
         found = spans(view)
         rows = rows_of(values, found)
-        return [Cut(self.start, span, row) for span, row in zip(found, rows, strict=True)]
+        return [CutPart(self.start, span, row) for span, row in zip(found, rows, strict=True)]
 
 
 class SafetensorsFile:
@@ -124,7 +124,7 @@ class SafetensorsFile:
                 cut.take(data, begin)
         return values.to(self.device)
 
-    def fill(self, cuts: Sequence[Cut]) -> Transfer:
+    def fill(self, cuts: Sequence[CutPart]) -> Transfer:
         """Read the slices of `cuts`, in the order of the file. Raises what `read` raises."""
         image = CutImage(self.path, self.size_bytes, cuts)
         return self._read(image, image.ranges)

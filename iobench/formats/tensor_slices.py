@@ -24,7 +24,7 @@ from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.image import AnyMemory, Bytes, Ranges
 from iobench.writers.transfer import Meter
 
-__all__ = ["GAP_BYTES", "Cut", "CutImage", "Span", "room_for", "rows_of", "spans"]
+__all__ = ["GAP_BYTES", "CutImage", "CutPart", "Span", "room_for", "rows_of", "spans"]
 
 GAP_BYTES = MIB
 """Smaller gaps between ranges of a file are read, not skipped: a request costs as much."""
@@ -79,7 +79,7 @@ def spans(view: torch.Tensor) -> list[Span]:
     ]
 
 
-class Cut:
+class CutPart:
     """Bytes [start, stop) of a file, of which `memory` gets those of a slice, one after another."""
 
     def __init__(self, start: int, span: Span, into: torch.Tensor) -> None:
@@ -133,12 +133,12 @@ class CutImage(ManyParts):
     columns nor those between tensors need memory of their own.
     """
 
-    def __init__(self, path: str, size_bytes: int, cuts: Sequence[Cut]) -> None:
+    def __init__(self, path: str, size_bytes: int, cuts: Sequence[CutPart]) -> None:
         """`cuts` are in the order of the file and do not overlap; none is empty."""
         super().__init__(path, [cut.start for cut in cuts], size_bytes)
         self._set(_cuts=cuts)
 
-    _cuts: Sequence[Cut]
+    _cuts: Sequence[CutPart]
 
     @property
     def writable(self) -> bool:

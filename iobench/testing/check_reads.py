@@ -44,17 +44,20 @@ def reads_of_ranges(harness: WriterHarness) -> None:
     block = harness.block_size
     size = 6 * block + 1000
     data, room = content(size), content_at(3, size, seed=9)
-    before, wanted = room.copy(), room.copy()
+    wanted = room.copy()
     harness.write(harness.image("file", data))
-    edges = (1, 5, 5, 5, 511, 512, 4097, block - 1, 2 * block + 7, 4 * block, size - 1, size)
-    ranges = list(zip(edges[::2], edges[1::2], strict=True))
+    ranges = [
+        *((1, 5), (5, 5), (7, 300), (block - 1, block + 1)),
+        *((2 * block + 7, 4 * block), (size - 1, size)),
+    ]
     target, image = harness.test_target.target, harness.image("file", room)
     moved = harness.writer.read_ranges(image, target, ranges)
     count = sum(stop - start for start, stop in ranges)
     expect(moved.bytes == count, f"Transfer of {moved.bytes} bytes, {count} were asked for")
     for start, stop in ranges:
         wanted[start:stop] = data[start:stop]
-    expect_same(room, wanted if harness.stores else before, f"the file with {ranges}")
+    if harness.stores:
+        expect_same(room, wanted, f"the file with {ranges}")
     for refused in ([(5, 6), (4, 5)], [(0, 10), (9, 12)], [(0, size + 1)]):
         expect_raises(ValueError, harness.writer.read_ranges, image, target, refused)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iobench.formats.tensor_slices import Cut, CutImage, rows_of, spans
+from iobench.formats.tensor_slices import CutImage, CutPart, rows_of, spans
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
@@ -42,14 +42,14 @@ def test_any_slices_in_any_blocks(
     order: random.Random,
 ) -> None:
     """Blocks that cut rows and elements, and have several tensors and gaps, in any order."""
-    file, cuts, found = bytearray(), list[Cut](), list[torch.Tensor]()
+    file, cuts, found = bytearray(), list[CutPart](), list[torch.Tensor]()
     for whole, index in tensors:
         file += bytes(gap)
         view = whole[index]
         found.append(torch.zeros(view.shape, dtype=view.dtype))
         some = spans(view)
         rows = rows_of(found[-1], some)
-        cuts += [Cut(len(file), span, row) for span, row in zip(some, rows, strict=True)]
+        cuts += [CutPart(len(file), span, row) for span, row in zip(some, rows, strict=True)]
         file += _bytes(whole)
     data = np.frombuffer(bytes(file), np.uint8)
     image = CutImage("file", len(data), cuts)
