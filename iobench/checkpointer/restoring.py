@@ -134,8 +134,9 @@ class Restoring:
 
     def _latest(self) -> int | None:
         if self.tier is not None:
-            return self._now(self.tier).newest()
-        steps = by_age(self.store, self._own.serials())
+            steps = by_age(self._now(self.tier).candidates())
+        else:
+            steps = by_age(self.store, self._own.serials())
         return steps[-1] if steps else None
 
     def remove(self, step: int) -> None:

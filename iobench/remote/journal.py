@@ -248,15 +248,15 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
     last = _last_states(events)
     found = [_copies(step, manifest, last, now_s) for step, manifest in manifests.items()]
     attempts = [one for one in events if one.event in (*_THERE, "failed")]
-    there = [one for one in attempts if one.event in _THERE]
+    there = [(one.serial, one.step) for one in attempts if one.event in _THERE]
     serials = [(one.serial if one else 0, step) for step, one in manifests.items()]
     return TiersStatus(
         directory=str(store),
         remote=opened.where,
         checkpoints=tuple(found),
         lag_s=max((one.age_s for one in found if one.remote == "waiting"), default=0.0),
-        local_step=_last_saved(serials),
-        remote_step=_last_saved([(one.serial, one.step) for one in there]),
+        local_step=max(serials)[1] if serials else None,
+        remote_step=max(there)[1] if there else None,
         failure=attempts[-1].why if attempts and attempts[-1].event == "failed" else "",
         damaged_lines=damaged,
     )
@@ -274,24 +274,12 @@ def _last_states(events: list[DrainEvent]) -> dict[tuple[int, int], str]:
 def _copies(
     step: int, manifest: Manifest | None, last: dict[tuple[int, int], str], now_s: float
 ) -> CheckpointCopies:
-    if manifest is None:
-        return CheckpointCopies(
-            step=step,
-            size_bytes=None,
-            optimizer_bytes=0,
-            age_s=0.0,
-            local="damaged",
-            remote="failed",
-        )
+    pinned = manifest.pinned if manifest else ()
     return CheckpointCopies(
         step=step,
-        size_bytes=manifest.size_bytes,
-        optimizer_bytes=sum(file.size_bytes for one in manifest.pinned for file in one.files),
-        age_s=max(0.0, now_s - manifest.created_s),
-        local="durable",
-        remote=last.get((step, manifest.serial), "waiting"),
+        size_bytes=manifest.size_bytes if manifest else None,
+        optimizer_bytes=sum(file.size_bytes for one in pinned for file in one.files),
+        age_s=max(0.0, now_s - manifest.created_s) if manifest else 0.0,
+        local="durable" if manifest else "damaged",
+        remote=last.get((step, manifest.serial), "waiting") if manifest else "failed",
     )
-
-
-def _last_saved(found: list[tuple[int, int]]) -> int | None:
-    return max(found)[1] if found else None

@@ -193,7 +193,6 @@ class _Files:
         return os.open(self._directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
     def free_bytes(self) -> int | None:
-        """Return what its own limits leave; None without one."""
         found = os.statvfs(self._directory)
         free = found.f_bavail * found.f_frsize if found.f_blocks else None  # 0: no limit
         if not self._huge:

@@ -141,26 +141,23 @@ class ObservedRates:
         self._seen = {name: deque[Observation](maxlen=_KEPT) for name in (LOCAL, REMOTE)}
         self._current, self._since_s = "", 0.0
 
-    def add(self, tier: str, size_bytes: int, elapsed_s: float, *, ok: bool = True) -> None:
-        """Record a transfer that has just ended; not `ok`: it failed."""
-        self._add(tier, self._clock(), size_bytes, elapsed_s, ok=ok)
-
-    def _add(
-        self, tier: str, at_s: float, size_bytes: int, elapsed_s: float, *, ok: bool = True
+    def add(
+        self, tier: str, size_bytes: int, elapsed_s: float, *, ok: bool = True, ago_s: float = 0.0
     ) -> None:
+        """Record a transfer that ended `ago_s` seconds ago; not `ok`: it failed."""
+        at_s = self._clock() - ago_s
         one = Observation(at_s=at_s, size_bytes=size_bytes, elapsed_s=elapsed_s, ok=ok)
         with self._lock:
             self._seen[tier].append(one)
 
     def recall(self, events: Iterable[DrainEvent]) -> None:
         """Begin with the rates in a journal."""
-        now_s = self._clock()
-        offset_s = now_s - time.time()
+        now_s = time.time()
         for one in events:
             moved = {"saved": (LOCAL, one.size_bytes), "durable": (REMOTE, one.sent_bytes)}
             tier, size = moved.get(one.event, ("", 0))
             if size and one.elapsed_s > 0:  # the clock may have been set back
-                self._add(tier, min(one.at_s + offset_s, now_s), size, one.elapsed_s)
+                self.add(tier, size, one.elapsed_s, ago_s=max(0.0, now_s - one.at_s))
 
     def estimate(self, tier: str) -> Estimate | None:
         """Return the estimate of a tier; None without a transfer since its last failure."""

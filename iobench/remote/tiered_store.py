@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from iobench.checkpoint.manifest import MANIFEST, Manifest
-from iobench.checkpoint.retention import by_age, outlines
+from iobench.checkpoint.retention import outlines
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.errors import (
     DataMismatchError,
@@ -311,11 +311,6 @@ class TieredStore:
         return TieredCandidates(
             self._local, self._writer, str(self._remote), self._remote_writer, self.listed()
         )
-
-    def newest(self) -> int | None:
-        """Return the step that was saved last."""
-        steps = by_age(self.candidates())
-        return steps[-1] if steps else None
 
     def remote_copy(self, manifest: Manifest) -> tuple[str | Path, Writer] | None:
         """Return where the remote tier has this very save, and its writer; None if it has not."""
