@@ -278,10 +278,9 @@ def choose(
         tier, reason = _soonest(history, current, placement, size_bytes, now_s)
     (other,) = {LOCAL, REMOTE} - {tier}
     due = other not in closed and _is_due(seen[other], seen[tier], now_s)
+    probe = other if due else None
     figures = {name: one for name, found in seen.items() if (one := estimate(found)) is not None}
-    return PlacementDecision(
-        tier=tier, reason=reason, figures=figures, probe=other if due else None
-    )
+    return PlacementDecision(tier=tier, reason=reason, figures=figures, probe=probe)
 
 
 def _soonest(
