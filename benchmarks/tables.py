@@ -34,16 +34,17 @@ from unittest import mock
 
 import record as benchmark
 
+from iobench.bench.judging.ceiling import ABOVE_FIO
 from iobench.cli.verbs import app_of
 from iobench.errors import ResultFileError
-from iobench.report.ceiling import ABOVE_FIO
 from iobench.report.kinds import document_of
 from iobench.report.page.theme import DARK, SCHEME
-from iobench.report.summary import Summary, summarise
-from iobench.report.train import TrainingCost, training_costs
+from iobench.report.row import Summary
+from iobench.report.summary import summarise
 from iobench.results import ResultFile, TrainBlock, read
 from iobench.results.setting import labels
 from iobench.stats.comparison import noise_floor
+from iobench.train.costs import TrainingCost, training_costs
 from iobench.units import GIB, MIB, format_seconds, format_size
 
 ROOT = Path(__file__).parents[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -16,8 +16,7 @@ from iobench.units import format_size
 _ANSWER_S = 10.0
 
 app = typer.Typer(
-    no_args_is_help=True,
-    help="Show or stop the agents that keep replicas in memory.",
+    no_args_is_help=True, help="Show or stop the agents that keep replicas in memory."
 )
 
 
@@ -46,12 +45,12 @@ def status(format_: FormatOption = ListingFormat.TABLE) -> None:
 
 
 @app.command("stop")
-def stop(
-    key: Annotated[
-        str, typer.Argument(help="Of the agent, as `status` prints it.", show_default="all")
-    ] = "",
-) -> None:
-    """Stop agents and free their memory. What they hold is lost; storage is not touched."""
+def stop(key: str = "") -> None:
+    """Stop agents and free their memory. What they hold is lost; storage is not touched.
+
+    Arguments:
+        KEY: Of the agent, as `status` prints it. [all]
+    """
     from iobench.replicas.runtime import agent_directories, stop_agent
 
     chosen = [one for one in agent_directories() if not key or one.path.name == key]

@@ -9,13 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from iobench.cli.given import (
     HERE,
-    LARGEST_SEED,
     FormatOption,
     ListingFormat,
     QuietOption,
@@ -29,9 +28,8 @@ from iobench.cli.given import (
     quiet_stdout,
     the_workload,
 )
-from iobench.cli.pages import ReportOption, check_report, report_stopped, write_report
+from iobench.cli.pages import ReportOption, Shown
 from iobench.errors import UsageError
-from iobench.report.render import render
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -52,92 +50,22 @@ def autotune(
     ctx: typer.Context,
     workload: WorkloadArgument = None,
     workload_option: WorkloadOption = None,
-    target: Annotated[
-        str,
-        typer.Option(
-            "--target",
-            help="The directory to tune for, or s3://bucket/prefix.",
-            show_default="here",
-        ),
-    ] = HERE,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="The new file; only --resume replaces one.")
-    ] = Path("writer.toml"),
-    objective: Annotated[
-        GoalChoice,
-        typer.Option(
-            "--objective",
-            help="What counts: seconds to save (durable), to restore (cold), both (balanced), or "
-            "the stall of asynchronous saves.",
-        ),
-    ] = GoalChoice.SAVE,
-    writer: Annotated[
-        str | None,
-        typer.Option(
-            "--writer",
-            help="Only these writers, separated by commas.",
-            show_default="all that work in the target",
-        ),
-    ] = None,
-    max_time: Annotated[
-        str, typer.Option("--max-time", help="No trial begins that would end after it.")
-    ] = "3min",
-    max_bytes: Annotated[
-        str, typer.Option("--max-bytes", help="Write at most this much: SSDs wear.")
-    ] = "80GiB",
-    max_memory: Annotated[
-        str | None,
-        typer.Option("--max-memory", help="Leave out settings that take more memory (512MiB)."),
-    ] = None,
-    max_cpu: Annotated[
-        float | None,
-        typer.Option(
-            "--max-cpu", help="Leave out settings that take more CPU seconds per GiB (0.5)."
-        ),
-    ] = None,
-    size: Annotated[
-        str | None,
-        typer.Option(
-            "--size",
-            help="Bytes of a checkpoint in the confirmation; the race uses 1/8 and 1/4 of it.",
-            show_default="up to 1GiB, as the budget allows",
-        ),
-    ] = None,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="The rank to replay.")] = 0,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            min=0,
-            max=LARGEST_SEED,
-            help="Seed of data, order and draws.",
-            show_default="random",
-        ),
-    ] = None,
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            "--journal",
-            help="Where every measurement is kept.",
-            show_default="results/<run>.jsonl",
-        ),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            help="Continue this journal, with the options it began with; only -o and --report may "
-            "differ. A complete one gives its answer and its file again.",
-        ),
-    ] = None,
+    target: str = HERE,
+    output: Path = Path("writer.toml"),
+    objective: GoalChoice = GoalChoice.SAVE,
+    writer: str | None = None,
+    max_time: str = "3min",
+    max_bytes: str = "80GiB",
+    max_memory: str | None = None,
+    max_cpu: float | None = None,
+    size: str | None = None,
+    rank: int = 0,
+    seed: int | None = None,
+    journal: Path | None = None,
+    resume: Path | None = None,
     format_: FormatOption = ListingFormat.TABLE,
     report: ReportOption = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Print the space, the bytes and the time expected, and end."
-        ),
-    ] = False,
+    dry_run: bool = False,
     quiet: QuietOption = False,
 ) -> None:
     """Find the fastest writer and its settings; write writer.toml.
@@ -145,9 +73,29 @@ def autotune(
     Known settings first, then a race in rounds that drops what is shown worse, then settings near
     the leaders, then fresh samples of the best and of `buffered`. Load the file with
     iobench.load_writer("writer.toml").
+
+    Options:
+        --target TARGET: The directory to tune for, or s3://bucket/prefix. [here]
+        -o, --output FILE: The new file; only --resume replaces one.
+        --objective: What counts: seconds to save (durable), to restore (cold), both (balanced), or
+            the stall of asynchronous saves.
+        --writer WRITERS: Only these writers, separated by commas. [all that work in the target]
+        --max-time TIME: No trial begins that would end after it.
+        --max-bytes SIZE: Write at most this much: SSDs wear.
+        --max-memory SIZE: Leave out settings that take more memory (512MiB).
+        --max-cpu N: Leave out settings that take more CPU seconds per GiB (0.5).
+        --size SIZE: Bytes of a checkpoint in the confirmation; the race uses 1/8 and 1/4 of it. [up
+            to 1GiB, as the budget allows]
+        --rank N: The rank to replay.
+        --seed N: Seed of data, order and draws. [random]
+        --journal FILE: Where every measurement is kept. [results/<run>.jsonl]
+        --resume FILE: Continue this journal, with the options it began with; only -o and --report
+            may differ. A complete one gives its answer and its file again.
+        --dry-run: Print the space, the bytes and the time expected, and end.
     """
     began_s = time.perf_counter() - _started_s_ago()
     with preparing("loading torch", quiet=quiet):
+        from iobench.results import default_path
         from iobench.tune.emit import check_config
         from iobench.tune.journal import Journal, check_new, read_header
         from iobench.tune.tuning import Tuning, TuningRequest
@@ -155,10 +103,9 @@ def autotune(
     check_config(output)
     if output.exists() and not dry_run and resume is None:  # a resumed tuning may write it again
         raise UsageError(f"-o {output}: exists; choose another name, or remove it")
-    if report is not None:
-        if dry_run:
-            raise UsageError("--report: --dry-run measures nothing; leave out --report")
-        check_report(report)
+    if report is not None and dry_run:
+        raise UsageError("--report: --dry-run measures nothing; leave out --report")
+    shown = Shown(form=format_, page=report)
     if resume is not None:
         _check_alone(ctx)
         with quiet_stdout(), preparing("reading the journal", quiet=quiet):
@@ -168,7 +115,7 @@ def autotune(
             held = f"journal   {resume}, {len(opened.trials)} trials in it"
             again = ": complete, so its answer is given again and nothing is measured"
             print(held + again * opened.complete, file=sys.stderr)
-            _tune(tuning, opened, output, format_, began_s, report, quiet=quiet or opened.complete)
+            _tune(tuning, opened, output, shown, began_s, quiet=quiet or opened.complete)
         return
     if journal is not None:
         check_new(journal)
@@ -194,11 +141,11 @@ def autotune(
     if dry_run:
         _expect(tuning)
         return
-    path = journal or _journal_path(tuning)
+    path = journal or default_path(f"tune-{tuning.workload.name}")
     tuning = tuning.judged_by(path.parent)
     with _resumable(path), Journal.create(path, tuning.header()) as opened:
         print(f"journal   {path}", file=sys.stderr)
-        _tune(tuning, opened, output, format_, began_s, report, quiet=quiet)
+        _tune(tuning, opened, output, shown, began_s, quiet=quiet)
 
 
 def _check_alone(ctx: typer.Context) -> None:
@@ -212,32 +159,19 @@ def _check_alone(ctx: typer.Context) -> None:
 
 
 def _tune(
-    tuning: Tuning,
-    journal: Journal,
-    output: Path,
-    format_: ListingFormat,
-    began_s: float,
-    report: Path | None,
-    *,
-    quiet: bool,
+    tuning: Tuning, journal: Journal, output: Path, shown: Shown, began_s: float, *, quiet: bool
 ) -> None:
     from iobench.cli.progress import TuneProgress
     from iobench.report.tuning import tuning_document
     from iobench.tune.emit import emit, write
     from iobench.tune.tuning import run_tuning
 
-    try:
-        with quiet_stdout(), TuneProgress(quiet=quiet) as progress:
-            outcome = run_tuning(tuning, journal, progress, began_s=began_s)
-    except BaseException:  # interrupted, or the target is full: the race so far is still useful
-        report_stopped(journal.path, report)
-        raise
+    stopped, progress = shown.stopped(journal.path, table=False), TuneProgress(quiet=quiet)
+    with stopped, quiet_stdout(), progress:
+        outcome = run_tuning(tuning, journal, progress, began_s=began_s)
     write(output, emit(outcome, tuning, journal.header))
-    document = tuning_document([journal.path], outcome)
-    render(document, format_, sys.stdout)
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
-    if report is not None:
-        write_report(document, report)
+    shown.show(tuning_document([journal.path], outcome))
 
 
 def _expect(tuning: Tuning) -> None:
@@ -283,12 +217,6 @@ def _resumable(path: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"go on with iobench autotune --resume {path}", file=sys.stderr)
         raise
-
-
-def _journal_path(tuning: Tuning) -> Path:
-    from iobench.results import default_path
-
-    return default_path(f"tune-{tuning.workload.name}")
 
 
 def _bytes(text: str | None, option: str) -> int | None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from iobench.cli.given import Verb, print_warning
-from iobench.cli.pages import ReportOption, check_report, write_report
+from iobench.cli.pages import ReportOption, Shown
 from iobench.errors import IobenchError, RegressionError, UsageError
-from iobench.report.render import DocumentFormat, render
+from iobench.report.render import DocumentFormat
 from iobench.units import parse_percent
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
-
-__all__ = ["SETTINGS", "CompareCommand", "compare"]
 
 _SEPARATOR = "--"
 _MARK = "\0"  # no path can contain it
@@ -35,36 +30,29 @@ SETTINGS = {"cls": CompareCommand}
 
 
 def compare(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="OLD... -- NEW...",
-            help="Result files or directories of them: runs before, --, runs now. Two alone are "
-            "one run a side.",
-        ),
-    ],
-    threshold: Annotated[
-        str, typer.Option("--threshold", help="Slower by more than this is a regression.")
-    ] = "5%",
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Compare runs that are not alike, and list the differences."),
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 5 for one run a side too.")
-    ] = False,
-    format_: Annotated[
-        DocumentFormat,
-        typer.Option("--format", help="How to print it; md is ready for a pull request."),
-    ] = DocumentFormat.TABLE,
+    runs: list[str],
+    threshold: str = "5%",
+    force: bool = False,
+    strict: bool = False,
+    format_: DocumentFormat = DocumentFormat.TABLE,
     page: ReportOption = None,
 ) -> None:
-    """Compare runs with earlier ones; exit code 5 on a regression."""
-    from iobench.report import compare as report
-    from iobench.report.comparison import compare_document
+    """Compare runs with earlier ones; exit code 5 on a regression.
 
-    if page is not None:
-        check_report(page)
+    Arguments:
+        OLD... -- NEW...: Result files or directories of them: runs before, --, runs now. Two alone
+            are one run a side.
+
+    Options:
+        --threshold PERCENT: Slower by more than this is a regression.
+        --force: Compare runs that are not alike, and list the differences.
+        --strict: Exit with 5 for one run a side too.
+        --format: How to print it; md is ready for a pull request.
+    """
+    from iobench.report import compare as report
+    from iobench.report.compare import compare_document
+
+    shown = Shown(form=format_, page=page)
     allowed = parse_percent(threshold, "--threshold")
     before, after = (_read(side) for side in _sides(runs))
     old, new = (", ".join(str(one.path) for one in side) for side in (before, after))
@@ -81,9 +69,7 @@ def compare(
     if not comparison.rows and not comparison.failed:
         raise UsageError(f"{old} and {new} have no writer in common")
     document = compare_document(comparison, (*before, *after))
-    render(document, format_, sys.stdout)
-    if page is not None:
-        write_report(document, page)
+    shown.show(document)
     if worse := [f"{row.setting.name} {row.operation}" for row in comparison.regressions]:
         slower = f"slower by more than {threshold}: {', '.join(worse)}"
         if strict or not comparison.one_run_a_side:

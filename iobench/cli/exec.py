@@ -10,7 +10,7 @@ import threading
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -22,30 +22,11 @@ if TYPE_CHECKING:
     from iobench.writers.base import Writer
 
 
-__all__ = ["SETTINGS", "exec_", "load_when_used"]
-
 SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
 _lock = threading.RLock()
 
 
-def exec_(
-    command: Annotated[
-        list[str],
-        typer.Argument(metavar="-- COMMAND...", help="What to run: python train.py --steps 100"),
-    ],
-    config: Annotated[
-        str,
-        typer.Option(
-            "--config",
-            help="The writer.toml of iobench autotune, or a writer with options: "
-            "odirect,block_size=8MiB",
-        ),
-    ],
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", help="Write what was redirected to this file, as JSON."),
-    ] = None,
-) -> None:
+def exec_(command: list[str], config: str, report: Path | None = None) -> None:
     """Run a script unchanged; a writer saves and loads its files.
 
     torch.save and torch.load of paths, save_file, load_file and safe_open of safetensors and the
@@ -53,6 +34,14 @@ def exec_(
     those of the stock functions byte for byte, and are durable when the call returns. Other calls
     are left to the stock functions. The summary at the end, on stderr, gives the reasons. The exit
     code is that of the script.
+
+    Arguments:
+        -- COMMAND...: What to run: python train.py --steps 100
+
+    Options:
+        --config WRITER: The writer.toml of iobench autotune, or a writer with options:
+            odirect,block_size=8MiB
+        --report FILE: Write what was redirected to this file, as JSON.
     """
     # All writers import numpy, whose BLAS starts a thread for each core: 0.1 s on two cores. Making
     # a writer from its options does not use it.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from iobench.cli.given import QuietOption
 from iobench.cli.progress import VerifyProgress
@@ -27,68 +25,42 @@ class _Format(StrEnum):
 
 
 def export(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            help="A checkpoint of any format, or a run, of which the newest step is taken; "
-            "s3://bucket/prefix too."
-        ),
-    ],
+    checkpoint: str,
     *,
-    output: Annotated[
-        str,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="DIR",
-            help="The new directory; with --format torch, the file.",
-        ),
-    ],
-    format_: Annotated[
-        _Format,
-        typer.Option("--format", help="safetensors for Hugging Face, torch (one file), or dcp."),
-    ] = _Format.SAFETENSORS,
-    key: Annotated[
-        str, typer.Option("--key", metavar="NAME", help="Only this part of the state: model.")
-    ] = "",
-    strip_prefix: Annotated[
-        str,
-        typer.Option(
-            "--strip-prefix", metavar="PREFIX", help="Remove it from names: module., _orig_mod."
-        ),
-    ] = "",
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", metavar="DTYPE", help="Convert floats to bf16, fp16 or fp32."),
-    ] = None,
-    max_shard_size: Annotated[
-        str, typer.Option("--max-shard-size", metavar="SIZE", help="The most bytes in a file.")
-    ] = "5GB",
-    memory: Annotated[
-        str, typer.Option("--memory", metavar="SIZE", help="Memory for tensors on their way.")
-    ] = "1GiB",
-    writer: Annotated[
-        str | None,
-        typer.Option(
-            "--writer",
-            help="Reads and writes: a writer or writer.toml.",
-            show_default="hybrid; s3 to read a bucket",
-        ),
-    ] = None,
-    replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Replace an older export; config.json and the like stay."),
-    ] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Read the new files again, and compare.")
-    ] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    output: str,
+    format_: _Format = _Format.SAFETENSORS,
+    key: str = "",
+    strip_prefix: str = "",
+    dtype: str | None = None,
+    max_shard_size: str = "5GB",
+    memory: str = "1GiB",
+    writer: str | None = None,
+    replace: bool = False,
+    verify: bool = True,
+    json: bool = False,
     quiet: QuietOption = False,
 ) -> None:
     """Write a checkpoint for other programs: Hugging Face, torch, DCP.
 
     Memory is bounded, whatever its size. The output appears whole or not at all. Under torchrun,
     all ranks write.
+
+    Arguments:
+        CHECKPOINT: A checkpoint of any format, or a run, of which the newest step is taken;
+            s3://bucket/prefix too.
+
+    Options:
+        -o, --output DIR: The new directory; with --format torch, the file.
+        --format: safetensors for Hugging Face, torch (one file), or dcp.
+        --key NAME: Only this part of the state: model.
+        --strip-prefix PREFIX: Remove it from names: module., _orig_mod.
+        --dtype DTYPE: Convert floats to bf16, fp16 or fp32.
+        --max-shard-size SIZE: The most bytes in a file.
+        --memory SIZE: Memory for tensors on their way.
+        --writer WRITERS: Reads and writes: a writer or writer.toml. [hybrid; s3 to read a bucket]
+        --replace: Replace an older export; config.json and the like stay.
+        --verify/--no-verify: Read the new files again, and compare.
+        --json: Print the result as JSON.
     """
     from iobench.exports.export import export as write
 

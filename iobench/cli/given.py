@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import os
+import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -19,60 +22,19 @@ from iobench.errors import ResultFileError, UsageError
 from iobench.report.render import DocumentFormat
 from iobench.writers.s3_store.target import S3Target, is_s3
 
-__all__ = [
-    "DEFAULT_WORKLOAD",
-    "HERE",
-    "LARGEST_SEED",
-    "VERBOSE_HELP",
-    "DocumentFormatOption",
-    "FormatOption",
-    "ListingFormat",
-    "QuietOption",
-    "Verb",
-    "WorkloadArgument",
-    "WorkloadOption",
-    "check_effect",
-    "check_output",
-    "check_target",
-    "given",
-    "preparing",
-    "print_plan",
-    "print_warning",
-    "quiet_stdout",
-    "server",
-    "the_directory",
-    "the_workload",
-]
-
 DEFAULT_WORKLOAD = "llama7b"
 LARGEST_SEED = 2**32 - 1
 """Largest seed that every generator and every reader of records accepts."""
-_WORDS = {
-    option: word
-    for word, options in {
-        "FILE": "--journal --output --report --results --resume",
-        "LIST": "--background --budget --granularity --mode --restore-as --restore-mode "
-        "--serializer --slices",
-        "N": "--failures-per-1000-node-days --gpus-per-node --max-cpu --model-params --rank --seed "
-        "--slots --steps",
-        "N|auto": "--repeat",
-        "N,...": "--nodes --numjobs",
-        "NAME": "--chart --rules",
-        "PERCENT": "--precision --threshold",
-        "SIZE": "--max-bytes --max-memory --size",
-        "TARGET": "--target",
-        "TIME": "--blocking --duration --interval --max-time --older-than --persist --restart "
-        "--restore --save",
-        "WHEN": "--every --step --until",
-        "WORKLOAD": "--workload",
-        "WRITER": "--baseline --config",
-        "WRITERS": "--writer",
-    }.items()
-    for option in options.split()
+_TABLES = re.compile(r"\n\n(?=(?:Arguments|Options):\n)")
+_CONTINUED = re.compile(r"\n {8}")
+_ENTRY = re.compile(r"    (.+?): (.*?)(?: \[(.*)\])?")
+_LIMITS: dict[str, dict[str, Any]] = {
+    **{name: {"min": 1} for name in ("steps", "repeat", "slots", "gpus_per_node")},
+    "rank": {"min": 0},
+    "seed": {"min": 0, "max": LARGEST_SEED},
 }
-"""What the help calls the value of an option."""
+"""What the values of options are bounded by, where they are whole numbers."""
 _LISTS = ("LIST", "N,...", "WRITERS")
-VERBOSE_HELP = "Add machine, phases, latencies and all notes to the table."
 
 
 class ListingFormat(enum.StrEnum):
@@ -85,14 +47,14 @@ class ListingFormat(enum.StrEnum):
 FormatOption = Annotated[ListingFormat, typer.Option("--format", help="How to print it.")]
 DocumentFormatOption = Annotated[DocumentFormat, typer.Option("--format", help="How to print it.")]
 WorkloadArgument = Annotated[
-    str | None,
-    typer.Argument(hidden=True, show_default=False),
+    str | None, typer.Argument(metavar="WORKLOAD", hidden=True, show_default=False)
 ]
 WorkloadOption = Annotated[
     str | None,
     typer.Option(
         "--workload",
         "-w",
+        metavar="WORKLOAD",
         help="Name (iobench workloads list), YAML file, or checkpoint.",
         show_default=DEFAULT_WORKLOAD,
     ),
@@ -103,19 +65,55 @@ QuietOption = Annotated[
 ]
 
 
+@cache
+def declare(verb: Callable[..., Any]) -> str:
+    """Make options and arguments of `verb` by the tables in its docstring; return what is above.
+
+    An entry is `-o, --output FILE: its help [its default in words]`, with longer lines indented.
+    The heading above it is its section in the help. An argument has no name but that in the help:
+    the first parameters are arguments. A parameter with an `Annotated` type is not in a table.
+    """
+    text, *tables = _TABLES.split(inspect.getdoc(verb) or "", maxsplit=1)
+    hints = get_type_hints(verb, include_extras=True)
+    own = [name for name, hint in hints.items() if get_origin(hint) is not Annotated]
+    arguments = (name for name in own if hints[name] is not typer.Context)
+    section = ""
+    for line in _CONTINUED.sub(" ", "\n".join(tables)).splitlines():
+        found = _ENTRY.fullmatch(line)
+        if found is None:
+            section = line.removesuffix(":")
+            continue
+        head, about, shown = found.groups()
+        if section == "Arguments":
+            name = next(arguments)
+            made = typer.Argument(metavar=head, help=about, show_default=shown or True)
+        else:
+            names = [word.rstrip(",") for word in head.split() if word.startswith("-")]
+            name = _parameter(max(names, key=len), own)
+            made = typer.Option(
+                *names,
+                metavar=None if head.endswith(names[-1]) else head.split()[-1],
+                help=about,
+                show_default=shown or True,
+                rich_help_panel=None if section == "Options" else section,
+                **({} if hints[name] is str else _LIMITS.get(name, {})),
+            )
+        verb.__annotations__[name] = Annotated[hints[name], made]
+    return text
+
+
+def _parameter(option: str, names: Collection[str]) -> str:
+    """Return which of the parameters `names` is that of `option`; `_` follows a name of Python."""
+    name = option.lstrip("-").partition("/")[0].replace("-", "_")
+    return name if name in names else f"{name}_"
+
+
 class Verb(TyperCommand):
-    """Command of a verb: help in sections, words for values, and each list in one option.
+    """Command of a verb: help in sections, and each list in one option.
 
     The sections are those of `rich_help_panel`, as text: typer itself groups options only in boxes
     that it draws with rich, which takes longer to load than everything else that `--help` needs.
     """
-
-    def __init__(self, *args: Any, **values: Any) -> None:
-        super().__init__(*args, **values)
-        for parameter in self.params:
-            name = max(parameter.opts, key=len)
-            known = _WORDS.get(name) if name.startswith("-") else name.upper()
-            parameter.metavar = parameter.metavar or known
 
     def make_parser(self, ctx: Any) -> Any:
         """Return the parser, which refuses a list that is given in two options.

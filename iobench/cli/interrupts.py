@@ -6,8 +6,6 @@ import signal
 import warnings
 from types import FrameType
 
-__all__ = ["check", "ignore", "once"]
-
 _came = False
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,8 +17,6 @@ from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
     from iobench.bench.ranks.group import Launched
-
-__all__ = ["launched", "one_process", "told_by_rank_0"]
 
 _INTERRUPTED = 130
 
@@ -76,28 +72,12 @@ def _serve(world: World, directory: Path | None) -> None:
     raise typer.Exit(code)
 
 
-def told_by_rank_0(app: typer.Typer, wrong: type[Exception]) -> None:
-    """In other ranks than 0, exit in silence where the command line asks for help or is wrong.
-
-    Rank 0 prints the same help or error. `wrong` is what the parser raises.
-    """
+def is_other_rank() -> bool:
+    """Return whether rank 0, another process, prints the same help or error of a command line."""
     try:
-        if World.detect().rank == 0:
-            return
+        return World.detect().rank != 0
     except UsageError:  # of the environment: a command that needs the ranks raises it
-        return
-    command: Any = typer.main.get_command(app)
-    words = sys.argv[1:]
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            context = command.make_context("iobench", list(words))
-            while hasattr(command, "commands"):
-                _, command, words = command.resolve_command(context, words)
-                context = command.make_context(command.name, list(words), parent=context)
-    except typer.Exit as ended:
-        raise SystemExit(ended.exit_code) from None
-    except wrong as error:
-        raise SystemExit(getattr(error, "exit_code", UsageError.exit_code)) from None
+        return False
 
 
 def one_process(verb: str) -> None:

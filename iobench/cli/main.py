@@ -12,14 +12,13 @@ import typer
 
 from iobench.cli import interrupts
 from iobench.cli.given import print_plan
-from iobench.cli.launched import told_by_rank_0
+from iobench.cli.launched import is_other_rank
 from iobench.cli.verbs import VERBS, app_of
 from iobench.errors import IobenchError
 from iobench.text import printable
 
-__all__ = ["run"]
-
 _INTERRUPTED = 130
+_HELP = ("-h", "--help", "--version")
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 """The error that typer raises for a command line that it cannot parse. It has no public name."""
 
@@ -31,9 +30,10 @@ def run() -> None:
     # If SIGCHLD is ignored, the kernel keeps no exit code of fio, a job or the script of exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        app = app_of(sys.argv[1] if len(sys.argv) > 1 else None)
-        told_by_rank_0(app, _CommandLineError)
-        code = app(prog_name="iobench", standalone_mode=False)
+        verb, *words = (*sys.argv[1:], "")
+        if verb != "exec" and {*_HELP} & {verb, *words} and is_other_rank():
+            sys.exit(0)
+        code = app_of(verb or None)(prog_name="iobench", standalone_mode=False)
         sys.stdout.flush()  # here: a pipe without a reader gives no traceback
         interrupts.ignore(ends_the_run)
         if code == _INTERRUPTED:  # typer's exit code for a KeyboardInterrupt
@@ -71,6 +71,8 @@ def _open_closed_streams() -> None:
 
 def _usage(error: Any) -> NoReturn:
     """Report a command line that cannot be parsed; print the help for an empty one."""
+    if is_other_rank():
+        sys.exit(error.exit_code)
     message = error.format_message().replace("Value error, ", "")  # pydantic's word
     if message.startswith("Usage:"):
         error.show()

@@ -4,64 +4,62 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from iobench.cli.given import print_warning
-from iobench.errors import (
-    IobenchError,
-    ResultFileError,
-    UnavailableError,
-    UnknownNameError,
-    UsageError,
-)
+from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
+from iobench.report.render import render
 from iobench.text import printable
 
 if TYPE_CHECKING:
     from iobench.report.document import Document
-    from iobench.results import ResultFile
-
-__all__ = [
-    "REPORT_HELP",
-    "ReportOption",
-    "check_picture",
-    "check_report",
-    "read_stopped",
-    "report_stopped",
-    "write_file",
-    "write_picture",
-    "write_report",
-]
 
 _NEEDS = ("altair", "jinja2", "vl_convert")
 _PAGE_SUFFIXES = (".html", ".htm")
 _MARK = b'name="generator" content="iobench show'
 _HEAD_BYTES = 4096
 
-REPORT_HELP = "Also write the report as one HTML file with charts."
-ReportOption = Annotated[Path | None, typer.Option("--report", help=REPORT_HELP)]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--report", metavar="FILE", help="Also write the report as one HTML file with charts."
+    ),
+]
 
 
-def check_report(path: Path, option: str = "--report") -> None:
-    """Raise UsageError for a page that cannot be written, or would replace another file.
+def check_report(path: Path, option: str = "--report", picture: str = "") -> None:
+    """Raise UsageError for a page, or a picture, that cannot be written or replaces another file.
 
     UnavailableError without the libraries.
     """
-    _check_libraries()
-    _check(path, option, _PAGE_SUFFIXES)
-    if path.exists():
+    missing = [name for name in _NEEDS if util.find_spec(name) is None]
+    if missing:
+        raise UnavailableError(
+            "a page or a picture",
+            f"{', '.join(missing)} is not installed.",
+            "Type: pip install 'iobench[report]'.",
+        )
+    suffixes = (f".{picture}",) if picture else _PAGE_SUFFIXES
+    if path.suffix.lower() not in suffixes:
+        raise UsageError(f"{option} {path}: the name must end with {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory {path.parent}; make it first")
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a directory; name a file")
+    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
+        raise UsageError(f"{option} {path}: {path.parent.absolute()} is not writable")
+    if not picture and path.exists():
         with path.open("rb") as file:
             ours = _MARK in file.read(_HEAD_BYTES)
         if not ours:
             raise UsageError(f"{option} {path}: exists and is not a report; choose another name")
-
-
-def check_picture(path: Path, form: str) -> None:
-    """Raise UsageError if the picture cannot be written, UnavailableError without the libraries."""
-    _check_libraries()
-    _check(path, "-o", (f".{form}",))
 
 
 def write_report(document: Document, path: Path, option: str = "--report") -> None:
@@ -86,19 +84,6 @@ def write_picture(document: Document, chart: str | None, path: Path) -> None:
     print(f"picture: {printable(str(path))}", file=sys.stderr)
 
 
-def _check_libraries() -> None:
-    """Raise UnavailableError unless the extra `report` is installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in _NEEDS if find_spec(name) is None]
-    if missing:
-        raise UnavailableError(
-            "a page or a picture",
-            f"{', '.join(missing)} is not installed.",
-            "Type: pip install 'iobench[report]'.",
-        )
-
-
 def write_file(path: Path, data: bytes, option: str) -> None:
     """Replace `path` with `data`, atomically; durable on return. Raises UsageError."""
     from iobench.writers.local.new_file import write_bytes
@@ -109,41 +94,54 @@ def write_file(path: Path, data: bytes, option: str) -> None:
         raise UsageError(f"{option} {path}: cannot be written ({error.strerror})") from error
 
 
-def _check(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
-    if path.suffix.lower() not in suffixes:
-        raise UsageError(f"{option} {path}: the name must end with {' or '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no directory {path.parent}; make it first")
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: is a directory; name a file")
-    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
-        raise UsageError(f"{option} {path}: {path.parent.absolute()} is not writable")
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Where a verb shows its document: on stdout in the format `form`, and in `page` if given.
 
-
-def read_stopped(path: Path) -> ResultFile | None:
-    """Return the record so far; None if no file can be read."""
-    from iobench.results import read
-
-    try:
-        return read(path)
-    except ResultFileError:  # the error that stopped the command is reported instead
-        return None
-
-
-def report_stopped(record: Path, page: Path | None) -> None:
-    """Write `page`, of what is in `record`; nothing where nothing was measured.
-
-    A failure is a warning: the error that stopped the command counts.
+    Raises UsageError for a page that cannot be written, UnavailableError without the libraries.
     """
-    if page is None or not record.exists():
-        return
-    from iobench.report.kinds import document_of
 
-    try:
-        found = document_of([record])
-        if any(grid.rows for grid in found.tables):
-            write_report(found, page)
-        else:
-            print("no report: nothing was measured yet", file=sys.stderr)
-    except IobenchError as error:
-        print_warning(f"no report: {error}")
+    form: str
+    page: Path | None
+    details: bool = False
+
+    def __post_init__(self) -> None:
+        if self.page is not None:
+            check_report(self.page)
+
+    def show(self, document: Document, record: Path | None = None) -> None:
+        """Print `document`, then the name of its `record` on stderr; write the page."""
+        render(document, self.form, sys.stdout, details=self.details)
+        if record is not None:
+            print(f"record: {record}", file=sys.stderr)
+        if self.page is not None:
+            write_report(document, self.page)
+
+    @contextmanager
+    def stopped(self, record: Path, *, table: bool = True) -> Iterator[None]:
+        """If the block raises, as when interrupted, show what is in `record`: the page, the table.
+
+        An error in that is a warning: what stopped the block counts.
+        """
+        try:
+            yield
+        except BaseException:
+            if record.exists() and (table or self.page is not None):
+                self._show_stopped(record, table=table)
+            raise
+
+    def _show_stopped(self, record: Path, *, table: bool) -> None:
+        from iobench.report.kinds import document_of
+
+        try:
+            found = document_of([record])
+            if not any(grid.rows for grid in found.tables):
+                if self.page is not None:
+                    print("no report: nothing was measured yet", file=sys.stderr)
+            elif table:
+                self.show(found, record)
+            elif self.page is not None:
+                write_report(found, self.page)
+        except IobenchError as error:
+            if self.page is not None:
+                print_warning(f"no report: {error}")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from iobench.cli.given import DocumentFormatOption, check_effect, print_warning, the_workload
-from iobench.cli.pages import ReportOption, check_report, write_report
+from iobench.cli.given import (
+    DocumentFormatOption,
+    WorkloadArgument,
+    check_effect,
+    print_warning,
+    the_workload,
+)
+from iobench.cli.pages import ReportOption, Shown
 from iobench.errors import OptionError, UsageError
-from iobench.report.render import DocumentFormat, render
+from iobench.report.render import DocumentFormat
 from iobench.units import count_of, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -21,101 +26,24 @@ if TYPE_CHECKING:
     from iobench.goodput.measured import SavingMethod
     from iobench.results import ResultFile
 
-__all__ = [
-    "node_counts",
-]
-
 
 def plan(
     ctx: typer.Context,
-    workload: Annotated[
-        str | None,
-        typer.Argument(hidden=True, show_default=False),
-    ] = None,
-    *,
-    workload_option: Annotated[
-        str | None,
-        typer.Option(
-            "--workload",
-            "-w",
-            help="Plan for this workload: its size, with --results, and its published step time.",
-            show_default="that of --results",
-        ),
-    ] = None,
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            "--nodes",
-            help="Nodes of the job: 2048, a list 64,512,2048, or 1024-131072 (doubling). Required.",
-            show_default=False,
-        ),
-    ] = None,
-    results: Annotated[
-        Path | None,
-        typer.Option("--results", help="Plan with the times measured in this result file."),
-    ] = None,
-    save: Annotated[
-        str | None,
-        typer.Option("--save", help="Without results: how long a save takes (30s, 2min)."),
-    ] = None,
-    restore: Annotated[
-        str | None, typer.Option("--restore", help="Without results: how long a restore takes.")
-    ] = None,
-    blocking: Annotated[
-        str | None,
-        typer.Option(
-            "--blocking",
-            help="Plan asynchronous saves too: how long the snapshot stops training.",
-        ),
-    ] = None,
-    persist: Annotated[
-        str | None,
-        typer.Option(
-            "--persist",
-            help="Without results: from snapshot to durable in the background.",
-            show_default="as long as --save",
-        ),
-    ] = None,
-    slots: Annotated[
-        int, typer.Option("--slots", min=1, help="Snapshots that may be in flight at once.")
-    ] = 1,
-    gpus_per_node: Annotated[
-        int, typer.Option("--gpus-per-node", min=1, help="GPUs of each node.")
-    ] = 8,
-    failures: Annotated[
-        float,
-        typer.Option(
-            "--failures-per-1000-node-days",
-            help="How often nodes fail; the default is that of a large A100 cluster (arXiv "
-            "2410.21680).",
-        ),
-    ] = 6.5,
-    restart: Annotated[
-        str,
-        typer.Option("--restart", help="Time from a failure to the start of the restore."),
-    ] = "5min",
-    step: Annotated[
-        str | None,
-        typer.Option(
-            "--step",
-            help="Time of a training step: intervals are shown in steps too.",
-            show_default="the published one of the workload",
-        ),
-    ] = None,
-    interval: Annotated[
-        str | None,
-        typer.Option(
-            "--interval", help="Also ETTR for this training time between two saves (30min)."
-        ),
-    ] = None,
-    size: Annotated[
-        str | None,
-        typer.Option(
-            "--size",
-            help="Bytes that each node saves (75GiB).",
-            show_default="the workload at full size",
-        ),
-    ] = None,
+    workload: WorkloadArgument = None,
+    workload_: str | None = None,
+    nodes: str | None = None,
+    results: Path | None = None,
+    save: str | None = None,
+    restore: str | None = None,
+    blocking: str | None = None,
+    persist: str | None = None,
+    slots: int = 1,
+    gpus_per_node: int = 8,
+    failures_per_1000_node_days: float = 6.5,
+    restart: str = "5min",
+    step: str | None = None,
+    interval: str | None = None,
+    size: str | None = None,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
     report: ReportOption = None,
 ) -> None:
@@ -123,11 +51,31 @@ def plan(
 
     Times come from a result file (--results run.jsonl) or by hand: --save 30s --restore 60s, for
     asynchronous saves --blocking 2s --persist 20s.
+
+    Options:
+        --workload, -w WORKLOAD: Plan for this workload: its size, with --results, and its published
+            step time. [that of --results]
+        --nodes N,...: Nodes of the job: 2048, a list 64,512,2048, or 1024-131072 (doubling).
+            Required.
+        --results FILE: Plan with the times measured in this result file.
+        --save TIME: Without results: how long a save takes (30s, 2min).
+        --restore TIME: Without results: how long a restore takes.
+        --blocking TIME: Plan asynchronous saves too: how long the snapshot stops training.
+        --persist TIME: Without results: from snapshot to durable in the background. [as long as
+            --save]
+        --slots N: Snapshots that may be in flight at once.
+        --gpus-per-node N: GPUs of each node.
+        --failures-per-1000-node-days N: How often nodes fail; the default is that of a large A100
+            cluster (arXiv 2410.21680).
+        --restart TIME: Time from a failure to the start of the restore.
+        --step WHEN: Time of a training step: intervals are shown in steps too. [the published one
+            of the workload]
+        --interval TIME: Also ETTR for this training time between two saves (30min).
+        --size SIZE: Bytes that each node saves (75GiB). [the workload at full size]
     """
     if nodes is None:
         raise UsageError("give --nodes: the nodes of the job")
-    if report is not None:
-        check_report(report)
+    shown = Shown(form=format_, page=report)
     from iobench.goodput.forecast import Method, forecast
     from iobench.goodput.job import TrainingJob
     from iobench.report.plan import Outlook, plan_document
@@ -136,14 +84,14 @@ def plan(
         TrainingJob(
             nodes=count,
             gpus_per_node=gpus_per_node,
-            failures_per_1000_node_days=failures,
+            failures_per_1000_node_days=failures_per_1000_node_days,
             restart_s=parse_seconds(restart, "--restart"),
         )
         for count in node_counts(nodes)
     ]
     if blocking is None:
         check_effect(ctx, ("slots",), "only asynchronous saves, with --blocking, have slots")
-    chosen = the_workload(workload, workload_option, "") or None
+    chosen = the_workload(workload, workload_, "") or None
     if results is None:
         check_effect(ctx, ("size",), "only --results has samples")
         title, measured = "times given by hand", None
@@ -163,16 +111,9 @@ def plan(
     method = Method(step_s=step_s, interval_s=_seconds(interval, "--interval"))
     base = _baseline(candidates)
     forecasts = [one for job in jobs for one in forecast(candidates, base, job, method)]
-    outlook = Outlook(
-        title=title,
-        method=method,
-        forecasts=tuple(forecasts),
-        notes=tuple(notes),
-    )
+    outlook = Outlook(title=title, method=method, forecasts=tuple(forecasts), notes=tuple(notes))
     document = plan_document(outlook, measured)
-    render(document, format_, sys.stdout)
-    if report is not None:
-        write_report(document, report)
+    shown.show(document)
 
 
 def _too_many_nodes(workload: str, jobs: Sequence[TrainingJob]) -> Iterator[str]:
@@ -222,11 +163,7 @@ def _read(path: Path) -> ResultFile:
 
 
 def _measured(
-    result: ResultFile,
-    size: str | None,
-    blocking: str | None,
-    slots: int,
-    workload: str | None,
+    result: ResultFile, size: str | None, blocking: str | None, slots: int, workload: str | None
 ) -> tuple[str, list[SavingMethod], list[str]]:
     """Return title, candidates and notes of a result file."""
     from iobench.goodput.measured import from_results
@@ -236,10 +173,7 @@ def _measured(
     if workload is not None and size_bytes is None:
         size_bytes = load_workload(workload).size_bytes(result.run.workload.rank)
     candidates, notes = from_results(
-        result,
-        size_bytes=size_bytes,
-        blocking_s=_seconds(blocking, "--blocking"),
-        slots=slots,
+        result, size_bytes=size_bytes, blocking_s=_seconds(blocking, "--blocking"), slots=slots
     )
     measured = result.run.workload.name
     title = f"{measured} as measured in {result.path}"

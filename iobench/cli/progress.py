@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from iobench.tune.measurement import Step
     from iobench.tune.space import Candidate
 
-__all__ = ["StderrProgress", "TrainProgress", "TuneProgress", "VerifyProgress"]
-
 _REFRESH_PER_S = 2  # redrawing takes CPU from what is being timed
 _BAR_WIDTH = 12
 _ESTIMATE_S = 600  # steps take seconds to minutes: rich looks back 30 s, which may hold none
@@ -46,24 +44,17 @@ class _Steps:
         self._begun = False
 
     def begin(self, steps: int | None) -> None:
-        if steps is None:
-            self._spin()
-            return
-        self._start(
-            BarColumn(bar_width=_BAR_WIDTH),
-            TextColumn("{task.percentage:3.0f}%"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            total=steps,
-        )
-
-    def _spin(self) -> None:
-        """Like `begin`, for an unknown number of steps."""
-        self._start(TimeElapsedColumn(), total=None)
-
-    def _start(self, *columns: ProgressColumn, total: int | None) -> None:
+        """Show a bar of `steps`; the time alone if their number is not known."""
         if self._quiet or not self._console.is_terminal:
             return
+        columns: tuple[ProgressColumn, ...] = (TimeElapsedColumn(),)
+        if steps is not None:
+            columns = (
+                BarColumn(bar_width=_BAR_WIDTH),
+                TextColumn("{task.percentage:3.0f}%"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("left"),
+            )
         self._bar = Progress(
             *columns,
             TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=1)),
@@ -75,7 +66,7 @@ class _Steps:
             speed_estimate_period=_ESTIMATE_S,
         )
         self._bar.start()
-        self._task = self._bar.add_task("", total=total, last="")
+        self._task = self._bar.add_task("", total=steps, last="")
 
     def step(self, what: str) -> None:
         interrupts.check()
@@ -128,7 +119,7 @@ class TuneProgress(_Steps):
     def phase(self, what: str) -> None:
         self._phase = what
         if self._bar is None:
-            self._spin()
+            self.begin(None)
         if self._bar is None:
             self._line(what)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,8 +19,8 @@ from iobench.cli.given import (
     print_warning,
     the_directory,
 )
-from iobench.cli.pages import ReportOption, check_report, write_report
-from iobench.report.render import DocumentFormat, render
+from iobench.cli.pages import ReportOption, Shown
+from iobench.report.render import DocumentFormat
 
 if TYPE_CHECKING:
     from iobench.claims.claims import Claim, Study
@@ -34,30 +34,11 @@ _SMALLEST = 100_000  # parameters: its own forward and backward must fit into th
 
 def reproduce(
     ctx: typer.Context,
-    claim: Annotated[
-        str,
-        typer.Argument(help="The claim: hybrid-io, checkfreq, pccheck, async."),
-    ],
-    target: Annotated[
-        str, typer.Option("--target", help="The directory to measure in.", show_default="here")
-    ] = HERE,
-    size: Annotated[
-        str | None,
-        typer.Option(
-            "--size",
-            help="Scale each workload to this many bytes. Default: what fits and takes about 90 "
-            "seconds; 1GiB for training.",
-        ),
-    ] = None,
-    repeat: Annotated[
-        int, typer.Option("--repeat", min=1, help="Samples, or blocks of training, of each side.")
-    ] = 7,
-    results: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--results", help="Measure nothing; judge this record. May be given several times."
-        ),
-    ] = None,
+    claim: str,
+    target: str = HERE,
+    size: str | None = None,
+    repeat: int = 7,
+    results: list[Path] | None = None,
     format_: DocumentFormatOption = DocumentFormat.TABLE,
     report: ReportOption = None,
 ) -> None:
@@ -67,6 +48,16 @@ def reproduce(
     with its reason and setting. hybrid-io compares writer hybrid with buffered, by files and by the
     wall clock of training; checkfreq and pccheck compare training with and without checkpoints;
     async compares stalls. A step is the published one, scaled as its checkpoint is.
+
+    Arguments:
+        CLAIM: The claim: hybrid-io, checkfreq, pccheck, async.
+
+    Options:
+        --target TARGET: The directory to measure in. [here]
+        --size SIZE: Scale each workload to this many bytes. Default: what fits and takes about 90
+            seconds; 1GiB for training.
+        --repeat N|auto: Samples, or blocks of training, of each side.
+        --results FILE: Measure nothing; judge this record. May be given several times.
     """
     if results:
         why = "--results measures nothing"
@@ -74,8 +65,7 @@ def reproduce(
     else:
         check_output(None, remedy="run it where results/ can be created")
     the_directory(target)
-    if report is not None:
-        check_report(report)
+    shown = Shown(form=format_, page=report)
     with preparing("reading the claims"):
         from iobench.claims.claims import study
         from iobench.claims.reproduction import judge_records
@@ -93,9 +83,7 @@ def reproduce(
             print_warning(record.incomplete)
     found = judge_records(about, records)
     document = claims_document(about, records, found)
-    render(document, format_, sys.stdout)
-    if report is not None:
-        write_report(document, report)
+    shown.show(document)
     for record in records:
         raise_failures(record)
         raise_differences(record)
@@ -117,6 +105,7 @@ def _measured(about: Study, target: str, size: str | None, repeat: int) -> list[
 def _files(claims: Sequence[Claim], target: str, size: str | None, repeat: int) -> ResultFile:
     from iobench.bench.planning import make_plan, plan_lines
     from iobench.cli.run import measure
+    from iobench.results import default_path
 
     plan = make_plan(
         workload=claims[0].workload,
@@ -127,13 +116,14 @@ def _files(claims: Sequence[Claim], target: str, size: str | None, repeat: int) 
         ceiling=False,
     )
     print_plan(plan_lines(plan))
-    return measure(plan, None)
+    return measure(plan, default_path(plan.workload.name))
 
 
 def _training(
     about: Study, claims: Sequence[Claim], target: str, size: str, repeat: int
 ) -> ResultFile:
     from iobench.cli.train import measure_training
+    from iobench.results import default_path
     from iobench.train.arm import arm_of
     from iobench.train.pace import whole_intervals
     from iobench.train.session import make_session
@@ -154,4 +144,4 @@ def _training(
         simulate_step=True,
         scale_step=True,
     )
-    return measure_training(session, None)
+    return measure_training(session, default_path(f"train-{session.workload.name}"))

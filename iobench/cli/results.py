@@ -6,7 +6,7 @@ import getpass
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -29,15 +29,16 @@ def _group() -> None:
 
 
 @app.command()
-def scrub(
-    record: Annotated[
-        Path, typer.Argument(help="A result file, or a journal of iobench autotune.")
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The copy; it must not exist.")],
-) -> None:
+def scrub(record: Path, output: Path) -> None:
     """Write an anonymised copy of a record, and list what it leaves out.
 
     It leaves out host names, paths, users, network addresses and identifying mount options.
+
+    Arguments:
+        RECORD: A result file, or a journal of iobench autotune.
+
+    Options:
+        -o, --output FILE: The copy; it must not exist.
     """
     from iobench.report.render import ReportFormat, render
     from iobench.results.scrub import write_scrubbed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -23,25 +23,20 @@ app = typer.Typer(
     no_args_is_help=True, help="List or abort unfinished multipart uploads in a bucket."
 )
 
-_Place = Annotated[
-    str, typer.Argument(metavar="s3://BUCKET[/PREFIX]", help="The bucket, or a prefix in it.")
-]
-_Older = Annotated[
-    str,
-    typer.Option(
-        "--older-than", help="Only uploads that began this long ago or earlier: 90s, 2h, 1d."
-    ),
-]
-
 
 @app.command("list-uploads")
 def list_uploads(
-    place: _Place,
-    older_than: _Older = "0s",
-    format_: FormatOption = ListingFormat.TABLE,
+    place: str, older_than: str = "0s", format_: FormatOption = ListingFormat.TABLE
 ) -> None:
-    """List unfinished multipart uploads. Their parts are stored, and paid for, until aborted."""
-    found = _older(_objects(place), older_than)
+    """List unfinished multipart uploads. Their parts are stored, and paid for, until aborted.
+
+    Arguments:
+        s3://BUCKET[/PREFIX]: The bucket, or a prefix in it.
+
+    Options:
+        --older-than TIME: Only uploads that began this long ago or earlier: 90s, 2h, 1d.
+    """
+    _, found = _uploads(place, older_than)
     if format_ is ListingFormat.JSON:
         listed = [
             {
@@ -56,26 +51,27 @@ def list_uploads(
     from iobench.report.grid import console_for, print_wrapped
 
     for upload in found:
-        began = upload.initiated.isoformat(timespec="seconds")
-        line = f"{began}  {printable(str(upload.target))}"
+        line = f"{upload.initiated.isoformat(timespec='seconds')}  {printable(str(upload.target))}"
         print_wrapped(console_for(sys.stdout), line, indent="  ")
     print(f"{len(found)} unfinished uploads below {place}", file=sys.stderr)
 
 
 @app.command("abort-uploads")
-def abort_uploads(
-    place: _Place,
-    older_than: _Older = "0s",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
-) -> None:
+def abort_uploads(place: str, older_than: str = "0s", dry_run: bool = False) -> None:
     """Abort unfinished multipart uploads.
 
     Uploads of running processes are aborted too, unless --older-than spares them.
 
     No object is touched: a checkpoint that is complete stays.
+
+    Arguments:
+        s3://BUCKET[/PREFIX]: The bucket, or a prefix in it.
+
+    Options:
+        --older-than TIME: Only uploads that began this long ago or earlier: 90s, 2h, 1d.
+        --dry-run: Only list them.
     """
-    objects = _objects(place)
-    found = _older(objects, older_than)
+    objects, found = _uploads(place, older_than)
     for upload in found:
         if not dry_run:
             objects.abort(upload)
@@ -83,21 +79,21 @@ def abort_uploads(
     print(f"{len(found)} unfinished uploads below {place}", file=sys.stderr)
 
 
-def _objects(place: str) -> S3Objects:
+def _uploads(place: str, older_than: str) -> tuple[S3Objects, list[UnfinishedUpload]]:
+    """Return the bucket, and its unfinished uploads that began so long ago."""
     from iobench.writers.s3 import S3Writer
     from iobench.writers.s3_store.objects import S3Objects
     from iobench.writers.s3_store.target import S3Target
 
     target = S3Target.parse(place)
-    writer = S3Writer(checksum="none", max_attempts=_ATTEMPTS)
-    return S3Objects(writer.client, target)
-
-
-def _older(objects: S3Objects, than: str) -> list[UnfinishedUpload]:
-    seconds = parse_seconds(than, "--older-than")
+    objects = S3Objects(S3Writer(checksum="none", max_attempts=_ATTEMPTS).client, target)
+    seconds = parse_seconds(older_than, "--older-than")
     try:
-        found = objects.uploads()
+        return objects, _older(objects.uploads(), seconds)
     except TransferError as error:  # the first request to the store
         raise UnavailableError("s3", f"{error}.") from error
+
+
+def _older(found: list[UnfinishedUpload], seconds: float) -> list[UnfinishedUpload]:
     now = datetime.now(UTC)  # the store's clock may be ahead: 0s is all of them
     return [one for one in found if not seconds or (now - one.initiated).total_seconds() >= seconds]

@@ -1,4 +1,4 @@
-"""`iobench show`: print records of any kind, or make a page or a picture of them."""
+"""`iobench show` and `report`: print records of any kind, or make a page or a picture of them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ import enum
 import io
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from iobench.cli.given import VERBOSE_HELP, print_warning
-from iobench.cli.pages import (
-    check_picture,
-    check_report,
-    write_file,
-    write_picture,
-    write_report,
-)
+from iobench.cli.given import print_warning
+from iobench.cli.pages import check_report, write_file, write_picture, write_report
 from iobench.errors import UsageError
 from iobench.report.render import render
 from iobench.text import printable
@@ -38,38 +29,27 @@ class ShowFormat(enum.StrEnum):
 _PICTURES = (ShowFormat.SVG, ShowFormat.PNG)
 _BY_SUFFIX = {f".{one}": one for one in ShowFormat} | {".htm": ShowFormat.HTML}
 
-RecordsArgument = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RECORD...",
-        help="Records of iobench run, train or autotune. Several runs make one page.",
-    ),
-]
-
 
 def show(
-    records: RecordsArgument,
-    format_: Annotated[
-        ShowFormat | None,
-        typer.Option(
-            "--format",
-            help="How to show it; html is a page with charts, svg and png are one chart.",
-            show_default="by the name of -o, else table",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="Write to this file. Only a page is ever replaced."),
-    ] = None,
-    chart: Annotated[
-        str | None,
-        typer.Option("--chart", help="The chart of a picture.", show_default="the first one"),
-    ] = None,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help=VERBOSE_HELP)] = False,
+    records: list[Path],
+    format_: ShowFormat | None = None,
+    output: Path | None = None,
+    chart: str | None = None,
+    verbose: bool = False,
 ) -> None:
     """Show records of runs, trainings and tunings.
 
     As a table, Markdown, CSV, JSON, one HTML page with charts, or one chart as a picture.
+
+    Arguments:
+        RECORD...: Records of iobench run, train or autotune. Several runs make one page.
+
+    Options:
+        --format: How to show it; html is a page with charts, svg and png are one chart. [by the
+            name of -o, else table]
+        -o, --output FILE: Write to this file. Only a page is ever replaced.
+        --chart NAME: The chart of a picture. [the first one]
+        -v, --verbose: Add machine, phases, latencies and all notes to the table.
     """
     form = format_ or _by_name(output)
     if chart is not None and form not in _PICTURES:
@@ -79,10 +59,7 @@ def show(
     if form is ShowFormat.HTML or form in _PICTURES:
         if output is None:
             raise UsageError(f"--format {form} is a file; give -o FILE.{form}")
-        if form is ShowFormat.HTML:
-            check_report(output, "-o")
-        else:
-            check_picture(output, form.value)
+        check_report(output, "-o", "" if form is ShowFormat.HTML else form.value)
     elif len(records) > 1:
         raise UsageError(f"--format {form} shows one record; give one, or -o FILE.html for all")
     elif output is not None and output.exists():
@@ -111,3 +88,15 @@ def show(
 
 def _by_name(output: Path | None) -> ShowFormat:
     return ShowFormat.TABLE if output is None else _BY_SUFFIX.get(output.suffix, ShowFormat.TABLE)
+
+
+def report(records: list[Path], output: Path) -> None:
+    """Make one HTML page of records: iobench show -o FILE.html.
+
+    Arguments:
+        RECORD...: Records of iobench run, train or autotune. Several runs make one page.
+
+    Options:
+        -o, --output FILE: The page: one HTML file; an older one is replaced.
+    """
+    show(records, ShowFormat.HTML, output)

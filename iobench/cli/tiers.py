@@ -6,9 +6,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from iobench.cli.given import FormatOption, ListingFormat
 from iobench.report.render import write_json
@@ -22,16 +20,14 @@ if TYPE_CHECKING:
 _ROWS = 12
 
 
-def tiers(
-    directory: Annotated[
-        Path, typer.Argument(help="The directory of a Checkpointer with tiers=[...].")
-    ],
-    format_: FormatOption = ListingFormat.TABLE,
-) -> None:
+def tiers(directory: Path, format_: FormatOption = ListingFormat.TABLE) -> None:
     """Show in which tiers the checkpoints of a run are, and what is lost if the node dies now.
 
     It reads the directory, its journal, and the memory status of a process that runs. The
     remote tier is not asked.
+
+    Arguments:
+        DIRECTORY: The directory of a Checkpointer with tiers=[...].
     """
     from iobench.remote.journal import JOURNAL, DrainJournal, tiers_status
     from iobench.remote.memory_status import memory_status

@@ -9,38 +9,11 @@ import typer
 from typer.core import TyperGroup
 
 from iobench._version import __version__
-from iobench.cli.given import Verb
+from iobench.cli.given import Verb, declare
 from iobench.cli.launched import one_process
-
-__all__ = ["EXAMPLES", "VERBS", "app_of"]
 
 _ONE_PROCESS = ("autotune", "plan", "reproduce", "train")
 """Verbs that measure, or think, in one process: several ranks would do the same work at once."""
-
-VERBS = {
-    "run": "run",
-    "autotune": "autotune",
-    "workloads": "app",
-    "writers": "writers",
-    "doctor": "doctor",
-    "show": "show",
-    "report": "report",
-    "train": "train",
-    "plan": "plan",
-    "reproduce": "reproduce",
-    "compare": "compare",
-    "exec": "exec_",
-    "results": "app",
-    "s3": "app",
-    "agent": "app",
-    "offload": "app",
-    "tiers": "tiers",
-    "verify": "verify",
-    "export": "export",
-}
-"""The name of its function or app, in the module of `iobench.cli` that has the verb's name. That
-module may have SETTINGS of the command."""
-
 
 _GROUPS = {
     "Measure": ("run", "autotune", "train", "doctor"),
@@ -49,103 +22,71 @@ _GROUPS = {
     "Manage": ("workloads", "writers", "results", "s3"),
 }
 """The sections of `iobench --help`."""
+VERBS = tuple(name for names in _GROUPS.values() for name in names)
+"""Each is a module of `iobench.cli` (report is in that of show) with the typer app `app` of several
+commands, or else a function of that name. The module may have SETTINGS of the command."""
 
+_EXAMPLES = """
+iobench run --workload llama7b --writer odirect
+iobench run --target /mnt/nvme,/mnt/lustre --writer odirect,peer:torch-save
+iobench run --size 4GiB --numjobs 1,2,4 -o results/mine.jsonl
+iobench autotune --workload llama7b -o writer.toml
+iobench autotune --target s3://bucket/prefix --objective restore
+iobench autotune --max-time 10min --max-bytes 200GiB --journal tune.jsonl
+iobench train --workload llama7b --size 4GiB
+iobench train --workload gpt5b-nemo --simulate-step --every 10
+iobench train --writer hybrid --mode sync,async -o train.jsonl
+iobench doctor
+iobench doctor --target /mnt/nvme --strict
+iobench doctor --format json
+iobench show results/run.jsonl -v
+iobench show before.jsonl after.jsonl -o both.html
+iobench show tune.jsonl -o tune.html
+iobench report results/run.jsonl -o run.html
+iobench report before.jsonl after.jsonl -o both.html
+iobench report tune.jsonl -o tune.html
+iobench compare before/ after/
+iobench compare old1.jsonl old2.jsonl -- new1.jsonl new2.jsonl
+iobench compare old.jsonl new.jsonl --strict --format md
+iobench plan --results results/run.jsonl --nodes 64
+iobench plan --results results/run.jsonl --nodes 1024-131072 --blocking 2s
+iobench plan --save 30s --restore 60s --nodes 64 --interval 30min
+iobench reproduce hybrid-io --target /mnt/nvme
+iobench reproduce pccheck --format json
+iobench reproduce hybrid-io --results results/run.jsonl
+iobench exec --config writer.toml -- python train.py --steps 100
+iobench exec --config odirect,block_size=8MiB -- python train.py
+iobench exec --config hybrid --report saved.json -- python train.py
+iobench verify runs/a
+iobench verify ./Llama-3.1-8B --record
+iobench verify model.pt --against model.safetensors
+iobench export runs/a -o exported --key model --dtype bf16
+iobench export runs/a/step-500 -o model.pt --format torch
+torchrun --nproc-per-node 8 -m iobench export checkpoints/dcp -o exported
+iobench offload show /mnt/nvme/adam
+iobench offload export /mnt/nvme/adam -o adam.pt
+iobench offload export /mnt/nvme/adam -o weights.safetensors --step 500
+iobench tiers checkpoints/
+iobench tiers checkpoints/ --format json
+watch iobench tiers checkpoints/
+iobench agent status
+iobench agent status --format json
+iobench agent stop
+iobench workloads list
+iobench workloads show llama7b --files
+iobench workloads import ./checkpoint-1000 --anonymous -o mine.yaml
+iobench writers
+iobench writers --target /mnt/nvme
+iobench writers --target s3://bucket/prefix --format json
+iobench results scrub results/mine.jsonl -o results/reference-mine.jsonl
+iobench results scrub tune.jsonl -o reference-tune.jsonl
+iobench results scrub --help
+iobench s3 list-uploads s3://bucket/prefix --older-than 1d
+iobench s3 abort-uploads s3://bucket/prefix --older-than 1d --dry-run
+iobench s3 abort-uploads s3://bucket/prefix --older-than 1d
+"""
 EXAMPLES = {
-    "run": (
-        "iobench run --workload llama7b --writer odirect",
-        "iobench run --target /mnt/nvme,/mnt/lustre --writer odirect,peer:torch-save",
-        "iobench run --size 4GiB --numjobs 1,2,4 -o results/mine.jsonl",
-    ),
-    "autotune": (
-        "iobench autotune --workload llama7b -o writer.toml",
-        "iobench autotune --target s3://bucket/prefix --objective restore",
-        "iobench autotune --max-time 10min --max-bytes 200GiB --journal tune.jsonl",
-    ),
-    "train": (
-        "iobench train --workload llama7b --size 4GiB",
-        "iobench train --workload gpt5b-nemo --simulate-step --every 10",
-        "iobench train --writer hybrid --mode sync,async -o train.jsonl",
-    ),
-    "doctor": (
-        "iobench doctor",
-        "iobench doctor --target /mnt/nvme --strict",
-        "iobench doctor --format json",
-    ),
-    "show": (
-        "iobench show results/run.jsonl -v",
-        "iobench show before.jsonl after.jsonl -o both.html",
-        "iobench show tune.jsonl -o tune.html",
-    ),
-    "report": (
-        "iobench report results/run.jsonl -o run.html",
-        "iobench report before.jsonl after.jsonl -o both.html",
-        "iobench report tune.jsonl -o tune.html",
-    ),
-    "compare": (
-        "iobench compare before/ after/",
-        "iobench compare old1.jsonl old2.jsonl -- new1.jsonl new2.jsonl",
-        "iobench compare old.jsonl new.jsonl --strict --format md",
-    ),
-    "plan": (
-        "iobench plan --results results/run.jsonl --nodes 64",
-        "iobench plan --results results/run.jsonl --nodes 1024-131072 --blocking 2s",
-        "iobench plan --save 30s --restore 60s --nodes 64 --interval 30min",
-    ),
-    "reproduce": (
-        "iobench reproduce hybrid-io --target /mnt/nvme",
-        "iobench reproduce pccheck --format json",
-        "iobench reproduce hybrid-io --results results/run.jsonl",
-    ),
-    "exec": (
-        "iobench exec --config writer.toml -- python train.py --steps 100",
-        "iobench exec --config odirect,block_size=8MiB -- python train.py",
-        "iobench exec --config hybrid --report saved.json -- python train.py",
-    ),
-    "offload": (
-        "iobench offload show /mnt/nvme/adam",
-        "iobench offload export /mnt/nvme/adam -o adam.pt",
-        "iobench offload export /mnt/nvme/adam -o weights.safetensors --step 500",
-    ),
-    "tiers": (
-        "iobench tiers checkpoints/",
-        "iobench tiers checkpoints/ --format json",
-        "watch iobench tiers checkpoints/",
-    ),
-    "verify": (
-        "iobench verify runs/a",
-        "iobench verify ./Llama-3.1-8B --record",
-        "iobench verify model.pt --against model.safetensors",
-    ),
-    "export": (
-        "iobench export runs/a -o exported --key model --dtype bf16",
-        "iobench export runs/a/step-500 -o model.pt --format torch",
-        "torchrun --nproc-per-node 8 -m iobench export checkpoints/dcp -o exported",
-    ),
-    "agent": (
-        "iobench agent status",
-        "iobench agent status --format json",
-        "iobench agent stop",
-    ),
-    "workloads": (
-        "iobench workloads list",
-        "iobench workloads show llama7b --files",
-        "iobench workloads import ./checkpoint-1000 --anonymous -o mine.yaml",
-    ),
-    "writers": (
-        "iobench writers",
-        "iobench writers --target /mnt/nvme",
-        "iobench writers --target s3://bucket/prefix --format json",
-    ),
-    "results": (
-        "iobench results scrub results/mine.jsonl -o results/reference-mine.jsonl",
-        "iobench results scrub tune.jsonl -o reference-tune.jsonl",
-        "iobench results scrub --help",
-    ),
-    "s3": (
-        "iobench s3 list-uploads s3://bucket/prefix --older-than 1d",
-        "iobench s3 abort-uploads s3://bucket/prefix --older-than 1d --dry-run",
-        "iobench s3 abort-uploads s3://bucket/prefix --older-than 1d",
-    ),
+    verb: [line for line in _EXAMPLES.splitlines() if f"iobench {verb}" in line] for verb in VERBS
 }
 """Three examples for the help of each verb."""
 
@@ -180,15 +121,15 @@ def app_of(verb: str | None = None) -> typer.Typer:
     )
     app.callback()(_main)
     for name in VERBS if verb not in VERBS else (verb,):
-        module = import_module(f"iobench.cli.{name}")
-        found = getattr(module, VERBS[name])
-        if isinstance(found, typer.Typer):
-            for command in found.registered_commands:
-                command.cls = Verb
-            app.add_typer(found, name=name, epilog=_epilog(name))
+        module = import_module(f"iobench.cli.{'show' if name == 'report' else name}")
+        if group := getattr(module, "app", None):
+            for command in group.registered_commands:
+                command.cls, command.help = Verb, declare(command.callback)
+            app.add_typer(group, name=name, epilog=_epilog(name))
         else:
+            function = getattr(module, name, None) or getattr(module, f"{name}_")
             settings = {"cls": Verb, "epilog": _epilog(name), **getattr(module, "SETTINGS", {})}
-            app.command(name, **settings)(found)
+            app.command(name, help=declare(function), **settings)(function)
     return app
 
 

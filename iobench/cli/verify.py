@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from iobench.cli.given import FormatOption, ListingFormat, QuietOption
 from iobench.cli.progress import VerifyProgress
@@ -21,38 +19,11 @@ _SHOWN = 8  # files without checksums, of each reason
 
 
 def verify(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATH...", help="Files, directories or s3://bucket/prefix, of any format."
-        ),
-    ],
-    record: Annotated[
-        bool,
-        typer.Option(
-            "--record",
-            help="Write iobench-verify.json with the XXH3-64 of every tensor; later runs compare.",
-        ),
-    ] = False,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            metavar="OTHER",
-            help="Compare tensor by tensor with this checkpoint, of any format.",
-        ),
-    ] = None,
-    values: Annotated[
-        bool, typer.Option("--values", help="Count NaN, infinities and tensors of zeros.")
-    ] = False,
-    writer: Annotated[
-        str | None,
-        typer.Option(
-            "--writer",
-            help="Reads: a writer or writer.toml.",
-            show_default="hybrid; s3 in a bucket",
-        ),
-    ] = None,
+    paths: list[str],
+    record: bool = False,
+    against: str | None = None,
+    values: bool = False,
+    writer: str | None = None,
     format_: FormatOption = ListingFormat.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -60,6 +31,15 @@ def verify(
 
     Reads every byte once, compares the checksums that there are, and says where there are none.
     Nothing is unpickled that could run code.
+
+    Arguments:
+        PATH...: Files, directories or s3://bucket/prefix, of any format.
+
+    Options:
+        --record: Write iobench-verify.json with the XXH3-64 of every tensor; later runs compare.
+        --against OTHER: Compare tensor by tensor with this checkpoint, of any format.
+        --values: Count NaN, infinities and tensors of zeros.
+        --writer WRITERS: Reads: a writer or writer.toml. [hybrid; s3 in a bucket]
     """
     from iobench.verification.against import verify_against
     from iobench.verification.verify import verify as verify_path

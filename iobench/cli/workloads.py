@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from iobench.cli.given import FormatOption, ListingFormat, check_output, preparing
-from iobench.report.render import write_json
+from iobench.report.render import render
 from iobench.units import format_size
 
 if TYPE_CHECKING:
+    from iobench.report.grid import Grid
     from iobench.workloads import FileSpec, Workload
 
-__all__ = ["app"]
-
 app = typer.Typer(
-    help="List and show workloads, or import a checkpoint as one.",
-    no_args_is_help=True,
+    help="List and show workloads, or import a checkpoint as one.", no_args_is_help=True
 )
 
 
@@ -30,68 +29,73 @@ def list_(format_: FormatOption = ListingFormat.TABLE) -> None:
 
     with preparing("computing the sizes"):
         found = [_facts(workloads.load(name)) for name in workloads.names()]
-    if format_ is ListingFormat.JSON:
-        write_json({"schema": "iobench.workloads/1", "workloads": found}, sys.stdout)
-        return
-    columns = (
-        *(("workload", False), ("parameters", True), ("ranks", True), ("rank 0", True)),
-        *(("checkpoint", True), ("B/param", True), ("layout", False)),
+    from iobench.report.grid import Column, Grid
+
+    columns: tuple[Column[dict[str, Any]], ...] = (
+        Column("workload", lambda one: one["name"], figure=False),
+        Column("parameters", lambda one: f"{one['parameters'] / 1e9:.2f} B"),
+        Column("ranks", lambda one: str(one["world_size"]), 3),
+        Column("rank 0", lambda one: format_size(one["rank_bytes"])),
+        Column("checkpoint", lambda one: format_size(one["total_bytes"]), 2),
+        Column("B/param", lambda one: f"{one['bytes_per_parameter']:.2f}", 1),
+        Column("layout", lambda one: one["layout"], figure=False),
     )
-    rows = [
-        [
-            facts["name"],
-            f"{facts['parameters'] / 1e9:.2f} B",
-            str(facts["world_size"]),
-            format_size(facts["rank_bytes"]),
-            format_size(facts["total_bytes"]),
-            f"{facts['bytes_per_parameter']:.2f}",
-            facts["layout"],
-        ]
-        for facts in found
-    ]
-    _print_table(columns, rows, drop=(5, 4, 2))  # B/param, checkpoint, ranks
+    data = {"schema": "iobench.workloads/1", "workloads": found}
+    _show("named workloads", [Grid.of(found, columns)], data, format_)
 
 
 @app.command()
 def show(
-    workload: Annotated[
-        str, typer.Argument(help="A named workload, or the path of a YAML file or a checkpoint.")
-    ],
-    rank: Annotated[int, typer.Option("--rank", min=0, help="The rank whose files are shown.")] = 0,
-    files: Annotated[bool, typer.Option("--files", help="List the files of the rank.")] = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor.")] = False,
+    workload: str,
+    rank: int = 0,
+    files: bool = False,
+    tensors: bool = False,
     format_: FormatOption = ListingFormat.TABLE,
 ) -> None:
-    """Show the model, layout, sizes and step time of a workload."""
+    """Show the model, layout, sizes and step time of a workload.
+
+    Arguments:
+        WORKLOAD: A named workload, or the path of a YAML file or a checkpoint.
+
+    Options:
+        --rank N: The rank whose files are shown.
+        --files: List the files of the rank.
+        --tensors: Also list every tensor.
+    """
     from iobench.verification.imported import load_workload
 
     loaded = load_workload(workload)
     specs = loaded.files(rank)
-    facts = _facts(loaded, rank)
-    if format_ is ListingFormat.JSON:
-        listed = [_file(spec, tensors=tensors) for spec in specs] if files or tensors else None
-        write_json({"schema": "iobench.workload/1", **facts, "files": listed}, sys.stdout)
-        return
-    _print_facts(facts, len(specs))
+    facts, grids = _facts(loaded, rank), []
     if files or tensors:
-        _print_files(specs, tensors=tensors)
+        grids.append(_files_grid(specs, tensors=tensors))
+    listed = [_file(spec, tensors=tensors) for spec in specs] if grids else None
+    data = {"schema": "iobench.workload/1", **facts, "files": listed}
+    title = f"{facts['name']}: {facts['description']}"
+    _show(title, [_facts_grid(facts, len(specs)), *grids], data, format_)
+
+
+def _show(
+    title: str, grids: Sequence[Grid], data: Mapping[str, Any], format_: ListingFormat
+) -> None:
+    from iobench.report.document import Document
+
+    document = Document(kind="iobench workloads", title=title, tables=tuple(grids), data=data)
+    render(document, format_, sys.stdout)
 
 
 @app.command("import")
-def import_(
-    checkpoint: Annotated[
-        str, typer.Argument(help="A directory, file or s3://bucket/prefix that verify understands.")
-    ],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The workload file.", show_default="shown")
-    ] = None,
-    anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Write neutral names of files and tensors.")
-    ] = False,
-) -> None:
+def import_(checkpoint: str, output: Path | None = None, anonymous: bool = False) -> None:
     """Write the files and tensors of a checkpoint down as a workload.
 
     Only headers are read: no values of tensors. All sizes stay, also of anonymous headers.
+
+    Arguments:
+        CHECKPOINT: A directory, file or s3://bucket/prefix that verify understands.
+
+    Options:
+        -o, --output FILE: The workload file. [shown]
+        --anonymous: Write neutral names of files and tensors.
     """
     from iobench.verification.imported import document_of
     from iobench.workloads.schema import write_yaml
@@ -152,36 +156,33 @@ def _file(spec: FileSpec, *, tensors: bool) -> dict[str, Any]:
     return described
 
 
-def _print_facts(facts: dict[str, Any], files: int) -> None:
-    from iobench.report.grid import console_for, print_wrapped
+def _facts_grid(facts: Mapping[str, Any], files: int) -> Grid:
+    from iobench.report.grid import Grid
 
-    console = console_for(sys.stdout)
     step = facts["step_time"]
     model, each = "unknown: its files are listed", ""
     if facts["model"]:
         model = f"{facts['model']} ({facts['family']}), {facts['parameters']:,} parameters"
         each = f", {facts['bytes_per_parameter']:.2f} bytes per parameter"
+    took = "unknown"
+    if step:
+        took = f"{step['seconds']:g} s on {step['gpus']} {step['hardware']}, {step['precision']}"
+        took += f" ({step['source']})"
     rows = {
-        "workload": f"{facts['name']}: {facts['description']}",
         "model": model,
         "layout": f"{facts['layout']}, {facts['world_size']} ranks",
         "rank": f"{facts['rank']}: {files} files, {_both(facts['rank_bytes'])}",
         "checkpoint": f"{_both(facts['total_bytes'])} over all ranks{each}",
-        "step time": "unknown"
-        if step is None
-        else f"{step['seconds']:g} s on {step['gpus']} {step['hardware']}, {step['precision']} "
-        f"({step['source']})",
+        "step time": took,
         "source": facts["source"],
     }
-    for name, value in rows.items():
-        print_wrapped(console, f"{name:11}{value}", indent=" " * 11)
+    columns = (("fact", False), ("value", False))
+    return Grid(columns=columns, rows=[[*row] for row in rows.items()], sentences=(1,))
 
 
-def _print_files(specs: tuple[FileSpec, ...], *, tensors: bool) -> None:
-    columns = (
-        *(("file", False), ("format", False), ("bytes", True), ("size", True)),
-        ("tensors", True),
-    )
+def _files_grid(specs: tuple[FileSpec, ...], *, tensors: bool) -> Grid:
+    from iobench.report.grid import Grid
+
     rows = []
     for spec in specs:
         size = f"{spec.size_bytes:,}" if spec.exact else f"about {spec.size_bytes:,}"
@@ -192,17 +193,9 @@ def _print_files(specs: tuple[FileSpec, ...], *, tensors: bool) -> None:
                 [f"  {one.name}", f"{one.dtype} {list(one.shape)}", f"{one.size_bytes:,}", "", ""]
                 for one in spec.tensors
             ]
-    print()
-    _print_table(columns, rows, drop=(3, 4, 1))  # size, tensors, format
+    columns = (("file", False), ("format", False), ("bytes", True), ("size", True))
+    return Grid(columns=(*columns, ("tensors", True)), rows=rows, drop=(3, 4, 1))
 
 
 def _both(size_bytes: int) -> str:
     return f"{format_size(size_bytes)} ({size_bytes / 1e9:,.2f} GB)"
-
-
-def _print_table(
-    columns: tuple[tuple[str, bool], ...], rows: list[list[str]], drop: tuple[int, ...]
-) -> None:
-    from iobench.report.grid import Grid, console_for, print_grid
-
-    print_grid(console_for(sys.stdout), Grid(columns=columns, rows=rows, drop=drop))

@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from iobench.cli.given import FormatOption, ListingFormat, check_target
-from iobench.report.render import write_json
+from iobench.report.render import render
 
 if TYPE_CHECKING:
     from iobench.peers.base import Peer
+    from iobench.report.grid import Grid
     from iobench.writers.availability import Availability
     from iobench.writers.base import Writer
     from iobench.writers.options import OptionInfo
 
 
-def writers(
-    target: Annotated[
-        str,
-        typer.Option(
-            "--target",
-            help="The directory, or s3://bucket/prefix, to try them in.",
-            show_default="here",
-        ),
-    ] = ".",
-    format_: FormatOption = ListingFormat.TABLE,
-) -> None:
+def writers(target: str = ".", format_: FormatOption = ListingFormat.TABLE) -> None:
     """List writers and peers, and whether they work here.
 
-    Options and their defaults are listed too. Each writer is tried in the target."""
+    Options and their defaults are listed too. Each writer is tried in the target.
+
+    Options:
+        --target TARGET: The directory, or s3://bucket/prefix, to try them in. [here]
+    """
     from iobench import peers
     from iobench.environment.storage import check_directory
+    from iobench.report.document import Document
     from iobench.writers import registry
     from iobench.writers.s3_store.target import is_s3
 
@@ -44,14 +38,13 @@ def writers(
     compared = [
         _listed(f"{peers.PREFIX}{name}", peers.peer_class, name, target) for name in peers.names()
     ]
-    if format_ is ListingFormat.JSON:
-        document = {"schema": "iobench.writers/1", "writers": listed, "peers": compared}
-        write_json(document, sys.stdout)
-        return
-    width = max(len(entry["name"]) for entry in (*listed, *compared))
-    _print(listed, width)
-    print()
-    _print(compared, width)
+    document = Document(
+        kind="iobench writers",
+        title=f"writers and peers in {target}",
+        tables=(_grid("writer", listed), _grid("peer", compared)),
+        data={"schema": "iobench.writers/1", "writers": listed, "peers": compared},
+    )
+    render(document, format_, sys.stdout)
 
 
 def _listed(
@@ -108,23 +101,15 @@ def _entry(
     }
 
 
-def _print(listed: list[dict[str, Any]], width: int) -> None:
-    from rich.text import Text
+def _grid(what: str, listed: Iterable[dict[str, Any]]) -> Grid:
+    """Return the table: what each one is, why it does not work here, and its options."""
+    from iobench.report.grid import Grid
 
-    from iobench.report.grid import console_for, print_wrapped, wrapped
-
-    console = console_for(sys.stdout)
-    indent = " " * (width + 7)
-    for entry in listed:
-        mark, style = ("yes", "green") if entry["available"] else ("no", "red")
-        line = f"{entry['name']:{width}}  {mark:3}  {entry['summary']}"
-        shown = Text(wrapped(line, console.width, indent))
-        shown.stylize("bold", 0, width)
-        shown.stylize(style, width + 2, width + 2 + len(mark))
-        console.print(shown, soft_wrap=True)
-        why = " ".join(part for part in (entry["reason"], entry["remedy"]) if part)
-        if why:
-            print_wrapped(console, indent + why, indent=indent)
-        if entry["options"]:
-            options = ", ".join(f"{o['name']}={o['shown']}" for o in entry["options"])
-            print_wrapped(console, indent + options, indent=indent, style="dim")
+    rows = []
+    for one in listed:
+        rows.append([one["name"], "yes" if one["available"] else "no", one["summary"]])
+        why = " ".join(part for part in (one["reason"], one["remedy"]) if part)
+        options = ", ".join(f"{each['name']}={each['shown']}" for each in one["options"])
+        rows += [["", "", text] for text in (why, options) if text]
+    columns = ((what, False), ("works", False), ("what it is, and its options", False))
+    return Grid(columns=columns, rows=rows, sentences=(2,))

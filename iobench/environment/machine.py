@@ -1,4 +1,4 @@
-"""Description of the machine as JSON types, its fingerprint, and its facts in words."""
+"""Description of the machine as JSON types and its fingerprint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from iobench.environment.software import describe_software, distribution
 from iobench.environment.storage import describe_storage, leaf_devices
 from iobench.environment.uring import describe_io_uring
 from iobench.linux import kernel_version
-from iobench.units import GIB, format_size
+from iobench.units import GIB
 
 
 def describe_machine() -> dict[str, Any]:
@@ -112,30 +112,6 @@ def fingerprint(machine: dict[str, Any], storage: dict[str, Any] | None = None) 
 
 def _gib(size_bytes: int | None) -> int | None:
     return None if size_bytes is None else round(size_bytes / GIB)
-
-
-def machine_facts(machine: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the facts of a machine; None for one that the record lacks."""
-    cpu, total = part_of(machine, "cpu"), part_of(machine, "memory").get("total_bytes")
-    listed = machine.get("gpus")
-    given = listed if isinstance(listed, list) else []
-    gpus = [str(one.get("name")) for one in given if isinstance(one, Mapping)]
-    known = {
-        "host": machine.get("hostname"),
-        "kernel": machine.get("kernel"),
-        "CPU": cpu.get("model"),
-        "CPUs": cpu.get("usable_cpus"),
-        "memory": format_size(total) if isinstance(total, int) else None,
-        "GPUs": ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)),
-    }
-    return {name: str(one) if one else None for name, one in known.items()}
-
-
-def machine_words(machine: Mapping[str, Any]) -> list[str]:
-    """Return the known facts for one line: `vm`, `Linux 6.18`, `AMD EPYC`, `2 CPUs`."""
-    forms = {"kernel": "Linux {}", "CPUs": "{} CPUs", "memory": "{} memory"}
-    facts = machine_facts(machine).items()
-    return [forms.get(name, "{}").format(one) for name, one in facts if one]
 
 
 def part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -12,17 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from iobench import workloads
+from iobench.bench.judging.ceiling import ABOVE_FIO
 from iobench.bench.judging.rules import NO_CLAIM
-from iobench.report.ceiling import ABOVE_FIO
 from iobench.report.document import Line
-from iobench.report.summary import NOT_STEADY, Report, Summary
+from iobench.report.row import Summary
+from iobench.report.summary import NOT_STEADY, Report
 from iobench.report.winners import RANKED, Winner, can_win
 from iobench.report.wording import over_time_lines
 from iobench.results.setting import at_target
 from iobench.stats.comparison import LEAST_SAMPLES
 from iobench.units import GIB, count_of, format_seconds, format_size
-
-__all__ = ["answer"]
 
 _MOST_NAMES = 4
 _IDLE = 0.3  # of the time: the device is not what limits
@@ -106,9 +105,8 @@ def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
     if not ranked:
         yield f"no valid figure: {', '.join(f'{one.label} is {one.verdict}' for one in rows)}"
         return
-    axes = ranked[0].axes
-    kind = ranked[0].operation, axes.restore_as, axes.target, axes.background
-    winner = next((one for one in report.winners if _kind(one) == kind), None)
+    which = *ranked[0].kind, ranked[0].axes.target
+    winner = next((one for one in report.winners if (*one.kind, one.target) == which), None)
     if winner is None:
         best = ranked[0]
         yield ", ".join([f"{best.label} at {_rate(best)}", *_of_fio(best)])
@@ -125,10 +123,6 @@ def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
     yield from _idle(slower)
     ratio = winner.ratio if slower and slower.axes.numjobs == best.axes.numjobs else None
     yield from _seconds(report, best, ratio)
-
-
-def _kind(one: Winner) -> tuple[str, str | None, str | None, str | None]:
-    return one.operation, one.restore_as, one.target, one.background
 
 
 def _idle(slower: Summary | None) -> Iterator[str]:

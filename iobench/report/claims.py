@@ -8,19 +8,16 @@ from functools import partial
 
 from iobench.claims.claims import Answer, ClaimFinding, ClaimMeasure, Study
 from iobench.report.document import Chart, Document, Line, MarkLine, Section, Spread
-from iobench.report.facts import commands_section, environment_section
-from iobench.report.grid import Grid
+from iobench.report.facts import environment_section, repeat_section
+from iobench.report.grid import MISSING, Column, Grid
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.rows import moment, spread_words
 from iobench.results import ResultFile
 from iobench.stats.estimates import interval_heading
 from iobench.units import count_of
 
-__all__ = ["SCHEMA", "claims_document"]
-
 SCHEMA = "iobench.findings/3"
 
-_MISSING = "-"
 _ANSWERS = {
     Answer.YES: "Shown here",
     Answer.NO: "Not so here",
@@ -53,36 +50,32 @@ def claims_document(
             "findings": [asdict(finding) for finding in findings],
         },
         draw=partial(_sections, findings),
-        appendix=(environment_section(records[-1].run), commands_section(records)),
+        appendix=(environment_section(records[-1].run), repeat_section(*records)),
         records=tuple(one.path for one in records),
     )
 
 
 def _grid(findings: Sequence[ClaimFinding]) -> Grid:
     """Return the table of claims, figures and answers."""
-    rows = []
-    for one in findings:
-        ours = [] if one.ours is None else [one.ours]
-        figures = [_figure(value, one.claim.measure) for value in (*ours, *(one.ci95 or ()))]
-        rows.append(
-            [
-                one.claim.workload,
-                one.claim.text,
-                ("at most " if one.bound else "") + figures[0] if ours else _MISSING,
-                " to ".join(figures[1:]) or _MISSING,
-                str(one.answer),
-                one.reason,
-            ]
-        )
-    columns = (
-        ("workload", False),
-        ("claim", False),
-        ("here", True),
-        (interval_heading(one.pairs for one in findings), True),
-        ("holds", False),
-        ("why", False),
+    columns: tuple[Column[ClaimFinding], ...] = (
+        Column("workload", lambda one: one.claim.workload, figure=False),
+        Column("claim", lambda one: one.claim.text, figure=False),
+        Column("here", lambda one: _ours(one) or MISSING),
+        Column(interval_heading(one.pairs for one in findings), _interval),
+        Column("holds", lambda one: str(one.answer), figure=False),
+        Column("why", lambda one: one.reason, figure=False, sentence=True),
     )
-    return Grid(columns=columns, rows=rows, sentences=(len(columns) - 1,))
+    return Grid.of(findings, columns)
+
+
+def _ours(one: ClaimFinding) -> str:
+    if one.ours is None:
+        return ""
+    return f"{'at most ' if one.bound else ''}{_figure(one.ours, one.claim.measure)}"
+
+
+def _interval(one: ClaimFinding) -> str:
+    return " to ".join(_figure(end, one.claim.measure) for end in one.ci95 or ()) or MISSING
 
 
 def _figure(value: float, measure: ClaimMeasure) -> str:
@@ -108,7 +101,7 @@ def _here(one: ClaimFinding) -> str:
     """Return `1.49x here`, and why the claim is not answered by it where that is so."""
     if one.ours is None:
         return one.reason
-    here = f"{'at most ' if one.bound else ''}{_figure(one.ours, one.claim.measure)} here"
+    here = f"{_ours(one)} here"
     return here if one.answer in (Answer.YES, Answer.NO) else f"{here} ({one.reason})"
 
 
@@ -147,13 +140,11 @@ def _chart(
 
 
 def _row(one: ClaimFinding) -> Spread:
-    claim, bound = one.claim, "at most " if one.bound else ""
-    factor = _PERCENT.get(claim.measure, 1.0)
-    here = "not measured" if one.ours is None else f"{bound}{_figure(one.ours, claim.measure)}"
+    claim, factor = one.claim, _PERCENT.get(one.claim.measure, 1.0)
     held = one.ci95 and sorted(factor * bound for bound in one.ci95)
     return Spread(
         label=f"{claim.workload}, {claim.text}",
-        figure=f"{here}: {one.answer}",
+        figure=f"{_ours(one) or 'not measured'}: {one.answer}",
         colour=colour_of(claim.ours.writer),
         shape=shape_of(claim.ours.writer),
         middle=None if one.ours is None else factor * one.ours,

@@ -1,25 +1,27 @@
-"""Comparison of old and new runs: a ratio and a finding for each contender and operation."""
+"""Comparison of old and new runs, and its document: a ratio and a finding for each contender."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+from iobench.bench.judging.ceiling import find_ceilings
 from iobench.bench.judging.floors import Floor, RecordedFloor, floors_beside, kind_of
 from iobench.bench.judging.verdict import Context, Reason, Verdict, VerdictStatus
 from iobench.peers import PREFIX
-from iobench.report.ceiling import find_ceilings
-from iobench.report.facts import unlike
+from iobench.report.document import Chart, Document, Line, MarkLine, Section, Spread
+from iobench.report.facts import environment_section, repeat_section, unlike
+from iobench.report.grid import MISSING, Column, Grid
+from iobench.report.palette import colour_of, shape_of
 from iobench.report.summary import group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
 from iobench.results.identity import Figure
-from iobench.results.setting import IF_SET, HasSetting, Setting, at_target
+from iobench.results.setting import IF_SET, HasSetting, Setting, at_target, labels
 from iobench.stats.comparison import (
     LEAST_SAMPLES,
-    Comparison,
     Finding,
     compare_runs,
     control_floor,
@@ -27,8 +29,7 @@ from iobench.stats.comparison import (
     rates_by_repetition,
 )
 from iobench.stats.estimates import Interval, median
-
-__all__ = ["SCHEMA", "ComparisonRow", "RunComparison", "compare", "unlike_runs"]
+from iobench.units import GIB, count_of
 
 SCHEMA = "iobench.compare/3"
 
@@ -225,7 +226,7 @@ def _controls(before: _Side, after: _Side) -> Iterator[tuple[_Control, float]]:
 
 
 def _is_control(key: Figure, before: _Side, after: _Side) -> bool:
-    if not _writer(key).startswith(PREFIX) or key[2] is not None:
+    if not json.loads(key[0])["writer"].startswith(PREFIX) or key[2] is not None:
         return False
     if any(side.verdicts[key].status in _SPOILT for side in (before, after)):
         return False
@@ -265,11 +266,6 @@ def _others(
     ]
 
 
-def _writer(key: Figure) -> str:
-    writer: str = json.loads(key[0])["writer"]
-    return writer
-
-
 def _without_options(key: Figure) -> dict[str, Any]:
     """Return the writer and the axes, such as the number of processes and the target."""
     return {name: value for name, value in json.loads(key[0]).items() if name != "options"}
@@ -287,6 +283,7 @@ def _row(
     threshold: float,
     judged: int,
 ) -> ComparisonRow:
+    """Return one row of `judged` rows, which share the error of one comparison."""
     before, after = sides
     old, new = before.runs[one], after.runs[other]
     first, last = old[0][0], new[0][0]
@@ -302,10 +299,19 @@ def _row(
         for (name, operation, target), ratio in controls.items()
         if (operation, target) == (one[1], last.axes.target) and not control
     }
-    noise = _floor(old, new, after.recorded)
-    difference, few = _difference(new, old, noise, moved.values(), judged)
-    alone = len(old) == len(new) == 1 < max(len(before.results), len(after.results))
-    ratio, finding = difference.ratio, None if spoilt or alone else difference.finding
+    noise, one_a_side = _floor(old, new, after.recorded), len(old) == len(new) == 1
+    found = compare_runs(_rates(new), _rates(old), noise.part, rows=judged)
+    ratio = found.ratio
+    difference = replace(found, floor=control_floor(found.floor, ratio.ratio, moved.values()))
+    alone = one_a_side and max(len(before.results), len(after.results)) > 1
+    few = []
+    if alone:
+        few.append("one run a side has it: the spread between runs is unknown")
+    elif one_a_side and ratio.samples < LEAST_SAMPLES:
+        few.append(
+            f"{ratio.samples} repetitions cannot show a difference; --repeat {LEAST_SAMPLES}"
+        )
+    finding = None if spoilt or alone else difference.finding
     worse = finding is Finding.WORSE and ratio.ratio < 1 - threshold
     return ComparisonRow(
         workload=after.results[0].run.workload.name,
@@ -326,28 +332,10 @@ def _row(
         notes=(
             *spoilt.values(),
             *_changed_options(first.options, last.options),
-            *(["one run a side has it: the spread between runs is unknown"] if alone else few),
+            *few,
             *(["unchanged code, so this is what the storage did"] if control else []),
         ),
     )
-
-
-def _difference(
-    new: Sequence[Sequence[Sample]],
-    old: Sequence[Sequence[Sample]],
-    floor: Floor,
-    controls: Iterable[float],
-    judged: int,
-) -> tuple[Comparison, list[str]]:
-    """Return the difference between the sides, and notes where the samples cannot show one.
-
-    `judged` is the number of rows, which share the error of one comparison.
-    """
-    alone = len(new) == len(old) == 1
-    found = compare_runs(_rates(new), _rates(old), floor.part, rows=judged)
-    part = control_floor(found.floor, found.ratio.ratio, controls)
-    few = _too_few(found.ratio.samples) if alone else []
-    return replace(found, floor=part), few
 
 
 def _floor(
@@ -361,12 +349,6 @@ def _floor(
     if own:
         return max(own, key=lambda one: one.part)
     return recorded(kind_of(first), first.axes.target)
-
-
-def _too_few(repetitions: int) -> list[str]:
-    if repetitions >= LEAST_SAMPLES:
-        return []
-    return [f"{repetitions} repetitions cannot show a difference; --repeat {LEAST_SAMPLES}"]
 
 
 def _changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -385,3 +367,149 @@ def _value(options: Mapping[str, Any], name: str) -> str:
 def _middle(runs: Sequence[Sequence[Sample]]) -> float:
     """Return the median over runs of the median rate of their samples."""
     return median([median(rates(same)) for same in runs])
+
+
+_MOST_NAMES = 4  # in a line of the answer
+_STYLES = {"better": "green", "worse": "bold red"}
+
+
+def compare_document(comparison: RunComparison, runs: Sequence[ResultFile] = ()) -> Document:
+    """Return the document of a comparison of `runs`, the newest last; a page carries them."""
+    last = [environment_section(runs[-1].run), repeat_section(*runs)] if runs else []
+    return Document(
+        kind="iobench compare",
+        title=_title(comparison),
+        about=(f"before: {', '.join(comparison.old)}", f"now: {', '.join(comparison.new)}"),
+        answer=tuple(_answer(comparison)),
+        tables=(_table(comparison),) if comparison.rows else (),
+        notes=tuple(notes(comparison)),
+        data=comparison.document(),
+        draw=partial(_chart_sections, comparison),
+        appendix=tuple(last),
+        records=tuple(one.path for one in runs),
+    )
+
+
+def _answer(comparison: RunComparison) -> Iterator[Line]:
+    """Yield how many rows have each finding, and which are better or worse if they are few."""
+    found: dict[str, list[str]] = {}
+    for label, row in _labelled(comparison):
+        finding = "not judged" if row.finding is None else str(row.finding)
+        found.setdefault(finding, []).append(f"{label} {row.operation} {row.ratio:.2f}x")
+    for finding, who in found.items():
+        which = f": {', '.join(who)}" if finding in _STYLES and len(who) <= _MOST_NAMES else ""
+        yield Line(finding.capitalize(), (f"{len(who)} of {len(comparison.rows)}{which}",))
+    if comparison.failed:
+        yield Line("Failed", (", ".join(comparison.failed),))
+
+
+def _table(comparison: RunComparison) -> Grid:
+    """Return the table of ratios. On a narrow terminal both rates go first, then the interval."""
+    columns: tuple[Column[tuple[str, ComparisonRow]], ...] = (
+        Column("writer", lambda row: row[0], figure=False),
+        Column("operation", lambda row: row[1].operation, figure=False),
+        Column("before\nGiB/s", lambda row: f"{row[1].old_bytes_per_s / GIB:.2f}", 1),
+        Column("now\nGiB/s", lambda row: f"{row[1].new_bytes_per_s / GIB:.2f}", 2),
+        Column("ratio", lambda row: f"{row[1].ratio:.3f}"),
+        Column("95%\ninterval", lambda row: _interval(row[1]), 3),
+        Column("finding", lambda row: _finding(row[1]), figure=False),
+    )
+    styles = tuple(_STYLES.get(str(one.finding), "") for one in comparison.rows)
+    return Grid.of(_labelled(comparison), columns, styles=styles)
+
+
+def _interval(row: ComparisonRow) -> str:
+    return f"{row.ci95[0]:.3f}-{row.ci95[1]:.3f}" if row.ci95 else MISSING
+
+
+def _finding(row: ComparisonRow) -> str:
+    if row.finding is None:
+        return "not judged"
+    return f"{row.finding} (regression)" if row.regression else str(row.finding)
+
+
+def _labelled(comparison: RunComparison) -> Iterator[tuple[str, ComparisonRow]]:
+    """Return each row with its label."""
+    return zip(labels(one.setting for one in comparison.rows), comparison.rows, strict=True)
+
+
+def notes(comparison: RunComparison) -> Iterator[str]:
+    """Yield which runs are compared, by which floor, and what is known of single rows."""
+    yield f"before: {', '.join(comparison.old)}"
+    yield f"now: {', '.join(comparison.new)}"
+    if comparison.one_run_a_side:
+        yield (
+            "one run a side: two runs of unchanged code differ by more than their samples do; "
+            "compare OLD1 OLD2 -- NEW1 NEW2 measures by how much"
+        )
+    for who, ratio in comparison.controls.items():
+        yield f"unchanged code: {who} moved by {ratio:.3f}, the floor of what moved the same way"
+    for what in comparison.unlike:
+        yield f"unlike runs, compared by force: {what}"
+    rows_by_note: dict[str, list[str]] = {}
+    for label, one in _labelled(comparison):
+        for note in one.notes:
+            rows_by_note.setdefault(note, []).append(f"{label} {one.operation}")
+    for note, rows in rows_by_note.items():
+        yield note if len(rows) == len(comparison.rows) > 1 else f"{note} [{', '.join(rows)}]"
+    for who, why in comparison.failed.items():
+        yield f"FAILED now: {who}: {why}"
+    if comparison.missing:
+        yield f"only before: {', '.join(comparison.missing)}"
+    if comparison.added:
+        yield f"only now: {', '.join(comparison.added)}"
+    floors = sorted({one.floor for one in comparison.rows})
+    if floors:
+        shown = " to ".join(f"{100 * floor:.1f}%" for floor in {floors[0]: 0, floors[-1]: 0})
+        records = dict.fromkeys(one.floor_record for one in comparison.rows if one.floor_record)
+        by = f" (A/A in {', '.join(records)})" if records else ""
+        yield (
+            f"a difference is shown when the whole interval is beyond {shown}{by}; "
+            f"a regression is worse by more than {100 * comparison.threshold:g}%"
+        )
+    if len(comparison.rows) > 1:
+        yield "the intervals of all rows hold together in 95% of comparisons (Bonferroni)"
+
+
+def _title(comparison: RunComparison) -> str:
+    """Return the workload and the number of regressions: `llama7b: 1 regression`."""
+    count, spoilt = len(comparison.regressions), len(comparison.spoilt)
+    found = count_of(count, "regression") if count else "no regression shown"
+    return f"{comparison.workload}: {found}" + (
+        f", {spoilt} INVALID or FAILED now" if spoilt else ""
+    )
+
+
+def _chart_sections(comparison: RunComparison) -> Iterator[Section]:
+    operations = dict.fromkeys(row.operation for row in comparison.rows)
+    charts = tuple(_chart(comparison, operation) for operation in operations)
+    yield Section(heading="Ratios", charts=charts)
+
+
+def _chart(comparison: RunComparison, operation: str) -> Chart:
+    from iobench.report.charts.spread import spread_chart
+
+    pairs = [(label, row) for label, row in _labelled(comparison) if row.operation == operation]
+    pairs.sort(key=lambda pair: -pair[1].ratio)
+    rows = [
+        Spread(
+            label=label,
+            figure=f"{row.ratio:.2f}x, {_finding(row)}",
+            colour=colour_of(row.writer),
+            shape=shape_of(row.writer),
+            middle=row.ratio,
+            bounds=row.ci95,
+        )
+        for label, row in pairs
+    ]
+    floor = max(row.floor for _, row in pairs)
+    return spread_chart(
+        rows,
+        name=f"ratio-{operation}",
+        title=f"Rate of each {operation} now, compared with before",
+        says=f"Rate now over the rate before, by {operation}",
+        caption="Right of the dashed line: faster now. Bar: the 95% interval of the ratio. "
+        f"Changes of up to {100 * floor:.1f}% are noise.",
+        axis="rate now / rate before",
+        mark=MarkLine(x=1.0, label="unchanged"),
+    )

@@ -14,10 +14,6 @@ from typing import Any
 from iobench.report.grid import Grid
 from iobench.report.palette import CIRCLE
 
-__all__ = [
-    *("Chart", "Details", "Document", "Dot", "Line", "MarkLine", "Section", "Spread", "Values"),
-]
-
 
 @dataclass(frozen=True)
 class Line:
@@ -57,6 +53,8 @@ class Dot:
     """One sample, with the words of its tooltip by heading."""
 
     x: float
+    y: float = 0.0
+    shape: str = CIRCLE
     words: Mapping[str, str] = field(default_factory=dict)
 
 

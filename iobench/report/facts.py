@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from iobench.bench.judging.verdict import repeats_every
-from iobench.environment.machine import machine_facts, machine_words, part_of
+from iobench.environment.facts import (
+    device_words,
+    machine_facts,
+    machine_words,
+    main_facts,
+    storage_facts,
+    storage_words,
+)
+from iobench.environment.machine import part_of
 from iobench.environment.storage import leaf_devices
 from iobench.peers import PREFIX
 from iobench.report.document import Section
@@ -15,12 +23,7 @@ from iobench.report.grid import Grid
 from iobench.results import Environment, ResultFile, Run, to_plain
 from iobench.units import GIB, format_size
 
-__all__ = [
-    *("commands_section", "environment_line", "environment_section", "facts_section"),
-    *("repeat_section", "unlike"),
-]
-
-_MISSING, _UNKNOWN = "not recorded", "unknown"
+_UNKNOWN = "unknown"
 
 
 def environment_section(run: Run) -> Section:
@@ -32,7 +35,10 @@ def environment_section(run: Run) -> Section:
 def facts_section(environment: Environment, measured: str, target: str) -> Section:
     """Return the same of an `environment` in which was `measured`, with one or more targets."""
     columns = (("fact", False), ("value", False))
-    rows = [["measured", measured], *([name, one] for name, one in _facts(environment, target))]
+    rows = [["measured", measured]]
+    rows += [[fact.name, fact.words] for fact in machine_facts(environment.machine)]
+    for place, storage in (environment.storages or {target: environment.storage}).items():
+        rows += [[f"{place}: {fact.name}", fact.words] for fact in storage_facts(storage)]
     every = [
         [name, value]
         for part in ("machine", "storage", "storages")
@@ -47,65 +53,24 @@ def facts_section(environment: Environment, measured: str, target: str) -> Secti
     return Section(heading="Environment", grids=(shown,), sections=(facts,))
 
 
-def repeat_section(run: Run) -> Section:
-    """Return the exact command, and what else decides what a run writes."""
-    version = part_of(run.environment.machine, "versions").get("iobench")
-    seed = run.plan.get("seed")
-    paragraphs = []
-    if version:
-        paragraphs.append(f"This run was made by iobench {version}.")
-    if seed is not None and "--seed" not in run.command:
-        paragraphs.append(f"--seed {seed} gives the same data in the same order.")
-    return Section(
-        heading="Repeat it", paragraphs=tuple(paragraphs), commands=(shlex.join(run.command),)
-    )
-
-
-def commands_section(records: Iterable[ResultFile]) -> Section:
-    """Return the section with the commands that made `records`."""
-    commands = dict.fromkeys(shlex.join(one.run.command) for one in records)
-    return Section(heading="Repeat it", commands=tuple(commands))
+def repeat_section(*records: ResultFile) -> Section:
+    """Return the exact commands; of one run also what else decides what it writes."""
+    paragraphs, runs = [], [one.run for one in records]
+    for run in runs if len(runs) == 1 else ():
+        if version := part_of(run.environment.machine, "versions").get("iobench"):
+            paragraphs.append(f"This run was made by iobench {version}.")
+        seed = run.plan.get("seed")
+        if seed is not None and "--seed" not in run.command:
+            paragraphs.append(f"--seed {seed} gives the same data in the same order.")
+    commands = dict.fromkeys(shlex.join(run.command) for run in runs)
+    return Section(heading="Repeat it", paragraphs=tuple(paragraphs), commands=tuple(commands))
 
 
 def environment_line(environment: Environment) -> str:
     """Return host, kernel, CPU, memory, GPUs and storage in one line, without unknown facts."""
-    facts = [*machine_words(environment.machine), *_storage(environment.storage)]
-    facts += [f"{at}: {' '.join(_storage(one))}" for at, one in environment.storages.items()]
+    facts = [*machine_words(environment.machine), *storage_words(environment.storage)]
+    facts += [f"{at}: {' '.join(storage_words(one))}" for at, one in environment.storages.items()]
     return ", ".join(facts) or "machine not known"
-
-
-def _storage(storage: Mapping[str, Any]) -> list[str]:
-    device = part_of(storage, "device")
-    known = storage.get("fs_type") or storage.get("kind"), device.get("model") or device.get("name")
-    return [str(fact) for fact in known if fact]
-
-
-def _facts(environment: Environment, target: str) -> Iterator[tuple[str, str]]:
-    yield from ((name, one or _MISSING) for name, one in machine_facts(environment.machine).items())
-    for place, storage in (environment.storages or {target: environment.storage}).items():
-        yield place, _words(storage.get("fs_type") or storage.get("kind"), storage.get("source"))
-        options = storage.get("mount_options")
-        if isinstance(options, list):
-            yield f"{place}: mount options", ", ".join(map(str, options))
-        devices = [_device(one) for one in leaf_devices(storage.get("device"))]
-        yield f"{place}: device", "; ".join(devices) or _MISSING
-    versions = part_of(environment.machine, "versions")
-    yield "versions", ", ".join(f"{name} {one}" for name, one in versions.items() if one)
-
-
-def _device(one: Mapping[str, Any], *, lasting: bool = False) -> str:
-    """Return a device in words; without what may change while it stays the same, if `lasting`."""
-    size = one.get("size_bytes")
-    sized = format_size(size) if isinstance(size, int) else None
-    if lasting:
-        return _words(one.get("type"), one.get("model"), sized).replace(", ", " ")
-    settings = (("scheduler", "scheduler {}"), ("write_cache", "write cache: {}"))
-    more = (form.format(one[name]) for name, form in settings if one.get(name))
-    return _words(one.get("name"), one.get("type"), one.get("model"), sized, *more)
-
-
-def _words(*known: Any) -> str:
-    return ", ".join(str(one) for one in known if one) or _MISSING
 
 
 def unlike(old: Run, new: Run) -> list[str]:
@@ -126,7 +91,7 @@ def unlike(old: Run, new: Run) -> list[str]:
 
 def _deciding(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the facts that must be equal, as name and words; `unknown` where a record lacks one."""
-    found = machine_facts(run.environment.machine)
+    found = main_facts(run.environment.machine)
     total = part_of(run.environment.machine, "memory").get("total_bytes")
     # A kernel takes a little of it for itself, and not always the same.
     found["memory"] = f"{round(total / GIB)} GiB" if isinstance(total, int) else None
@@ -137,8 +102,8 @@ def _deciding(run: Run) -> Iterator[tuple[str, str]]:
     for target, storage in (storages or {"": run.environment.storage}).items():
         of = f" of {target}" if target else ""
         yield f"file system{of}", str(storage.get("fs_type") or _UNKNOWN)
-        devices = [_device(one, lasting=True) for one in leaf_devices(storage.get("device"))]
-        yield f"device{of}", "; ".join(devices) or _UNKNOWN
+        devices = [device_words(one) for one in leaf_devices(storage.get("device"))]
+        yield f"device{of}", "; ".join(filter(None, devices)) or _UNKNOWN
     yield "workload", f"{run.workload.name}, rank {run.workload.rank}"
     yield "size", f"{format_size(run.workload.bytes)} ({run.workload.bytes} bytes)"
     period = repeats_every(run)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TextIO
+from typing import Generic, TextIO, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -15,16 +15,9 @@ from rich.control import strip_control_codes
 from rich.segment import Segment, Segments
 from rich.text import Text
 
-__all__ = [
-    "Grid",
-    "console_for",
-    "kept_columns",
-    "print_grid",
-    "print_wrapped",
-    "wrapped",
-    "write_captured",
-]
-
+MISSING = "-"
+"""What a cell has without a value."""
+Row = TypeVar("Row")
 _NO_TERMINAL_WIDTH = 1000  # breaks no line: programs that read the text break lines themselves
 _GAP = 2  # between columns
 _SENTENCE_WIDTH = 24  # of a column of sentences, before a column is dropped for it
@@ -33,6 +26,22 @@ _FIGURE = re.compile(
     r"\d+ min \d+ s\b|\d+ h \d+ min\b|[\d.,]+ GiB/s \([\d.,]+ GB/s\)"
     r"|[\d.,]+ (?:[KMGT]i?B(?:/s)?|B|ms|s|min|h)(?![\w/])"
 )
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """A column of a table: its header, and the cell of a row, which is MISSING without a value.
+
+    `drop` is its place among those that a narrow terminal leaves out, from 1; 0 stays. An
+    `optional` column is shown if a row has a value.
+    """
+
+    name: str
+    cell: Callable[[Row], str]
+    drop: int = 0
+    figure: bool = True
+    optional: bool = False
+    sentence: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +60,28 @@ class Grid:
     drop: tuple[int, ...] = ()
     sentences: tuple[int, ...] = ()
     styles: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        rows: Iterable[Row],
+        columns: Iterable[Column[Row] | None],
+        title: str = "",
+        styles: tuple[str, ...] = (),
+    ) -> Grid:
+        """Return the table of `rows`; a column that is None is absent."""
+        given = list(rows)
+        cells = {one: [one.cell(row) for row in given] for one in columns if one is not None}
+        shown = [one for one, texts in cells.items() if not one.optional or {*texts} - {MISSING}]
+        dropped = sorted((one.drop, at) for at, one in enumerate(shown) if one.drop)
+        return cls(
+            title=title,
+            columns=tuple((one.name, one.figure) for one in shown),
+            rows=[list(row) for row in zip(*(cells[one] for one in shown), strict=True)],
+            drop=tuple(at for _, at in dropped),
+            sentences=tuple(at for at, one in enumerate(shown) if one.sentence),
+            styles=styles,
+        )
 
     @cached_property
     def cell_widths(self) -> tuple[int, ...]:

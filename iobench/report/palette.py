@@ -11,8 +11,6 @@ import zlib
 
 from iobench.peers import PREFIX
 
-__all__ = ["CIRCLE", "DIAMOND", "PHASES", "colour_of", "phase_colour", "shape_of"]
-
 CIRCLE, DIAMOND = "circle", "diamond"
 
 _WRITERS = {
@@ -42,25 +40,6 @@ _PEERS = {
 }
 _OTHER_WRITERS = ("#4a86c5", "#2f9686", "#7f74d6", "#5f9440", "#4f8fa3", "#9a6cc9")
 _OTHER_PEERS = ("#c9682f", "#c65470", "#a97a2e", "#b06a55", "#bb5c9c", "#96803a")
-PHASES = {
-    "open": "#8b93a1",
-    "parse": "#6c7f93",
-    "serialize": "#a97a2e",
-    "checksum": "#a88a14",
-    "gather": "#2f9686",
-    "submit": "#6f9a1e",
-    "wait": "#c65470",
-    "save": "#5a8bb0",
-    "write": "#2b7bd0",
-    "threads": "#8f8571",
-    "upload": "#c4568f",
-    "restore": "#5a8bb0",
-    "read": "#5a6fe0",
-    "scatter": "#2f9a4b",
-    "sync": "#d5622a",
-    "commit": "#8a5fd3",
-}
-"""Colour of each phase, in about the order of time."""
 
 
 def colour_of(writer: str) -> str:
@@ -73,11 +52,6 @@ def colour_of(writer: str) -> str:
 def shape_of(writer: str) -> str:
     """Return the shape of a sample: peers differ from our writers without colour too."""
     return DIAMOND if writer.startswith(PREFIX) else CIRCLE
-
-
-def phase_colour(phase: str) -> str:
-    """Return the colour of a phase."""
-    return PHASES.get(phase) or _hashed(phase, _OTHER_WRITERS)
 
 
 def _hashed(name: str, colours: tuple[str, ...]) -> str:

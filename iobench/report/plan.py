@@ -13,18 +13,14 @@ from iobench.bench.judging.verdict import Reason
 from iobench.goodput.forecast import Forecast, Method
 from iobench.goodput.job import TrainingJob
 from iobench.report.document import Document, Line, Section
-from iobench.report.grid import Grid
+from iobench.report.grid import MISSING, Column, Grid
 from iobench.results import ResultFile
 from iobench.stats.estimates import ENOUGH_SAMPLES, Interval, confidence_of
-from iobench.units import DurationForm, duration_form, format_seconds
-
-__all__ = ["SCHEMA", "Outlook", "plan_document"]
+from iobench.units import duration_form, format_seconds
 
 SCHEMA = "iobench.plan/2"
 
-_MISSING, _BASELINE = "-", "baseline"
-_SURE = "95%"  # in headings: becomes the confidence that the samples reach
-_WITH_INTERVAL = f"\n({_SURE} interval)"
+_BASELINE = "baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +67,9 @@ def plan_document(outlook: Outlook, result: ResultFile | None = None) -> Documen
 
 
 def _sections(outlook: Outlook) -> Iterator[Section]:
-    from iobench.report.charts.ettr import interval_chart, nodes_chart
+    from iobench.report.charts.ettr import interval_chart
 
-    jobs = outlook.jobs
-    charts = [nodes_chart(outlook.forecasts, _grid(outlook))] if len(jobs) > 1 else []
+    jobs, charts = outlook.jobs, []
     for number, job in enumerate(dict.fromkeys((jobs[0], jobs[-1])), 1):
         chosen = tuple(one for one in outlook.forecasts if one.job == job)
         numbers = _grid(replace(outlook, forecasts=chosen))
@@ -109,7 +104,7 @@ def _sentence(outlook: Outlook, job: TrainingJob) -> str:
     steps = ""
     if step_s:
         steps = f" ({best.best.interval_s / step_s:,.0f} steps of {format_seconds(step_s)})"
-    losses = [f"{_lost(best)} of the time is lost"]
+    losses = [f"{_lost(best.best.ettr)} of the time is lost"]
     if len(found) > 1:
         modes = len({one.candidate.mode for one in found}) > 1
         names = {
@@ -117,7 +112,7 @@ def _sentence(outlook: Outlook, job: TrainingJob) -> str:
             for one in (best, *(one for one in found if one.baseline))
         }
         losses[0] += f" with {names.pop(best)}"
-        losses += [f"{_lost(one)} with {name}" for one, name in names.items()]
+        losses += [f"{_lost(one.best.ettr)} with {name}" for one, name in names.items()]
     return f"{start} every {format_seconds(best.best.interval_s)}{steps}: {', '.join(losses)}."
 
 
@@ -125,7 +120,7 @@ def _given_interval(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
     """Yield `Every 30 min 0 s, as given: the time lost is 2.4% with odirect sync.`"""
     asked_s = outlook.method.interval_s or 0.0
     losses = [
-        f"{_percent(1 - one.given.ettr)} with {one.candidate.name} {one.candidate.mode}"
+        f"{_lost(one.given.ettr)} with {one.candidate.name} {one.candidate.mode}"
         + (f" (every {format_seconds(one.given.interval_s)} at best)" if one.given.raised else "")
         for one in outlook.forecasts
         if one.job == job and one.given is not None
@@ -140,12 +135,8 @@ def _best(outlook: Outlook, job: TrainingJob) -> Forecast:
     return max(found, key=lambda one: one.best.ettr)
 
 
-def _lost(one: Forecast) -> str:
-    return _percent(1 - one.best.ettr)
-
-
-def _percent(part: float) -> str:
-    percent = 100 * part
+def _lost(ettr: float) -> str:
+    percent = 100 * (1 - ettr)
     return f"{percent:.1f}%" if percent >= 1 else f"{percent:.2g}%"
 
 
@@ -182,31 +173,33 @@ def _data(one: Forecast) -> dict[str, Any]:
 
 
 def _grid(outlook: Outlook) -> Grid:
-    """Return the table of forecasts."""
-    many = len(outlook.jobs) > 1
-    cells = {}
-    for column in (one for one in _COLUMNS if many in one.by_sizes):
-        form = duration_form(value for one in outlook.forecasts for value in column.seconds(one))
-        cells[column] = [column.cell(one, form) for one in outlook.forecasts]
-    shown = [one for one, texts in cells.items() if not set(texts) <= {_MISSING, _BASELINE}]
-    names = [column.name for column in shown]
+    """Return the table of forecasts. All durations of a column have one form."""
+    forecasts, many = outlook.forecasts, len(outlook.jobs) > 1
     sure = f"{100 * confidence_of(_fewest_samples(outlook)):.0f}%"
-    resampled = any(one.candidate.resampled for one in outlook.forecasts)
-    headers = [
-        (name if resampled else name.replace(_WITH_INTERVAL, "")).replace(_SURE, sure)
-        for name in names
-    ]
-    return Grid(
-        columns=tuple(zip(headers, (column.figure for column in shown), strict=True)),
-        rows=[list(row) for row in zip(*(cells[column] for column in shown), strict=True)],
-        drop=tuple(names.index(name) for name in _DROPPED_FIRST if name in names),
+    resampled = any(one.candidate.resampled for one in forecasts)
+    saves = any(one.saved for one in forecasts)
+
+    def time(name: str, value: Callable[[Forecast], float], drop: int = 0) -> Column[Forecast]:
+        form = duration_form(map(value, forecasts))
+        return Column(name, lambda one: form(value(one)), drop)
+
+    form = duration_form(seconds for one in forecasts for seconds in _save_s(one))
+    hours = "hours saved/month" + (f"\n({sure} interval)" if resampled else "")
+    columns: tuple[Column[Forecast] | None, ...] = (
+        Column("nodes", lambda one: f"{one.job.nodes:,}") if many else None,
+        time("MTBF", lambda one: one.job.mtbf_s, 3) if many else None,
+        Column("writer", lambda one: one.candidate.name, figure=False),
+        Column("mode", lambda one: one.candidate.mode, 8, figure=False),
+        Column("save", lambda one: " + ".join(map(form, _save_s(one))), 6),
+        time("restore", lambda one: one.candidate.costs.restore_s, 4),
+        time("best\ninterval", lambda one: one.best.interval_s),
+        Column("ETTR", lambda one: f"{one.best.ettr:.4f}"),
+        Column(f"{sure}\ninterval", lambda one: _spread(one.ettr_interval, 1, 4), 7, optional=True),
+        time("lost work\nper failure", lambda one: one.lost_work_s, 1),
+        Column("GPU-hours\nsaved/month", _gpu_hours, 5) if saves else None,
+        Column(hours, _hours, 2, optional=True),
     )
-
-
-def _save(one: Forecast, form: DurationForm) -> str:
-    costs = one.candidate.costs
-    blocking = form(costs.blocking_s)
-    return blocking + (f" + {form(costs.persist_s)}" if costs.asynchronous else "")
+    return Grid.of(forecasts, columns)
 
 
 def _save_s(one: Forecast) -> list[float]:
@@ -216,14 +209,14 @@ def _save_s(one: Forecast) -> list[float]:
 
 def _spread(interval: Interval | None, scale: float, digits: int) -> str:
     if interval is None:
-        return _MISSING
+        return MISSING
     to = "-" if interval.low >= 0 else " to "
     return f"{interval.low / scale:,.{digits}f}{to}{interval.high / scale:,.{digits}f}"
 
 
 def _gpu_hours(one: Forecast) -> str:
     if one.saved is None:
-        return _BASELINE if one.baseline else _MISSING
+        return _BASELINE if one.baseline else MISSING
     spread = one.saved.gpu_hours_interval
     unsure = spread is not None and 0 in spread
     return f"{one.saved.gpu_hours:,.0f}" + (f" ({_spread(spread, 1, 0)})" if unsure else "")
@@ -231,48 +224,9 @@ def _gpu_hours(one: Forecast) -> str:
 
 def _hours(one: Forecast) -> str:
     if one.saved is None:
-        return _MISSING
+        return MISSING
     spread = one.saved.wall_s_interval
     return f"{one.saved.wall_s / 3600:,.1f}" + (f" ({_spread(spread, 3600, 1)})" if spread else "")
-
-
-@dataclass(frozen=True)
-class _Column:
-    name: str
-    figure: bool
-    cell: Callable[[Forecast, DurationForm], str]
-    seconds: Callable[[Forecast], Sequence[float]] = lambda _: ()
-    """The durations in a cell. All cells of a column share one form."""
-    by_sizes: tuple[bool, ...] = (True, False)  # for several sizes of the job, and for one
-
-
-def _times(
-    name: str, value: Callable[[Forecast], float], by_sizes: tuple[bool, ...] = (True, False)
-) -> _Column:
-    """Return a column whose cells hold one duration each."""
-    return _Column(
-        name, True, lambda one, form: form(value(one)), lambda one: [value(one)], by_sizes
-    )
-
-
-_COLUMNS = (
-    _Column("nodes", True, lambda one, _: f"{one.job.nodes:,}", by_sizes=(True,)),
-    _times("MTBF", lambda one: one.job.mtbf_s, (True,)),
-    _Column("writer", False, lambda one, _: one.candidate.name),
-    _Column("mode", False, lambda one, _: one.candidate.mode),
-    _Column("save", True, _save, _save_s),
-    _times("restore", lambda one: one.candidate.costs.restore_s),
-    _times("best\ninterval", lambda one: one.best.interval_s),
-    _Column("ETTR", True, lambda one, _: f"{one.best.ettr:.4f}"),
-    _Column(f"{_SURE}\ninterval", True, lambda one, _: _spread(one.ettr_interval, 1, 4)),
-    _times("lost work\nper failure", lambda one: one.lost_work_s),
-    _Column("GPU-hours\nsaved/month", True, lambda one, _: _gpu_hours(one)),
-    _Column(f"hours saved/month{_WITH_INTERVAL}", True, lambda one, _: _hours(one)),
-)
-_DROPPED_FIRST = (
-    *("lost work\nper failure", f"hours saved/month{_WITH_INTERVAL}", "MTBF"),
-    *("restore", "GPU-hours\nsaved/month", "save", f"{_SURE}\ninterval", "mode"),
-)
 
 
 def _method(outlook: Outlook) -> Iterator[str]:

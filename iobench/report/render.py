@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from iobench.report.document import Document, Line
     from iobench.report.grid import Grid
 
-__all__ = ["DocumentFormat", "ReportFormat", "render", "write_json"]
-
 
 class ReportFormat(StrEnum):
     """The choices of `--format` for figures that fit one table of unrounded values."""

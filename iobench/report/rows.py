@@ -10,24 +10,14 @@ from functools import cached_property
 
 from iobench.bench.judging.verdict import Context, judge
 from iobench.report.palette import colour_of, shape_of
-from iobench.report.summary import Report, Summary, group, summarise
+from iobench.report.row import Summary
+from iobench.report.summary import Report, group, summarise
 from iobench.report.winners import PROVED, RANKED
 from iobench.results import Interference, Operation, ResultFile, Sample
 from iobench.results.setting import at_target
 from iobench.stats.comparison import rates
 from iobench.stats.estimates import interval_heading, rate
 from iobench.units import GIB, format_rate, format_seconds, format_size
-
-__all__ = [
-    *("SAMPLE_HEADINGS", "Group", "Measured", "RunRow"),
-    *("in_gib_per_s", "moment", "spread_words"),
-]
-
-SAMPLE_HEADINGS = {
-    **{name: name for name in ("writer", "repetition", "rate", "time", "verdict")},
-    "others": "others meanwhile",
-}
-"""What a sample says when the pointer is on it: headings of `RunRow.words`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +52,7 @@ class RunRow:
         return [in_gib_per_s(one) for one in rates(self.samples)]
 
     def words(self, sample: Sample) -> dict[str, str]:
-        """Return what a tooltip says about `sample`, by the names of SAMPLE_HEADINGS."""
+        """Return what a tooltip says about `sample`, by heading."""
         verdict = judge(sample, self.context)
         bad = verdict.status not in PROVED
         return {
@@ -71,7 +61,7 @@ class RunRow:
             "rate": format_rate(rate(sample.bytes, sample.elapsed_s)),
             "time": f"{format_seconds(sample.elapsed_s)} for {format_size(sample.bytes)}",
             "verdict": f"{verdict.status}: {verdict.reasons[0]}" if bad else str(verdict.status),
-            "others": _others(sample.interference),
+            "others meanwhile": _others(sample.interference),
         }
 
 
@@ -120,11 +110,7 @@ class Measured:
             for one in samples[:1]
         }
         return tuple(
-            RunRow(
-                summary=one,
-                samples=found[one.operation, repr(one.setting)],
-                context=context,
-            )
+            RunRow(summary=one, samples=found[one.operation, repr(one.setting)], context=context)
             for one in self.report.summaries
         )
 

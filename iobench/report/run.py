@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from iobench.report.answer import answer
-from iobench.report.document import Chart, Details, Document, Line, Section, Values
+from iobench.report.document import Details, Document, Line, Section, Values
 from iobench.report.facts import environment_line, environment_section, repeat_section, unlike
-from iobench.report.grid import Grid
-from iobench.report.latency import latency_grid
-from iobench.report.rows import Group, Measured, moment
-from iobench.report.summary import Report, Summary, summarise
-from iobench.report.wording import (
-    footnotes,
-    grid,
-    heading,
-    phases_grid,
-    urgent_notes,
-)
+from iobench.report.grid import MISSING, Grid
+from iobench.report.row import Summary
+from iobench.report.rows import Measured, moment
+from iobench.report.summary import Report, summarise
+from iobench.report.wording import footnotes, grid, heading, latency_grid, phases_grid, urgent_notes
 from iobench.results import ResultFile
 from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 from iobench.text import printable
 
-__all__ = ["report_document", "run_document"]
-
-_MISSING = "-"
 _NOTHING = "nothing was measured"
 _VERDICTS = (
     "VALID: cold restores, durable saves, all bytes verified and seen by the device; SCALED: the "
@@ -65,42 +56,16 @@ def report_document(report: Report, result: ResultFile | None = None) -> Documen
         document,
         about=(*document.about, f"measured {moment(result.run.started_at)}"),
         draw=partial(_charts, Measured(result=result, report=report)),
-        appendix=(environment_section(result.run), repeat_section(result.run)),
+        appendix=(environment_section(result.run), repeat_section(result)),
         records=(result.path,),
         incomplete=result.incomplete,
     )
 
 
-def _charts(one: Measured) -> Iterator[Section]:
-    from iobench.report.charts.in_order import in_order_chart
-    from iobench.report.charts.over_time import over_time_chart
-    from iobench.report.charts.phases import phases_chart
+def _charts(one: Measured) -> Iterable[Section]:
+    from iobench.report.charts.run import run_charts  # it loads altair
 
-    started_at = one.result.run.started_at
-    kinds: dict[str, Callable[[Group], Chart | None]] = {
-        "Rates": partial(_rates, one),
-        "Where the time goes": phases_chart,
-        "Over time": over_time_chart,
-        "Drift": lambda group: in_order_chart(group, started_at),
-    }
-    for name, chart_of in kinds.items():
-        found = [chart for group in one.groups if (chart := chart_of(group))]
-        yield Section(heading=name, charts=tuple(found))
-
-
-def _rates(one: Measured, group: Group) -> Chart:
-    from iobench.report.charts.rates import highest, rates_chart
-
-    ceiling = one.report.ceiling if group.target is None else one.report.ceilings[group.target]
-    same = (other for other in one.groups if other.operation == group.operation and group.target)
-    subject = group.name.capitalize()
-    found = (line for line in answer(one.report) if line.subject == subject and not group.target)
-    return rates_chart(
-        group,
-        ceiling.of(group.operation),
-        headline=next((f"{subject}: {line.texts[0]}" for line in found), ""),
-        up_to_gib_per_s=max(map(highest, same), default=0.0),
-    )
+    return run_charts(one)
 
 
 # Unrounded values for CSV.
@@ -183,7 +148,7 @@ def _side_by_side(measured: Sequence[Measured]) -> Document:
             *(Line(name, tuple(_answers(one))) for name, one in zip(names, each, strict=True)),
             Line("Note", (note,), caveat=True),
         ),
-        tables=(_overview(measured), *_medians(measured), *_differences(measured)),
+        tables=(*_medians(measured), *_differences(measured)),
         draw=lambda: [
             Section(heading=name, sections=one.sections)
             for name, one in zip(names, each, strict=True)
@@ -205,27 +170,6 @@ def _answers(one: Document) -> Iterator[str]:
         yield "nothing was measured, or nothing that can be ranked in one line"
 
 
-def _overview(measured: Sequence[Measured]) -> Grid:
-    columns = (
-        *(("record", False), ("measured", False), ("machine", False)),
-        *(("fastest save", False), ("GiB/s", True), ("fastest restore", False), ("GiB/s", True)),
-    )
-    rows = []
-    for position, one in enumerate(measured):
-        best = [cell for operation in ("save", "restore") for cell in _best(one, operation)]
-        facts = environment_line(one.report.environment)
-        rows.append([_letter(position), moment(one.result.run.started_at), facts, *best])
-    return Grid(columns=columns, rows=rows, sentences=(2,))
-
-
-def _best(one: Measured, operation: str) -> tuple[str, str]:
-    rows = [row for row in one.rows if row.counts and row.summary.operation == operation]
-    if not rows:
-        return _MISSING, _MISSING
-    best = max(rows, key=lambda row: row.median)
-    return best.summary.label, f"{best.median:.2f}"
-
-
 def _medians(measured: Sequence[Measured]) -> Iterator[Grid]:
     """Yield the table of all medians: a row per operation and writer, a column per record."""
     found: dict[tuple[str, str], dict[int, str]] = {}
@@ -239,7 +183,7 @@ def _medians(measured: Sequence[Measured]) -> Iterator[Grid]:
         yield Grid(
             columns=(("operation", False), ("writer", False), *letters),
             rows=[
-                [*who, *(cells.get(position, _MISSING) for position in range(len(measured)))]
+                [*who, *(cells.get(position, MISSING) for position in range(len(measured)))]
                 for who, cells in sorted(found.items(), key=lambda one: one[0][0] != "save")
             ],
         )

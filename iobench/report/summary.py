@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from iobench.bench.judging.ceiling import Ceiling, find_ceilings, why_above
 from iobench.bench.judging.floors import floors_beside
+from iobench.bench.judging.ranks import rank_rates
 from iobench.bench.judging.rules import RulesKept, rules_kept
 from iobench.bench.judging.unusual import unusual
 from iobench.bench.judging.verdict import (
@@ -21,9 +23,7 @@ from iobench.bench.judging.verdict import (
     with_verification,
 )
 from iobench.errors import ResultFileError
-from iobench.report.ceiling import Ceiling, find_ceilings, why_above
-from iobench.report.latency import latencies_of
-from iobench.report.row import BackgroundRates, Summary, baseline_samples, paired_ratio, rank_rates
+from iobench.report.row import BackgroundRates, Summary, baseline_samples, paired_ratio
 from iobench.report.winners import RANKED, Winner, find_target_winners, find_winners
 from iobench.results import (
     Environment,
@@ -35,7 +35,6 @@ from iobench.results import (
     WorkloadFacts,
     WorldFacts,
     contender_of,
-    figure_of,
     to_plain,
 )
 from iobench.results.identity import Figure, groups
@@ -52,17 +51,7 @@ from iobench.stats.estimates import (
 from iobench.stats.over_time import OverTime, over_time
 from iobench.text import printable
 from iobench.units import GIB, format_rate
-
-__all__ = [
-    "NOT_STEADY",
-    "SCHEMA",
-    "Report",
-    "Summary",
-    "Winner",
-    "group",
-    "summarise",
-    "verdict_of",
-]
+from iobench.writers.latency import Latency, LatencyFigures
 
 SCHEMA = "iobench.report/1"
 
@@ -182,32 +171,15 @@ def _baseline(result: ResultFile) -> Mapping[str, Any] | None:
 
 
 def _stopped(result: ResultFile) -> str | None:
-    """Return `stopped after 2 of 20 repetitions (interrupted)`; None for a complete run."""
+    """Return `stopped in repetition 3 of 20 (interrupted)`; None for a complete run."""
     if result.incomplete is None:
         return None
-    taken: dict[int, list[Sample]] = {}
-    for sample in result.samples:
-        taken.setdefault(sample.repetition, []).append(sample)
-    done = len(taken) - (not _is_complete(taken, result.failures))
-    planned = result.run.plan.get("repeat")
-    fixed = isinstance(planned, int) and result.run.plan.get("precision") is None
-    times = f"{done} of {planned} repetitions" if fixed else f"{done} repetitions"
-    when = f"after {times}"
-    if len(taken) < 2:  # whether the first one is complete is not known
-        when = f"in the first of {planned} repetitions" if fixed else "in the first repetition"
+    planned, of = result.run.plan.get("repeat"), ""
+    if isinstance(planned, int) and result.run.plan.get("precision") is None:
+        of = f" of {planned}"
+    last = max((one.repetition for one in result.samples), default=0) + 1
     why = "killed, or still running" if result.end is None else result.end.status
-    return f"stopped {when} ({why})"
-
-
-def _is_complete(taken: Mapping[int, Sequence[Sample]], failures: Sequence[Failure]) -> bool:
-    """Whether the last repetition has the samples of the one before it, less those of contenders
-    that failed in it. All before it are complete: one begins after the other."""
-    if len(taken) < 2:
-        return False
-    *_, before, last = sorted(taken)
-    failed = {contender_of(one) for one in failures if one.repetition == last}
-    wanted = Counter(figure_of(one) for one in taken[before] if contender_of(one) not in failed)
-    return not wanted - Counter(map(figure_of, taken[last]))
+    return f"stopped in repetition {last}{of} ({why})"
 
 
 def _rank(one: Summary) -> tuple[bool, str, bool, float]:
@@ -269,7 +241,7 @@ def _summary(
         paths=_paths(samples),
         fallbacks=tuple(dict.fromkeys(one for sample in samples for one in sample.fallbacks)),
         decisions=_decisions(samples),
-        latencies=latencies_of(samples),
+        latencies=_latencies(samples),
         verdict=verdict.status.value,
         reasons=(
             *map(str, _reasons(verdict, samples, lasted)),
@@ -354,6 +326,16 @@ def _decisions(samples: Sequence[Sample]) -> dict[str, int]:
     for sample in samples:
         totals.update(sample.decisions)
     return dict(totals.most_common())
+
+
+def _latencies(samples: Sequence[Sample]) -> dict[str, LatencyFigures]:
+    """Return the figures of each kind of operation; those of all samples are pooled."""
+    names = dict.fromkeys(name for sample in samples for name in sample.latencies)
+    totals = {
+        name: Latency.total(one.latencies[name] for one in samples if name in one.latencies)
+        for name in names
+    }
+    return {name: LatencyFigures.of(one) for name, one in totals.items() if one.count}
 
 
 def _over_time(samples: Sequence[Sample], saves: Sequence[Sample], run: Run) -> OverTime | None:

@@ -2,192 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from iobench.errors import ResultFileError, UsageError
 from iobench.report.document import Chart, Document, Dot, Line, MarkLine, Section, Spread
 from iobench.report.facts import environment_line, environment_section, repeat_section
-from iobench.report.grid import Grid
+from iobench.report.grid import MISSING, Column, Grid
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.rows import moment, spread_words
 from iobench.results import ResultFile, TrainBlock, to_plain
-from iobench.results.setting import labels
-from iobench.stats.comparison import LEAST_SAMPLES, compare_pairs, few_pairs
-from iobench.stats.estimates import (
-    Interval,
-    highest,
-    interval_heading,
-    median,
-    median_interval,
-)
-from iobench.units import (
-    GIB,
-    DurationForm,
-    count_of,
-    duration_form,
-    format_rate,
-    format_seconds,
-    format_size,
-    format_size_exact,
-)
-
-__all__ = ["SCHEMA", "TrainingCost", "train_document", "training_costs"]
+from iobench.stats.comparison import LEAST_SAMPLES, few_pairs
+from iobench.stats.estimates import interval_heading
+from iobench.train.costs import TrainingCost, blocks_by_arm, training_costs
+from iobench.units import GIB, count_of, duration_form, format_rate, format_seconds, format_size
 
 SCHEMA = "iobench.train/2"
 
-_MISSING = "-"
-_INTERVAL = "95%\ninterval"  # its heading has the confidence that the pairs reach
-_COLUMNS = (
-    ("checkpoints", False),
-    ("step", True),
-    ("step while\npersisting", True),
-    ("stall", True),
-    ("snapshot\nGiB/s", True),
-    ("persist", True),
-    ("overhead", True),
-    (_INTERVAL, True),
-    ("peak\nmemory", True),
-    ("peak\ndirty", True),
-    ("committed", True),
-    ("same\nlosses", False),
-    ("same after\nresume", False),
-)
-_DROPPED_FIRST = (
-    *("snapshot\nGiB/s", "peak\ndirty", "peak\nmemory", "committed", "step while\npersisting"),
-    *("same after\nresume", "same\nlosses", "persist"),
-)
-_DURATIONS = ("step_s", "persisting_step_s", "stall_s", "persist_s")
-_WITHOUT = "#8b93a1"  # blocks without checkpoints
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingCost:
-    """One arm compared with the blocks without checkpoints: medians over all blocks, in seconds.
-
-    `stall_s` is the median of the blocks' own medians, and its interval that of so many blocks:
-    the saves of one block share the state of the machine.
-
-    `step_s` is the time of a step while nothing is persisted, `persisting_step_s` that of a step
-    while a checkpoint is persisted; None without such steps. `slowdown` is `persisting_step_s` over
-    the median step without checkpoints, less 1.
-
-    `overhead` is the wall clock of a block over that of the block without checkpoints in the same
-    repetition, less 1. It is computed from `pairs` such pairs. `overhead_ci95` has the
-    confidence that so many pairs reach, 95% at most. `snapshot_bytes_per_s` is a checkpoint's
-    size over its stall, for modes whose stall is a copy. `least_stall_s`: with a budget below the
-    checkpoint, the rest of it at the rate of the arm's own background writes.
-    """
-
-    label: str
-    writer: str
-    mode: str
-    slots: int | None
-    budget_bytes: int | None
-    blocks: int
-    pairs: int
-    step_s: float | None
-    persisting_step_s: float | None
-    slowdown: float | None
-    stall_s: float | None
-    stall_s_ci95: Interval | None
-    least_stall_s: float | None
-    persist_s: float | None
-    snapshot_bytes_per_s: float | None
-    overhead: float | None
-    overhead_ci95: Interval | None
-    peak_memory_bytes: int | None
-    peak_dirty_bytes: int | None
-    saves: int
-    committed: int
-    losses_equal: bool
-    resumed_equal: bool | None
-
 
 _Arms = Sequence[tuple[TrainingCost, Sequence[TrainBlock]]]
-
-
-def training_costs(result: ResultFile) -> list[TrainingCost]:
-    """Return a row per arm in the order of the first repetition, including unfinished arms."""
-    arms = blocks_by_arm(result)
-    names = labels(blocks[0].setting for blocks in arms)
-    plain = next((blocks for blocks in arms if blocks[0].mode == "none"), [])
-    return [_cost(name, blocks, plain) for name, blocks in zip(names, arms, strict=True)]
-
-
-def blocks_by_arm(result: ResultFile) -> list[list[TrainBlock]]:
-    """Return the blocks of each arm, in the order of `training_costs`."""
-    arms: dict[str, list[TrainBlock]] = {}
-    for block in result.training:
-        arms.setdefault(json.dumps(_arm(block), sort_keys=True), []).append(block)
-    return list(arms.values())
-
-
-def _arm(block: TrainBlock) -> list[Any]:
-    return [block.writer, to_plain(block.options), block.mode, block.slots, block.budget_bytes]
-
-
-def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) -> TrainingCost:
-    first = blocks[0]
-    mode, budget = f"{first.mode}={first.slots}" if first.slots else first.mode, first.budget_bytes
-    if budget is not None:
-        mode += f" budget={format_size_exact(budget)}"
-    quiet, busy = _steps(blocks, persisting=False), _steps(blocks, persisting=True)
-    base, saves = _steps(plain, persisting=False), [save for one in blocks for save in one.saves]
-    stalls = [one.stall_s for one in blocks if one.stall_s is not None]
-    stall_s = _median(stalls)
-    persist_s = _median([save.persist_s for save in saves if save.persist_s is not None])
-    through = budget is not None and budget < first.bytes
-    wall = None if first.mode == "none" else compare_pairs(_walls(blocks), _walls(plain))
-    ratio = wall and wall.ratio
-    resumed = [one.resumed_equal for one in blocks if one.resumed_equal is not None]
-    return TrainingCost(
-        label=f"{name} {mode}".strip(),
-        writer=first.writer,
-        mode=first.mode,
-        slots=first.slots,
-        budget_bytes=budget,
-        blocks=len(blocks),
-        pairs=ratio.samples if ratio else 0,
-        step_s=_median(quiet),
-        persisting_step_s=_median(busy),
-        slowdown=median(busy) / median(base) - 1 if busy and base else None,
-        stall_s=stall_s,
-        stall_s_ci95=median_interval(stalls) if stalls else None,
-        least_stall_s=(1 - (budget or 0) / first.bytes) * persist_s
-        if through and persist_s
-        else None,
-        persist_s=persist_s,
-        snapshot_bytes_per_s=first.bytes / stall_s
-        if stall_s and first.mode == "async" and not through
-        else None,
-        overhead=ratio.ratio - 1 if ratio else None,
-        overhead_ci95=Interval(ratio.interval.low - 1, ratio.interval.high - 1)
-        if ratio and ratio.interval
-        else None,
-        peak_memory_bytes=highest([one.peak_memory_bytes for one in blocks]),
-        peak_dirty_bytes=highest([one.peak_dirty_bytes for one in blocks]),
-        saves=len(saves),
-        committed=sum(save.status == "committed" for save in saves),
-        losses_equal=all(one.losses_equal for one in blocks),
-        resumed_equal=all(resumed) if resumed else None,
-    )
-
-
-def _walls(blocks: Sequence[TrainBlock]) -> dict[int, float]:
-    return {one.repetition: one.wall_s for one in blocks}
-
-
-def _steps(blocks: Sequence[TrainBlock], *, persisting: bool) -> list[float]:
-    return [
-        step_s
-        for block in blocks
-        for step_s, is_persisting in zip(block.step_s, block.persisting, strict=True)
-        if is_persisting == persisting
-    ]
 
 
 def train_document(results: Sequence[ResultFile]) -> Document:
@@ -212,8 +46,8 @@ def train_document(results: Sequence[ResultFile]) -> Document:
             "incomplete": result.incomplete,
             "arms": [asdict(cost) for cost in costs],
         },
-        draw=partial(_sections, arms),
-        appendix=(environment_section(run), repeat_section(run)),
+        draw=lambda: [Section(heading="What checkpoints cost", charts=tuple(_costs(arms)))],
+        appendix=(environment_section(run), repeat_section(result)),
         records=(result.path,),
         incomplete=result.incomplete,
     )
@@ -280,43 +114,50 @@ def _plan(result: ResultFile) -> Mapping[str, Any]:
 
 
 def grid(costs: Sequence[TrainingCost]) -> Grid:
-    """Return the table of costs."""
-    forms = {
-        name: duration_form(getattr(cost, name) or 0.0 for cost in costs) for name in _DURATIONS
-    }
-    shown = interval_heading(cost.pairs for cost in costs if cost.pairs >= LEAST_SAMPLES)
-    return Grid(
-        columns=tuple((shown if c[0] == _INTERVAL else c[0], c[1]) for c in _COLUMNS),
-        rows=[list(_row(cost, forms)) for cost in costs],
-        drop=tuple(i for name in _DROPPED_FIRST for i, c in enumerate(_COLUMNS) if c[0] == name),
+    """Return the table of costs. All durations of a column have one form."""
+
+    def time(name: str) -> Callable[[TrainingCost], str]:
+        form = duration_form(getattr(cost, name) or 0.0 for cost in costs)
+        return lambda cost: MISSING if (s := getattr(cost, name)) is None else form(s)
+
+    busy = time("persisting_step_s")
+    interval = interval_heading(cost.pairs for cost in costs if cost.pairs >= LEAST_SAMPLES)
+    columns: tuple[Column[TrainingCost], ...] = (
+        Column("checkpoints", lambda cost: cost.label, figure=False),
+        Column("step", time("step_s")),
+        Column("step while\npersisting", lambda cost: _slower(busy(cost), cost), 5),
+        Column("stall", time("stall_s")),
+        Column("snapshot\nGiB/s", _snapshot, 1),
+        Column("persist", time("persist_s"), 8),
+        Column("overhead", lambda cost: _percent(cost.overhead)),
+        Column(interval, _interval),
+        Column("peak\nmemory", lambda cost: _size(cost.peak_memory_bytes), 3),
+        Column("peak\ndirty", lambda cost: _size(cost.peak_dirty_bytes), 2),
+        Column("committed", _committed, 4),
+        Column("same\nlosses", lambda cost: _yes(cost.losses_equal), 7, figure=False),
+        Column("same after\nresume", lambda cost: _yes(cost.resumed_equal), 6, figure=False),
     )
+    return Grid.of(costs, columns)
 
 
-def _row(cost: TrainingCost, forms: Mapping[str, DurationForm]) -> Iterator[str]:
-    none = cost.mode == "none"
-    times = {
-        name: _MISSING if (value := getattr(cost, name)) is None else form(value)
-        for name, form in forms.items()
-    }
-    yield cost.label
-    yield times["step_s"]
-    busy = times["persisting_step_s"]
-    yield busy if busy == _MISSING else f"{busy} ({_percent(cost.slowdown)})"
-    yield times["stall_s"]
+def _slower(step: str, cost: TrainingCost) -> str:
+    return step if step == MISSING else f"{step} ({_percent(cost.slowdown)})"
+
+
+def _snapshot(cost: TrainingCost) -> str:
     rate = cost.snapshot_bytes_per_s
-    yield _MISSING if rate is None else f"{rate / GIB:.2f}"
-    yield times["persist_s"]
-    yield _percent(cost.overhead)
-    held = cost.overhead_ci95
+    return MISSING if rate is None else f"{rate / GIB:.2f}"
+
+
+def _interval(cost: TrainingCost) -> str:
     if 0 < cost.pairs < LEAST_SAMPLES:
-        yield f"undecided: {few_pairs(cost.pairs)}"
-    else:
-        yield f"{_percent(held.low)} to {_percent(held.high)}" if held else _MISSING
-    yield _size(cost.peak_memory_bytes)
-    yield _size(cost.peak_dirty_bytes)
-    yield _MISSING if none else f"{cost.committed} of {cost.saves}"
-    yield _yes(cost.losses_equal)
-    yield _yes(cost.resumed_equal)
+        return f"undecided: {few_pairs(cost.pairs)}"
+    held = cost.overhead_ci95
+    return f"{_percent(held.low)} to {_percent(held.high)}" if held else MISSING
+
+
+def _committed(cost: TrainingCost) -> str:
+    return MISSING if cost.mode == "none" else f"{cost.committed} of {cost.saves}"
 
 
 def notes(result: ResultFile) -> Iterator[str]:
@@ -352,28 +193,18 @@ def notes(result: ResultFile) -> Iterator[str]:
 
 
 def _percent(value: float | None) -> str:
-    return _MISSING if value is None else f"{value:+.1%}"
+    return MISSING if value is None else f"{value:+.1%}"
 
 
 def _size(value: int | None) -> str:
-    return _MISSING if value is None else format_size(value)
+    return MISSING if value is None else format_size(value)
 
 
 def _yes(value: bool | None) -> str:
-    return _MISSING if value is None else "yes" if value else "NO"
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
+    return MISSING if value is None else "yes" if value else "NO"
 
 
 # Charts.
-
-
-def _sections(arms: _Arms) -> Iterator[Section]:
-    yield Section(heading="What checkpoints cost", charts=tuple(_costs(arms)))
-    says = ("Of each, the block whose duration is the median.",)
-    yield Section(heading="Steps over time", paragraphs=says, charts=tuple(_timelines(arms)))
 
 
 def _costs(arms: _Arms) -> Iterator[Chart]:
@@ -457,28 +288,3 @@ def _stall_row(cost: TrainingCost, blocks: Sequence[TrainBlock]) -> Spread:
 def _dot(repetition: int, value: float, unit: str, words: str) -> Dot:
     shown = {"repetition": str(repetition + 1), "figure": f"{value:.3g}{unit}", "blocks": words}
     return Dot(x=value, words=shown)
-
-
-def _timelines(arms: _Arms) -> Iterator[Chart]:
-    from iobench.report.charts.timeline import Timeline, timeline_chart
-
-    lines = [
-        Timeline(
-            label="without checkpoints" if cost.mode == "none" else cost.label,
-            colour=_WITHOUT if cost.mode == "none" else colour_of(cost.writer),
-            block=_typical(blocks),
-        )
-        for cost, blocks in arms
-    ]
-    ends = [row["x2"] for line in lines for row in (*line.steps(), *line.saves())]
-    steps = [step_s for line in lines for step_s in line.block.step_s]
-    end_s, slowest_s = max(ends, default=1.0), max(steps, default=1.0)
-    for number, line in enumerate(lines):
-        name = f"steps-{number + 1}"
-        yield timeline_chart(line, name=name, end_s=end_s, slowest_s=slowest_s)
-
-
-def _typical(blocks: Sequence[TrainBlock]) -> TrainBlock:
-    """Return the block whose duration is nearest to the median."""
-    middle = median([one.wall_s for one in blocks])
-    return min(blocks, key=lambda one: abs(one.wall_s - middle))

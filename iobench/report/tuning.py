@@ -13,7 +13,7 @@ from typing import Any
 from iobench.errors import IobenchError, ResultFileError, UsageError
 from iobench.report.document import Details, Document, Dot, Line, Section, Spread
 from iobench.report.facts import environment_line, facts_section
-from iobench.report.grid import Grid
+from iobench.report.grid import MISSING, Column, Grid
 from iobench.report.palette import colour_of
 from iobench.report.rows import moment, spread_words
 from iobench.results import Environment
@@ -26,12 +26,7 @@ from iobench.tune.race import RaceEntry
 from iobench.tune.replay import ReplayedTuning, replay
 from iobench.units import GIB, count_of, format_seconds, format_size
 
-__all__ = ["SCHEMA", "notes", "tuning_document"]
-
 SCHEMA = "iobench.tuning/1"
-
-_NOTHING = "-"
-_DROPPED_FIRST = (6, 7, 8, 5, 3)  # CPU, memory, samples, both intervals
 
 
 def tuning_document(paths: Sequence[Path], outcome: Outcome | None = None) -> Document:
@@ -57,10 +52,7 @@ def _document(path: Path, found: ReplayedTuning, outcome: Outcome | None) -> Doc
     document = Document(
         kind="iobench autotune",
         title=goal,
-        about=(
-            environment_line(environment),
-            f"measured {moment(header.started_at)}",
-        ),
+        about=(environment_line(environment), f"measured {moment(header.started_at)}"),
         answer=(_unfinished(found, path),),
         tables=tuple(raced),
         data=_data(header) | {"chosen": None, "tried": _tried(found.race.trials)},
@@ -132,22 +124,22 @@ def _race_grid(found: ReplayedTuning) -> Grid:
         (name, one.round): one.size_bytes
         for one, name in zip(found.trials, found.labels, strict=True)
     }
-    rows = [
-        [
-            name,
-            str(len(entry.losses)),
-            _middle(found, entry, sizes[name, max(entry.losses)]) if entry.losses else _NOTHING,
-            _fate(entry),
-        ]
-        for name, entry in found.race.trials.items()
-    ]
-    middle = "median" if found.objective.goal == "stall" else "median, GiB/s"
-    columns = (("setting", False), ("rounds", True), (middle, True), ("outcome", False))
-    return Grid(title="race", columns=columns, rows=rows)
 
+    def middle(row: tuple[str, RaceEntry[Any]]) -> str:
+        name, entry = row
+        if not entry.losses:
+            return MISSING
+        size_bytes = sizes[name, max(entry.losses)]
+        loss = median(list(entry.losses.values()))
+        return _short(found.objective.show(loss, size_bytes), bare=True)
 
-def _middle(found: ReplayedTuning, entry: RaceEntry[Any], size_bytes: int) -> str:
-    return _short(found.objective.show(median(list(entry.losses.values())), size_bytes), bare=True)
+    columns: tuple[Column[tuple[str, RaceEntry[Any]]], ...] = (
+        Column("setting", lambda row: row[0], figure=False),
+        Column("rounds", lambda row: str(len(row[1].losses))),
+        Column("median" if found.objective.goal == "stall" else "median, GiB/s", middle),
+        Column("outcome", lambda row: _fate(row[1]), figure=False),
+    )
+    return Grid.of(found.race.trials.items(), columns, "race")
 
 
 def _fate(entry: RaceEntry[Any]) -> str:
@@ -156,24 +148,45 @@ def _fate(entry: RaceEntry[Any]) -> str:
     return f"{entry.status}: {entry.cause}" if entry.cause else str(entry.status)
 
 
-def _grid(outcome: Outcome, size_bytes: int) -> Grid:
-    """Return the table of the confirmed settings. `size_bytes` is that of a checkpoint."""
-    goal, standings = outcome.objective.goal, outcome.standings()
+def _grid(outcome: Outcome, size: int) -> Grid:
+    """Return the table of the confirmed settings. `size` is the bytes of a checkpoint."""
+    show, standings = outcome.objective.show, outcome.standings()
     pairs = [one.over_baseline.ratio.samples for one in standings if one.over_baseline]
-    columns = (
-        ("setting", False),
-        ("", False),
-        ("stall" if goal == "stall" else "GiB/s\n(GB/s)", True),
-        (interval_heading(one.samples for one in standings), True),
-        (f"times\n{outcome.baseline or 'baseline'}", True),
-        (interval_heading(pairs), True),
-        ("CPU\ns/GiB", True),
-        ("memory", True),
-        ("samples", True),
-        ("verdict", False),
+    figure = "stall" if outcome.objective.goal == "stall" else "GiB/s\n(GB/s)"
+
+    def interval(one: Standing) -> str:
+        ends = (one.interval.high, one.interval.low) if one.interval else ()
+        return "-".join(_short(show(loss, size), bare=True) for loss in ends) or MISSING
+
+    columns: tuple[Column[Standing], ...] = (
+        Column("setting", lambda one: one.candidate.label, figure=False),
+        Column("", lambda one: _role(one, outcome), figure=False),
+        Column(figure, lambda one: _short(show(one.loss, size))),
+        Column(interval_heading(one.samples for one in standings), interval, 5),
+        Column(f"times\n{outcome.baseline or 'baseline'}", _times),
+        Column(interval_heading(pairs), lambda one: _interval(one.over_baseline), 4),
+        Column("CPU\ns/GiB", _cpu, 1),
+        Column("memory", _memory, 2),
+        Column("samples", lambda one: str(one.samples), 3),
+        Column(
+            "verdict",
+            lambda one: one.verdict.status.value if one.verdict else MISSING,
+            figure=False,
+        ),
     )
-    rows = [_row(one, outcome, size_bytes) for one in standings]
-    return Grid(columns=columns, rows=rows, drop=_DROPPED_FIRST)
+    return Grid.of(standings, columns)
+
+
+def _times(one: Standing) -> str:
+    return f"{one.over_baseline.ratio.ratio:.2f}" if one.over_baseline else MISSING
+
+
+def _cpu(one: Standing) -> str:
+    return MISSING if one.cpu_s_per_gib is None else f"{one.cpu_s_per_gib:.2f}"
+
+
+def _memory(one: Standing) -> str:
+    return MISSING if one.memory_bytes is None else format_size(one.memory_bytes)
 
 
 def _data(header: TuningRecord) -> dict[str, Any]:
@@ -235,25 +248,6 @@ def notes(outcome: Outcome, header: TuningRecord) -> Iterator[str]:
         yield f"left out: {line}"
 
 
-def _row(one: Standing, outcome: Outcome, size: int) -> list[str]:
-    show, interval = outcome.objective.show, one.interval
-    over = one.over_baseline
-    return [
-        one.candidate.label,
-        _role(one, outcome),
-        _short(show(one.loss, size)),
-        f"{_short(show(interval.high, size), True)}-{_short(show(interval.low, size), True)}"
-        if interval
-        else _NOTHING,
-        f"{over.ratio.ratio:.2f}" if over else _NOTHING,
-        _interval(over),
-        f"{one.cpu_s_per_gib:.2f}" if one.cpu_s_per_gib is not None else _NOTHING,
-        format_size(one.memory_bytes) if one.memory_bytes is not None else _NOTHING,
-        str(one.samples),
-        one.verdict.status.value if one.verdict else _NOTHING,
-    ]
-
-
 def _role(one: Standing, outcome: Outcome) -> str:
     label = one.candidate.label
     roles = []
@@ -276,10 +270,8 @@ def _short(figure: str, bare: bool = False) -> str:
 
 
 def _interval(difference: Comparison | None) -> str:
-    if difference is None or difference.ratio.interval is None:
-        return _NOTHING
-    interval = difference.ratio.interval
-    return f"{interval.low:.2f}-{interval.high:.2f}"
+    held = difference.ratio.interval if difference else None
+    return f"{held.low:.2f}-{held.high:.2f}" if held else MISSING
 
 
 def _standing(one: Standing) -> dict[str, Any]:

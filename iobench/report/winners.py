@@ -11,15 +11,8 @@ from iobench.bench.judging.verdict import VerdictStatus
 from iobench.report.row import Summary, is_contender
 from iobench.results import Operation, Sample
 from iobench.results.setting import IF_SET
-from iobench.stats.comparison import (
-    Finding,
-    compare_paired,
-    fastest,
-    rates_by_repetition,
-)
+from iobench.stats.comparison import Finding, compare_paired, fastest, rates_by_repetition
 from iobench.stats.estimates import Interval
-
-__all__ = ["PROVED", "RANKED", "Winner", "can_win", "find_target_winners", "find_winners"]
 
 PROVED = (VerdictStatus.VALID, VerdictStatus.SCALED)
 RANKED = (*PROVED, VerdictStatus.UNPROVED)
@@ -62,6 +55,10 @@ class Winner:
     reference: str | None = None
     ratio: float | None = None
     ratio_ci95: Interval | None = None
+
+    @property
+    def kind(self) -> OperationKind:
+        return self.operation, self.restore_as, self.background
 
     @property
     def by_aa(self) -> str | None:
@@ -130,12 +127,8 @@ def find_target_winners(
 
 
 def _kinds(rows: Sequence[_Row]) -> list[OperationKind]:
-    kinds = {_kind(summary) for summary, _ in rows}
+    kinds = {summary.kind for summary, _ in rows}
     return sorted(kinds, key=lambda kind: (kind[0] != "save", kind[1] or "", kind[2] or ""))
-
-
-def _kind(one: Summary) -> OperationKind:
-    return one.operation, one.axes.restore_as, one.axes.background
 
 
 def _named(kind: OperationKind) -> dict[str, Any]:
@@ -143,7 +136,7 @@ def _named(kind: OperationKind) -> dict[str, Any]:
 
 
 def _ranked(rows: Sequence[_Row], kind: OperationKind) -> list[_Row]:
-    of_kind = [row for row in rows if _kind(row[0]) == kind]
+    of_kind = [row for row in rows if row[0].kind == kind]
     able = can_win([row[0] for row in of_kind])
     return [row for row in of_kind if row[0] in able]
 
@@ -163,10 +156,7 @@ def _own_floor(rows: Sequence[_Row]) -> Floor | None:
 
 
 def _lead(
-    rows: Sequence[_Row],
-    names: Sequence[str],
-    floor: Floor,
-    references: Sequence[_IsMeant],
+    rows: Sequence[_Row], names: Sequence[str], floor: Floor, references: Sequence[_IsMeant]
 ) -> dict[str, Any]:
     """Return the fields of the `Winner` among `rows`, which `names` name.
 

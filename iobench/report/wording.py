@@ -5,54 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from iobench.bench.judging.ceiling import ABOVE_FIO, NO_JOB, Ceiling
+from iobench.bench.judging.ranks import STRAGGLER
 from iobench.bench.judging.verdict import REPEATS, VerdictStatus
-from iobench.report.ceiling import ABOVE_FIO, NO_JOB, Ceiling
-from iobench.report.grid import Grid
-from iobench.report.row import Summary, rank_lines, straggler_lines
+from iobench.report.grid import MISSING, Column, Grid
+from iobench.report.row import Summary
 from iobench.report.summary import Report
 from iobench.report.winners import PROVED, RANKED
+from iobench.results import Operation
 from iobench.results.setting import common_axes
 from iobench.stats.estimates import ENOUGH_SAMPLES, confidence_of, interval_heading
 from iobench.stats.over_time import OverTime, RateChange
 from iobench.units import GIB, count_of, format_rate, format_seconds, format_size
-
-__all__ = [
-    "cells",
-    "columns",
-    "footnotes",
-    "grid",
-    "heading",
-    "over_time_lines",
-    "phases_grid",
-    "urgent_notes",
-    "verdict_style",
-]
-
-# Header, and whether its cells are figures. A narrow header may be broken at its line break.
-_COLUMNS = {
-    "writer": ("writer", False),
-    "operation": ("operation", False),
-    "bytes": ("bytes", True),
-    "rate": ("GiB/s\n(GB/s)", True),
-    "interval": ("95%\ninterval", True),
-    "ceiling": ("of\nfio", True),
-    "ratio": ("times\nbaseline", True),
-    "first": ("first\ndone (s)", True),
-    "last": ("last\ndone (s)", True),
-    "cpu": ("CPU\ns/GiB", True),
-    "memory": ("memory", True),
-    "verdict": ("verdict", False),
-}
-_DROPPED_FIRST = (
-    "bytes",
-    "memory",
-    "cpu",
-    "first",
-    "last",
-    "ceiling",
-    "interval",
-    "ratio",
-)
+from iobench.writers.latency import LatencyFigures
 
 _STYLES = {
     VerdictStatus.VALID: "green",
@@ -61,7 +26,17 @@ _STYLES = {
     VerdictStatus.INVALID: "bold red",
     VerdictStatus.FAILED: "bold red",
 }
-_MISSING = "-"
+_LATENCIES = {
+    "write": "block write",
+    "read": "block read",
+    "batch sync": "sync of a batch",
+    "upload": "part upload",
+}
+_WHO = (
+    Column[Summary]("writer", lambda one: one.label, figure=False),
+    Column[Summary]("operation", lambda one: one.operation, figure=False),
+)
+_OPERATIONS: tuple[Operation, ...] = ("save", "restore")
 _MOST_NAMES = 12  # in a line below the table
 
 
@@ -82,101 +57,93 @@ def heading(report: Report) -> str:
 
 
 def grid(report: Report) -> Grid:
-    """Return the table of figures with the columns of `columns`.
-
-    The verdict, where it is shown, is the last column and sets its style.
-    """
-    shown = columns(report)
-    interval = interval_heading(one.repetitions for one in report.summaries)
-    headers = {**_COLUMNS, "interval": (interval, True)}
-    if report.baseline is not None and "name" not in report.baseline:
-        headers["ratio"] = (f"times\n{_baseline(report.baseline)}", True)
-    rows = [cells(one) for one in report.summaries]
-    return Grid(
-        columns=tuple(headers[name] for name in shown),
-        rows=[[row[name] for name in shown] for row in rows],
-        drop=tuple(shown.index(name) for name in _DROPPED_FIRST if name in shown),
-        styles=tuple(verdict_style(one.verdict) for one in report.summaries)
-        if "verdict" in shown
-        else (),
-    )
-
-
-def verdict_style(verdict: str) -> str:
-    """Return the style of a verdict in the last cell of a row."""
-    return _STYLES[VerdictStatus(verdict)]
-
-
-def cells(summary: Summary) -> dict[str, str]:
-    """Return the cells of one row by the name of their column."""
-    middle, interval = summary.median_bytes_per_s, summary.ci95_bytes_per_s
-    return {
-        "writer": summary.label,
-        "operation": summary.operation,
-        "bytes": format_size(summary.bytes),
-        "rate": f"{middle / GIB:.2f} ({middle / 1e9:.2f})",
-        "interval": f"{interval[0] / GIB:.2f}-{interval[1] / GIB:.2f}" if interval else _MISSING,
-        "ceiling": _MISSING if summary.of_ceiling is None else f"{100 * summary.of_ceiling:.0f}%",
-        "ratio": _times(summary),
-        "first": f"{summary.first_done_s:.2f}",
-        "last": f"{summary.last_done_s:.2f}",
-        "cpu": f"{summary.cpu_s_per_gib:.2f}",
-        "memory": _memory(summary),
-        "verdict": summary.verdict,
-    }
-
-
-def columns(report: Report) -> list[str]:
-    """Return the names of the columns that the report fills, in order.
+    """Return the table of figures.
 
     Bytes appear only if rows differ in them, ratios only with a baseline. First and last done
-    appear only with several processes. The verdict appears if rows differ in it or one cannot win.
+    appear only with several processes. The verdict appears if rows differ in it or one cannot win;
+    it is the last column and sets its style.
     """
     rows = report.summaries
+    interval = interval_heading(one.repetitions for one in rows)
+    of_target = report.baseline is not None and "name" not in report.baseline
+    times = _baseline(report.baseline) if report.baseline and of_target else "baseline"
+    sized = len({format_size(one.bytes) for one in rows}) > 1
+    several = any(one.axes.numjobs != 1 for one in rows)
     verdicts = {one.verdict for one in rows}
-    absent = {
-        "bytes": len({format_size(one.bytes) for one in rows}) == 1,
-        "interval": all(one.ci95_bytes_per_s is None for one in rows),
-        "ceiling": all(one.of_ceiling is None for one in rows),
-        "ratio": all(one.ratio is None for one in rows),
-        "first": all(one.axes.numjobs == 1 for one in rows),
-        "last": all(one.axes.numjobs == 1 for one in rows),
-        "memory": all(one.memory is None or one.memory.total_bytes is None for one in rows),
-        "verdict": len(verdicts) == 1 and verdicts <= set(PROVED),
-    }
-    return [name for name in _COLUMNS if not absent.get(name, False)]
+    judged = len(verdicts) > 1 or not verdicts <= set(PROVED)
+    first = Column[Summary]("first\ndone (s)", lambda one: f"{one.first_done_s:.2f}", 4)
+    last = Column[Summary]("last\ndone (s)", lambda one: f"{one.last_done_s:.2f}", 5)
+    columns: tuple[Column[Summary] | None, ...] = (
+        *_WHO,
+        Column("bytes", lambda one: format_size(one.bytes), 1) if sized else None,
+        Column("GiB/s\n(GB/s)", _rate),
+        Column(interval, _interval, 7, optional=True),
+        Column("of\nfio", _of_fio, 6, optional=True),
+        Column(f"times\n{times}", _times, 8, optional=True),
+        *((first, last) if several else ()),
+        Column("CPU\ns/GiB", lambda one: f"{one.cpu_s_per_gib:.2f}", 3),
+        Column("memory", _memory, 2, optional=True),
+        Column("verdict", lambda one: one.verdict, figure=False) if judged else None,
+    )
+    styles = tuple(_STYLES[VerdictStatus(one.verdict)] for one in rows) if judged else ()
+    return Grid.of(rows, columns, styles=styles)
 
 
-def _memory(summary: Summary) -> str:
-    total = summary.memory.total_bytes if summary.memory else None
-    return _MISSING if total is None else format_size(total)
+def _rate(one: Summary) -> str:
+    return f"{one.median_bytes_per_s / GIB:.2f} ({one.median_bytes_per_s / 1e9:.2f})"
+
+
+def _interval(one: Summary) -> str:
+    held = one.ci95_bytes_per_s
+    return f"{held[0] / GIB:.2f}-{held[1] / GIB:.2f}" if held else MISSING
+
+
+def _of_fio(one: Summary) -> str:
+    return MISSING if one.of_ceiling is None else f"{100 * one.of_ceiling:.0f}%"
+
+
+def _memory(one: Summary) -> str:
+    total = one.memory.total_bytes if one.memory else None
+    return MISSING if total is None else format_size(total)
 
 
 def phases_grid(summaries: Iterable[Summary]) -> Grid:
     """Return the table of the phases in seconds: `gather 0.310, write 3.204, sync 0.012`."""
-    rows = [
-        [
-            one.label,
-            one.operation,
-            ", ".join(f"{name} {seconds:.3f}" for name, seconds in one.phases_s.items()),
-        ]
-        for one in summaries
-    ]
-    columns = (("writer", False), ("operation", False), ("phases (s)", False))
-    return Grid(title="phases", columns=columns, rows=rows, sentences=(2,))
+    phases = Column[Summary]("phases (s)", _phases, figure=False, sentence=True)
+    return Grid.of(summaries, (*_WHO, phases), "phases")
+
+
+def _phases(one: Summary) -> str:
+    return ", ".join(f"{name} {seconds:.3f}" for name, seconds in one.phases_s.items())
+
+
+def latency_grid(summaries: Iterable[Summary]) -> Grid:
+    """Return the table of latencies in milliseconds."""
+    rows = [(one, name, found) for one in summaries for name, found in one.latencies.items()]
+    columns: tuple[Column[tuple[Summary, str, LatencyFigures]], ...] = (
+        Column("writer", lambda row: row[0].label, figure=False),
+        Column("operation", lambda row: row[0].operation, figure=False),
+        Column("latency of", lambda row: _LATENCIES.get(row[1], row[1]), figure=False),
+        Column("operations", lambda row: f"{row[2].operations:,}", 2),
+        Column("p50\n(ms)", lambda row: _ms(row[2].p50_s)),
+        Column("p95\n(ms)", lambda row: _ms(row[2].p95_s), 1),
+        Column("p99\n(ms)", lambda row: _ms(row[2].p99_s)),
+        Column("p99.9\n(ms)", lambda row: _ms(row[2].p99_9_s)),
+        Column("max\n(ms)", lambda row: _ms(row[2].max_s)),
+    )
+    return Grid.of(rows, columns, "latencies")
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return MISSING
+    return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:,.0f}"
 
 
 def footnotes(report: Report) -> list[str]:
-    """Return all notes: failures, winners, decisions, baseline, fio, intervals, reasons."""
+    """Return all notes: failures, ranks, decisions, baseline, fio, intervals, reasons."""
     lines = (
-        *(
-            _failure_lines,
-            _winner_lines,
-            _over_time_lines,
-            _straggler_lines,
-            _rank_lines,
-            _decision_lines,
-        ),
+        *(_failure_lines, _straggler_lines, _rank_lines, _decision_lines),
         *(_baseline_line, _ceiling_lines, _interval_line, _memory_line, _reason_lines),
     )
     return [line for part in lines for line in part(report)]
@@ -199,28 +166,39 @@ def urgent_notes(report: Report) -> list[str]:
     return [*_failure_lines(report), *fio, *late, *_reason_lines(report, bad)]
 
 
-def _over_time_lines(report: Report) -> list[str]:
-    return [line for one in report.summaries for line in over_time_lines(one)]
+def _rank_lines(report: Report) -> Iterator[str]:
+    """Yield the range of the ranks' rates in each row; medians of its samples."""
+    for one in report.summaries:
+        if one.ranks is not None:
+            low, high, middle = (
+                f"{bytes_per_s / GIB:.2f}"
+                for bytes_per_s in (
+                    one.ranks.slowest.bytes_per_s,
+                    one.ranks.fastest.bytes_per_s,
+                    one.ranks.median_bytes_per_s,
+                )
+            )
+            slowest, fastest = one.ranks.slowest, one.ranks.fastest
+            yield (
+                f"ranks of {one.label} {one.operation}: {low} (rank {slowest.rank}, host "
+                f"{slowest.host}) to {high} GiB/s (rank {fastest.rank}, host {fastest.host}), "
+                f"median {middle}; medians of {one.samples}"
+            )
 
 
-def _rank_lines(report: Report) -> list[str]:
-    """Return the range of the ranks' rates in each row."""
-    return [
-        line
-        for one in report.summaries
-        if one.ranks is not None
-        for line in rank_lines(f"{one.label} {one.operation}", one.samples, one.ranks)
-    ]
-
-
-def _straggler_lines(report: Report) -> list[str]:
-    """Return the ranks that were late in each row, by host."""
-    return [
-        line
-        for one in report.summaries
-        if one.ranks is not None
-        for line in straggler_lines(f"{one.label} {one.operation}", one.samples, one.ranks)
-    ]
+def _straggler_lines(report: Report) -> Iterator[str]:
+    """Yield the ranks that were late in each row, by host."""
+    for one in report.summaries:
+        by_host: dict[str, list[str]] = {}
+        for late in one.ranks.stragglers if one.ranks else ():
+            more = f", with {late.bytes:.3g}x the bytes" if late.bytes > STRAGGLER else ""
+            by_host.setdefault(late.host, []).append(
+                f"rank {late.rank} in {late.samples} of {one.samples}, up to {late.worst:.2f}x the "
+                f"median{more}"
+            )
+        if by_host:
+            hosts = "; ".join(f"host {host}: {', '.join(texts)}" for host, texts in by_host.items())
+            yield f"stragglers of {one.label} {one.operation}: {hosts}"
 
 
 def _decision_lines(report: Report) -> list[str]:
@@ -233,29 +211,10 @@ def _decision_lines(report: Report) -> list[str]:
     ]
 
 
-def _winner_lines(report: Report) -> list[str]:
-    """Return the winners, or that no difference is shown, and noise floors measured by an A/A."""
-    lines = []
-    for one in report.winners:
-        kind = one.operation, one.restore_as, one.target, one.background
-        if one.equals:
-            names = _some([one.fastest, *one.equals])
-            lines.append(f"fastest {one.what}: no difference shown between {names}")
-        elif sum(_kind(each) == kind for each in report.summaries) > 1:
-            lines.append(f"fastest {one.what}: {one.fastest}")
-        if one.by_aa is not None:
-            lines.append(f"noise floor of {one.what}: {100 * one.floor:.1f}% by {one.by_aa}")
-    return lines
-
-
-def _kind(one: Summary) -> tuple[str, str | None, str | None, str | None]:
-    return one.operation, one.axes.restore_as, one.axes.target, one.axes.background
-
-
 def _times(summary: Summary) -> str:
     """Return the ratio and its interval: `6.21 (5.90-6.55)`."""
     if summary.ratio is None:
-        return _MISSING
+        return MISSING
     if summary.ratio_ci95 is None:
         return f"{summary.ratio:.2f}"
     low, high = summary.ratio_ci95
@@ -288,20 +247,14 @@ def _ceilings(report: Report) -> list[tuple[str, Ceiling]]:
     return [(f"fio in {target}", one) for target, one in report.ceilings.items()]
 
 
-def _ceiling_lines(report: Report) -> list[str]:
-    lines = []
+def _ceiling_lines(report: Report) -> Iterator[str]:
     for of, ceiling in _ceilings(report):
-        for operation, value, job in (
-            ("save", ceiling.save_bytes_per_s, ceiling.save_job),
-            ("restore", ceiling.restore_bytes_per_s, ceiling.restore_job),
-        ):
-            if value is not None and job is not None:
-                lines.append(
-                    f"{of}: {operation} {format_rate(value)} by {job.get('name', 'a job')}"
-                )
+        for operation in _OPERATIONS:
+            if (rate := ceiling.of(operation)) is not None:
+                by = ceiling.job_of(operation).get("name", "a job")
+                yield f"{of}: {operation} {format_rate(rate)} by {by}"
         if ceiling.reason:
-            lines.append(_no_ceiling(of, ceiling))
-    return lines
+            yield _no_ceiling(of, ceiling)
 
 
 def _no_ceiling(of: str, ceiling: Ceiling) -> str:

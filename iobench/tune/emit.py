@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from iobench.bench.judging.verdict import VerdictStatus
-from iobench.environment.machine import machine_words
+from iobench.environment.facts import machine_words, storage_line
 from iobench.errors import UsageError
 from iobench.text import printable
 from iobench.tune.journal import TuningRecord
@@ -73,7 +73,7 @@ def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
         f"{format_size(tuning.full_bytes)}",
         objective=outcome.objective.goal,
         target=tuning.target.location,
-        storage=storage_words(header),
+        storage=printable(storage_line(header.storage)),
         machine=printable(", ".join(machine_words(header.machine))),
         fingerprint=str(header.machine["fingerprint"]),
         size_bytes=size,
@@ -110,12 +110,3 @@ def _format(tuning: Tuning) -> str:
     for spec in tuning.workload.files(tuning.asked.rank):
         sizes[spec.format] += spec.size_bytes
     return max(sizes, key=lambda name: (sizes[name], name))
-
-
-def storage_words(header: TuningRecord) -> str:
-    """Return `ext4 on vda` or `s3 at http://127.0.0.1:9000`."""
-    storage = header.storage
-    device = storage.get("device")
-    below = device["name"] if device else storage.get("endpoint") or storage.get("source")
-    joined = f" at {below}" if storage.get("endpoint") else f" on {below}"
-    return printable(f"{storage.get('fs_type') or storage.get('kind')}{joined if below else ''}")

@@ -14,8 +14,7 @@ from iobench.goodput.forecast import Method, forecast
 from iobench.goodput.job import TrainingJob
 from iobench.goodput.measured import by_hand
 from iobench.report.claims import claims_document
-from iobench.report.compare import compare
-from iobench.report.comparison import compare_document
+from iobench.report.compare import compare, compare_document
 from iobench.report.kinds import document_of
 from iobench.report.plan import Outlook, plan_document
 from iobench.results import read
@@ -25,16 +24,12 @@ _RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_training(open_page: OpenPage) -> None:
-    """Steps are lines, stalls and persists are areas; on a phone in the dark."""
+    """A mark per checkpoint; on a phone in the dark."""
     path = _RESULTS / "reference-train-busy-gpt5b-nemo.jsonl"
     blocks = read(path).training
     opened = open_page(document_of([path]), width=400, scheme="dark")
     saves = [save for block in blocks for save in block.saves]
     assert opened.marks("stall", "symbol") == len(saves)
-    assert opened.marks("steps-2", "rect") == 2 * len(blocks[1].saves)
-    assert opened.count('figure[data-chart="steps-1"] .mark-rule.role-mark line') == len(
-        blocks[0].step_s
-    )
     assert opened.count("figure svg") == opened.count("figure")
     assert opened.run("document.documentElement.scrollWidth") <= 400
     assert opened.tooltip("overhead")[0].startswith("repetition")
@@ -61,7 +56,6 @@ def test_plan(open_page: OpenPage) -> None:
     found = [one for job in jobs for one in forecast(candidates, candidates[0], job, method)]
     about = Outlook(title="by hand", method=method, forecasts=tuple(found), notes=())
     opened = open_page(plan_document(about))
-    assert opened.marks("ettr-nodes", "symbol") == len(found)
     assert opened.marks("ettr-interval-2", "symbol") == len(candidates)
     assert opened.problems == []
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,9 +95,8 @@ def test_uploads_of_any_age() -> None:
     began = datetime.now(UTC) - timedelta(hours=2)
     place = S3Target(bucket="bucket", key="key")
     upload = UnfinishedUpload(target=place, upload_id="1", initiated=began)
-    objects: Any = SimpleNamespace(uploads=lambda: [upload])
-    found = {text: s3._older(objects, text) for text in ("0s", "1h", "1d", "99999999999999d")}
-    assert found == {"0s": [upload], "1h": [upload], "1d": [], "99999999999999d": []}
+    found = {hours: s3._older([upload], 3600 * hours) for hours in (0, 1, 24, 1e15)}
+    assert found == {0: [upload], 1: [upload], 24: [], 1e15: []}
 
 
 # The answer of every verb.
@@ -221,13 +219,13 @@ def test_workloads_list(iobench_inside: Command) -> None:
     named = {one["name"]: one for one in document["workloads"]}
     assert named["llama7b"]["rank_bytes"] > 70 * GIB
     table = iobench_inside("workloads", "list").stdout
-    assert [line.split()[0] for line in table.splitlines()[2:]] == list(named)
+    assert [line.split()[0] for line in table.splitlines()[4:]] == list(named)
 
 
 def test_workloads_show(iobench_inside: Command, tiny_path: Path) -> None:
     """Facts, files and tensors of a rank; text and document agree."""
     facts = iobench_inside("workloads", "show", "llama7b").stdout
-    assert "step time  3.87 s on 8 H100" in facts
+    assert re.search("step time +3.87 s on 8 H100", facts)
     assert "model.safetensors" not in facts
     files = iobench_inside("workloads", "show", tiny_path, "--rank", "1", "--files").stdout
     assert "rng_state_1.pth" in files
@@ -641,7 +639,6 @@ def test_a_run_without_arguments(iobench_inside: Command, target: Path) -> None:
     assert done.returncode == 0
     assert "workload  llama7b, rank 0" in done.stderr
     assert "writers   buffered, odirect, hybrid" in done.stderr
-    assert "size      700.00 MiB was asked for; the nearest sizes are 581.32 MiB and" in done.stderr
     assert f"target    {target.resolve()}" in done.stderr
 
 
@@ -811,7 +808,7 @@ def test_a_disk_that_fills_up_in_mid_run(
         stdout, stderr = process.communicate(timeout=60)
     lines = [line for line in stderr.splitlines() if not _PLAN.match(line)]
     assert process.returncode == 1, stderr
-    stopped = r"Stopped: (after \d+|in the first) of 1000 repetitions \(failed\)\nSave: .*FAILED\n"
+    stopped = r"Stopped: in repetition \d+ of 1000 \(failed\)\nSave: .*FAILED\n"
     assert re.match(stopped, stdout)
     assert lines[0] == f"record: {record}"
     assert len(lines) == 2, stderr

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from support.cli import app
 from typer.testing import CliRunner, Result
 
-from iobench.cli.doctor import doctor
 from iobench.environment import DeviceMonitor, describe_storage
 from iobench.environment.advice import Advice
 from iobench.units import MIB
@@ -27,9 +26,7 @@ Mounter = Callable[..., Path]
 
 
 def run_doctor(*arguments: str) -> Result:
-    app = typer.Typer()
-    app.command()(doctor)
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, ["doctor", *arguments])
 
 
 def as_json(directory: Path) -> dict[str, Any]:
@@ -71,9 +68,7 @@ def test_names_that_are_not_text(tmp_path: Path) -> None:
     """A directory whose name is not UTF-8 is looked at and printed all the same."""
     odd = os.fsencode(tmp_path) + b"/\xff\xfe"
     os.mkdir(odd)
-    app = typer.Typer()
-    app.command()(doctor)
-    result = CliRunner().invoke(app, ["--target", os.fsdecode(odd)])
+    result = run_doctor("--target", os.fsdecode(odd))
     assert result.exit_code == 0, result.exception
     assert "\\udcff" in result.stdout
     assert as_json(Path(os.fsdecode(odd)))["storage"]["path"].endswith("\udcff\udcfe")

@@ -293,12 +293,7 @@ def test_the_list_of_uploads_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         UnfinishedUpload(target=S3Target(bucket="bucket", key=key), upload_id="1", initiated=when)
         for key in keys
     ]
-
-    class Objects:
-        def uploads(self) -> list[UnfinishedUpload]:
-            return found
-
-    monkeypatch.setattr(s3, "_objects", lambda *_: Objects())
+    monkeypatch.setattr(s3, "_uploads", lambda *_: (None, found))
     command = ("s3", "list-uploads", "s3://bucket")
     (uncut, _), (shown, _) = (printed(*command, columns=one) for one in (None, 80))
     check_fits(shown, uncut)

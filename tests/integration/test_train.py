@@ -73,7 +73,7 @@ def test_turns(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path:
     assert [(block.repetition, block.order) for block in blocks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [block.resumed_equal for block in blocks] == [None, True, None, None]
     assert "| buffered sync |" in done.stdout
-    assert 'data-chart="steps-2"' in (tmp_path / "report.html").read_text()
+    assert 'data-chart="stall"' in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("every", ["2xpersist", "3.5%"])

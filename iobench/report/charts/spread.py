@@ -10,49 +10,9 @@ from iobench.report.document import Chart, Dot, MarkLine, Spread
 from iobench.report.grid import Grid
 from iobench.report.page.theme import INK, MUTED, data_of, spec_of
 
-__all__ = [
-    "BODY",
-    "label_layers",
-    "lane_axis",
-    "lane_height",
-    "lane_scale",
-    "spread_chart",
-]
-
 _LANE = 52  # pixels
 _LABEL = 0.24  # within a lane, from its top
-BODY = 0.68
-"""Where the marks of a lane are, from its top: row 0 has them at y = BODY."""
-
-
-def lane_scale(lanes: int, head: float = 0.0) -> alt.Scale:
-    """Return the scale of y, in lanes from the top, with room for `head` lanes above them."""
-    return alt.Scale(domain=[-head, lanes], reverse=True, nice=False, zero=False)
-
-
-def lane_axis(field: str, scale: alt.Scale) -> alt.Y:
-    """Return the encoding of `field` in lanes; it has no axis, because lanes have labels."""
-    return alt.Y(f"{field}:Q", scale=scale, axis=None)
-
-
-def lane_height(lanes: int, head: float = 0.0) -> int:
-    """Return the height in pixels."""
-    return round(_LANE * (lanes + head))
-
-
-def label_layers(labels: Sequence[tuple[str, str]], scale: alt.Scale) -> Iterator[alt.Chart]:
-    """Yield the layers of the labels: the name and the figure of each lane."""
-    texts = alt.Chart(
-        data_of(
-            {"y": position + _LABEL, "label": label, "figure": figure}
-            for position, (label, figure) in enumerate(labels)
-        )
-    ).encode(y=lane_axis("y", scale))
-    name = texts.mark_text(align="left", fontWeight=600, limit=290, color=INK)
-    yield name.encode(text="label:N", x=alt.value(0))
-    yield texts.mark_text(align="right", color=INK).encode(text="figure:N", x=alt.value("width"))
-
-
+_BODY = 0.68  # where the marks of a lane are, from its top: row 0 has them at y = _BODY
 _HEAD = 0.5  # lanes above the first one, for the labels of the marks
 _APART = 0.12  # lanes: dots alternate above and below the middle, so that fewer hide others
 _MARGIN = 0.05  # of the axis, on both sides of what it shows
@@ -81,7 +41,7 @@ def spread_chart(
     `ends`.
     """
     head = 0.0 if mark is None else _HEAD
-    down = lane_scale(len(rows), head)
+    down = alt.Scale(domain=[-head, len(rows)], reverse=True, nice=False, zero=False)
     low, high = ends or _domain(rows, mark, zero=zero)
     x = alt.X(
         "x:Q",
@@ -92,8 +52,8 @@ def spread_chart(
         *_mark_layers(
             mark, len(rows), x, down, left=mark is not None and mark.x > (low + high) / 2
         ),
-        *_row_layers(rows, x, lane_axis("y", down), (low, high)),
-        *label_layers([(row.label, row.figure) for row in rows], down),
+        *_row_layers(rows, x, _lanes(down), (low, high)),
+        *_label_layers(rows, down),
     ]
     spoken = "; ".join(f"{row.label} {row.figure}" for row in rows)
     return Chart(
@@ -102,9 +62,25 @@ def spread_chart(
         headline=headline,
         alt=f"{says}: {spoken}." + (f" Dashed line: {mark.label}." if mark else ""),
         caption=caption,
-        spec=spec_of(alt.layer(*layers), lane_height(len(rows), head)),
+        spec=spec_of(alt.layer(*layers), round(_LANE * (len(rows) + head))),
         numbers=_numbers(rows, axis),
     )
+
+
+def _lanes(scale: alt.Scale) -> alt.Y:
+    """Return the encoding of y in lanes from the top; it has no axis, because lanes have labels."""
+    return alt.Y("y:Q", scale=scale, axis=None)
+
+
+def _label_layers(rows: Sequence[Spread], down: alt.Scale) -> Iterator[alt.Chart]:
+    """Yield the layers of the labels: the name and the figure of each row."""
+    values = (
+        {"y": at + _LABEL, "label": row.label, "figure": row.figure} for at, row in enumerate(rows)
+    )
+    texts = alt.Chart(data_of(values)).encode(y=_lanes(down))
+    name = texts.mark_text(align="left", fontWeight=600, limit=290, color=INK)
+    yield name.encode(text="label:N", x=alt.value(0))
+    yield texts.mark_text(align="right", color=INK).encode(text="figure:N", x=alt.value("width"))
 
 
 def _numbers(rows: Sequence[Spread], axis: str) -> Grid:
@@ -135,15 +111,12 @@ def _short(value: float) -> str:
 
 
 def _row_layers(
-    rows: Sequence[Spread],
-    x: alt.X,
-    y: alt.Y,
-    ends: tuple[float, float],
+    rows: Sequence[Spread], x: alt.X, y: alt.Y, ends: tuple[float, float]
 ) -> Iterator[alt.Chart]:
     colour = alt.Color("colour:N", scale=None)
     words = dict.fromkeys(heading for row in rows for dot in row.dots for heading in dot.words)
     bars = [
-        {"y": at + BODY, "x": row.bounds[0], "x2": row.bounds[1], "colour": row.colour}
+        {"y": at + _BODY, "x": row.bounds[0], "x2": row.bounds[1], "colour": row.colour}
         for at, row in enumerate(rows)
         if row.bounds is not None
     ]
@@ -151,14 +124,14 @@ def _row_layers(
         bar = alt.Chart(data_of(bars)).mark_bar(height=10, opacity=0.3, cornerRadius=3)
         yield bar.encode(x=x, x2="x2:Q", y=y, color=colour)
     middles = [
-        {"x": row.middle, "y": at + BODY} for at, row in enumerate(rows) if row.middle is not None
+        {"x": row.middle, "y": at + _BODY} for at, row in enumerate(rows) if row.middle is not None
     ]
     tick = alt.Chart(data_of(middles)).mark_tick(thickness=3, size=24, color=INK, orient="vertical")
     yield tick.encode(x=x, y=y)
     dots = [
         {
             "x": dot.x,
-            "y": at + BODY + (-_APART if number % 2 else _APART),
+            "y": at + _BODY + (-_APART if number % 2 else _APART),
             "colour": row.colour,
             "fill": "transparent" if row.hollow else row.colour,
             "shape": _shape(row, dot, ends),
@@ -178,7 +151,7 @@ def _row_layers(
             tooltip=[alt.Tooltip(f"word{n}:N", title=one) for n, one in enumerate(words)],
         )
     targets = [
-        {"x": row.target, "y": at + BODY} for at, row in enumerate(rows) if row.target is not None
+        {"x": row.target, "y": at + _BODY} for at, row in enumerate(rows) if row.target is not None
     ]
     if targets:
         diamond = alt.Chart(data_of(targets)).mark_point(
@@ -193,13 +166,13 @@ def _mark_layers(
     if mark is None:
         return
     parts = [
-        {"x": mark.x, "y": at + BODY - _BESIDE, "y2": at + BODY + _BESIDE} for at in range(lanes)
+        {"x": mark.x, "y": at + _BODY - _BESIDE, "y2": at + _BODY + _BESIDE} for at in range(lanes)
     ]
     dashes = alt.Chart(data_of(parts)).mark_rule(color=MUTED, strokeDash=[4, 3], strokeWidth=1.5)
-    yield dashes.encode(x=x, y=lane_axis("y", down), y2="y2:Q")
+    yield dashes.encode(x=x, y=_lanes(down), y2="y2:Q")
     base = alt.Chart(data_of([{"x": mark.x, "y": -_HEAD / 2, "label": mark.label}]))
     text = base.mark_text(align="right" if left else "left", color=MUTED)
-    yield text.encode(x=x, y=lane_axis("y", down), text="label:N")
+    yield text.encode(x=x, y=_lanes(down), text="label:N")
 
 
 def _shape(row: Spread, dot: Dot, ends: tuple[float, float]) -> str:

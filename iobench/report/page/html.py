@@ -27,17 +27,6 @@ from iobench.report.document import Chart, Document
 from iobench.report.page.theme import DARK, MUTED, PAPER, SCHEME
 from iobench.text import printable
 
-__all__ = [
-    "GENERATOR",
-    "content_hash",
-    "draw",
-    "html",
-    "inline_json",
-    "inline_script",
-    "runtime",
-    "vega_lite_version",
-]
-
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
 
 

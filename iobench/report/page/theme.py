@@ -11,8 +11,6 @@ from typing import Any
 
 import altair as alt
 
-__all__ = ["DARK", "GRID", "INK", "MUTED", "PAPER", "SCHEME", "data_of", "spec_of"]
-
 INK, MUTED, GRID, PAPER = "#1c2026", "#5a6270", "#e3e6eb", "#ffffff"
 SCHEME = {"ink": INK, "muted": MUTED, "grid": GRID, "paper": PAPER}
 DARK = {"ink": "#e7eaee", "muted": "#a0a8b4", "grid": "#2d333c", "paper": "#191d23"}

@@ -12,8 +12,8 @@ import pytest
 from iobench.bench import fio
 from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.fio import JOBS, FioJob, FioSample
+from iobench.bench.judging.ceiling import find_ceiling
 from iobench.errors import FioError
-from iobench.report.ceiling import find_ceiling
 from iobench.results import CeilingSample, Operation
 
 _Fails = Callable[[str], None]

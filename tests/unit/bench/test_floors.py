@@ -14,10 +14,8 @@ from iobench.bench.judging.floors import Floor, floors_beside
 from iobench.claims.claims import CLAIMS, Answer
 from iobench.claims.reproduction import judge_records
 from iobench.report.answer import answer
-from iobench.report.compare import compare
-from iobench.report.comparison import notes
+from iobench.report.compare import compare, notes
 from iobench.report.summary import summarise
-from iobench.report.wording import footnotes
 from iobench.results import ResultFile, Run, Sample, read
 from iobench.results.codec import to_record
 from iobench.stats.comparison import LEAST_FLOOR
@@ -197,7 +195,6 @@ def test_the_answer_of_a_run_names_the_record(run: ResultFile, write: Write) -> 
     assert winner.floor == pytest.approx(0.2)
     said = [text for line in answer(summarise(measured)) for text in line.texts]
     assert f"differences up to 20.0% of save are noise, by A/A in {path}" in said
-    assert f"noise floor of save: 20.0% by A/A in {path}" in footnotes(summarise(measured))
     again = replace(run, samples=tuple(twins(_FORTH, [1.05] * 5)))
     (own,) = summarise(again).winners
     assert (own.floor, own.floor_record, own.measured) == (pytest.approx(0.05), None, True)

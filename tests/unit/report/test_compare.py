@@ -14,8 +14,7 @@ from support.cli import app
 from typer.testing import CliRunner
 
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
-from iobench.report.compare import compare
-from iobench.report.comparison import compare_document
+from iobench.report.compare import compare, compare_document
 from iobench.report.facts import unlike
 from iobench.report.render import DocumentFormat, render
 from iobench.results import (

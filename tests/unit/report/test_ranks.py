@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from iobench.report.row import rank_lines, rank_rates, straggler_lines
+from iobench.bench.judging.ranks import RankRates, rank_rates
+from iobench.report.summary import summarise
+from iobench.report.wording import footnotes
 from iobench.results import ResultFile, Sample, WorldFacts
 from iobench.units import GIB
 
@@ -34,7 +36,23 @@ def sample(example: ResultFile) -> Callable[..., Sample]:
     return make
 
 
-def test_rates_and_stragglers(sample: Callable[..., Sample]) -> None:
+@pytest.fixture
+def lines(example: ResultFile) -> Callable[[int, RankRates], list[str]]:
+    """The notes about the ranks of a row of so many samples."""
+
+    def make(samples: int, rates: RankRates) -> list[str]:
+        report = summarise(example)
+        row = replace(report.summaries[0], label="x", samples=samples, ranks=rates)
+        found = footnotes(replace(report, summaries=(row,)))
+        return [one for one in found if one.startswith(("ranks of", "stragglers of"))]
+
+    return make
+
+
+_Lines = Callable[[int, RankRates], list[str]]
+
+
+def test_rates_and_stragglers(sample: Callable[..., Sample], lines: _Lines) -> None:
     """Medians over the samples; a straggler takes more than 1.2 times the median of its sample."""
     samples = [sample(1, 1, 1, 2), sample(1, 1, 1, 4), sample(1, 1, 1.1, 1.15)]
     rates = rank_rates(samples, WORLD)
@@ -44,21 +62,20 @@ def test_rates_and_stragglers(sample: Callable[..., Sample]) -> None:
     assert (rates.fastest.bytes_per_s, rates.median_bytes_per_s) == (GIB, GIB)
     (one,) = rates.stragglers
     assert (one.rank, one.host, one.samples, one.worst, one.bytes) == (3, "b", 2, 4.0, 1.0)
-    assert list(straggler_lines("odirect save", 3, rates)) == [
-        "stragglers of odirect save: host b: rank 3 in 2 of 3, up to 4.00x the median"
-    ]
-    (line,) = rank_lines("odirect save", 3, rates)
-    assert line.startswith("ranks of odirect save: 0.50 (rank 3, host b) to 1.00 GiB/s (rank ")
+    late, ranks = lines(3, rates)
+    assert late == "stragglers of x save: host b: rank 3 in 2 of 3, up to 4.00x the median"
+    assert ranks.startswith("ranks of x save: 0.50 (rank 3, host b) to 1.00 GiB/s (rank ")
 
 
-def test_more_bytes_explain_a_straggler(sample: Callable[..., Sample]) -> None:
+def test_more_bytes_explain_a_straggler(sample: Callable[..., Sample], lines: _Lines) -> None:
     """Rank 0 of many frameworks writes far more than others. Ranks without bytes have no rate."""
     samples = [sample(4, 1, 1, 0.1, jobs_bytes=(4 * GIB, GIB, GIB, 0))]
     rates = rank_rates(samples, WORLD)
     assert rates is not None
     assert {rates.slowest.rank, rates.fastest.rank} <= {0, 1, 2}
-    (line,) = straggler_lines("x save", 1, rates)
-    assert line.endswith("rank 0 in 1 of 1, up to 4.00x the median, with 4x the bytes")
+    assert lines(1, rates)[0].endswith(
+        "rank 0 in 1 of 1, up to 4.00x the median, with 4x the bytes"
+    )
 
 
 def test_idle_ranks_are_no_measure(sample: Callable[..., Sample]) -> None:
@@ -69,11 +86,11 @@ def test_idle_ranks_are_no_measure(sample: Callable[..., Sample]) -> None:
     assert (rates.slowest, rates.stragglers) == (rates.fastest, ())
 
 
-def test_without_stragglers_there_is_no_line(sample: Callable[..., Sample]) -> None:
+def test_without_stragglers_there_is_no_line(sample: Callable[..., Sample], lines: _Lines) -> None:
     """All within 1.2 times the median."""
     rates = rank_rates([sample(1, 1.1, 1.1, 1.2)], WORLD)
     assert rates is not None
-    assert list(straggler_lines("x save", 1, rates)) == []
+    assert len(lines(1, rates)) == 1
 
 
 def test_other_runs_have_no_ranks(sample: Callable[..., Sample]) -> None:

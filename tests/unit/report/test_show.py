@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from iobench.cli.given import declare
 from iobench.cli.show import show
 from iobench.errors import ResultFileError, UsageError
 
@@ -18,7 +19,7 @@ _KEPT = ("schema", "kind", "run_id", "operation", "status", "cold", "started_at"
 @pytest.fixture
 def app() -> typer.Typer:
     app = typer.Typer()
-    app.command()(show)
+    app.command(help=declare(show))(show)
     return app
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from iobench.report.train import training_costs
 from iobench.results import read
 from iobench.stats.estimates import median_interval
+from iobench.train.costs import training_costs
 
 _RECORD = Path(__file__).parents[3] / "results/reference-train-busy-gpt5b-nemo.jsonl"
 

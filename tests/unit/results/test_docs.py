@@ -7,8 +7,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from iobench.report.ceiling import Ceiling
-from iobench.report.summary import Summary
+from iobench.bench.judging.ceiling import Ceiling
+from iobench.report.row import Summary
 from iobench.report.winners import Winner
 from iobench.results import CeilingSample, End, Failure, Fallback, PathCount, Run, Sample
 

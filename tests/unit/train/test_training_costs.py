@@ -11,10 +11,11 @@ import pytest
 
 from iobench.errors import UsageError
 from iobench.report.render import DocumentFormat, render
-from iobench.report.train import train_document, training_costs
+from iobench.report.train import train_document
 from iobench.results import ResultFile, TrainBlock, TrainSave, from_record, read, to_record
 from iobench.train.arm import choose_arms
 from iobench.train.block import due
+from iobench.train.costs import training_costs
 from iobench.train.trainer import Trainer
 
 _EXAMPLE = Path(__file__).parents[1] / "results/example.jsonl"

@@ -10,9 +10,7 @@ from typing import Any
 import altair as alt
 import pytest
 
-from iobench.report.charts.over_time import over_time_chart
-from iobench.report.charts.phases import phases_chart
-from iobench.report.charts.rates import rates_chart
+from iobench.report.charts.run import over_time_chart, rates_chart
 from iobench.report.document import Chart, Document
 from iobench.report.page.html import html
 from iobench.report.rows import Group, Measured
@@ -21,7 +19,7 @@ from iobench.results import Interference, ResultFile, Sample
 from iobench.units import GIB
 
 _OPERATIONS = ("save", "restore")
-_KINDS = ("rate", "phases", "over-time", "in-order")
+_KINDS = ("rate", "over-time", "in-order")
 """The chart of each section, for one operation."""
 
 
@@ -117,27 +115,11 @@ def test_the_tooltip_of_a_sample(recorded: ResultFile) -> None:
     measured = _with(recorded, lambda one: replace(one, interference=seen))
     (first, *_) = measured.rows
     words = first.words(first.samples[0])
-    assert words["others"] == "250 ms of CPU stolen, 1.00 MiB written"
+    assert words["others meanwhile"] == "250 ms of CPU stolen, 1.00 MiB written"
     assert words["repetition"] == str(first.samples[0].repetition + 1)
     assert words["verdict"].startswith("VALID")
     lost = replace(first.samples[0], bytes=1)
     assert "moved another number of bytes" in first.words(lost)["verdict"]
-
-
-def test_phases_add_up_to_the_time(measured: Measured, old: ResultFile) -> None:
-    """The rest, which is in no phase, is shown as such; phases beyond the time overlap."""
-    for group in (*measured.groups, _group(Measured.of(old), "save")):
-        chart = phases_chart(group)
-        (bars,) = _layers(chart, "bar")
-        beyond = []
-        for position, row in enumerate(group.rows):
-            own = [bar for bar in bars if int(bar["y"]) == position]
-            assert own[0]["x"] == 0
-            assert [bar["x2"] for bar in own[:-1]] == [bar["x"] for bar in own[1:]]
-            assert own[-1]["x2"] >= 0.97 * row.summary.last_done_s
-            beyond.append(own[-1]["x2"] > 1.05 * row.summary.last_done_s)
-        assert ("overlap" in chart.caption) == any(beyond)
-    assert any(beyond)
 
 
 def test_bytes_over_time_are_all_of_them(measured: Measured) -> None:
@@ -145,14 +127,14 @@ def test_bytes_over_time_are_all_of_them(measured: Measured) -> None:
     group = _group(measured, "save")
     chart = over_time_chart(group)
     assert chart is not None
-    points = next(_layers(chart, "area"))
+    (points,) = _layers(chart, "line")
     for row in group.rows:
         rates = {abs(rate - row.median): at for at, rate in enumerate(row.rates)}
         series = row.samples[rates[min(rates)]].series
         assert series is not None
-        for name, counted in (("writer", series.completed), ("device", series.counted)):
-            line = [p for p in points if p["writer"] == row.summary.label and p["counter"] == name]
-            moved = sum(a["rate"] * (b["x"] - a["x"]) for a, b in pairwise(line)) * GIB
+        for dashed, counted in ((False, series.completed), (True, series.counted)):
+            line = [p for p in points if (p["label"], p["dashed"]) == (row.summary.label, dashed)]
+            moved = sum(a["y"] * (b["x"] - a["x"]) for a, b in pairwise(line)) * GIB
             assert counted is not None
             assert moved == pytest.approx(sum(counted), rel=1e-3)
 
@@ -211,7 +193,7 @@ def test_several_targets_have_charts_of_their_own(recorded: ResultFile) -> None:
 def test_records_side_by_side(recorded: ResultFile, example: ResultFile) -> None:
     """A column of medians per record, and what differs between them."""
     page = run_document([recorded, example])
-    _, medians, differences = page.tables
+    medians, differences = page.tables
     assert {row[0] for row in differences.rows} == {"B"}
     assert [name for name, _ in medians.columns[2:]] == ["A, GiB/s", "B, GiB/s"]
     rates = [

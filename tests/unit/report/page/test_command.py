@@ -12,7 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from iobench.cli.pages import report_stopped
+from iobench.cli.given import declare
+from iobench.cli.pages import Shown
 from iobench.cli.show import show
 from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
 from iobench.report import kinds
@@ -24,7 +25,7 @@ _RESULTS = Path(__file__).parents[4] / "results"
 @pytest.fixture
 def app() -> typer.Typer:
     app = typer.Typer()
-    app.command()(show)
+    app.command(help=declare(show))(show)
     return app
 
 
@@ -41,13 +42,13 @@ def test_a_page_and_a_picture(app: typer.Typer, example_path: Path, tmp_path: Pa
     for _ in range(2):
         for file, said, more in (
             (page, "report", []),
-            (picture, "picture", ["--chart", "phases-save"]),
+            (picture, "picture", ["--chart", "in-order-save"]),
         ):
             answer = CliRunner().invoke(app, [str(example_path), "-o", str(file), *more])
             assert answer.exit_code == 0, answer.output
             assert answer.stderr == f"{said}: {file}\n"
     assert page.read_text().startswith("<!doctype html>")
-    assert "Where the time of each save goes" in picture.read_text()
+    assert "Each save in the order in which they ran" in picture.read_text()
     assert sorted(tmp_path.iterdir()) == [page, picture]
 
 
@@ -154,12 +155,19 @@ def test_the_page_of_what_stopped(
     ):
         if kept is not None:
             record.write_text("".join(lines[:kept]))
-        report_stopped(record, page)
+        _stop(record, page)
         assert capsys.readouterr().err.strip() == said
         assert page.exists() == said.startswith("report: ")
-    report_stopped(record, None)
-    report_stopped(record, tmp_path / "gone" / "a.html")
-    assert capsys.readouterr().err.startswith("warning: no report: --report ")
+    _stop(record, None)
+    assert capsys.readouterr().err == ""
     record.write_text("no record")
-    report_stopped(record, page)
+    _stop(record, page)
     assert capsys.readouterr().err.startswith("warning: no report: ")
+
+
+def _stop(record: Path, page: Path | None) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Shown(form="table", page=page).stopped(record, table=False),
+    ):
+        raise KeyboardInterrupt

@@ -20,15 +20,15 @@ from iobench.goodput.forecast import Method, forecast
 from iobench.goodput.job import TrainingJob
 from iobench.goodput.measured import by_hand
 from iobench.report.claims import claims_document
-from iobench.report.compare import compare
-from iobench.report.comparison import compare_document
+from iobench.report.compare import compare, compare_document
 from iobench.report.document import Document, Line
 from iobench.report.kinds import document_of
 from iobench.report.page.html import html
 from iobench.report.plan import Outlook, plan_document
 from iobench.report.run import run_document
-from iobench.report.train import train_document, training_costs
+from iobench.report.train import train_document
 from iobench.results import ResultFile, WorldFacts, read
+from iobench.train.costs import training_costs
 
 _RESULTS = Path(__file__).parents[4] / "results"
 
@@ -52,7 +52,7 @@ def check(page: Document) -> str:
 
 
 def test_training() -> None:
-    """A dot per pair of blocks and per checkpoint; steps, stalls and persists of one block."""
+    """A dot per pair of blocks and per checkpoint."""
     result = reference("train-busy-gpt5b-nemo")
     page = document_of([result.path])
     costs = [cost for cost in training_costs(result) if cost.overhead is not None]
@@ -62,31 +62,7 @@ def test_training() -> None:
     assert middles == pytest.approx(sorted(100 * (cost.overhead or 0) for cost in costs))
     saves = [save for block in result.training for save in block.saves]
     assert len(values(page.charts["stall"], "point")) == len(saves)
-    block = next(one for one in result.training if one.mode == "none")
-    plain = page.charts["steps-1"]
-    assert plain.title == "without checkpoints"
-    steps = values(plain, "rule")
-    assert len(steps) == len(block.step_s)
-    assert values(plain, "rect") == []
-    busy = page.charts["steps-2"]
-    kinds = [row["kind"] for row in values(busy, "rect")]
-    assert kinds.count("stall") == kinds.count("persist") == len(result.training[1].saves)
     assert check(page).count("data-chart=") == len(page.charts)
-
-
-def test_a_stall_is_after_its_step_and_delays_the_next(tmp_path: Path) -> None:
-    """Steps and stalls follow one another on the clock of a timeline; persists overlap them."""
-    result = reference("train-busy-gpt5b-nemo")
-    first = next(one for one in result.training if one.saves)
-    save = replace(first.saves[0], step=1, stall_s=0.5, persist_s=2.0, durable_s=2.5)
-    block = replace(first, step_s=(1.0, 1.0), persisting=(False, True), saves=(save,))
-    page = train_document([replace(result, training=(block,))])
-    chart = page.charts["steps-1"]
-    stall, persist = sorted(values(chart, "rect"), key=lambda row: row["kind"], reverse=True)
-    assert (stall["x"], stall["x2"]) == (1.0, 1.5)
-    assert (persist["x"], persist["x2"]) == (1.5, 3.5)
-    steps = [row for row in values(chart, "rule") if "step" in row]
-    assert [(row["x"], row["x2"]) for row in steps] == [(0.0, 1.0), (1.5, 2.5)]
 
 
 def test_comparison() -> None:
@@ -142,14 +118,14 @@ def test_plan() -> None:
     page = plan_document(about)
     chart = page.charts["ettr-interval-1"]
     (sync, background), job = about.forecasts, about.jobs[0]
-    points = {row["mode"]: row for row in values(chart, "point")}
+    points = {row["label"].split()[-1]: row for row in values(chart, "point")}
     lines = values(chart, "line")
     minutes = 60.0
     assert points["sync"]["x"] * minutes == pytest.approx(sync.best.interval_s)
     assert points["async"]["y"] == background.best.ettr
     for row in lines:
-        assert row["y"] <= points[row["mode"]]["y"] + 1e-12
-    one = next(row for row in lines if row["mode"] == "sync")
+        assert row["y"] <= points[row["label"].split()[-1]]["y"] + 1e-12
+    one = next(row for row in lines if row["label"].endswith(" sync"))
     expected = goodput.ettr(one["x"] * minutes, sync.candidate.costs, job)
     assert one["y"] == pytest.approx(expected)
     assert page.answer[0].texts[0].startswith("Save every")
@@ -157,11 +133,10 @@ def test_plan() -> None:
 
 
 def test_plan_of_several_sizes() -> None:
-    """ETTR against nodes, and the curves of the smallest and the largest job."""
+    """The curves of the smallest and the largest job."""
     about = outlook([64, 512, 2048])
     page = plan_document(about)
-    assert list(page.charts) == [*("ettr-nodes", "ettr-interval-1", "ettr-interval-2")]
-    assert len(values(page.charts["ettr-nodes"], "point")) == len(about.forecasts)
+    assert list(page.charts) == ["ettr-interval-1", "ettr-interval-2"]
     assert [line.subject for line in page.answer] == ["Smallest job", "Largest job"]
     check(page)
 

@@ -7,7 +7,7 @@ import pytest
 from iobench import peers
 from iobench.report import palette
 from iobench.report.page.theme import DARK, INK, MUTED, PAPER
-from iobench.report.palette import colour_of, phase_colour, shape_of
+from iobench.report.palette import colour_of, shape_of
 from iobench.writers import registry
 
 _DARK = DARK["paper"]
@@ -32,8 +32,8 @@ def _names() -> list[str]:
 
 
 def test_contrast() -> None:
-    """On paper and in the dark, for writers, peers and phases."""
-    colours = [*map(colour_of, _names()), *map(phase_colour, palette.PHASES)]
+    """On paper and in the dark, for writers and peers."""
+    colours = [*map(colour_of, _names())]
     faint = [c for c in colours if min(_contrast(c, PAPER), _contrast(c, _DARK)) < _LEAST]
     assert not faint
     assert min(_contrast(INK, PAPER), _contrast(MUTED, PAPER)) >= 4.5

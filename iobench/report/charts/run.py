@@ -1,0 +1,237 @@
+"""Charts of a run: rates, each sample in its order, and the bytes of one sample over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import pairwise
+
+import altair as alt
+
+from iobench.report.answer import answer
+from iobench.report.charts.lines import Curve, lines_chart
+from iobench.report.charts.spread import spread_chart
+from iobench.report.document import Chart, Dot, MarkLine, Section, Spread
+from iobench.report.rows import Group, Measured, RunRow, in_gib_per_s
+from iobench.results import Sample
+from iobench.stats.estimates import interval_heading
+from iobench.units import format_seconds
+
+_MARGIN = 1.06  # of the axis, beyond the largest figure that counts
+_MOST_POINTS = 60  # of a line over time
+_LEAST_STEP = 0.25  # of a step: a shorter last one is joined with the one before
+
+
+def run_charts(one: Measured) -> Iterator[Section]:
+    """Yield the sections of the charts of a run, each with a chart for each group of rows."""
+    kinds: dict[str, Callable[[Group], Chart | None]] = {
+        "Rates": partial(_rates_chart, one),
+        "Over time": over_time_chart,
+        "Drift": partial(in_order_chart, one.result.run.started_at),
+    }
+    for name, chart_of in kinds.items():
+        found = [chart for group in one.groups if (chart := chart_of(group))]
+        yield Section(heading=name, charts=tuple(found))
+
+
+def _rates_chart(one: Measured, group: Group) -> Chart:
+    ceiling = one.report.ceiling if group.target is None else one.report.ceilings[group.target]
+    same = (other for other in one.groups if other.operation == group.operation and group.target)
+    subject = group.name.capitalize()
+    found = (line for line in answer(one.report) if line.subject == subject and not group.target)
+    return rates_chart(
+        group,
+        ceiling.of(group.operation),
+        headline=next((f"{subject}: {line.texts[0]}" for line in found), ""),
+        up_to_gib_per_s=max(map(highest, same), default=0.0),
+    )
+
+
+def rates_chart(
+    group: Group,
+    ceiling_bytes_per_s: float | None,
+    *,
+    headline: str = "",
+    up_to_gib_per_s: float = 0.0,
+) -> Chart:
+    """Return the chart of the rates of one operation, fastest first.
+
+    The axis ends at `up_to_gib_per_s` or later: charts to be compared have the same axis.
+    Rows that cannot win have hollow dots. They do not widen the axis: what does not store
+    anything may be a hundred times faster.
+    """
+    ceiling = None if ceiling_bytes_per_s is None else in_gib_per_s(ceiling_bytes_per_s)
+    most = _MARGIN * max(highest(group), ceiling or 0.0, up_to_gib_per_s)
+    rows = [_spread(group, row) for row in group.rows]
+    return spread_chart(
+        rows,
+        name=group.slug("rate"),
+        title=f"Rate of each {group.name}",
+        headline=headline,
+        says=f"Median rate of each {group.name}, fastest first",
+        caption=_caption(group, ceiling, most),
+        axis="GiB/s",
+        mark=None if ceiling is None else MarkLine(x=ceiling, label=f"fio {ceiling:.2f}"),
+        ends=(0.0, most),
+    )
+
+
+def highest(group: Group) -> float:
+    """Return the highest rate in GiB/s of a sample that counts, or of any where none does."""
+    shown = [row for row in group.rows if row.counts] or group.rows
+    return max(rate for row in shown for rate in row.rates)
+
+
+def _spread(group: Group, row: RunRow) -> Spread:
+    interval, rate = row.summary.ci95_bytes_per_s, f"{row.median:.2f} GiB/s"
+    return Spread(
+        label=group.label(row),
+        figure=rate if row.counts else f"{row.summary.verdict}, {rate}",
+        colour=row.colour,
+        shape=row.shape,
+        hollow=not row.counts,
+        middle=row.median,
+        bounds=(in_gib_per_s(interval[0]), in_gib_per_s(interval[1])) if interval else None,
+        dots=[
+            Dot(x=rate, words=row.words(sample))
+            for sample, rate in zip(row.samples, row.rates, strict=True)
+        ],
+    )
+
+
+def _caption(group: Group, ceiling: float | None, most: float) -> str:
+    interval = interval_heading(row.summary.repetitions for row in group.rows).replace("\n", " ")
+    parts = [f"One dot per {group.operation}; upright line: median; bar: its {interval}."]
+    if any(row.shape != group.rows[0].shape for row in group.rows):
+        parts.append("Diamonds are other projects.")
+    if ceiling is not None:
+        parts.append("Dashed: the best fio job in the same directory.")
+    if not all(row.counts for row in group.rows):
+        parts.append("Hollow dots do not count.")
+    if any(rate > most for row in group.rows for rate in row.rates):
+        parts.append("Triangles are beyond the axis.")
+    return " ".join(parts)
+
+
+def in_order_chart(started_at: str, group: Group) -> Chart:
+    """Return the chart of all samples of one operation over the time of the run."""
+    began = datetime.fromisoformat(started_at)
+    most = _MARGIN * highest(group)
+    samples = [_in_order(group, row, began) for row in group.rows]
+    first = min(dot.x for one in samples for dot in one.dots)
+    changes = [one for row in group.rows for one in _changes(group, row, first)]
+    dashed = " Dashed: the rates before and after a change that is shown." if changes else ""
+    return lines_chart(
+        [*samples, *changes],
+        name=group.slug("in-order"),
+        title=f"Each {group.name} in the order in which they ran",
+        says=f"Rates of {sum(len(one.dots) for one in samples)} samples over the time of the run",
+        caption="A slope is drift: a full write cache, throttling or used up burst credits. A dip "
+        f"of all writers at once is the machine or another user of it.{dashed}",
+        x=alt.X("x:Q", axis=alt.Axis(title="minutes since the start of the run", tickCount=8)),
+        y=alt.Y(
+            "y:Q",
+            axis=alt.Axis(title="GiB/s", tickCount=5),
+            scale=alt.Scale(domain=[0, most], nice=False, clamp=True),
+        ),
+    )
+
+
+def _in_order(group: Group, row: RunRow, began: datetime) -> Curve:
+    return Curve(
+        label=group.label(row),
+        colour=row.colour,
+        figure=f"from {row.rates[0]:.2f} to {row.rates[-1]:.2f} GiB/s",
+        dots=[
+            Dot(
+                x=(datetime.fromisoformat(sample.started_at) - began).total_seconds() / 60,
+                y=rate,
+                words=row.words(sample),
+                shape=row.shape,
+            )
+            for sample, rate in zip(row.samples, row.rates, strict=True)
+        ],
+    )
+
+
+def _changes(group: Group, row: RunRow, start: float) -> Iterator[Curve]:
+    """Yield the rate before a change of a row, the step, and the rate after it; in minutes."""
+    over_time = row.summary.over_time
+    if over_time is not None and over_time.change is not None:
+        change = over_time.change
+        at, end = start + change.at_s / 60, start + over_time.elapsed_s / 60
+        before, after = map(in_gib_per_s, (change.before_bytes_per_s, change.after_bytes_per_s))
+        line = [(start, before), (at, before), (at, after), (end, after)]
+        yield Curve(label=group.label(row), colour=row.colour, line=line, dashed=True)
+
+
+def over_time_chart(group: Group) -> Chart | None:
+    """Return the chart of the median sample of each row; None where no sample has a series."""
+    shown = [(row, sample) for row in group.rows if (sample := _median_sample(row))]
+    if not shown:
+        return None
+    curves = [curve for row, sample in shown for curve in _series(group, row, sample)]
+    return lines_chart(
+        curves,
+        name=group.slug("over-time"),
+        title=f"Over time: the median {group.name} of each writer",
+        says=f"Bytes over time of one {group.name} of each writer",
+        caption=_over_time_caption([sample for _, sample in shown]),
+        x=alt.X("x:Q", axis=alt.Axis(title="seconds", tickCount=6), scale=alt.Scale(nice=False)),
+        y=alt.Y("y:Q", axis=alt.Axis(title="GiB/s", tickCount=5), scale=alt.Scale(zero=True)),
+        step=True,
+    )
+
+
+def _median_sample(row: RunRow) -> Sample | None:
+    """Return the sample with a series whose rate is nearest to the median."""
+    have = [
+        (abs(rate - row.median), sample)
+        for sample, rate in zip(row.samples, row.rates, strict=True)
+        if sample.series is not None and (sample.series.completed or sample.series.counted)
+    ]
+    return min(have, key=lambda one: one[0])[1] if have else None
+
+
+def _series(group: Group, row: RunRow, sample: Sample) -> Iterator[Curve]:
+    """Yield the line of the writer's own count, and of the device's or the process's, dashed."""
+    series = sample.series
+    assert series is not None
+    took = f"repetition {sample.repetition + 1}, {format_seconds(sample.elapsed_s)}"
+    for values, by in ((series.completed, "the writer"), (series.counted, series.counter)):
+        if values:
+            rates = _rates(values, series.interval_s, sample.elapsed_s)
+            steps = [*rates, (sample.elapsed_s, rates[-1][1])]
+            yield Curve(
+                label=group.label(row),
+                colour=row.colour,
+                line=[(round(at_s, 4), round(in_gib_per_s(rate), 5)) for at_s, rate in steps],
+                figure=f"{took}, counted by {by}",
+                dashed=values is series.counted,
+            )
+
+
+def _rates(values: Sequence[int], interval_s: float, elapsed_s: float) -> list[tuple[float, float]]:
+    """Return the begin and the rate of each step. The last one ends with the clock."""
+    step = math.ceil(len(values) / _MOST_POINTS)
+    begins = list(range(0, len(values), step))
+    if len(begins) > 1 and elapsed_s - begins[-1] * interval_s < _LEAST_STEP * step * interval_s:
+        begins.pop()  # a moment at the end: its rate is mostly rounding
+    rates = []
+    for begin, end in pairwise([*begins, len(values)]):
+        end_s = min(end * interval_s, elapsed_s) if end < len(values) else elapsed_s
+        length_s = max(end_s - begin * interval_s, _LEAST_STEP * interval_s)
+        rates.append((begin * interval_s, sum(values[begin:end]) / length_s))
+    return rates
+
+
+def _over_time_caption(shown: Sequence[Sample]) -> str:
+    series = [one.series for one in shown if one.series]
+    length = format_seconds(min(one.interval_s for one in series))
+    counters = sorted({one.counter for one in series if one.counter})
+    dashed = f" Dashed: bytes that the {' or '.join(counters)} counted" if counters else ""
+    others = ", those of other processes included" if "device" in counters else ""
+    end = "." if dashed else ""
+    return f"Lines: bytes that the writer completed in each {length}.{dashed}{others}{end}"
