@@ -65,37 +65,19 @@ def storage_line(storage: Mapping[str, Any]) -> str:
 
 def machine_facts(machine: Mapping[str, Any]) -> list[Fact]:
     """Return host, CPU, memory, kernel, versions and GPUs, in the order of `iobench doctor`."""
-    cpu, memory, versions, cache, ring, virtual = (
+    memory, versions, cache, ring, virtual = (
         part_of(machine, name)
-        for name in ("cpu", "memory", "versions", "page_cache", "io_uring", "virtualisation")
+        for name in ("memory", "versions", "page_cache", "io_uring", "virtualisation")
     )
-    cpus, nodes = (cpu.get(name) for name in ("usable_cpus", "numa_nodes"))
-    limit, rate = part_of(machine, "cgroup"), memory.get("new_pages_bytes_per_s")
-    cuda = versions.get("torch_cuda")
+    rate, cuda = memory.get("new_pages_bytes_per_s"), versions.get("torch_cuda")
     torch = _words(versions.get("torch"), cuda and f"built for CUDA {cuda}")
     dirty = (f"{_dirty(cache, 'background_')} background", f"{_dirty(cache, '')} hard")
     container, hypervisor = virtual.get("container"), virtual.get("hypervisor")
     known: list[tuple[Any, ...]] = [
         ("host", machine.get("hostname")),
-        (
-            "cpu",
-            _words(
-                cpu.get("model"),
-                cpus and f"{cpus} of {cpu.get('logical_cpus') or cpus} CPUs",
-                nodes and nodes > 1 and f"{nodes} NUMA nodes",
-            ),
-        ),
-        ("governor", cpu.get("governor"), "cpu.governor"),
-        (
-            "memory",
-            _words(
-                _size(memory.get("total_bytes")),
-                _size(memory.get("available_bytes"), "{} available"),
-                _size(limit.get("memory_limit_bytes"), "control group allows {}"),
-                _size(memory.get("swap_total_bytes"), "swap {}"),
-            ),
-            "memory",
-        ),
+        ("cpu", _cpu(part_of(machine, "cpu"))),
+        ("governor", part_of(machine, "cpu").get("governor"), "cpu.governor"),
+        ("memory", _memory(memory, part_of(machine, "cgroup")), "memory"),
         ("new pages", rate and format_rate(rate), "memory.pages"),
         ("dirty limits", ", ".join(dirty) if cache else None),
         (
@@ -107,11 +89,7 @@ def machine_facts(machine: Mapping[str, Any]) -> list[Fact]:
         ),
         ("system", machine.get("distribution")),
         ("kernel", machine.get("kernel")),
-        (
-            "io_uring",
-            "a ring was set up" if ring.get("works") else ring.get("reason"),
-            "io_uring",
-        ),
+        ("io_uring", "a ring was set up" if ring.get("works") else ring.get("reason"), "io_uring"),
         ("python", versions.get("python")),
         ("torch", (torch or "missing") if versions else None, "torch"),
         ("fio", (versions.get("fio") or "missing") if versions else None, "fio"),
@@ -130,6 +108,24 @@ def machine_facts(machine: Mapping[str, Any]) -> list[Fact]:
         ("fingerprint", machine.get("fingerprint")),
     ]
     return [Fact(name, str(words), *subject) for name, words, *subject in known if words]
+
+
+def _cpu(cpu: Mapping[str, Any]) -> str:
+    cpus, nodes = cpu.get("usable_cpus"), cpu.get("numa_nodes")
+    return _words(
+        cpu.get("model"),
+        cpus and f"{cpus} of {cpu.get('logical_cpus') or cpus} CPUs",
+        nodes and nodes > 1 and f"{nodes} NUMA nodes",
+    )
+
+
+def _memory(memory: Mapping[str, Any], group: Mapping[str, Any]) -> str:
+    return _words(
+        _size(memory.get("total_bytes")),
+        _size(memory.get("available_bytes"), "{} available"),
+        _size(group.get("memory_limit_bytes"), "control group allows {}"),
+        _size(memory.get("swap_total_bytes"), "swap {}"),
+    )
 
 
 def storage_facts(storage: Mapping[str, Any]) -> list[Fact]:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 MISSING = "-"
 """What a cell has without a value."""
-Row = TypeVar("Row")
+_Row = TypeVar("_Row")
 _NO_TERMINAL_WIDTH = 1000  # breaks no line: programs that read the text break lines themselves
 _GAP = 2  # between columns
 _SENTENCE_WIDTH = 24  # of a column of sentences, before a column is dropped for it
@@ -29,7 +29,7 @@ _FIGURE = re.compile(
 
 
 @dataclass(frozen=True)
-class Column(Generic[Row]):
+class Column(Generic[_Row]):
     """A column of a table: its header, and the cell of a row, which is MISSING without a value.
 
     `drop` is its place among those that a narrow terminal leaves out, from 1; 0 stays. An
@@ -37,7 +37,7 @@ class Column(Generic[Row]):
     """
 
     name: str
-    cell: Callable[[Row], str]
+    cell: Callable[[_Row], str]
     drop: int = 0
     figure: bool = True
     optional: bool = False
@@ -64,8 +64,8 @@ class Grid:
     @classmethod
     def of(
         cls,
-        rows: Iterable[Row],
-        columns: Iterable[Column[Row] | None],
+        rows: Iterable[_Row],
+        columns: Iterable[Column[_Row] | None],
         title: str = "",
         styles: tuple[str, ...] = (),
     ) -> Grid:
