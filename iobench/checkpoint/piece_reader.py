@@ -20,14 +20,16 @@ from iobench.errors import DataMismatchError
 from iobench.formats.tensor_slices import GAP_BYTES, room_for
 from iobench.ranks.control import Control
 from iobench.ranks.exchange import Progress, Transport, WatchedImage
-from iobench.ranks.restore_mode import OtherRankError, Reader
+from iobench.ranks.restore_mode import HeldBytes, OtherRankError, Reader
 from iobench.ranks.restore_plan import Range, RestoreMode
 from iobench.units import MIB
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes, FileImage, Segment
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["AT_ONCE", "Deliver", "PieceReader", "SharedReads", "piece_reader", "windows"]
+__all__ = [
+    *("AT_ONCE", "Deliver", "HeldFiles", "PieceReader", "SharedReads", "piece_reader", "windows"),
+]
 
 AT_ONCE = 512 * MIB
 """Bytes of the pieces that are read at once."""
@@ -38,17 +40,24 @@ Deliver = Callable[[StoredPiece, Bytes], bool]
 Returns whether the bytes are needed after the call. Then they stay in this memory."""
 
 
+class HeldFiles(NamedTuple):
+    """Files of a checkpoint in the memory of ranks, by path; see HeldBytes."""
+
+    images: Mapping[str, FileImage]
+    holders: Mapping[str, Sequence[int]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedReads:
     """How the ranks of a job read together: the restore mode, and the calls of all ranks.
 
-    `owners`: the rank that reads each file, in place of a choice by the restore mode.
+    `held` has the files in the memory of ranks, in place of a choice by the restore mode.
     """
 
     reader: Reader
     control: Control
     deadline_s: float
-    owners: Mapping[str, int] | None = None
+    held: HeldFiles | None = None
 
 
 class PieceReader:
@@ -138,11 +147,14 @@ class PieceReader:
     ) -> Transfer:
         if self._shared is None:
             return _read_alone(copy, images, wanted)
-        owners, named = None, self._shared.owners
+        held, named = None, self._shared.held
         if named is not None:
-            owners = {numbers[at]: rank for at, rank in named.items() if at in numbers}
+            held = HeldBytes(
+                {numbers[at]: one for at, one in named.images.items() if at in numbers},
+                {numbers[at]: ranks for at, ranks in named.holders.items() if at in numbers},
+            )
         try:
-            return self._shared.reader.read(images, copy, wanted, owners)
+            return self._shared.reader.read(images, copy, wanted, held)
         except OtherRankError as error:
             raise DataMismatchError(str(error)) from error
 
@@ -192,14 +204,14 @@ def piece_reader(
     mode: RestoreMode,
     *,
     deadline_s: float,
-    owners: Mapping[str, int] | None = None,
+    held: Callable[[], HeldFiles | None] = lambda: None,
 ) -> Iterator[Callable[[], PieceReader]]:
     """Provide what makes the reader of one checkpoint, by a restore mode.
 
-    With `owners` the mode does not count: each file is read by its owner. The connections to the
-    other ranks end with the block.
+    For files in the memory of ranks, which `held` returns for each reader, the mode does not count.
+    The connections to the other ranks end with the block.
     """
-    if mode == "all" and owners is None:
+    if mode == "all" and held() is None:
         yield PieceReader
         return
     with Transport(control) as transport:
@@ -207,9 +219,8 @@ def piece_reader(
             reader=Reader(transport, mode, deadline_s=deadline_s),
             control=control.sub("load"),
             deadline_s=deadline_s,
-            owners=owners,
         )
-        yield lambda: PieceReader(shared)
+        yield lambda: PieceReader(replace(shared, held=held()))
 
 
 class _PartialImage(FileImage):

@@ -128,8 +128,8 @@ class Loaded:
     """Result of a restore: the step, the transfer of its tensors, and the damaged steps.
 
     `passed_over` maps the step of each damaged checkpoint to its error. The state is not kept here,
-    because it may be as large as memory. With `tiers`, `sources` names the tier that it was read
-    from, after the nearer ones whose copies could not be read, each with the reason.
+    because it may be as large as memory. With `tiers` or `replicate`, `sources` names the copy that
+    it was read from, after the nearer ones that could not be read, each with the reason.
     """
 
     step: int

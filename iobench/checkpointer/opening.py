@@ -239,6 +239,8 @@ class Opening:
             self.committer = self._new_committer(places)
             self.persister = self._new_persister(users)
         except BaseException:
+            if self.replicator is not None:
+                self.replicator.close(finished=False)
             if self.memory is not None:
                 self.memory.pool.close()
             self.store.release()

@@ -5,7 +5,6 @@ Rank 0 knows what there is, and tells the others.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.piece_reader import piece_reader
+from iobench.checkpoint.piece_reader import HeldFiles, piece_reader
 from iobench.checkpoint.place import RemoteCopyOf, SaveParticipant
 from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.restore import (
@@ -36,7 +35,7 @@ from iobench.remote.local_tier import LocalTier
 from iobench.remote.memory_pool import MemorySlot
 from iobench.remote.snapshot_memory import MemoryCandidates, SnapshotMemory
 from iobench.remote.tiered_store import TieredStore
-from iobench.replicas.nearest import Chosen, RestoreChoice
+from iobench.replicas.nearest import Chosen, ReplicaCandidates, RestoreChoice
 from iobench.replicas.replicator import Replicator
 from iobench.writers.base import Writer
 
@@ -238,31 +237,33 @@ class Restoring:
         mode: RestoreMode,
     ) -> tuple[Any, Loaded]:
         """Restore what was chosen; without a choice, let the restore say what is wrong."""
-        ranks, candidates, owners = self.ranks, choice.candidates, None
+        ranks, candidates = self.ranks, choice.candidates
         known = choice.serials() if choice.serials is not None and step == "latest" else None
-        try:
-            if chosen is not None:
-                step, candidates = chosen.plan.version.step, chosen.candidates
-            if self.memory is not None:
-                slots = self._slots(chosen, self.memory)
-                candidates = MemoryCandidates(candidates, slots)
-                if slots:
-                    owners = {data_file(rank): rank for rank in range(ranks.world.size)}
-            with piece_reader(
-                ranks.trainer, mode, deadline_s=ranks.deadline_s, owners=owners
-            ) as reader:
-                every = RestoringRanks(
-                    rank=ranks.world.rank,
-                    size=ranks.world.size,
-                    together=ranks.together,
-                    reader=reader,
-                )
-                return restore(
-                    candidates, step, on_corrupt=on_corrupt, like=like, known=known, ranks=every
-                )
-        finally:
-            for note in chosen.close() if chosen else ():
-                warnings.warn(f"a replica was replaced: {note}", RuntimeWarning, stacklevel=5)
+        if chosen is not None:
+            step, candidates = chosen.plan.version.step, chosen.candidates
+        replicas = candidates
+        slots = {} if self.memory is None else self._slots(chosen, self.memory)
+        snapshots = MemoryCandidates(candidates, slots)
+        if self.memory is not None:
+            candidates = snapshots
+
+        def held() -> HeldFiles | None:
+            for one, slot in slots.items():
+                if snapshots.has(one) and slot.kept is not None:
+                    images = {image.path: image for image in slot.kept.files(slot.memory)}
+                    return HeldFiles(images, {data_file(r): [r] for r in range(ranks.world.size)})
+            return replicas.held() if isinstance(replicas, ReplicaCandidates) else None
+
+        with piece_reader(ranks.trainer, mode, deadline_s=ranks.deadline_s, held=held) as reader:
+            every = RestoringRanks(
+                rank=ranks.world.rank,
+                size=ranks.world.size,
+                together=ranks.together,
+                reader=reader,
+            )
+            return restore(
+                candidates, step, on_corrupt=on_corrupt, like=like, known=known, ranks=every
+            )
 
     def _slots(self, chosen: Chosen | None, memory: SnapshotMemory) -> dict[int, MemorySlot]:
         """Return the slot of this rank with its file of what was chosen, if all ranks have one."""

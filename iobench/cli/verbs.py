@@ -18,7 +18,7 @@ _ONE_PROCESS = ("autotune", "plan", "reproduce", "train")
 _GROUPS = {
     "Measure": ("run", "autotune", "train", "doctor"),
     "Read": ("show", "report", "compare", "plan", "reproduce"),
-    "Use": ("exec", "verify", "export", "offload", "tiers", "agent"),
+    "Use": ("exec", "verify", "export", "offload", "tiers", "replicas"),
     "Manage": ("workloads", "writers", "results", "s3"),
 }
 """The sections of `iobench --help`."""
@@ -69,9 +69,9 @@ iobench offload export /mnt/nvme/adam -o weights.safetensors --step 500
 iobench tiers checkpoints/
 iobench tiers checkpoints/ --format json
 watch iobench tiers checkpoints/
-iobench agent status
-iobench agent status --format json
-iobench agent stop
+iobench replicas status
+iobench replicas status --format json
+iobench replicas clean
 iobench workloads list
 iobench workloads show llama7b --files
 iobench workloads import ./checkpoint-1000 --anonymous -o mine.yaml

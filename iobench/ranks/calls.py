@@ -41,7 +41,6 @@ class Call(FromRank):
     deadline_s: float
     aside: bool = False
     error: str | None = None
-    source: int = 0
     acknowledged: bool = True
 
 

@@ -189,19 +189,10 @@ class Control:
         return self.begin("gather", phase, value, deadline_s=deadline_s, error=error)()
 
     def broadcast(
-        self,
-        phase: str,
-        value: Any = None,
-        *,
-        deadline_s: float,
-        source: int = 0,
-        error: object = None,
+        self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
     ) -> Any:
-        """Return the value of the rank `source` in every rank."""
-        answer = self.begin(
-            "broadcast", phase, value, deadline_s=deadline_s, error=error, source=source
-        )
-        return answer()[0]
+        """Return the value of rank 0 in every rank."""
+        return self.begin("broadcast", phase, value, deadline_s=deadline_s, error=error)()[0]
 
     def scatter(
         self,
@@ -279,7 +270,6 @@ class Control:
         *,
         deadline_s: float,
         error: object = None,
-        source: int = 0,
         acknowledged: bool = True,
     ) -> Callable[[], list[Any]]:
         """Send the value of this rank. Return a function that waits for the answer.
@@ -297,7 +287,6 @@ class Control:
             deadline_s=deadline_s,
             aside=self._aside,
             error=None if error is None else sendable(str(error)),
-            source=source,
             acknowledged=acknowledged,
         )
         lines = value if kind == "scatter" and value is not None else [value]

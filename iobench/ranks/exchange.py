@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Self
 
 from iobench.errors import RankError
@@ -30,11 +31,9 @@ from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter
 from iobench.writers.wrapped_image import WrappedImage
 
-__all__ = ["STALLED_S", "Exchange", "Progress", "SentPiece", "Transport", "WatchedImage"]
+__all__ = ["Exchange", "Progress", "SentPiece", "Transport", "WatchedImage"]
 
-STALLED_S = 300.0
-"""How long a connection may move no byte: a rank may read from slow storage meanwhile."""
-
+_STALLED_S = 300.0
 _GREETING_S = 20.0
 _CONNECT_S = 60.0
 _LOOK_S = 0.5
@@ -55,13 +54,12 @@ class Transport:
     A connection has one direction, and lives until `reset` or `close`. It is made when it is first
     used: by `outgoing` in the sender and `incoming` in the receiver, which each wait for the other.
     Its errors are RankErrors that name the other rank; also when the job is broken, and when no
-    byte moves for `stalled_s`.
+    byte moves for 5 minutes: a rank may read from slow storage meanwhile.
     """
 
-    def __init__(self, control: Control, *, stalled_s: float = STALLED_S) -> None:
+    def __init__(self, control: Control) -> None:
         """Listen, and exchange the addresses. Raises RankError."""
         self._control, self._world = control.sub("transport"), control.world
-        self._stalled_s = stalled_s
         self._outgoing: dict[int, Wire] = {}
         self._incoming: dict[tuple[int, int], Wire] = {}
         self._epoch = 0
@@ -88,7 +86,7 @@ class Transport:
         ]
         self.nodes = [node for *_, node in found]
         self._listener = Listener(
-            [server],
+            server,
             token=self._token,
             purpose=_PURPOSE.format(self._world.rank),
             admit=self._admit,
@@ -119,7 +117,7 @@ class Transport:
                 self._name(wire, rank, _GREETING_S)
                 purpose, own = _PURPOSE.format(rank), self._world.rank
                 introduce(wire, self._token, purpose, rank=own, epoch=self._epoch)
-                self._name(wire, rank, self._stalled_s)
+                self._name(wire, rank, _STALLED_S)
             except BaseException:
                 wire.close()
                 raise
@@ -198,7 +196,7 @@ class Transport:
         """Take the connection of a rank that has proven itself; the listener's thread calls it."""
         if not 0 <= hello.rank < self._world.size:
             raise wire.failed("is not a rank of this job")
-        self._name(wire, hello.rank, self._stalled_s)
+        self._name(wire, hello.rank, _STALLED_S)
         with self._changed:
             key = hello.epoch, hello.rank
             if self._closed or key in self._incoming or hello.epoch < self._epoch:
@@ -282,26 +280,35 @@ class Exchange:
         copy: CopyReader,
         transport: Transport,
         rank: int,
+        held: Mapping[int, FileImage] = MappingProxyType({}),
     ) -> None:
-        """`images` maps the numbers of the files in the plan to images in host memory."""
-        self._images, self._copy = images, copy
+        """`images` maps the numbers of the files in the plan to images in host memory.
+
+        Pieces of files that are `held` in memory are sent from there, and not read.
+        """
+        self._images, self._copy, self._held = images, copy, held
         self._transport, self._rank, self._ranges = transport, rank, made.reads[rank]
         self._pieces: dict[int, RingPiece] = {}
         self._due: dict[int, set[int]] = defaultdict(set)  # pieces by the rank that sends them
         self._sends: Counter[int] = Counter()
         own: dict[int, list[int]] = defaultdict(list)
+        ready: list[int] = []
         for number, piece in enumerate(made.pieces):
             if rank not in piece.ring:
                 continue
             self._pieces[number] = piece
             sender, receiver = piece.before(rank), piece.after(rank)
-            if sender is None:
+            if sender is None and piece.file in held:
+                ready.append(number)
+            elif sender is None:
                 own[piece.file].append(number)
             else:
                 self._due[sender].add(number)
             if receiver is not None:
                 self._sends[receiver] += 1
         self._queues = {peer: queue.SimpleQueue[int | None]() for peer in self._sends}
+        for number in ready:
+            self._pass_on(number)
         self._own = {file: self._progress(numbers) for file, numbers in own.items()}
         self._lock = threading.Lock()
         self.failure: BaseException | None = None
@@ -393,7 +400,9 @@ class Exchange:
 
     def _send_piece(self, wire: Wire, number: int) -> None:
         piece = self._pieces[number]
-        wire.send(SentPiece(number), *self._images[piece.file].views(piece.start, piece.stop))
+        own = piece.reader == self._rank and piece.file in self._held
+        image = (self._held if own else self._images)[piece.file]
+        wire.send(SentPiece(number), *image.views(piece.start, piece.stop))
 
     def _receive_from(self, peer: int) -> None:
         wire, due = self._transport.incoming(peer), self._due[peer]

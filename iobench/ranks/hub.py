@@ -88,7 +88,7 @@ class Hub:
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._listener = Listener(
-            [server],
+            server,
             token=token.encode(),
             purpose=calls.PURPOSE,
             admit=self._admit,
@@ -417,7 +417,7 @@ class Hub:
 
 
 def _packed(call: _Round, key: calls.Key, acknowledge: bool) -> list[bytes]:
-    """Return the answer for each rank: with the values of all ranks, of the source, or none.
+    """Return the answer for each rank: with the values of all ranks, of rank 0, or none.
 
     An answer that is the same for all ranks is packed once, and equal values are sent once: to pack
     the values of 1,024 ranks for each of them would take a second in each save.
@@ -432,7 +432,7 @@ def _packed(call: _Round, key: calls.Key, acknowledge: bool) -> list[bytes]:
         case "scatter":
             return [answer(value) for value in values[0].split(b"\n")]
         case "broadcast":
-            return [answer(values[call.sent[0][0].source])] * size
+            return [answer(values[0])] * size
         case "gather":
             return [answer(b",".join(values)), *[answer(b"")] * (size - 1)]
         case "all-gather" if all(value == values[0] for value in values):

@@ -436,8 +436,8 @@ def _name_of(world: World) -> str:
 def runtime_directory() -> Path:
     """Return the runtime directory of this user; create it, for this user only.
 
-    It has the addresses of jobs without a shared directory, and what the agents leave there. It is
-    in /dev/shm, like the agents' memory: a reboot removes both. IOBENCH_AGENTS names another one.
+    It has the addresses of jobs without a shared directory, and replicas. It is in /dev/shm, so a
+    reboot removes both. IOBENCH_RUNTIME names another one.
 
     Raises UsageError when it belongs to another user or others may use it.
     """
@@ -448,11 +448,11 @@ def runtime_directory() -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise UsageError(
             f"{path}: must be a directory of user {os.getuid()} with mode 0700; remove it, or name "
-            "another one in IOBENCH_AGENTS"
+            "another one in IOBENCH_RUNTIME"
         )
     return path
 
 
 def runtime_path() -> Path:
     """Return its path; it may not exist."""
-    return Path(os.environ.get("IOBENCH_AGENTS") or f"/dev/shm/iobench-{os.getuid()}")
+    return Path(os.environ.get("IOBENCH_RUNTIME") or f"/dev/shm/iobench-{os.getuid()}")

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 from iobench.errors import RankError
 from iobench.ranks.exchange import Exchange, Transport
@@ -19,8 +21,8 @@ from iobench.ranks.restore_plan import (
     Shared,
     check_restore_mode,
     head,
+    held_plan,
     merged,
-    owner_plan,
     plan,
     shared,
 )
@@ -29,7 +31,7 @@ from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["OtherRankError", "Reader"]
+__all__ = ["HeldBytes", "OtherRankError", "Reader"]
 
 _PIECE = 4 * MIB
 _SMALLEST_PIECE = 64 * KIB
@@ -43,6 +45,16 @@ _SMALLEST_SAMPLE, _LARGEST_SAMPLE = MIB, 256 * MIB
 
 class OtherRankError(RankError):
     """Another rank could not read from storage. The ranks can go on together."""
+
+
+class HeldBytes(NamedTuple):
+    """Files in the memory of ranks, by number: `images` of this rank, and `holders` of all ranks.
+
+    A rank that needs bytes of such a file gets them from a holder.
+    """
+
+    images: Mapping[int, FileImage]
+    holders: Mapping[int, Sequence[int]]
 
 
 class Reader:
@@ -78,15 +90,15 @@ class Reader:
         images: Mapping[int, FileImage],
         copy: CopyReader,
         wanted: Iterable[Range],
-        owners: Mapping[int, int] | None = None,
+        held: HeldBytes | None = None,
     ) -> Transfer:
         """Fill the ranges `wanted` of the memory of `images` from the files of `copy`.
 
         `images` has an image in host memory for each file in which this rank wants a range;
         `Range.item` is the number of the file, which is the same in all ranks. `image.filled` is
         called for each range that storage or another rank has filled: the caller compares all bytes
-        with their checksums there, whatever way they came. With `owners`, the ranks that read
-        each file, there is no choice of a mode.
+        with their checksums there, whatever way they came. With `held` there is no choice of a
+        mode, and `copy` reads what this rank holds, and files that no rank holds.
 
         The Transfer counts the bytes of this rank: `paths` has those that it read, and `network`
         those that it received. Raises what `copy` raises for an error of this rank, and
@@ -98,17 +110,17 @@ class Reader:
         parts = self._parts(own)
         distinct = sum(part.size_bytes for part in parts)
         reason = "asked"
-        if self.mode is None and owners is None:
+        if self.mode is None and held is None:
             parts = self._measure(parts, images, copy, meter)
             reason = "fastest of a measurement" if self.measured else "too few bytes to measure"
         mode: ReadMode = self.mode or "all"
         made = (
             plan(parts, mode, self._nodes, piece_bytes=_PIECE)
-            if owners is None
-            else owner_plan(parts, owners, self._nodes, piece_bytes=_PIECE)
+            if held is None
+            else held_plan(parts, held.holders, self._nodes, piece_bytes=_PIECE)
         )
-        self._run(made, images, copy, meter)
-        if owners is None:
+        self._run(made, images, copy, meter, {} if held is None else held.images)
+        if held is None:
             meter.decided(mode, reason)
         from_storage = sum(count.bytes for path, count in meter.paths.items() if path != "network")
         every = self.control.all_gather("read", from_storage, deadline_s=self._deadline_s)
@@ -183,11 +195,16 @@ class Reader:
         return parts
 
     def _run(
-        self, made: ReadPlan, images: Mapping[int, FileImage], copy: CopyReader, meter: Meter
+        self,
+        made: ReadPlan,
+        images: Mapping[int, FileImage],
+        copy: CopyReader,
+        meter: Meter,
+        held: Mapping[int, FileImage] = MappingProxyType({}),
     ) -> None:
         """Run a plan; every rank learns whether all have succeeded."""
-        rank = self.control.world.rank
-        exchange = Exchange(made, images, copy=copy, transport=self._transport, rank=rank)
+        rank, transport = self.control.world.rank, self._transport
+        exchange = Exchange(made, images, copy=copy, transport=transport, rank=rank, held=held)
         try:
             exchange.run()
         except Exception as error:  # noqa: BLE001 -- raised below, once the others know

@@ -24,7 +24,7 @@ from iobench.units import KIB
 __all__ = [
     *("MAX_IMBALANCE", "MODES", "RESTORE_MODES", "Range", "ReadMode", "ReadPlan"),
     *("RestoreMode", "RingPiece", "Shared", "check_restore_mode", "fitting_align"),
-    *("head", "merged", "owner_plan", "plan", "shared", "slices", "writers_of"),
+    *("head", "held_plan", "merged", "plan", "shared", "slices", "writers_of"),
 ]
 
 MAX_IMBALANCE = 0.01
@@ -271,28 +271,29 @@ def plan(
     return ReadPlan([merged(ranges) for ranges in reads], pieces)
 
 
-def owner_plan(
+def held_plan(
     parts: Sequence[Shared],
-    owners: Mapping[int, int],
+    holders: Mapping[int, Sequence[int]],
     nodes: Sequence[int],
     *,
     piece_bytes: int,
 ) -> ReadPlan:
-    """Return a plan in which each file is read by its owner, and passed on to those that need it.
+    """Return a plan in which ranks that have a file in memory pass it on to those that need it.
 
-    `owners` maps numbers of files to ranks. A rank reads the bytes itself if the owner does not
-    need them.
+    `holders` maps numbers of files to such ranks. They read what they need themselves, and so do
+    all ranks where no rank has the file.
     """
     reads: list[list[Range]] = [[] for _ in nodes]
     pieces: list[RingPiece] = []
     for part in parts:
-        found, owner = Range(part.file, part.start, part.stop), owners.get(part.file, -1)
-        if owner not in part.ring or len(part.ring) == 1:
-            for rank in part.ring:
+        found, able = Range(part.file, part.start, part.stop), holders.get(part.file, ())
+        lacking = tuple(rank for rank in part.ring if rank not in able) if able else ()
+        for rank in part.ring:
+            if rank not in lacking:
                 reads[rank].append(found)
-            continue
-        reads[owner].append(found)
-        pieces += _pieces(found, owner, part.ring, piece_bytes)
+        if lacking:
+            sender = able[part.file % len(able)]
+            pieces += _pieces(found, sender, (sender, *lacking), piece_bytes)
     return ReadPlan([merged(ranges) for ranges in reads], pieces)
 
 

@@ -2,7 +2,7 @@
 
 A message is the magic `iob1`, the length of its JSON text (uint32) and that of the bytes after it
 (uint64), both big-endian, then the text and the bytes. All connections of a job use it: those to
-rank 0, those between ranks, and those to memory agents.
+rank 0, and those between ranks.
 
 Both ends prove that they know the token of the job. It is not sent: each end sends a random number
 and answers the other's with an HMAC-SHA256. What follows is not encrypted; the network of a job is
@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar, Union
 
 import msgspec
@@ -158,10 +158,9 @@ class Wire:
         # No SO_RCVBUF: it would switch off the kernel's own tuning, which goes up to tcp_rmem[2],
         # and be cut to net.core.rmem_max, 208 KiB by default.
         connection.setblocking(True)
-        if not self.local:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # For a host that vanishes while a wait has no time limit: the kernel asks it.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # For a host that vanishes while a wait has no time limit: the kernel asks it.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.limit(timeout_s, check)
         _wires.add(self)
 
@@ -188,11 +187,6 @@ class Wire:
         """Allow longer messages: the other end has proven that it belongs to the job."""
         self._trusted = True
 
-    @property
-    def local(self) -> bool:
-        """Whether both ends are on one node for certain: a unix socket."""
-        return self._socket.family == socket.AF_UNIX
-
     def failed(self, what: str) -> Exception:
         """Return the error that says `what` the other end does."""
         return self.failure(f"{self.other} {what}")
@@ -203,82 +197,26 @@ class Wire:
         head = memoryview(pack(message, sum(map(len, views))))
         self._move(self._socket.sendmsg, [head, *views], self._send_s, "take")
 
-    def send_file(
-        self,
-        message: Message,
-        fd: int,
-        start: int,
-        stop: int,
-        before: Callable[[int], None] = lambda _: None,
-        unit: int | None = None,
-    ) -> None:
-        """Send a message with the bytes [start, stop) of an open file, without a copy of them.
-
-        `before` is called with the size of each part, of at most `unit` bytes.
-        """
-        head = memoryview(pack(message, stop - start))
-        self._move(self._socket.sendmsg, [head], self._send_s, "take")
-        while start < stop:
-            size = min(stop - start, unit or stop - start)
-            before(size)
-            end = start + size
-            while start < end:
-                with self._errors():
-                    sent = os.sendfile(self._socket.fileno(), fd, start, end - start)
-                if not sent:
-                    raise self.failed("gets less: the file is shorter than its description")
-                start += sent
-
-    def send_fd(self, fd: int) -> None:
-        """Pass an open file (SCM_RIGHTS); unix sockets only."""
-        with self._errors():
-            socket.send_fds(self._socket, [b"f"], [fd])
-
-    def receive_fd(self) -> int:
-        """Return the open file that the other end passes."""
-        with self._errors():
-            _, fds, _, _ = socket.recv_fds(self._socket, 1, 1)
-        if len(fds) != 1:
-            raise self.failed("passed no file")
-        os.set_inheritable(fds[0], False)
-        return fds[0]
-
     def receive(self, kind: type[M]) -> tuple[M, int]:
         """Return the next message and the length of its bytes.
 
         The caller must take these bytes with `take` or `take_into` before the next message.
         """
-        found = self.receive_next(kind)
-        if found is None:
-            raise self.failed("closed the connection")
-        return found
-
-    def receive_next(self, kind: type[M]) -> tuple[M, int] | None:
-        """Like `receive`; None if the other end has closed the connection."""
-        head = bytearray(HEAD.size)
-        if not self._receive([memoryview(head)], may_end=True):
-            return None
+        head = self.take(HEAD.size)
         try:
             length, payload = lengths(head, stranger=not self._trusted)
-            message = decoded(self._exactly(length), kind)
+            message = decoded(self.take(length), kind)
         except ConnectionError as error:
             raise self.failed(str(error)) from error
         if isinstance(message, Refusal):
             raise self.failure(f"{self.other}: {message.error}")
         return message, payload
 
-    def ask(self, kind: type[M], request: Message, *payload: bytes | Bytes) -> M:
-        """Send a request with bytes and return the answer, which has no bytes."""
-        self.send(request, *payload)
-        answer, length = self.receive(kind)
-        self.take(length, 0)
-        return answer
-
-    def take(self, length: int, most: int | None = None) -> bytearray:
-        """Return the `length` bytes of a message. More than `most` are an error."""
-        if most is not None and length > most:
-            raise self.failed(f"sends {length} bytes, at most {most} are allowed")
-        return self._exactly(length)
+    def take(self, length: int) -> bytearray:
+        """Return the `length` bytes of a message."""
+        memory = bytearray(length)
+        self._receive([memoryview(memory)])
+        return memory
 
     def take_into(self, *memory: Bytes) -> None:
         """Receive the bytes of a message into `memory`."""
@@ -306,16 +244,11 @@ class Wire:
         _wires.discard(self)
         return self._socket
 
-    def _exactly(self, length: int) -> bytearray:
-        memory = bytearray(length)
-        self._receive([memoryview(memory)])
-        return memory
-
-    def _receive(self, views: Iterable[memoryview], *, may_end: bool = False) -> bool:
+    def _receive(self, views: Iterable[memoryview]) -> None:
         def some(batch: Sequence[memoryview]) -> int:
             return self._socket.recvmsg_into(batch, 0, socket.MSG_WAITALL)[0]
 
-        return self._move(some, views, self._receive_s, "send", may_end=may_end)
+        self._move(some, views, self._receive_s, "send")
 
     def _move(
         self,
@@ -323,17 +256,15 @@ class Wire:
         views: Iterable[memoryview],
         timeout_s: float | None,
         verb: str,
-        *,
-        may_end: bool = False,
-    ) -> bool:
-        """Move all bytes of `views`; return False if it `may_end` before the first one, and did."""
+    ) -> None:
+        """Move all bytes of `views`."""
         left = filter(len, views)
         batch: list[memoryview] = []
-        moved_s, moved = time.monotonic(), False
+        moved_s = time.monotonic()
         while True:
             batch += itertools.islice(left, _MOST_BUFFERS - len(batch))
             if not batch:
-                return True
+                return
             try:
                 count = some(batch)
             except BlockingIOError:  # nothing moved
@@ -345,25 +276,14 @@ class Wire:
             except OSError as error:
                 raise self.failed(f"ended the connection ({error.strerror or error})") from error
             if not count:
-                if may_end and not moved:
-                    return False
                 raise self.failed("closed the connection")
-            moved_s, moved = time.monotonic(), True
+            moved_s = time.monotonic()
             while batch and count >= len(batch[0]):
                 count -= len(batch.pop(0))
             if batch:
                 batch[0] = batch[0][count:]
                 if self._check is not None:  # also for one who sends a byte now and then
                     self._check()
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except BlockingIOError as error:
-            raise self.failed(f"does not answer for {self._send_s} s") from error
-        except OSError as error:
-            raise self.failed(f"ended the connection ({error.strerror or error})") from error
 
 
 def introduce(
@@ -416,7 +336,7 @@ _PAUSE_S = 0.1
 
 
 class Listener:
-    """Serves the handshake on `servers`, sockets that listen, until `close`.
+    """Serves the handshake on `server`, a socket that listens, until `close`.
 
     `admit` is called in a thread of its own for each end that proves that it knows `token`. It must
     send the Welcome, and owns the wire then; if it raises, the connection is closed.
@@ -428,7 +348,7 @@ class Listener:
 
     def __init__(
         self,
-        servers: Sequence[socket.socket],
+        server: socket.socket,
         *,
         token: bytes,
         purpose: str,
@@ -436,39 +356,31 @@ class Listener:
         most: int,
         greeting_s: float,
         host: str = "",
-        log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._servers, self._token, self._purpose, self._host = servers, token, purpose, host
-        self._admit, self._most, self._greeting_s, self._log = admit, most, greeting_s, log
+        self._server, self._token, self._purpose, self._host = server, token, purpose, host
+        self._admit, self._most, self._greeting_s = admit, most, greeting_s
         self._strangers: dict[Wire, None] = {}  # oldest first
         self._lock = threading.Lock()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._accept, args=(one,), name="iobench-accept", daemon=True)
-            for one in servers
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._accept, name="iobench-accept", daemon=True)
+        self._thread.start()
         _listeners.add(self)
 
     def close(self) -> None:
         """Stop listening and end the unproven connections. The others stay."""
         self._closed = True
-        for server in self._servers:
-            with contextlib.suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        for thread in self._threads:
-            thread.join()
-        for server in self._servers:
-            server.close()
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._thread.join()
+        self._server.close()
         while self._end_oldest():
             pass
 
-    def _accept(self, server: socket.socket) -> None:
+    def _accept(self) -> None:
         while not self._closed:
             connection = None
             try:
-                connection, _ = server.accept()
+                connection, _ = self._server.accept()
                 # One thread for each: a stranger that says nothing keeps no rank waiting.
                 threading.Thread(
                     target=self._greet, args=(connection,), name="iobench-greet", daemon=True
@@ -520,17 +432,14 @@ class Listener:
             if ended:  # for a newer one
                 raise wire.failed("took too long to prove who it is")
             self._admit(wire, hello, welcome)
-        except (IobenchError, OSError, RuntimeError) as error:
+        except (IobenchError, OSError, RuntimeError):
             wire.close()
-            self._log(str(error))
         finally:
             with self._lock:
                 self._strangers.pop(wire, None)
 
 
 def _name_of(connection: socket.socket) -> str:
-    if connection.family == socket.AF_UNIX:
-        return "a rank of this node"
     try:
         return f"the peer {connection.getpeername()[0]}"
     except OSError:  # it has ended already
@@ -543,8 +452,7 @@ _listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
 def _close_listeners_in_child() -> None:
     """A child that listens too would take connections that it never answers."""
     for listener in list(_listeners):
-        for server in listener._servers:
-            server.close()
+        listener._server.close()
 
 
 os.register_at_fork(after_in_child=_close_listeners_in_child)

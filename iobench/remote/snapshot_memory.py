@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.source import ImageSource, Source
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["MemoryCandidates", "SnapshotMemory", "TierUse"]
+__all__ = ["MemoryCandidates", "MemoryReader", "SnapshotMemory", "TierUse"]
 
 T = TypeVar("T")
 
@@ -204,6 +204,10 @@ class MemoryCandidates(WrappedCandidates):
         self._problems: dict[int, tuple[str, str]] = {}  # tier of a copy that is left, and why
         self._read: dict[int, MendedReader] = {}
 
+    def has(self, step: int) -> bool:
+        """Whether this copy of `step` was not left."""
+        return step in self._kept
+
     def _whole(self) -> dict[int, Manifest]:
         """Return the manifests of checkpoints of which memory has all files."""
         return {step: one.manifest for step, one in self._kept.items() if one.manifest}
@@ -233,7 +237,7 @@ class MemoryCandidates(WrappedCandidates):
             return inner.reader(step, manifest) if same else None
 
         others = None if kept.manifest else inner.reader(step, manifest)
-        near = _MemoryReader(kept.files(slot.memory), self.locate(step), others)
+        near = MemoryReader(kept.files(slot.memory), self.locate(step), others)
         self._read[step] = MendedReader(near, stored)
         return self._read[step]
 
@@ -256,13 +260,13 @@ class MemoryCandidates(WrappedCandidates):
         return {tier: problem, **stored}
 
 
-class _MemoryReader:
+class MemoryReader:
     """The copy of a checkpoint whose files are the images `files`; further ones are `others`."""
 
     name, direct = "memory", False
 
     def __init__(
-        self, files: list[FileImage], location: str | Path, others: CopyReader | None
+        self, files: Iterable[FileImage], location: str | Path, others: CopyReader | None
     ) -> None:
         self.location, self._others = location, others
         self._files = {image.path: image for image in files}

@@ -1,27 +1,25 @@
-"""ReplicaCandidates: a checkpoint in the memory of nodes, with storage for what they lack."""
+"""RestoreChoice: the newest checkpoint that all ranks can have, from memory and from storage."""
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.piece_reader import HeldFiles
 from iobench.checkpoint.ranked.dcp_files import INDEX, merged
-from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.restore import Candidates, WrappedCandidates
 from iobench.checkpoint.retention import readable_manifest
 from iobench.checkpoint.tree_spec import json_text
-from iobench.errors import DataMismatchError, IobenchError, ReplicaError
+from iobench.errors import IobenchError
 from iobench.ranks.together import Together
 from iobench.ranks.world import World
-from iobench.replicas.fetch import Fetched, Fetcher
-from iobench.replicas.protocol import (
+from iobench.remote.snapshot_memory import MemoryReader
+from iobench.remote.tiered_store import MendedReader
+from iobench.replicas.recovery import (
     MemoryCopy,
     RecoveryPlan,
     SaveHeader,
@@ -30,23 +28,14 @@ from iobench.replicas.protocol import (
     recovery_plan,
 )
 from iobench.replicas.replicator import Replicator
-from iobench.units import MIB
 from iobench.writers.base import Writer
-from iobench.writers.blocks.workers import Blocks
 from iobench.writers.copy_reader import CopyReader
-from iobench.writers.image import FileImage, Ranges
-from iobench.writers.source import Source
-from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.image import FileImage
 
-__all__ = ["Chosen", "ReplicaCandidates", "RestoreChoice", "headers_of", "manifest_of"]
+__all__ = ["Chosen", "ReplicaCandidates", "RestoreChoice", "manifest_of"]
 
-
-def headers_of(fetcher: Fetcher, ranks: int) -> list[SaveHeader]:
-    """Return the headers of all ranks that saved. Raises ReplicaError."""
-    return [
-        SaveHeader.parse(fetcher.part(rank).header, f"the replica of rank {rank}")
-        for rank in range(ranks)
-    ]
+_NAME = "replicas"
+"""Of this source in Loaded."""
 
 
 def manifest_of(
@@ -72,139 +61,56 @@ def manifest_of(
     return manifest, index
 
 
-_AT_ONCE = 16 * MIB
-"""Bytes after which those that wait for a part of a file get it."""
-
-
 class ReplicaCandidates(WrappedCandidates):
-    """`inner`, with the step of `plan`, whose files are read from memory as far as it has them.
+    """`inner`, with the copy of `step` in the memory of nodes, of which this rank maps some files.
 
-    `manifest` and `texts`, whole files by name, describe a checkpoint that was never committed.
-    `notes` lists the sources that were replaced.
+    The next copy of `step` is that of `inner`. With a `manifest` it is a checkpoint that was never
+    committed: there is no other copy, and the nodes together have all of its files.
     """
 
     def __init__(
-        self,
-        inner: Candidates,
-        plan: RecoveryPlan,
-        fetcher: Fetcher,
-        manifest: Manifest | None,
-        texts: dict[str, bytes],
+        self, inner: Candidates, step: int, held: HeldFiles, manifest: Manifest | None
     ) -> None:
         super().__init__(inner)
-        self._step, self._manifest, self._texts = plan.version.step, manifest, texts
-        self._fetcher = fetcher
-        self._names = {data_file(rank): rank for rank in range(plan.ranks or 0)}
-        self.notes: list[str] = []
+        self._step, self._held, self._manifest = step, held, manifest
+        self._problem = ""  # why the copy in memory is left
+        self._read: MendedReader | None = None
 
     def steps(self) -> list[int]:
-        return sorted({*super().steps(), self._step})
+        found = super().steps()
+        return found if self._manifest is None else sorted({*found, self._step})
 
     def manifest(self, step: int, *, files: bool = True) -> Manifest:
         if step == self._step and self._manifest is not None:
             return self._manifest
         return super().manifest(step, files=files)
 
+    def held(self) -> HeldFiles | None:
+        """Return the files in memory, unless they are left."""
+        return None if self._problem else self._held
+
     def reader(self, step: int, manifest: Manifest) -> CopyReader:
         stored = super().reader(step, manifest)
-        if step != self._step:
+        if step != self._step or self._problem:
             return stored
-        return _ReplicaReader(
-            stored,
-            self._fetcher,
-            self._names,
-            self._texts,
-            self.notes,
-            is_stored=self._manifest is None,
-        )
+        near = MemoryReader(self._held.images.values(), stored.location, stored)
+        self._read = MendedReader(near, lambda: stored if self._manifest is None else None)
+        return self._read
 
-    def close(self) -> None:
-        """End the connections to the agents."""
-        self._fetcher.close()
+    def next_copy(self, step: int, problem: str) -> bool:
+        if step != self._step or self._problem or self._manifest is not None:
+            return super().next_copy(step, problem)
+        self._problem = problem
+        return True
 
-
-class _ReplicaReader:
-    """The copies of a checkpoint in the memory of the nodes, and `stored` for what they lack.
-
-    `names` maps the files in memory to the ranks that saved them, `texts` has whole files.
-    """
-
-    def __init__(
-        self,
-        stored: CopyReader,
-        fetcher: Fetcher,
-        names: dict[str, int],
-        texts: dict[str, bytes],
-        notes: list[str],
-        *,
-        is_stored: bool,
-    ) -> None:
-        self._stored, self._fetcher, self._names, self._texts = stored, fetcher, names, texts
-        self.name, self.direct, self.location = stored.name, stored.direct, stored.location
-        self._is_stored, self._notes = is_stored, notes
-        self._lock = threading.Lock()
-
-    def read(self, image: FileImage, ranges: Ranges | None = None) -> Transfer:
-        ranges = [(0, image.size_bytes)] if ranges is None else ranges
-        if image.path in self._texts:
-            return self._text(image, ranges)
-        if image.path not in self._names:
-            return self._stored.read(image, ranges)
-        meter, rank = Meter(), self._names[image.path]
-        missing: list[tuple[int, int]] = []
-        with self._lock, meter.phase("memory"):
-            for start, stop in Blocks.of(ranges, _AT_ONCE):
-                missing += self._fetch(rank, image, start, stop, meter)
-        if missing and not self._is_stored:
-            raise DataMismatchError(
-                f"step at {self.location}: no copy of rank {rank} has valid bytes {missing[:3]}: "
-                f"{'; '.join(self._notes[-3:])}"
-            )
-        if missing:
-            meter.fell_back("memory", "storage", f"bytes of rank {rank}")
-            done = self._stored.read(image, missing)
-            meter.add(done, done.phases_s)
-        size = sum(stop - start for start, stop in ranges)
-        return meter.transfer(self.name, "read", size, durable=True)
-
-    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
-        return self._stored.read_again(image, start, stop, piece)
-
-    def open_source(self, target: str) -> Source:
-        return self._stored.open_source(target)
-
-    def _fetch(
-        self, rank: int, image: FileImage, start: int, stop: int, meter: Meter
-    ) -> list[tuple[int, int]]:
-        """Fill bytes of the image from memory; return the ranges that are still missing."""
-        missing: list[tuple[int, int]] = []
-        at = start
-        for view in image.views(start, stop):
-            end = at + len(view)
-            try:
-                found = self._fetcher.fetch(rank, at, view)
-            except ReplicaError as error:
-                self._notes.append(str(error))
-                found = Fetched(missing=[(at, end)])
-            for kind, count in found.read_bytes.items():
-                meter.count(f"memory ({kind})", count)
-            self._notes += found.notes
-            for begin, after in [*found.missing, (end, end)]:
-                if begin > at:
-                    image.filled(at, begin)
-                at = after
-            missing += found.missing
-            at = end
-        return missing
-
-    def _text(self, image: FileImage, ranges: Ranges) -> Transfer:
-        meter, text = Meter(), np.frombuffer(self._texts[image.path], np.uint8)
-        for start, stop in ranges:
-            image.scatter(start, stop, text[start:stop])
-            image.filled(start, stop)
-            meter.count("memory (own)", stop - start)
-        size = sum(stop - start for start, stop in ranges)
-        return meter.transfer(self.name, "read", size, durable=True)
+    def sources(self, step: int) -> dict[str, str]:
+        if step != self._step or self._read is None:
+            return super().sources(step)
+        if not self._problem:
+            return self._read.sources(step, _NAME, str(self))
+        message = f"step {step} is not read from {_NAME}: {self._problem}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return {_NAME: self._problem, **(super().sources(step) or {str(self): "read"})}
 
 
 _Copies = list[MemoryCopy | StoredCopy]
@@ -221,13 +127,6 @@ class Chosen:
     def only_in_memory(self) -> bool:
         """Whether storage does not have it."""
         return not self.plan.stored
-
-    def close(self) -> list[str]:
-        """End the connections; return notes about sources that were replaced."""
-        if not isinstance(self.candidates, ReplicaCandidates):
-            return []
-        self.candidates.close()
-        return self.candidates.notes
 
 
 @dataclass(kw_only=True)
@@ -284,43 +183,45 @@ class RestoreChoice:
 
     def _plan(self) -> RecoveryPlan | None:
         plan = recovery_plan(self._copies)
-        if plan is not None and self.world.rank == 0:
+        if plan is not None:
             for version, reason in plan.passed_over:
-                warnings.warn(
-                    f"step {version.step} is passed over: {reason}", RuntimeWarning, stacklevel=6
-                )
+                self._warn(f"step {version.step} is passed over: {reason}")
         return plan
 
     def _from_memory(self, plan: RecoveryPlan) -> Chosen | None:
-        """Return how to read `plan`; None, and without these copies, if an agent is lost."""
+        """Return how to read `plan`; None, and without these copies, if some are damaged."""
         assert self.replicator is not None
-        fetcher = self.replicator.fetcher(plan)
-        step = plan.version.step
-        described, texts = None, {}
-        try:
-            if not plan.stored:
-                _, ((manifest, index, lost), *_) = self.together(
-                    f"replicas of step {step}", lambda: self._described(plan, fetcher)
+        step, replicator = plan.version.step, self.replicator
+        held, damaged = replicator.held(plan)
+        if damaged:
+            self._copies = [one for one in self._copies if one not in damaged]
+            for one, reason in damaged.items():
+                self._warn(
+                    f"the memory of node {one.node} is not used for rank {one.rank}: {reason}"
                 )
-                if lost:
-                    self.without(plan, lost)
-                    fetcher.close()
-                    return None
-                described = Manifest.parse(manifest.encode(), f"the replica of step {step}")
-                texts = {INDEX: index.encode()}
-        except BaseException:
-            fetcher.close()
-            raise
-        candidates = ReplicaCandidates(self.candidates, plan, fetcher, described, texts)
+            return None
+        described = None
+        if not plan.stored:
+            headers = replicator.headers(plan)
+            _, ((manifest, index, lost), *_) = self.together(
+                f"replicas of step {step}", lambda: self._described(plan, headers)
+            )
+            if lost:
+                self.without(plan, lost)
+                return None
+            described = Manifest.parse(manifest.encode(), f"the replica of step {step}")
+            images = {**held.images, INDEX: FileImage.of(INDEX, [index.encode()])}
+            held = HeldFiles(images, held.holders)
+        candidates = ReplicaCandidates(self.candidates, step, held, described)
         return Chosen(plan=plan, candidates=candidates)
 
-    def _described(self, plan: RecoveryPlan, fetcher: Fetcher) -> list[str] | None:
+    def _described(self, plan: RecoveryPlan, headers: Sequence[SaveHeader]) -> list[str] | None:
+        """Return the manifest and the index, or why there are none, in rank 0."""
         if self.world.rank:
             return None
         try:
-            headers = headers_of(fetcher, plan.ranks or 0)
             manifest, index = manifest_of(plan, headers, self.writer)
-        except (ReplicaError, IobenchError) as error:
+        except IobenchError as error:
             return ["", "", str(error)]
         return [manifest.to_json().decode(), index, ""]
 
@@ -331,12 +232,11 @@ class RestoreChoice:
             for one in self._copies
             if one.version != plan.version or isinstance(one, StoredCopy)
         ]
+        self._warn(f"the replicas of step {plan.version.step} are not used: {reason}")
+
+    def _warn(self, text: str) -> None:
         if self.world.rank == 0:
-            warnings.warn(
-                f"the replicas of step {plan.version.step} are not used: {reason}",
-                RuntimeWarning,
-                stacklevel=6,
-            )
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
 
     def version_of(self, step: int, chosen: Chosen | None) -> Version:
         """Return the version of `step`, which was loaded: the chosen one, or that of storage."""

@@ -20,9 +20,10 @@ class Partner:
 
     - `share`: of the network's rate, as measured at the start, that a node may use for replicas
     - `rate`: bytes per second of a node (`"500MiB"`) in place of the measured share
-    - `memory`: bytes that the agent of a node may take (`"64GiB"`); None: what is available, less
-      1 GiB
-    - `keep`: how long the agent of a node waits for the ranks of a restart before it ends (`"1h"`)
+    - `memory`: bytes that the replicas of a job may take on a node (`"64GiB"`); None: what is
+      available, less 1 GiB
+    - `keep`: how long replicas of a job that does not come back stay; after that the next start of
+      a job with replicas removes them (`"1h"`)
     """
 
     share: float = 0.2
@@ -54,14 +55,21 @@ class Partner:
         """`keep` in seconds."""
         return parse_seconds(self.keep, "keep")
 
-    def targets(self, nodes: Sequence[int]) -> list[int]:
-        """Return the node that keeps the copy of each rank; `nodes` has the node of each rank.
+    def receivers(self, nodes: Sequence[int]) -> list[int]:
+        """Return the rank that keeps the copy of each rank; `nodes` has the node of each rank.
 
-        Raises UsageError for one node.
+        Empty for one node.
         """
         numbers = sorted(set(nodes))
+        if len(numbers) < 2:
+            return []
         partner = dict(zip(numbers, partner_nodes(len(numbers)), strict=True))
-        return [numbers[partner[node]] for node in nodes]
+        members = {one: [rank for rank, node in enumerate(nodes) if node == one] for one in numbers}
+        found = []
+        for rank, node in enumerate(nodes):
+            others = members[numbers[partner[node]]]
+            found.append(others[members[node].index(rank) % len(others)])
+        return found
 
 
 def partner_nodes(count: int) -> list[int]:

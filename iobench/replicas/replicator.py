@@ -1,4 +1,4 @@
-"""Replicator: keeps the last snapshot of every rank in the memory of nodes."""
+"""Replicator: keeps the last snapshot of every rank in memory, on its node and on another one."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from iobench import linux
-from iobench.checkpoint.ranked.messages import Order, Part
+from iobench.checkpoint.piece_reader import HeldFiles
+from iobench.checkpoint.ranked.messages import Order, Part, shown
+from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.save import Save
 from iobench.errors import IobenchError, RankError, ReplicaError, UsageError
 from iobench.ranks.control import Control
-from iobench.replicas.fetch import Fetched, Fetcher
-from iobench.replicas.node import NodeAgents
+from iobench.ranks.together import gathered, together
+from iobench.replicas.directory import ReplicaDirectory, job_of, remove_unused
 from iobench.replicas.partner import Partner
-from iobench.replicas.protocol import MemoryCopy, RecoveryPlan, SaveHeader, Version
-from iobench.writers.image import Bytes, FileImage
+from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, SaveHeader, Version
+from iobench.replicas.sender import Sender
+from iobench.writers.image import FileImage
 
-__all__ = ["Offer", "Replicated", "Replicator"]
+__all__ = ["Replicated", "Replicator"]
 
 _ROUND_S = 24 * 3600.0  # a lost rank is known long before
-_CLOSE_S = 300.0
+_OPEN_S, _CLOSE_S = 120.0, 300.0
 _NICE = 10
 _REMEMBERED = 1000
 
@@ -41,134 +44,119 @@ class Replicated:
     copy_s: float = 0.0
     push_s: float = 0.0
     size_bytes: int = 0
-    damaged_pieces: int = 0
 
 
 class Offer:
-    """A snapshot that is being replicated. `wait` returns when its memory may change."""
+    """The snapshot of one save, which is replicated; see `Replicator.offering`."""
 
-    def __init__(self, version: Version, image: FileImage | None, header: bytes, failure: str):
-        self.version, self.image, self.header, self.failure = version, image, header, failure
-        self._copied = threading.Event()
-        if image is None:
-            self._copied.set()
+    def __init__(self, version: Version, created_s: float, put: Callable[[Offer], None]) -> None:
+        self.version, self._created_s, self._put = version, created_s, put
+        self.table: str | None = None
+        """In rank 0: the part of the index that has the tensors of all ranks, as JSON."""
+        self.image: FileImage | None = None
+        self.header, self.failure = b"", ""
+        self._free = threading.Event()
 
-    def wait(self) -> None:
-        """Wait until the agent of this node has its copy, or until that has failed."""
-        self._copied.wait()
+    def make(self, image: FileImage, part: Part) -> None:
+        """Offer the bytes of a part, which are a snapshot: they do not change before the end."""
+        try:
+            header = SaveHeader(part=part, created_s=self._created_s, table=self.table).to_bytes()
+        except Exception as error:  # noqa: BLE001 -- told as the replica's; the save goes on
+            self.failure = shown(error)
+            return
+        self.image, self.header = image, header
+        self._put(self)
+
+    def end(self, error: BaseException | None) -> None:
+        """Wait until the memory may change. Without bytes, tell the others why."""
+        if self.header:
+            self._free.wait()
+            return
+        if error is not None:
+            self.failure = shown(error)
+        self._put(self)
 
     def release(self) -> None:
         """The memory is not needed any more."""
         self.image = None
-        self._copied.set()
-
-
-class Offering:
-    """Makes the offer of one save, see `Replicator.offering`."""
-
-    def __init__(self, replicator: Replicator, version: Version, created_s: float) -> None:
-        self._replicator, self._version, self._created_s = replicator, version, created_s
-        self.table: str | None = None
-        """In rank 0: the part of the index that has the tensors of all ranks, as JSON."""
-        self._offer: Offer | None = None
-        self._failure = ""
-
-    def make(self, image: FileImage, part: Part) -> None:
-        """Offer the bytes of a part, which are a snapshot: they do not change in this block."""
-        try:
-            header = SaveHeader(part=part, created_s=self._created_s, table=self.table).to_bytes()
-        except Exception as error:  # noqa: BLE001 -- told as the replica's; the save goes on
-            self._failure = f"{type(error).__name__}: {error}"
-            return
-        self._offer = self._replicator.offer(self._version, image, header)
-
-    def end(self, error: BaseException | None) -> None:
-        """Wait until the memory may change. Without an offer, tell the others why."""
-        if self._offer is not None:
-            self._offer.wait()
-            return
-        if error is not None:
-            self._failure = f"{type(error).__name__}: {error}"
-        self._replicator.offer(self._version, None, failure=self._failure)
+        self._free.set()
 
 
 class Replicator:
     """Replicates snapshots in the background, and finds them again after a restart.
 
-    The constructor is a call of all ranks: it starts the agents and measures the network. Each
-    snapshot is copied into the agent of its own node; then its memory is free again. The agents
-    send it on at their pace. While they do, further offers are skipped, so a slow network makes
-    replicas rarer and never delays training. After each transfer the ranks agree whether all of
-    them have the version; only then it replaces the one before.
+    The constructor is a call of all ranks: it connects them and measures the network. Each snapshot
+    is copied to tmpfs; then its memory is free again. From there a thread sends it to a rank of the
+    partner's node, no faster than its pace. While it does, further offers are skipped, so a slow
+    network makes replicas rarer and never delays training. After each transfer the ranks agree
+    whether all of them have the version; only then it replaces the one before.
     """
 
     def __init__(self, partner: Partner, control: Control, location: str) -> None:
+        self._partner, self._location = partner, location
         self._control = control.sub("replicas")
         self._rounds = control.sub("replicas/rounds")
-        self._agents = NodeAgents(partner, self._control, location)
-        self._agents.join()
-        self.rate_bytes_per_s = self._pace()
-        """What a node sends at most; None with one node, which keeps only its own copies."""
+        self._directory = ReplicaDirectory.of(job_of(location))
+        together(self._control, "find replicas", self._take, deadline_s=_OPEN_S)
+        try:
+            self._sender = Sender(partner, self._rounds, self._directory)
+        except BaseException:
+            self._directory.release()
+            raise
+        self._nodes = self._sender.nodes
         self.replicas: deque[Replicated] = deque(maxlen=_REMEMBERED)
         """Outcomes of the last 1,000 offers, oldest first."""
         self._offers: queue.SimpleQueue[Offer | None] = queue.SimpleQueue()
         self._pending = 0
         self._lock = threading.Lock()
-        self._resumed = self._closing = False
+        self._settled: Version | None = None
+        """The last version that all ranks have: the other ones are not needed."""
+        self._resumed = self._is_tidy = self._closing = False
         self._untold: list[str] = []
         self._failure: str | None = None
-        if self._agents.first and not self._agents.targets:
+        if self._first and not self._sender.receivers:
             self._untold.append(
                 "all ranks are on one node: replicas survive a crash of the trainer, but not the "
                 "loss of the node"
             )
         self._thread: threading.Thread | None = None
 
-    def _pace(self) -> float | None:
-        rate = error = None
-        if self._agents.first:
-            try:
-                rate = self._agents.set_pace()
-            except ReplicaError as failure:
-                error = failure
-        rates = self._control.all_gather("measure network", rate, deadline_s=_CLOSE_S, error=error)
-        return min((one for one in rates if one is not None), default=None)
+    @property
+    def _first(self) -> bool:
+        """Whether this rank makes and removes the files that its node does not need."""
+        return self._control.world.local_rank == 0
 
-    def offer(
-        self, version: Version, image: FileImage | None, header: bytes = b"", *, failure: str = ""
-    ) -> Offer:
-        """Replicate the snapshot in `image`; returns at once.
+    def _take(self) -> None:
+        if self._first:
+            remove_unused(self._directory, self._location)
+            self._directory.take(location=self._location, keep_s=self._partner.keep_s)
 
-        `header` is what a load needs to read the bytes. All ranks offer the same versions in the
-        same order: one without a snapshot offers None, with the `failure` that is the reason. The
-        memory must not change before `Offer.wait` returns.
+    @contextmanager
+    def offering(self, order: Order, save: Save) -> Iterator[Offer]:
+        """Replicate the snapshot of a save, which the body provides. All ranks do, in one order.
+
+        It ends when the memory may change again. A rank without a snapshot tells the others why.
         """
+        version = Version(order.serial, order.step, order.attempt)
+        offer = Offer(version, save.created_s, self._put)
+        try:
+            yield offer
+        except BaseException as error:
+            offer.end(error)
+            raise
+        offer.end(None)
+
+    def _put(self, offer: Offer) -> None:
         with self._lock:
-            free = self._pending == 0 and self._failure is None
+            if self._pending or self._failure is not None:
+                offer.release()
             self._pending += 1
-            offer = Offer(version, image if free else None, header, failure)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="iobench-replicator", daemon=True
                 )
                 self._thread.start()
         self._offers.put(offer)
-        return offer
-
-    @contextmanager
-    def offering(self, order: Order, save: Save) -> Iterator[Offering]:
-        """Make exactly one offer of a save: in the body when the bytes are known, or at its end.
-
-        It ends when the memory may change again.
-        """
-        version = Version(order.serial, order.step, order.attempt)
-        offering = Offering(self, version, save.created_s)
-        try:
-            yield offering
-        except BaseException as error:
-            offering.end(error)
-            raise
-        offering.end(None)
 
     def warn(self) -> None:
         """Warn of replicas that were not made since the last call (RuntimeWarning)."""
@@ -178,65 +166,84 @@ class Replicator:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def copies(self) -> list[MemoryCopy]:
-        """Return what the agents of all nodes hold. A call of all ranks."""
-        return self._agents.held()
+        """Return what all nodes have in memory. A call of all ranks."""
+        own = self._directory.listed() if self._first else []
+        every = self._control.all_gather("list replicas", own, deadline_s=_OPEN_S)
+        return [
+            MemoryCopy(Version(*version), rank, ranks, node)
+            for node, listed in zip(self._nodes, every, strict=True)
+            for version, rank, ranks in listed
+        ]
 
-    def fetcher(self, plan: RecoveryPlan) -> Fetcher:
-        """Return a reader of the versions in memory. The caller closes it."""
-        return self._agents.fetcher(plan)
+    def held(self, plan: RecoveryPlan) -> tuple[HeldFiles, dict[MemoryCopy, str]]:
+        """Return the bytes of `plan` in memory, and copies that are damaged, with the reasons.
 
-    def fetch(self, plan: RecoveryPlan, rank: int, start: int, memory: Bytes) -> Fetched:
-        """Fill `memory` with the bytes that `rank` saved, from `start` on; see `Fetcher.fetch`."""
-        fetcher = self.fetcher(plan)
-        try:
-            return fetcher.fetch(rank, start, memory)
-        finally:
-            fetcher.close()
+        A call of all ranks. Each compares a part of the files of its node with their checksums.
+        """
+        world, ranks = self._control.world, plan.ranks or 0
+        here = [saved for saved, nodes in plan.holders.items() if world.node in nodes]
+        images, damaged = dict[str, FileImage](), list[tuple[int, str]]()
+        for number, saved in enumerate(here):
+            try:
+                image = self._directory.image(plan.version, saved)
+                if number % world.local_size == world.local_rank:
+                    header = self._directory.header(plan.version, saved, ranks)
+                    header.check(image)
+                images[image.path] = image
+            except IobenchError as error:
+                damaged.append((saved, str(error)))
+        every = self._control.all_gather("check replicas", damaged, deadline_s=_ROUND_S)
+        holders = {
+            data_file(saved): [rank for rank, node in enumerate(self._nodes) if node in nodes]
+            for saved, nodes in plan.holders.items()
+        }
+        wrong = {
+            MemoryCopy(plan.version, saved, ranks, node): reason
+            for node, found in zip(self._nodes, every, strict=True)
+            for saved, reason in found
+        }
+        return HeldFiles(images, holders), wrong
+
+    def headers(self, plan: RecoveryPlan) -> list[SaveHeader]:
+        """Return the headers of all ranks that saved, in rank 0. A call of all ranks."""
+        world, ranks = self._control.world, plan.ranks or 0
+
+        def own() -> dict[int, str]:
+            return {
+                saved: self._directory.header(plan.version, saved, ranks).to_bytes().hex()
+                for saved, nodes in plan.holders.items()
+                if nodes[0] == world.node and saved % world.local_size == world.local_rank
+            }
+
+        every = gathered(self._control, "headers of replicas", own, deadline_s=_CLOSE_S)
+        found = {int(saved): text for one in every for saved, text in one.items()}
+        return [
+            SaveHeader.parse(bytes.fromhex(found[saved]), f"the replica of rank {saved}")
+            for saved in sorted(found)
+        ]
 
     def resumed(self, version: Version | None) -> None:
         """Say from which version training continues; None: from the beginning.
 
-        Newer versions in memory are dropped. A call of all ranks, after all of them have loaded.
+        Newer versions in memory are removed. A call of all ranks, after all of them have loaded.
         """
-        self._resumed = True
         self._resume(self._control, version)
 
     def _resume(self, control: Control, version: Version | None) -> None:
-        address = error = None
+        def remove() -> None:
+            if self._first:
+                older = {one for one, _, _ in self._directory.listed()}
+                self._directory.keep({one for one in older if version and one <= version})
+
         control.barrier("loaded", deadline_s=_ROUND_S)
-        if self._agents.first:
-            try:
-                address = self._agents.resume(version)
-            except (IobenchError, OSError) as failure:
-                error = failure
-        found = control.all_gather(
-            "resume from replicas", address, deadline_s=_CLOSE_S, error=error
-        )
-        self._agents.learn(found)  # an agent that has ended meanwhile was started anew
-
-    def forget(self, step: int) -> None:
-        """Drop the replicas of `step` on this node."""
-        self._agents.forget(step)
-
-    @property
-    def busy(self) -> bool:
-        """Whether an offer is neither complete nor skipped nor failed."""
-        with self._lock:
-            return self._pending > 0
-
-    def wait(self) -> None:
-        """Wait until every offer is complete, skipped or failed."""
-        while True:
-            with self._lock:
-                if not self._pending or self._thread is None or not self._thread.is_alive():
-                    return
-            time.sleep(0.005)
+        together(control, "resume from replicas", remove, deadline_s=_CLOSE_S)
+        self._settled, self._resumed, self._is_tidy = version, True, False
 
     def close(self, *, finished: bool) -> None:
         """End the connections.
 
-        With `finished` all ranks have ended well, and the agents end with their memory: a call of
-        all ranks. Without it the agents stay for a restart.
+        With `finished` all ranks have ended well, and the files are removed: a call of all ranks.
+        Without it they stay for a restart.
         """
         if self._closing:
             return
@@ -244,13 +251,16 @@ class Replicator:
         try:
             if finished:
                 self._control.barrier("close replicas", deadline_s=_CLOSE_S)
-                self._agents.finish()
-        except (RankError, ReplicaError):
-            finished = False  # another rank has ended badly: a restart may need the memory
+        except RankError:
+            finished = False  # another rank has ended badly: a restart may need the files
         self._offers.put(None)
         if self._thread is not None:
             self._thread.join(_CLOSE_S if finished else 1.0)
-        self._agents.close()
+        self._sender.close()
+        if self._first and finished:
+            self._directory.remove()
+        elif self._first:
+            self._directory.release()
 
     def _work(self) -> None:
         try:
@@ -281,48 +291,42 @@ class Replicator:
         if self._failure is not None:
             raise ReplicaError(self._failure)
         if not self._resumed:  # the job begins anew: copies of earlier starts are of no use
-            self._resumed = True
             self._resume(self._rounds, None)
+        if not self._is_tidy:
+            self._tidy("make room for replicas")
         version = offer.version
-        found, address = self._replicate(offer), None
-        if self._agents.first and not self._closing:
-            try:
-                address = self._agents.running(doubtful=found.outcome == "failed")
-            except (IobenchError, OSError) as error:
-                if found.outcome == "complete":
-                    found = Replicated(step=version.step, outcome="failed", reason=str(error))
+        found = self._copied(offer)
+        sizes = [found.size_bytes, len(offer.header)]
         told = self._rounds.all_gather(
             f"replicate step {version.step}",
-            [list(version), found.outcome, found.reason, address],
+            [list(version), [found.outcome, found.reason], sizes],
             deadline_s=_ROUND_S,
         )
-        self._agents.learn([one[3] for one in told])
         if any(one[0] != list(version) for one in told):
             raise UsageError(f"the ranks replicate different saves: {[one[0] for one in told]}")
-        self._settle(version, found, told)
+        found = _agreed(found, [one[1] for one in told])
+        if found.outcome == "complete" and self._sender.receivers:
+            found = self._sent(found, offer, [one[2] for one in told])
+        self._settle(version, found)
 
-    def _settle(self, version: Version, found: Replicated, told: list[list[str]]) -> None:
-        complete = all(one[1] == "complete" for one in told)
-        if self._agents.first:
-            try:
-                self._agents.settle(version, kept=complete)
-            except ReplicaError as error:
-                self._tell(f"step {version.step}: {error}")
-        others = [(rank, one) for rank, one in enumerate(told) if one[1] == "failed"]
-        if others:
-            rank, (_, _, reason, _) = others[0]
-            reason = f"rank {rank}: {reason}"
-            found = Replicated(step=version.step, outcome="failed", reason=reason)
-            self._tell(f"step {version.step} has no replica: {reason}")
-        elif not complete:
-            found = Replicated(
-                step=version.step, outcome="skipped", reason="the last replica is still being sent"
-            )
-        if found.damaged_pieces:
-            self._tell(
-                f"step {version.step}: {found.damaged_pieces} pieces arrived damaged and were sent "
-                "again"
-            )
+    def _tidy(self, phase: str) -> None:
+        """Remove all versions but the settled one. All ranks wait for it."""
+
+        def remove() -> None:
+            if self._first:
+                self._directory.keep({self._settled})
+
+        together(self._rounds, phase, remove, deadline_s=_ROUND_S)
+        self._is_tidy = True
+
+    def _settle(self, version: Version, found: Replicated) -> None:
+        """Let the version replace the one before, if all ranks have it; otherwise remove it."""
+        if found.outcome == "complete":
+            self._settled = version
+        if found.outcome == "failed":
+            self._tell(f"step {version.step} has no replica: {found.reason}")
+        self._is_tidy = False
+        self._tidy(f"settle step {version.step}")
         self.replicas.append(found)
 
     def _tell(self, text: str) -> None:
@@ -330,24 +334,47 @@ class Replicator:
             if not self._closing:
                 self._untold.append(text)
 
-    def _replicate(self, offer: Offer) -> Replicated:
-        step, image = offer.version.step, offer.image
+    def _copied(self, offer: Offer) -> Replicated:
+        """Copy a snapshot to tmpfs of this node; "complete" says no more here."""
+        version, image = offer.version, offer.image
         if image is None:
             outcome: Literal["failed", "skipped"] = "failed" if offer.failure else "skipped"
-            return Replicated(step=step, outcome=outcome, reason=offer.failure)
-        size, began_s = image.size_bytes, time.monotonic()
+            return Replicated(step=version.step, outcome=outcome, reason=offer.failure)
+        size, began_s, world = image.size_bytes, time.monotonic(), self._control.world
         try:
-            self._agents.copy(offer.version, image, offer.header)
-            copied_s = time.monotonic()
+            budget = self._partner.budget_bytes
+            self._directory.new_file(version, world.rank, size, budget)
+            self._directory.copy(version, world.rank, image)
+            self._directory.complete(version, world.rank, world.size, offer.header)
+        except (IobenchError, OSError) as error:
+            return Replicated(step=version.step, outcome="failed", reason=str(error))
+        finally:
             offer.release()
-            damaged = self._agents.push(offer.version)
-        except (ReplicaError, OSError) as error:
-            return Replicated(step=step, outcome="failed", reason=str(error))
-        return Replicated(
-            step=step,
-            outcome="complete",
-            copy_s=copied_s - began_s,
-            push_s=time.monotonic() - copied_s,
-            size_bytes=size,
-            damaged_pieces=damaged,
-        )
+        copy_s = time.monotonic() - began_s
+        return Replicated(step=version.step, outcome="complete", copy_s=copy_s, size_bytes=size)
+
+    def _sent(self, found: Replicated, offer: Offer, sizes: Sequence[Sequence[int]]) -> Replicated:
+        """Send the bytes of each rank to the node of its partner.
+
+        Raises RankError when a rank is lost: the others have failed alike.
+        """
+        began_s = time.monotonic()
+        try:
+            self._sender.send(offer.version, offer.header, sizes)
+        except (IobenchError, OSError) as error:
+            if self._rounds.broken:
+                raise
+            return replace(found, outcome="failed", reason=str(error))
+        return replace(found, push_s=time.monotonic() - began_s)
+
+
+def _agreed(own: Replicated, told: Sequence[tuple[str, str]]) -> Replicated:
+    """Return the outcome of all ranks, of which each has told its own and the reason."""
+    failed = [(rank, reason) for rank, (outcome, reason) in enumerate(told) if outcome == "failed"]
+    if failed:
+        reason = f"rank {failed[0][0]}: {failed[0][1]}"
+        return Replicated(step=own.step, outcome="failed", reason=reason)
+    if any(outcome == "skipped" for outcome, _ in told):
+        reason = "the last replica is still being sent"
+        return Replicated(step=own.step, outcome="skipped", reason=reason)
+    return own

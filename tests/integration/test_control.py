@@ -55,7 +55,7 @@ with control:
     r = world.rank
     assert control.all_gather("a", {"r": r}, deadline_s=9) == [{"r": 0}, {"r": 1}, {"r": 2}]
     assert control.gather("b", r, deadline_s=9) == ([0, 1, 2] if r == 0 else [])
-    assert control.broadcast("c", r, source=2, deadline_s=9) == 2
+    assert control.broadcast("c", r, deadline_s=9) == 0
     given = ["x", {"y": 1}, None] if r == 0 else None
     assert control.scatter("s", given, deadline_s=9) == ["x", {"y": 1}, None][r]
     other = control.sub("x").sub("y")

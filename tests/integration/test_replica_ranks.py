@@ -1,23 +1,19 @@
-"""Replicas of real ranks: kill -9 of trainers and nodes, and what a restart finds.
+"""Replicas of real ranks without root: kill -9 of trainers, lost memory, and what a restart finds.
 
-Without root: tests/faults/test_ranks_replicas.py has attacks on a Checkpointer with replicas.
+tests/faults/test_ranks_replicas.py has attacks on nodes with networks of their own.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import time
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents import runtime_directories
 from support.ranks import start_ranks
-
-from iobench.replicas.runtime import AgentDirectory, AgentRecord
 
 _TESTS = Path(__file__).parents[1]
 Told = list[list[dict[str, Any]]]
@@ -65,71 +61,69 @@ class Job:
                 told.append(own)
         return told
 
-    def agents(self) -> list[AgentRecord | None]:
-        """The agent of each node."""
-        found = []
-        for node in range(self.size):
-            paths = [path for path in (self.base / f"n{node}").iterdir() if path.is_dir()]
-            found.append(AgentDirectory(paths[0]).record() if paths else None)
-        return found
+    def files(self, node: int) -> list[Path]:
+        """The bytes of ranks in the memory of a node."""
+        return sorted(self.base.glob(f"n{node}/replicas/*/*/__*_0.distcp"))
 
     def lose(self, node: int) -> None:
-        """Kill the agent of a node, as if the node had lost its power."""
-        record = self.agents()[node]
-        assert record is not None
-        os.kill(record.pid, signal.SIGKILL)
-        while record.alive:
-            time.sleep(0.01)
-
-    def ended(self) -> bool:
-        """Whether every agent has ended, and has removed its files."""
-        deadline = time.monotonic() + 20
-        while any(self.agents()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return not [path for path in self.base.glob("*/*") if path.is_dir()]
+        """Remove what is in the memory of a node, as if it had lost its power."""
+        assert self.files(node)
+        shutil.rmtree(self.base / f"n{node}" / "replicas")
 
 
 @pytest.fixture
-def base() -> Iterator[Path]:
-    """The nodes' directories; a test that leaves an agent fails."""
-    with runtime_directories() as made:
-        yield made
+def base(tmp_path: Path) -> Iterator[Path]:
+    """The directories of the nodes; a test that leaves replicas in them fails."""
+    yield tmp_path
+    assert not list(tmp_path.glob("n*/replicas/*"))
 
 
 def _loads(told: Told) -> list[tuple[Any, ...]]:
-    """Step, whether the bytes are equal, and the kinds of sources, for each rank."""
-    return [(own[0]["loaded"], own[0].get("equal"), *own[0].get("read", {})) for own in told]
+    """Step, whether the bytes are equal, the copies, and the ways of the bytes, for each rank."""
+    return [
+        (own[0]["loaded"], own[0]["equal"], list(own[0]["sources"]), own[0]["paths"])
+        for own in told
+    ]
 
 
 def _outcomes(told: Told, rank: int = 0) -> list[tuple[int, str]]:
     return [(one["step"], one["outcome"]) for one in told[rank] if "step" in one]
 
 
+_OWN = ["replicas"], []
+_SENT = ["replicas"], ["network"]
+
+
 def test_a_node_lost_and_numbers_exchanged(base: Path) -> None:
     """The partner has the bytes of a lost node; other nodes come back with other numbers."""
     job = Job(base, 3)
-    job.run([10], "wait")
+    told = job.run([10], "wait")
+    assert _outcomes(told) == [(10, "complete")]
+    assert [[file.name for file in job.files(node)] for node in range(3)] == [
+        ["__0_0.distcp", "__2_0.distcp"],  # a ring: node 0 keeps the bytes of node 2
+        ["__0_0.distcp", "__1_0.distcp"],
+        ["__1_0.distcp", "__2_0.distcp"],
+    ]
     job.lose(0)
     told = job.run([20], "wait", hosts=[2, 0, 1])
-    assert _loads(told) == [(10, True, "peer")] * 3  # every node has other ranks' bytes only
-    told = job.run([], "finish")
-    assert _loads(told) == [(20, True, "own")] * 3  # as partner, each node has what it now needs
-    assert job.ended()
+    # Rank 0 is on node 2, which has 1 and 2; rank 1 on node 0, without any; rank 2 on node 1.
+    assert _loads(told) == [(10, True, *_SENT)] * 3
+    told = job.run([], "finish", hosts=[2, 0, 1])
+    assert _loads(told) == [(20, True, *_OWN)] * 3
 
 
 def test_both_nodes_of_a_pair_are_lost(base: Path) -> None:
-    """One lost node is recovered from its partner; of two, nothing is loaded from memory."""
+    """One lost node is recovered from its partner; of two, storage is read."""
     job = Job(base, 2)
     job.run([10], "wait")
     job.lose(1)
     told = job.run([20], "wait")
-    assert _loads(told) == [(10, True, "own"), (10, True, "peer")]
+    assert _loads(told) == [(10, True, *_OWN), (10, True, *_SENT)]
     assert _outcomes(told) == [(20, "complete")]
     job.lose(0)
     job.lose(1)
     told = job.run([], "finish")
-    assert _loads(told) == [(None, None)] * 2
-    assert job.ended()
+    assert [one[:3] for one in _loads(told)] == [(20, True, [])] * 2
 
 
 def test_memory_full_on_every_node(base: Path) -> None:
@@ -137,16 +131,14 @@ def test_memory_full_on_every_node(base: Path) -> None:
     job = Job(base, 2, memory="4MiB")
     told = job.run([10, 20], "finish")
     assert _outcomes(told) == [(10, "failed"), (20, "failed")]
-    assert "do not fit the agent's budget" in told[0][1]["reason"]
-    assert job.ended()
+    assert "do not fit the budget" in told[0][1]["reason"]
+    assert "step 10 has no replica: " in told[0][1]["told"][0]
 
 
 def test_another_run_of_the_same_location(base: Path) -> None:
-    """Another token: the memory of the earlier run is freed and never loaded."""
+    """The memory of the earlier run is freed and never loaded. No other user can read it."""
     job = Job(base, 2)
     job.run([10], "wait")
-    before = job.agents()
+    assert {path.stat().st_mode & 0o077 for path in base.glob("n*/replicas/*")} == {0}
     told = job.run([], "finish", run_id="other")
-    assert _loads(told) == [(None, None)] * 2
-    assert not any(record and record.alive for record in before)
-    assert job.ended()
+    assert [one[:3] for one in _loads(told)] == [(10, True, [])] * 2

@@ -90,7 +90,7 @@ CASES = {
     "offload show nope": "nope",
     "offload export empty -o x.pt": "empty",
     "tiers nope": "nope",
-    "agent nope": "No such command 'nope'; see iobench agent --help",
+    "replicas nope": "No such command 'nope'; see iobench replicas --help",
     "workloads show nope": "unknown workload 'nope'. Known: bloom-3b",
     "workloads show llama7b --rank 999": "has no rank 999: it has 0 to 7",
     "workloads import nope": "nope: does not exist",

@@ -4,9 +4,8 @@ A point is written "NAME:before" or "NAME:after". NAME is the dotted name of a f
 such as "iobench.checkpoint.commit.Committer.commit". More words may follow: the number of the call
 (1 is the first), and what happens: "kill" (SIGKILL, the default), "children" (SIGKILL of all child
 processes), "stop" (SIGSTOP), "full" (OSError ENOSPC), "error" (RuntimeError), "slow" (waits 1 s),
-"hang" (waits for a minute), "agents" (the memory agents of the node are killed), "flip" (a bit of
-the function's last argument is flipped), "note" (nothing: the line on stdout says that the function
-is called).
+"hang" (waits for a minute), "flip" (a bit of the function's last argument is flipped), "note"
+(nothing: the line on stdout says that the function is called).
 
     "iobench.ranks.control.Control.gather:before:3:stop"
 
@@ -26,8 +25,6 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from support.node_agents import kill_agents
 
 __all__ = ["arm", "happen"]
 
@@ -101,12 +98,8 @@ def happen(action: str, point: str = "", arguments: Sequence[Any] = ()) -> None:
         threading.Event().wait(1)
     elif action == "hang":
         threading.Event().wait(60)
-    elif action == "agents":
-        kill_agents()
     elif action == "flip":
         memory = arguments[-1]
         memory[len(memory) // 2] ^= 1
     elif action != "note":
-        raise ValueError(
-            f"{action}: kill, children, stop, full, error, slow, hang, agents, flip or note"
-        )
+        raise ValueError(f"{action}: kill, children, stop, full, error, slow, hang, flip or note")

@@ -1,14 +1,14 @@
-"""ReplicaJob: a job on nodes whose memory agents live from one start to the next."""
+"""ReplicaJob: a job on nodes whose memory keeps replicas from one start to the next."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.node_agents import agents_of
 from support.nodes import Node, Nodes, Process
 from support.rank_kills import PRELOAD
 from support.train_scripts import newest_checked
@@ -19,9 +19,7 @@ REPLICA_PRELOAD = (
     *PRELOAD,
     "support.replica_trains",
     "iobench.ranks.exchange",
-    "iobench.replicas.replicator",
-    "iobench.replicas.runtime",
-    "iobench.ranks.exchange",
+    "iobench.replicas.nearest",
 )
 """Modules that ranks with replicas import."""
 
@@ -72,7 +70,7 @@ class ReplicaJob:
         )
 
     def leave(self, ranks: Sequence[Process]) -> None:
-        """Wait until the ranks have saved; kill them. Their agents stay with the last step."""
+        """Wait until the ranks have saved; kill them. The last step stays in memory."""
         for rank in ranks:
             rank.wait_for("stays", _LIMIT_S)
         for rank in ranks:
@@ -82,14 +80,14 @@ class ReplicaJob:
         self.expect_complete(ranks)
 
     def hold(self) -> int:
-        """Return the newest step, which all agents and the storage have."""
+        """Return the newest step, which all nodes and the storage have."""
         if not self._held:
             self.leave(self.start(1))
             assert self._held
         return self.newest
 
     def finish(self) -> list[Process]:
-        """Start once more, and end well: then no agent and nothing but checkpoints is left."""
+        """Start once more, and end well: then nothing but checkpoints is left."""
         ranks = self.start(2, stay=False)
         codes = self.nodes.wait(ranks, _LIMIT_S)
         assert codes == [0] * self.size, [rank.stdout() + rank.stderr() for rank in ranks]
@@ -109,17 +107,30 @@ class ReplicaJob:
         assert newest >= max(map(int, found), default=self.newest), (newest, found)
         self.newest = newest
 
-    def agent(self, node: Node) -> int:
-        """Return the pid of the only agent of a node."""
-        (pid,) = agents_of(node.running())
-        return pid
+    @staticmethod
+    def files(node: Node) -> list[Path]:
+        """Return the files with the bytes of ranks in the memory of a node."""
+        shm = Path(f"/proc/{node.pid}/root/dev/shm")
+        return sorted(shm.glob("iobench-*/replicas/*/*/__*_0.distcp"))
+
+    def flip(self, node: Node) -> int:
+        """Flip a bit in the middle of every such file; return how many there are."""
+        files = self.files(node)
+        for file in files:
+            with file.open("r+b") as opened:
+                at = opened.seek(file.stat().st_size // 2)
+                (byte,) = opened.read(1)
+                opened.seek(at)
+                opened.write(bytes([byte ^ 1]))
+        return len(files)
 
 
-def loads(rank: Process) -> tuple[int, str]:
-    """Return the step that the rank has loaded, and the sources of its bytes."""
-    found = re.search(r"^loaded (-?\d+) ?(.*)$", rank.stdout(), re.M)
+def loads(rank: Process) -> tuple[int, dict[str, str], list[str]]:
+    """Return the step that the rank has loaded, its sources, and the ways of its bytes."""
+    found = re.search(r"^loaded (-?\d+) (.*)$", rank.stdout(), re.M)
     assert found, rank.stdout() + rank.stderr()
-    return int(found[1]), found[2]
+    sources, paths = json.loads(found[2])
+    return int(found[1]), sources, paths
 
 
 def outcomes(rank: Process) -> list[str]:

@@ -10,17 +10,16 @@ import json
 import os
 import signal
 import sys
+import time
 import warnings
 from typing import Any
 
 import numpy as np
 
-from iobench.ranks.control import Control
+from iobench import Checkpointer, Partner, PerRank
+from iobench.ranks import control
 from iobench.ranks.world import World
-from iobench.replicas.partner import Partner
-from iobench.replicas.protocol import Version, recovery_plan
-from iobench.replicas.replicator import Replicator
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes
 
 
 def _tell(**fields: Any) -> None:
@@ -28,53 +27,53 @@ def _tell(**fields: Any) -> None:
     sys.stdout.flush()
 
 
-def _state(step: int, rank: int) -> Bytes:
+def _own(step: int, rank: int) -> Bytes:
     size = 3_000_000 + 100_000 * rank
     return np.random.default_rng([step, rank]).integers(0, 256, size, np.uint8)
 
 
-def _load(replicator: Replicator, world: World) -> Version | None:
-    plan = recovery_plan(replicator.copies())
-    if plan is None:
+def _load(ckpt: Checkpointer, rank: int) -> None:
+    if not ckpt.latest():
         _tell(loaded=None)
-        return None
-    expected = _state(plan.version.step, world.rank)
-    memory = np.zeros_like(expected)
-    found = replicator.fetch(plan, world.rank, 0, memory)
-    equal = bool(np.array_equal(memory, expected))
-    _tell(loaded=plan.version.step, equal=equal, read=found.read_bytes, notes=found.notes)
-    return plan.version
+        return
+    state = ckpt.load()
+    loaded = ckpt.loaded
+    assert loaded is not None
+    equal = bool(np.array_equal(state["own"], _own(loaded.step, rank)))
+    paths = sorted(loaded.transfer.paths)
+    _tell(loaded=loaded.step, equal=equal, sources=loaded.sources, paths=paths)
+
+
+def _save(ckpt: Checkpointer, step: int, rank: int) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ckpt.save_async({"own": PerRank(_own(step, rank))}, step)
+        while not any(one.step == step for one in ckpt.replicas):
+            time.sleep(0.01)
+        ckpt.wait()
+    last = ckpt.replicas[-1]
+    _tell(
+        step=last.step,
+        outcome=last.outcome,
+        reason=last.reason,
+        told=[str(one.message) for one in told],
+    )
 
 
 def main() -> None:
     """Run the scenario."""
     asked = json.loads(os.environ["REPLICA_TEST"])
     world = World.detect()
-    control = Control.connect(world, deadline_s=60, lost_after_s=10)
+    control._shared = control.Control.connect(world, deadline_s=60, lost_after_s=10)
     # From here on each rank is on a node of its own; to meet they need one directory.
-    os.environ["IOBENCH_AGENTS"] = f"{asked['base']}/{asked['hosts'][world.node]}"
+    os.environ["IOBENCH_RUNTIME"] = f"{asked['base']}/{asked['hosts'][world.node]}"
     options = {"rate": "1GiB", **asked.get("options", {})}
-    replicator = Replicator(Partner(**options), control, "/runs/a")
-    version = _load(replicator, world)
-    replicator.resumed(version)
-    serial = version.serial if version else 0
+    warnings.simplefilter("ignore")
+    ckpt = Checkpointer(f"{asked['base']}/run", replicate=Partner(**options), writer="buffered")
+    _load(ckpt, world.rank)
     for step in asked["steps"]:
-        serial += 1
-        image = FileImage.of("state", [_state(step, world.rank)])
-        replicator.offer(Version(serial, step, world.job), image).wait()
-        replicator.wait()
-        last = replicator.replicas[-1]
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            replicator.warn()
-        _tell(
-            step=last.step,
-            outcome=last.outcome,
-            reason=last.reason,
-            told=[str(one.message) for one in told],
-        )
+        _save(ckpt, step, world.rank)
     if asked["end"] == "wait":
         signal.pause()
-    replicator.close(finished=asked["end"] == "finish")
-    control.close()
+    ckpt.close()
     _tell(ended=True)

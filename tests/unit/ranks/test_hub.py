@@ -22,7 +22,7 @@ _KEY = ("", 0)
 
 
 def _put(kind: CallKind, number: int = 0, *, acknowledged: bool = True) -> Call:
-    return Call(("", number), kind, "a", 60, source=1, acknowledged=acknowledged)
+    return Call(("", number), kind, "a", 60, acknowledged=acknowledged)
 
 
 def _round(kind: CallKind, values: list[bytes]) -> _Round:
@@ -43,7 +43,7 @@ def _opened(packed: bytes) -> tuple[Any, bytes]:
     [
         ("all-gather", [b"1,2,3"] * 3),
         ("gather", [b"1,2,3", b"", b""]),
-        ("broadcast", [b"2"] * 3),
+        ("broadcast", [b"1"] * 3),
         ("barrier", [b""] * 3),
     ],
 )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import resource
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +27,6 @@ from iobench.ranks.wire import (
     introduce,
     pack,
 )
-from iobench.replicas.runtime import AgentDirectory, AgentRecord, start_of
 
 
 class _Text(Message):
@@ -38,8 +34,10 @@ class _Text(Message):
 
 
 def _pair() -> tuple[Wire, Wire]:
-    one, other = socket.socketpair()
-    return Wire(one, "a rank", 60), Wire(other, "the agent", 60, failure=ReplicaError)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname(), timeout=60)
+        other, _ = server.accept()
+    return Wire(one, "a rank", 60), Wire(other, "the server", 60, failure=ReplicaError)
 
 
 class _Server:
@@ -50,7 +48,7 @@ class _Server:
         self.address = server.getsockname()
         self.admitted, self.go = queue.SimpleQueue[Hello](), threading.Event()
         self.listener = Listener(
-            [server],
+            server,
             token=b"token",
             purpose="test",
             admit=self._admit,
@@ -81,7 +79,7 @@ def _server(most: int = 9, greeting_s: float = 60) -> Iterator[_Server]:
 
 
 def test_both_ends_prove_the_token() -> None:
-    """The end that listens decides whom it takes before it answers: an agent counts ranks then."""
+    """The end that listens decides whom it takes before it answers: a server counts ranks then."""
     with _server() as server, server.knock() as wire:
         found: list[Welcome] = []
         thread = threading.Thread(
@@ -140,7 +138,7 @@ def test_an_impostor_is_found() -> None:
 
     thread = threading.Thread(target=pretend)
     thread.start()
-    with pytest.raises(ReplicaError, match="the agent belongs to another job"):
+    with pytest.raises(ReplicaError, match="the server belongs to another job"):
         introduce(two, b"token", "test")
     thread.join()
     one.close()
@@ -206,16 +204,13 @@ def test_a_long_message_of_a_stranger() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"iob1", pack(_Text("a"))[:-1], pack(_Text("a"), 1)])
 def test_a_message_that_ends(sent: bytes) -> None:
-    """Only between messages is the end of a connection not an error."""
+    """The end of a connection is an error, between messages too."""
     one, two = _pair()
     two.trust()
     one._socket.sendall(sent)
     one.close()
-    if not sent:
-        assert two.receive_next(_Text) is None
-    else:
-        with pytest.raises(ReplicaError, match="the agent closed the connection"):
-            two.take(two.receive(_Text)[1])
+    with pytest.raises(ReplicaError, match="the server closed the connection"):
+        two.take(two.receive(_Text)[1])
     two.close()
 
 
@@ -223,42 +218,10 @@ def test_a_refusal_is_an_error() -> None:
     """It names the other end."""
     one, two = _pair()
     one.send(Refusal("no room"))
-    with pytest.raises(ReplicaError, match=r"^the agent: no room$"):
+    with pytest.raises(ReplicaError, match=r"^the server: no room$"):
         two.receive(_Text)
     one.close()
     two.close()
-
-
-@contextmanager
-def _no_descriptor_free() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.open(os.devnull, os.O_RDONLY)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_an_agent_without_a_free_descriptor(tmp_path: Path) -> None:
-    """It cannot read whether it is still the agent of its job, and stays."""
-    directory, pid = AgentDirectory(tmp_path / "agent"), os.getpid()
-    directory.set_token(b"token")
-    assert not directory.names(pid)
-    started = start_of(pid)
-    assert started is not None
-    directory.set_record(
-        AgentRecord(pid=pid, started=started, job="job", location="", address=("127.0.0.1", 1))
-    )
-    with _no_descriptor_free():
-        with pytest.raises(OSError, match="Too many open files"):
-            (tmp_path / "agent").open()
-        assert directory.names(pid)
-    assert directory.names(pid)
-    assert not directory.names(pid + 1)
-    directory.remove()
-    assert not directory.names(pid)
 
 
 def test_strangers_at_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

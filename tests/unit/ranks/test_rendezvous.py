@@ -120,9 +120,9 @@ def test_no_secret_in_common() -> None:
 
 def test_one_node_needs_no_setting(tmp_path: Path) -> None:
     """The secret is in the user's own directory of the node, which no other user may enter."""
-    environ = {"IOBENCH_AGENTS": str(tmp_path / "own")}
+    environ = {"IOBENCH_RUNTIME": str(tmp_path / "own")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("IOBENCH_AGENTS", environ["IOBENCH_AGENTS"])
+        patch.setenv("IOBENCH_RUNTIME", environ["IOBENCH_RUNTIME"])
         meeting = meet(_rank(0), deadline_s=1, environ={})
         assert meeting.server is not None
         with meeting.server:

@@ -13,6 +13,7 @@ from iobench.ranks.restore_plan import (
     ReadMode,
     check_restore_mode,
     head,
+    held_plan,
     merged,
     plan,
     shared,
@@ -93,3 +94,21 @@ def test_another_mode_is_refused() -> None:
     """A word that is not a mode is an error that lists the modes."""
     with pytest.raises(OptionError, match="broadcast"):
         check_restore_mode("tree")
+
+
+@given(_WANTED, st.data(), st.integers(1, 20))
+def test_files_in_memory(wanted: list[list[Range]], data: st.DataObject, piece_bytes: int) -> None:
+    """Holders read what they need; all others get it from one holder, or read it if none has it."""
+    ranks = range(len(wanted))
+    some = st.lists(st.sampled_from(ranks), unique=True)
+    holders = {file: data.draw(some) for file in range(3)}
+    nodes = [0] * len(wanted)
+    made = held_plan(shared(wanted, nodes), holders, nodes, piece_bytes=piece_bytes)
+    for rank in ranks:
+        got = _bytes(made.reads[rank])
+        assert all(not holders[item] or rank in holders[item] for item, _ in got)
+        for piece in made.pieces:
+            assert piece.reader in holders[piece.file]
+            if rank in piece.ring and piece.before(rank) is not None:
+                got |= _bytes([Range(*piece[:3])])
+        assert got == _bytes(wanted[rank])

@@ -6,13 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.replicas.partner import partner_nodes
-from iobench.replicas.protocol import (
-    CopySource,
-    MemoryCopy,
-    StoredCopy,
-    Version,
-    recovery_plan,
-)
+from iobench.replicas.recovery import MemoryCopy, StoredCopy, Version, recovery_plan
 
 _OLD, _NEW = Version(1, 10, "a"), Version(2, 20, "a")
 Copies = list[MemoryCopy | StoredCopy]
@@ -36,25 +30,11 @@ def test_nothing_is_found_where_nothing_is() -> None:
     assert recovery_plan([]) is None
 
 
-def test_nearest_source_first() -> None:
-    """Own memory, a peer's, then storage."""
+def test_all_holders_and_storage() -> None:
+    """Each rank's bytes are in the memory of its node and of the partner, and on storage."""
     plan = recovery_plan([*_own(_NEW, [0, 1]), *_partners(_NEW, [0, 1]), StoredCopy(_NEW)])
     assert plan is not None
-    assert plan.sources(0, 0) == [
-        CopySource("own", 0),
-        CopySource("peer", 1),
-        CopySource("storage"),
-    ]
-    assert plan.sources(0, 1) == [
-        CopySource("own", 1),
-        CopySource("peer", 0),
-        CopySource("storage"),
-    ]
-    assert plan.sources(1, 5) == [
-        CopySource("peer", 0),
-        CopySource("peer", 1),
-        CopySource("storage"),
-    ]
+    assert (plan.holders, plan.stored) == ({0: (0, 1), 1: (0, 1)}, True)
 
 
 def test_partial_copies_of_a_newer_save_are_passed_over() -> None:
@@ -69,8 +49,7 @@ def test_storage_fills_what_memory_lacks() -> None:
     """A stored version is complete for all ranks; memory serves the ranks that it has."""
     plan = recovery_plan([MemoryCopy(_NEW, 0, 2, 0), StoredCopy(_NEW)])
     assert plan is not None
-    assert plan.sources(0, 0) == [CopySource("own", 0), CopySource("storage")]
-    assert plan.sources(1, 1) == [CopySource("storage")]
+    assert (plan.holders, plan.stored) == ({0: (0,)}, True)
 
 
 def test_older_storage_loses_against_newer_memory_and_the_reverse() -> None:
@@ -97,7 +76,7 @@ def test_a_node_with_another_number_still_serves_what_it_holds() -> None:
     """A node that comes back as number 3 has the bytes of rank 0: others read them there."""
     plan = recovery_plan([MemoryCopy(_NEW, 0, 2, 3), MemoryCopy(_NEW, 1, 2, 1)])
     assert plan is not None
-    assert plan.sources(0, 0) == [CopySource("peer", 3)]
+    assert plan.holders == {0: (3,), 1: (1,)}
 
 
 def test_two_partners_are_lost() -> None:
@@ -108,7 +87,7 @@ def test_two_partners_are_lost() -> None:
     two = recovery_plan(_without(copies, 2, 3))
     assert one is not None
     assert one.version == _NEW
-    assert one.sources(2, 2) == [CopySource("peer", 3)]
+    assert one.holders[2] == (3,)
     assert two is not None
     assert two.version == _OLD
     assert two.passed_over == ((_NEW, "no source has the bytes of ranks 2, 3"),)
@@ -137,7 +116,6 @@ def test_what_survives_the_loss_of_nodes(
     plan = recovery_plan([*_without(copies, *lost), StoredCopy(_OLD)])
     assert plan is not None
     assert (plan.version == _NEW) is survives
-    for rank, node in enumerate(nodes):
-        sources = plan.sources(rank, node)
-        assert sources
-        assert all(source.node not in lost for source in sources)
+    for rank in range(len(nodes)):
+        assert plan.stored or plan.holders[rank]
+        assert lost.isdisjoint(plan.holders.get(rank, ()))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+import pytest
+
+from iobench.checkpoint.piece_reader import HeldFiles
 from iobench.checkpoint.restore import Candidates
 from iobench.errors import DataMismatchError
 from iobench.ranks.control import Control
 from iobench.ranks.together import together
 from iobench.ranks.world import World
 from iobench.replicas.nearest import RestoreChoice
-from iobench.replicas.protocol import MemoryCopy, Version
+from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, Version
 from iobench.replicas.replicator import Replicator
 from iobench.writers.base import Writer
 from iobench.writers.registry import make
@@ -47,16 +51,21 @@ class _Storage:
 
 
 class _Memory:
-    """Agents that hold some versions of two ranks."""
+    """The memory of two nodes, with some versions of two ranks, of which some are damaged."""
 
-    def __init__(self, *versions: Version) -> None:
-        self.versions = versions
+    def __init__(self, *versions: Version, damaged: Collection[MemoryCopy] = ()) -> None:
+        self.versions, self.damaged = versions, damaged
 
     def copies(self) -> list[MemoryCopy]:
         return [MemoryCopy(one, rank, 2, rank) for one in self.versions for rank in (0, 1)]
 
-    def fetcher(self, plan: Any) -> Any:
-        return None
+    def held(self, plan: RecoveryPlan) -> tuple[HeldFiles, dict[MemoryCopy, str]]:
+        found = {
+            one: "damaged"
+            for one in self.damaged
+            if one.version == plan.version and one.node in plan.holders.get(one.rank, ())
+        }
+        return HeldFiles({}, {}), found
 
 
 def _restoring(memory: _Memory | None = None) -> RestoreChoice:
@@ -80,7 +89,6 @@ def test_without_replicas_the_newest_checkpoint_is_read_as_before() -> None:
     assert chosen is not None
     assert chosen.plan.version.step == 20
     assert chosen.candidates is restoring.candidates
-    assert chosen.close() == []
 
 
 def test_the_same_save_in_memory_and_on_storage() -> None:
@@ -92,6 +100,16 @@ def test_the_same_save_in_memory_and_on_storage() -> None:
         other = _restoring(memory=_Memory(Version(2, 20, attempt))).choose()
         assert other is not None
         assert (other.plan.version.step, other.plan.stored, other.plan.holders) == (20, True, {})
+
+
+def test_damaged_memory_is_not_chosen() -> None:
+    """Its rank is read from storage, and the warning names node and rank."""
+    version = Version(2, 20, "b")
+    memory = _Memory(version, damaged=[MemoryCopy(version, 1, 2, 1)])
+    with pytest.warns(RuntimeWarning, match="the memory of node 1 is not used for rank 1: damaged"):
+        chosen = _restoring(memory).choose()
+    assert chosen is not None
+    assert (chosen.plan.stored, chosen.plan.holders) == (True, {0: (0,)})
 
 
 def test_versions_that_were_loaded_from_storage() -> None:
