@@ -23,9 +23,8 @@ from iobench.ranks.exchange import WatchedImage
 from iobench.units import KIB, MIB
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.copy_reader import CopyReader
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, FileImage, WrappedImage
 from iobench.writers.transfer import Meter, Transfer
-from iobench.writers.wrapped_image import WrappedImage
 
 __all__ = [
     *("PieceDigests", "Recording", "compared", "read_compared", "read_file"),

@@ -15,8 +15,12 @@ from pathlib import Path
 from iobench import linux
 from iobench.checkpoint.staged import LOCK, STAGING_SUFFIX, DirectoryLock, exchange, reraise
 from iobench.errors import TargetError, TransferError, UsageError, transfer_errors
-from iobench.writers.local.file_metadata import copy_owner, existing_file
-from iobench.writers.local.new_file import make_directories, sync_directory
+from iobench.writers.local.new_file import (
+    copy_owner,
+    existing_file,
+    make_directories,
+    sync_directory,
+)
 from iobench.writers.removal import remove_tree
 
 __all__ = ["StagedDirectory", "remove_killed", "shared_token"]

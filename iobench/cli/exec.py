@@ -49,7 +49,7 @@ def exec_(command: list[str], config: str, report: Path | None = None) -> None:
     from iobench.integrations.default_writer import chosen_writer
     from iobench.integrations.redirect import launch as launching
     from iobench.integrations.redirect.summary import summary
-    from iobench.writers.local.file_metadata import check_replaceable, existing_file
+    from iobench.writers.local.new_file import check_replaceable, existing_file
 
     writer = chosen_writer(config)
     if report is not None and not os.access(report.parent, os.W_OK):

@@ -15,8 +15,8 @@ import torch
 from iobench.formats import torch_tensor
 from iobench.units import KIB, MIB
 from iobench.writers.blocks.interrupt_safe import uninterrupted
-from iobench.writers.device.copies import DeviceCopies
 from iobench.writers.device.cuda import cuda_device
+from iobench.writers.device.staging import DeviceCopies
 from iobench.writers.stream import BlockStream
 
 __all__ = ["ItemStream", "gpu_copies", "on_host"]

@@ -34,7 +34,7 @@ from iobench.integrations.dcp_items import ItemStream, gpu_copies, on_host
 from iobench.integrations.default_writer import WriterLike
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.workers import map_in_workers
-from iobench.writers.device.copies import DeviceCopies
+from iobench.writers.device.staging import DeviceCopies
 from iobench.writers.transfer import Transfer
 
 __all__ = ["METADATA", "StorageWriter", "metadata_name"]

@@ -14,8 +14,7 @@ from iobench.regular_file import open_regular, read_regular
 from iobench.units import format_size
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
-from iobench.writers.local.direct_file import direct_alignment
-from iobench.writers.local.direct_io import pread_direct, pwrite_direct
+from iobench.writers.local.direct_file import direct_alignment, pread_direct, pwrite_direct
 from iobench.writers.local.new_file import sync_directory, write_text
 
 __all__ = ["LAYOUT", "StateFile", "areas_of", "file_sizes", "make_files", "read_layout"]

@@ -16,8 +16,7 @@ from iobench.errors import UnavailableError, transfer_errors
 from iobench.offload.files import StateFile
 from iobench.writers.blocks.interrupt_safe import Worker
 from iobench.writers.direct.engine import CompletionLatch
-from iobench.writers.direct.in_flight import InFlight, OnComplete
-from iobench.writers.direct.uring_queue import Ring, open_ring
+from iobench.writers.direct.in_flight import InFlight, OnComplete, Ring, open_ring
 from iobench.writers.image import Bytes
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter

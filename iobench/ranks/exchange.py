@@ -27,9 +27,8 @@ from iobench.ranks.wire import Hello, Listener, Message, Welcome, Wire, introduc
 from iobench.units import MIB
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.copy_reader import CopyReader
-from iobench.writers.image import FileImage
+from iobench.writers.image import FileImage, WrappedImage
 from iobench.writers.transfer import Meter
-from iobench.writers.wrapped_image import WrappedImage
 
 __all__ = ["Exchange", "Progress", "SentPiece", "Transport", "WatchedImage"]
 

@@ -16,8 +16,8 @@ from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.parts import SentPart, etag_of, part_size_for
-from iobench.writers.s3_store.resumed_upload import KEPT_PART, ResumedUpload
 from iobench.writers.s3_store.target import S3Target
+from iobench.writers.s3_store.upload import KEPT_PART, ResumedUpload
 from iobench.writers.transfer import Meter
 
 __all__ = ["ObjectCopy"]

@@ -15,9 +15,8 @@ from iobench.tune.journal import TuningRecord
 from iobench.tune.outcome import Outcome
 from iobench.tune.tuning import Tuning
 from iobench.units import format_size
-from iobench.writers.config import dump_writer, read_config
+from iobench.writers.config import Tuned, dump_writer, read_config
 from iobench.writers.local.new_file import write_text
-from iobench.writers.tuned import Tuned
 
 __all__ = ["check_config", "emit", "write"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack
@@ -25,12 +25,9 @@ from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.local.new_file import NewFile, try_directory
 from iobench.writers.local.posix import PosixWriter
-from iobench.writers.options import WriterOptions, option
+from iobench.writers.options import AiofilesValues, WriterOptions, option
 from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter
-
-if TYPE_CHECKING:
-    from iobench.writers.typed import AiofilesValues
 
 __all__ = ["AiofilesOptions", "AiofilesWriter"]
 
@@ -82,24 +79,14 @@ class AiofilesWriter(PosixWriter):
         _run(self._write(file, image, meter), meter)
 
     def _receive(self, fd: int, image: FileImage, ranges: Ranges, meter: Meter) -> None:
-        async def work(blocks: Blocks, own: Meter) -> None:
-            with open(f"/proc/self/fd/{fd}", "rb", buffering=0) as raw:
-                for begin, end in blocks:
-                    with contextlib.ExitStack() as held:
-                        views = await _enter(held, image, image.incoming(begin, end, own))
-                        await _read_block(wrap(raw), image, views, begin, end, own)
-                    image.filled(begin, end)
-
-        blocks = Blocks.of(ranges, self.options.block_size)
-        _run(_in_tasks(self.options.iodepth, blocks, work, meter), meter)
+        read = functools.partial(_read, image)
+        _run(self._in_blocks(f"/proc/self/fd/{fd}", "rb", ranges, read, meter), meter)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:  # noqa: ARG002
         raw = open(file.fd, "r+b", buffering=0, closefd=False)  # noqa: SIM115 -- of the file
 
         def write(views: list[Bytes], offset: int) -> None:
-            with meter.operation("write"):
-                calls = _run(_write_all(wrap(raw), views[0], offset), Meter())
-            meter.count("aiofiles", len(views[0]), calls)
+            _run(_write_all(wrap(raw), views[0], offset, meter), Meter())
 
         return BlockStream(file, self.name, meter, PlainSink(write, self.options.block_size))
 
@@ -128,18 +115,62 @@ class AiofilesWriter(PosixWriter):
         _run(_in_tasks(self.options.files, Blocks(0, len(images), 1), work, meter), meter)
 
     async def _write(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        async def work(blocks: Blocks, own: Meter) -> None:
-            with open(file.part, "r+b", buffering=0) as raw:
-                for start, stop in blocks:
-                    with contextlib.ExitStack() as held:
-                        views = await _enter(held, image, image.outgoing(start, stop, own))
-                        data = views[0] if len(views) == 1 else np.concatenate(views)
-                        with own.operation("write"):
-                            calls = await _write_all(wrap(raw), data, start)
-                    own.count("aiofiles", stop - start, calls)
+        write = functools.partial(_write, image)
+        await self._in_blocks(file.part, "r+b", [(0, image.size_bytes)], write, meter)
 
-        blocks = Blocks(0, image.size_bytes, self.options.block_size)
+    async def _in_blocks(
+        self,
+        path: str,
+        mode: str,
+        ranges: Ranges,
+        move: Callable[[Any, int, int, Meter], Coroutine[Any, Any, None]],
+        meter: Meter,
+    ) -> None:
+        """Call `move(handle, begin, end, meter)` for each block; each task has a handle."""
+
+        async def work(blocks: Blocks, own: Meter) -> None:
+            with open(path, mode, buffering=0) as raw:
+                for begin, end in blocks:
+                    await move(wrap(raw), begin, end, own)
+
+        blocks = Blocks.of(ranges, self.options.block_size)
         await _in_tasks(self.options.iodepth, blocks, work, meter)
+
+
+async def _write(image: FileImage, handle: Any, start: int, stop: int, meter: Meter) -> None:
+    with image.outgoing(start, stop, meter) as views:
+        data = views[0] if len(views) == 1 else np.concatenate(views)
+        await _write_all(handle, data, start, meter)
+
+
+async def _write_all(handle: Any, data: Bytes, offset: int, meter: Meter) -> None:
+    """Write all of `data` at `offset` of an unbuffered handle."""
+    done = calls = 0
+    with meter.operation("write"):
+        await _to_its_end(handle.seek(offset))
+        while done < len(data):
+            done += await _to_its_end(handle.write(data[done:].data))
+            calls += 1
+    meter.count("aiofiles", len(data), calls)
+
+
+async def _read(image: FileImage, handle: Any, start: int, stop: int, meter: Meter) -> None:
+    done = calls = 0
+    with image.incoming(start, stop, meter) as views:
+        block = views[0] if len(views) == 1 else np.empty(stop - start, dtype=np.uint8)
+        with meter.operation("read"):
+            await _to_its_end(handle.seek(start))
+            while done < len(block):
+                count = await _to_its_end(handle.readinto(block[done:].data))
+                calls += 1
+                if not count:
+                    raise DataMismatchError(f"the file ended at {start + done} while being read")
+                done += count
+        if len(views) > 1:
+            with meter.phase("scatter"):
+                image.scatter(start, stop, block)
+    meter.count("aiofiles", stop - start, calls)
+    image.filled(start, stop)
 
 
 def _run(work: Coroutine[Any, Any, _T], meter: Meter) -> _T:
@@ -233,64 +264,16 @@ async def _in_tasks(
     work: Callable[[Blocks, Meter], Coroutine[Any, Any, None]],
     meter: Meter,
 ) -> None:
-    """Run `work(blocks, own_meter)` in `tasks` tasks; like `run_workers`, which has threads."""
+    """Run `work(blocks, own_meter)` in `tasks` tasks; like `run_workers`, which has threads.
+
+    The first failure cancels the others. It is raised when all have ended.
+    """
     meters = [Meter() for _ in range(min(tasks, blocks.count))]
     began_s = time.perf_counter()
-
-    async def run(own: Meter) -> None:
-        try:
-            await work(blocks, own)
-        except BaseException:
-            blocks.cancel()
-            raise
-
-    ended = await asyncio.gather(*map(run, meters), return_exceptions=True)
-    failures = [one for one in ended if one is not None]
     try:
-        for other in failures[1:]:
-            failures[0].add_note(f"another task failed too: {other!r}")
-        if failures:
-            raise failures[0]
-    finally:
-        del ended, failures  # a traceback refers to this frame, which is a reference cycle
+        async with asyncio.TaskGroup() as group:
+            for own in meters:
+                group.create_task(work(blocks, own))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
     meter.absorb(meters, time.perf_counter() - began_s)
-
-
-async def _enter(
-    held: contextlib.ExitStack, image: FileImage, views: AbstractContextManager[list[Bytes]]
-) -> list[Bytes]:
-    """Enter a context manager, in a thread if it waits for a device."""
-    if not image.on_device:
-        return held.enter_context(views)
-    return await _to_its_end(asyncio.to_thread(held.enter_context, views))
-
-
-async def _write_all(handle: Any, data: Bytes, offset: int) -> int:
-    """Write all of `data` at `offset` of an unbuffered handle. Return the write calls."""
-    calls = 0
-    await _to_its_end(handle.seek(offset))
-    left = data.data
-    while len(left):
-        count = await _to_its_end(handle.write(left))
-        calls += 1
-        left = left[count:]
-    return calls
-
-
-async def _read_block(
-    handle: Any, image: FileImage, views: list[Bytes], start: int, stop: int, meter: Meter
-) -> None:
-    block = views[0] if len(views) == 1 else np.empty(stop - start, dtype=np.uint8)
-    done = calls = 0
-    with meter.operation("read"):
-        await _to_its_end(handle.seek(start))
-        while done < len(block):
-            count = await _to_its_end(handle.readinto(block[done:].data))
-            calls += 1
-            if not count:
-                raise DataMismatchError(f"the file ended at {start + done} while being read")
-            done += count
-    if len(views) > 1:
-        with meter.phase("scatter"):
-            image.scatter(start, stop, block)
-    meter.count("aiofiles", stop - start, calls)

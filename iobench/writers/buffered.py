@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from iobench.writers.file_writer import FileSetting, FileWriter
 from iobench.writers.hybrid_paths.policy import IoPath
-from iobench.writers.options import CachedOptions
-
-if TYPE_CHECKING:
-    from iobench.writers.typed import CachedValues
+from iobench.writers.options import CachedOptions, CachedValues
 
 __all__ = ["BufferedOptions", "BufferedWriter"]
 

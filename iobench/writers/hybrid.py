@@ -16,11 +16,8 @@ from iobench.writers.hybrid_paths.policy import IoOperation, IoPath, PathPolicy,
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.local.posix import pwrite_all
-from iobench.writers.options import WriterOptions, option
+from iobench.writers.options import HybridValues, WriterOptions, option
 from iobench.writers.transfer import Meter
-
-if TYPE_CHECKING:
-    from iobench.writers.typed import HybridValues
 
 __all__ = ["HybridOptions", "HybridWriter"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.availability import Availability
@@ -13,12 +13,9 @@ from iobench.writers.base import Writer
 from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.options import WriterOptions, option
+from iobench.writers.options import NullValues, WriterOptions, option
 from iobench.writers.stream import BlockStream, Sink
 from iobench.writers.transfer import Meter, Transfer
-
-if TYPE_CHECKING:
-    from iobench.writers.typed import NullValues
 
 __all__ = ["NullOptions", "NullWriter"]
 

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 from iobench.units import MIB
 from iobench.writers.file_writer import FileSetting, FileWriter
 from iobench.writers.hybrid_paths.policy import IoPath
-from iobench.writers.options import WriterOptions, block_size_option, option
-
-if TYPE_CHECKING:
-    from iobench.writers.typed import DirectValues
+from iobench.writers.options import DirectValues, WriterOptions, block_size_option, option
 
 __all__ = ["ODirectOptions", "ODirectWriter"]
 

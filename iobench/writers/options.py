@@ -6,12 +6,26 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self, get_type_hints
+from typing import Any, Self, TypedDict, get_type_hints
 
 from iobench.errors import OptionError, UnknownNameError
 from iobench.units import GIB, KIB, MIB, format_size_exact, parse_size
 
-__all__ = ["CachedOptions", "OptionInfo", "WriterOptions", "block_size_option", "option"]
+__all__ = [
+    "AiofilesValues",
+    "CachedOptions",
+    "CachedValues",
+    "DirectValues",
+    "HybridValues",
+    "NullValues",
+    "OptionInfo",
+    "S3Values",
+    "UncachedValues",
+    "UringValues",
+    "WriterOptions",
+    "block_size_option",
+    "option",
+]
 
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
@@ -171,3 +185,63 @@ class CachedOptions(WriterOptions):
         1, low=1, high=256, search=(1, 2, 4), help="workers that move blocks concurrently"
     )
     fallocate: bool = option(True, search=(True, False), help="reserve the space before writing")
+
+
+# The options as keywords, for type checkers: `ODirectWriter(thread=2)` raises OptionError, and with
+# these types mypy and editors report it before. tests/unit/writers/test_typed.py compares them with
+# the options. Sizes may be text: "16MiB".
+
+
+class NullValues(TypedDict, total=False):
+    block_size: int | str
+    threads: int
+
+
+class DirectValues(NullValues, total=False):
+    fallocate: bool
+
+
+class CachedValues(DirectValues, total=False):
+    pass
+
+
+class UncachedValues(CachedValues, total=False):
+    method: str
+
+
+class AiofilesValues(TypedDict, total=False):
+    block_size: int | str
+    iodepth: int
+    files: int
+    fallocate: bool
+
+
+class UringValues(TypedDict, total=False):
+    iodepth: int
+    block_size: int | str
+    rings: int
+    direct: bool
+    fallocate: bool
+
+
+class HybridValues(TypedDict, total=False):
+    block_size: int | str
+    iodepth: int
+    uring: bool
+    small_size: int | str
+    paths: str
+    read_soon: bool
+    fallocate: bool
+
+
+class S3Values(TypedDict, total=False):
+    part_size: int | str
+    threads: int
+    checksum: str
+    endpoint_url: str
+    addressing_style: str
+    verify_tls: bool
+    max_pool: int
+    max_attempts: int
+    connect_timeout_s: float
+    read_timeout_s: float

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Protocol, Self
 import numpy as np
 
 from iobench.errors import IobenchError, TransferError
-from iobench.units import MIB
+from iobench.units import KIB, MIB
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter, Transfer
@@ -34,6 +34,8 @@ _END = struct.Struct("<4sQ2H2L4Q4sLQL4s4H2LH")
 """What torch writes last: zip64 end of directory, its locator, end of directory."""
 _LAST_RECORD = b"/.data/serialization_id"
 _EXTRA = 28  # most bytes of the zip64 field between a record's name and the end of the directory
+_SMALL = 16 * KIB
+"""Smaller copies are not timed: serializers make thousands of them, and a timer costs 1 us."""
 _TAIL = len(_LAST_RECORD) + _EXTRA + _END.size
 
 
@@ -305,8 +307,12 @@ class BlockStream(io.RawIOBase):
 
     def _append(self, data: Bytes) -> None:
         """Take over `data`; the caller may change it after the return."""
-        sink, taken = self._sink, 0
-        if sink.in_place and self._filled + len(data) > sink.block_size:
+        sink, taken, end = self._sink, 0, self._filled + len(data)
+        if end < len(self._block) and len(data) < _SMALL:
+            self._block[self._filled : end] = data
+            self._filled = end
+            return
+        if sink.in_place and end > sink.block_size:
             self._put(self._block[: self._filled])
             self._put(data)
             return

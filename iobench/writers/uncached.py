@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from iobench.writers.file_writer import FileSetting, FileWriter
 from iobench.writers.hybrid_paths.policy import IoPath
-from iobench.writers.options import CachedOptions, option
-
-if TYPE_CHECKING:
-    from iobench.writers.typed import UncachedValues
+from iobench.writers.options import CachedOptions, UncachedValues, option
 
 __all__ = ["UncachedOptions", "UncachedWriter"]
 

@@ -20,7 +20,7 @@ from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.retry import RetryPolicy
+from iobench.writers.s3_store.client import RetryPolicy
 
 _WRITERS = {
     "buffered": {"threads": 2},

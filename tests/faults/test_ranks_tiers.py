@@ -67,7 +67,7 @@ _POINTS = [
 ]
 """The rank that is lost, where, and the least bytes that need not be sent again."""
 _BUCKET = [
-    (1, "iobench.writers.s3_store.resumed_upload.ResumedUpload.send:after:1", 5 * MIB),
+    (1, "iobench.writers.s3_store.upload.ResumedUpload.send:after:1", 5 * MIB),
     (0, "iobench.checkpoint.object_store.StagedObjects.publish:before", 2 * _FILE),
 ]
 

@@ -16,7 +16,7 @@ from iobench.testing import content
 from iobench.writers import file_writer
 from iobench.writers.base import Writer
 from iobench.writers.direct import in_flight
-from iobench.writers.direct.uring_queue import PyuringRing
+from iobench.writers.direct.in_flight import PyuringRing
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 

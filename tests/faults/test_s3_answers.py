@@ -19,8 +19,8 @@ from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store import connection
+from iobench.writers.s3_store.client import RetryPolicy
 from iobench.writers.s3_store.errors import require_fields
-from iobench.writers.s3_store.retry import RetryPolicy
 from iobench.writers.transfer import Meter
 
 _TARGET = "s3://bucket/run"

@@ -15,8 +15,8 @@ from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.s3_store.checksum import Checksum
-from iobench.writers.s3_store.proof import SentObject
-from iobench.writers.s3_store.retry import RetryPolicy
+from iobench.writers.s3_store.client import RetryPolicy
+from iobench.writers.s3_store.upload import SentObject
 
 _DATA = content(5 * MIB + 777)
 _SMALL = content(777)

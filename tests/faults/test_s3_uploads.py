@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ from iobench.errors import TransferError
 from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.image import FileImage
-from iobench.writers.s3_store.retry import THROTTLED
+from iobench.writers.s3_store.client import THROTTLED
 
 _DATA = content(3 * 5 * MIB + 777)
 _TARGET = "s3://bucket/run"
@@ -190,4 +191,23 @@ def test_an_interrupt_as_a_thread_begins(server, writer, monkeypatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt), writer.open(f"{_TARGET}/model") as stream:
         stream.write(content(5 * MIB + 1))
+    assert not server.uploads
+
+
+@pytest.mark.parametrize("entered", [False, True])
+@pytest.mark.parametrize("size", [0, 100, 5 * MIB, 5 * MIB + 1])
+def test_a_flush_stores_all_but_the_completion(server, writer, size, entered) -> None:
+    """In a `with`, close follows: a small object is one request, and nothing is sent twice."""
+    stream = writer.open(f"{_TARGET}/model")
+    with stream if entered else contextlib.nullcontext():
+        stream.write(content(size))
+        stream.flush()
+        stored = -(-size // (5 * MIB)) - entered
+        assert server.seen.count("part") == max(stored, 0)
+        assert "run/model" not in server.objects
+    stream.close()
+    small = size <= 5 * MIB and entered
+    assert server.objects["run/model"] == content(size).tobytes()
+    assert server.seen.count("part") == (0 if small or not size else -(-size // (5 * MIB)))
+    assert server.seen.count("put") == (1 if small or not size else 0)
     assert not server.uploads

@@ -63,9 +63,9 @@ _DIRECTORY = {
 }
 """Points, and the least bytes that need not be sent again, if one block at a time is written."""
 _BUCKET = {
-    "iobench.writers.s3_store.resumed_upload.ResumedUpload.begin:after": 0,
-    "iobench.writers.s3_store.resumed_upload.ResumedUpload.send:after:1": 5 * MIB,
-    "iobench.writers.s3_store.resumed_upload.ResumedUpload.send:after:3": 15 * MIB,
+    "iobench.writers.s3_store.upload.ResumedUpload.begin:after": 0,
+    "iobench.writers.s3_store.upload.ResumedUpload.send:after:1": 5 * MIB,
+    "iobench.writers.s3_store.upload.ResumedUpload.send:after:3": 15 * MIB,
     "iobench.writers.s3_store.upload.S3Upload.complete:before": _SIZE,
     "iobench.writers.s3_store.upload.S3Upload.complete:after": _SIZE,
     "iobench.checkpoint.object_store.StagedObjects.publish:before": _SIZE,

@@ -12,7 +12,7 @@ import pytest
 
 from iobench.testing import content
 from iobench.units import MIB
-from iobench.writers.direct.uring_queue import PyuringRing
+from iobench.writers.direct.in_flight import PyuringRing
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 

@@ -22,7 +22,7 @@ from iobench import linux
 from iobench.environment import gpu
 from iobench.writers import gds
 from iobench.writers.base import Writer
-from iobench.writers.device.cufile import CuFile
+from iobench.writers.gds import CuFile
 from support.fake_device import FakeDevice, on_device
 
 __all__ = ["FakeCuFile", "play_gds"]

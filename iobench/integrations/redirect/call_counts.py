@@ -1,4 +1,4 @@
-"""CallCounts: the outcomes of one process's redirected calls, written to a file after each call."""
+"""CallCounts: the outcomes of redirected calls, appended to one file by every process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import dataclasses
 import json
 import os
 import sys
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from iobench.text import printable
 
 __all__ = ["CallCounts", "Count", "merged"]
 
-_SUFFIX = ".json"
+_CALLS = "calls.jsonl"
 _PROBLEM = ".problem"
 
 
@@ -53,42 +52,26 @@ class Function:
 
 
 class CallCounts:
-    """Counts calls and writes all counts to this process's file in `directory` after every call.
+    """Appends a line of JSON for each call to the file of all processes in `directory`.
 
-    So the calls of a killed process are counted too. A forked child has counts of its own. A signal
-    handler may save at any point: the interrupted call writes its counts at the latest.
+    So the calls of a killed process are counted too. One write(2) appends a line, and it needs no
+    lock: a signal handler or a forked child may save at any point.
     """
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
-        self.forget()
-        os.register_at_fork(after_in_child=self.forget)
-
-    def forget(self) -> None:
-        """Reset all counts; a forked child calls this."""
-        self._lock = threading.Lock()
-        self._functions: dict[str, Function] = {}
-        self._name = ""
-        self._pending: deque[Callable[[], None]] = deque()
 
     def redirected(self, function: str, count: Count, fallbacks: Iterable[str] = ()) -> None:
         """Count a call that the writer did."""
-
-        def add() -> None:
-            entry = self._entry(function)
-            entry.redirected.add(count)
-            for text in fallbacks:
-                entry.fallbacks[text] = entry.fallbacks.get(text, 0) + 1
-
-        self._flush(add)
+        self._append(function, "redirected", count, fallbacks=[*fallbacks])
 
     def failed(self, function: str, count: Count) -> None:
         """Count a call that raised an error."""
-        self._flush(lambda: self._entry(function).failed.add(count))
+        self._append(function, "failed", count)
 
     def stock(self, function: str, reason: str, count: Count) -> None:
         """Count a call that the stock function did, by reason."""
-        self._flush(lambda: self._entry(function).stock.setdefault(reason, Count()).add(count))
+        self._append(function, "stock", count, reason=reason)
 
     def say(self, text: str) -> None:
         """Print a line on stderr at once."""
@@ -96,72 +79,53 @@ class CallCounts:
 
     def seen(self) -> None:
         """Record that this process loaded a module that can save."""
-        self._flush(lambda: None)
+        self._append("", "", Count())
 
-    def _entry(self, function: str) -> Function:
-        return self._functions.setdefault(function, Function())
-
-    def _flush(self, *changes: Callable[[], None]) -> None:
-        """Apply the changes and write the file.
-
-        Another thread, or the code that a signal handler interrupted, may hold the lock. The holder
-        then applies these changes: waiting for the lock in a handler would deadlock.
-        """
-        self._pending.extend(changes)
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            while self._pending:
-                self._pending.popleft()()
-            self._write()
-        finally:
-            self._lock.release()
-            if self._pending:  # from another thread, or a signal handler, which may have raised
-                self._flush()
-
-    def _write(self) -> None:
+    def _append(self, function: str, outcome: str, count: Count, **more: Any) -> None:
         if not self._directory.is_dir():
             return  # `iobench exec` has ended; no process reads the counts
-        self._name = self._name or f"{os.getpid()}-{os.urandom(4).hex()}"
-        document = {
-            "pid": os.getpid(),
-            "argv": [*map(str, sys.argv)],
-            "functions": {
-                name: dataclasses.asdict(entry) for name, entry in self._functions.items()
-            },
-        }
-        part = self._directory / f"{self._name}.part"
+        call = {"pid": os.getpid(), "function": function, "outcome": outcome, **more}
+        line = json.dumps(call | {"count": dataclasses.asdict(count)}) + "\n"
         try:
-            part.write_text(json.dumps(document))
-            part.replace(self._directory / f"{self._name}{_SUFFIX}")
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            fd = os.open(self._directory / _CALLS, flags, 0o600)
+            try:
+                os.write(fd, line.encode())
+            finally:
+                os.close(fd)
         except OSError as error:
             self.say(f"not counted: {error}")
 
 
 def merged(directory: str | Path) -> tuple[dict[str, Function], list[str], int]:
-    """Add up all files in `directory`.
+    """Add up the calls in `directory`.
 
     Return the functions by name, the problems, and the number of processes that loaded a module
     to redirect.
     """
     functions: dict[str, Function] = {}
-    problems: dict[str, None] = {}
-    processes = 0
-    for document in _documents(Path(directory)):
-        processes += 1
-        for name, entry in document["functions"].items():
-            into = functions.setdefault(name, Function())
-            into.redirected.add(Count(**entry["redirected"]))
-            into.failed.add(Count(**entry["failed"]))
-            for reason, count in entry["stock"].items():
-                into.stock.setdefault(reason, Count()).add(Count(**count))
-            for text, times in entry["fallbacks"].items():
-                into.fallbacks[text] = into.fallbacks.get(text, 0) + times
-    for path in sorted(Path(directory).glob(f"*{_PROBLEM}")):
-        problems[path.read_text()] = None
-    return dict(sorted(functions.items())), list(problems), processes
+    processes: set[int] = set()
+    for call in _calls(Path(directory, _CALLS)):
+        processes.add(call["pid"])
+        count, outcome = Count(**call["count"]), call["outcome"]
+        if not outcome:
+            continue
+        into = functions.setdefault(call["function"], Function())
+        if outcome == "stock":
+            into.stock.setdefault(call["reason"], Count()).add(count)
+        else:
+            getattr(into, outcome).add(count)
+        for text in call.get("fallbacks", ()):
+            into.fallbacks[text] = into.fallbacks.get(text, 0) + 1
+    problems = dict.fromkeys(
+        path.read_text() for path in sorted(Path(directory).glob(f"*{_PROBLEM}"))
+    )
+    return dict(sorted(functions.items())), list(problems), len(processes)
 
 
-def _documents(directory: Path) -> Iterator[Mapping[str, Any]]:
-    for path in sorted(directory.glob(f"*{_SUFFIX}")):
-        yield json.loads(path.read_text())
+def _calls(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the calls; a line that a full disk has cut short is not one."""
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(json.JSONDecodeError):
+                yield json.loads(line)

@@ -34,12 +34,40 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any, Generic, Literal, TypeVar
 
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
-from iobench.writers.blocks.lease import Lease, LeaseState
 
 __all__ = ["Channel", "Lease", "LeaseState", "OnFull"]
+
+T = TypeVar("T")
+
+
+class LeaseState(Enum):
+    """The states of a lease, in order; it ends in one of the last three."""
+
+    HELD = "held"
+    """Owned by its maker, also while it is reserved."""
+    QUEUED = "queued"
+    """Submitted; no worker has begun it."""
+    RUNNING = "running"
+    """Owned by a worker."""
+    DONE = "done"
+    FAILED = "failed"
+    LOST = "lost"
+    """The worker ended before its work; the memory is never released."""
+
+
+class Lease(Generic[T]):
+    """One piece of work. When `submit` raises, the caller owns the lease if it is HELD."""
+
+    __slots__ = ("item", "state", "worker")
+
+    def __init__(self, item: T) -> None:
+        self.item, self.state = item, LeaseState.HELD
+        self.worker: Worker | None = None
+
 
 OnFull = Literal["wait", "skip", "supersede"]
 
@@ -47,8 +75,6 @@ _LOOK_AGAIN_S = 1.0
 
 _lost: list[Any] = []
 """Leases on memory that the kernel may still use: kept forever."""
-
-T = TypeVar("T")
 
 _PENDING = (LeaseState.QUEUED, LeaseState.RUNNING)
 _ENDED = (LeaseState.DONE, LeaseState.FAILED, LeaseState.LOST)

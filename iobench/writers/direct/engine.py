@@ -9,8 +9,14 @@ from typing import Self
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct.in_flight import OnComplete
 from iobench.writers.image import Extent
-from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up, view_to_fill
-from iobench.writers.local.direct_io import pread_direct, pwrite_direct
+from iobench.writers.local.direct_file import (
+    DirectFile,
+    aligned_view,
+    pread_direct,
+    pwrite_direct,
+    round_up,
+    view_to_fill,
+)
 from iobench.writers.transfer import Meter
 
 __all__ = ["BlockingEngine", "CompletionLatch", "DirectEngine", "ignore"]

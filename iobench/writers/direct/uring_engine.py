@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
-from iobench.writers.direct.in_flight import InFlight, OnComplete, RingOperation
-from iobench.writers.direct.uring_queue import Ring
+from iobench.writers.direct.in_flight import InFlight, OnComplete, Ring, RingOperation
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import DirectFile, aligned_view, round_up, view_to_fill
 from iobench.writers.transfer import Meter
@@ -23,20 +21,40 @@ def most_pieces(iodepth: int) -> int:
     return iodepth + max(1, iodepth // 4)
 
 
-@dataclass(slots=True)
-class _Piece:
-    """One operation of a range: the kernel moves `data` to or from `offset`."""
+class _Piece(RingOperation):
+    """One operation of a range. The latch of the range ends it once it is moved and copied."""
 
-    file: DirectFile
-    latch: CompletionLatch
-    """The latch of the range."""
-    data: Bytes
-    offset: int
-    wanted: int
-    block: Bytes | None = None
-    """The block of the pool that holds `data`; None if `data` is memory of the image."""
-    copy_out: Callable[[], object] | None = None
-    """Copies a block that was read to the image; None for all other pieces."""
+    __slots__ = ("block", "copy_out", "engine")
+
+    def __init__(
+        self,
+        engine: RingEngine,
+        file: DirectFile,
+        latch: CompletionLatch,
+        data: Bytes,
+        offset: int,
+        wanted: int,
+        block: Bytes | None = None,
+        copy_out: Callable[[], object] | None = None,
+    ) -> None:
+        """`block` of the pool holds `data`; None: `data` is memory of the image.
+
+        `copy_out` copies a block that was read to the image.
+        """
+        super().__init__(file, data, offset, wanted, latch.end)
+        self.engine, self.block, self.copy_out = engine, block, copy_out
+
+    def ended(self, ok: bool) -> None:
+        if ok and self.copy_out is not None:
+            self.engine._to_copy.append(self)
+        else:
+            self.finish(ok)
+
+    def finish(self, ok: bool) -> None:
+        """Give the block back and call `on_complete`."""
+        if self.block is not None:
+            self.engine._pool.give(self.block)
+        super().ended(ok)
 
 
 class RingEngine(DirectEngine):
@@ -78,7 +96,7 @@ class RingEngine(DirectEngine):
         def put(latch: CompletionLatch, piece: Extent) -> _Piece:
             if whole is not None:
                 data = whole[piece.start - start : piece.stop - start]
-                return _Piece(file, latch, data, piece.offset, len(data))
+                return _Piece(self, file, latch, data, piece.offset, len(data))
             block = self._pool.take()
             try:
                 with self.meter.phase("gather"):
@@ -87,7 +105,7 @@ class RingEngine(DirectEngine):
                 self._pool.give(block)
                 raise
             data = block[: round_up(piece.size_bytes, file.alignment.offset)]
-            return _Piece(file, latch, data, piece.offset, len(data), block)
+            return _Piece(self, file, latch, data, piece.offset, len(data), block)
 
         self._move(pieces, put, on_complete)
 
@@ -102,11 +120,11 @@ class RingEngine(DirectEngine):
             _, begin, end, first = piece
             data = view_to_fill(piece, file.alignment) if begin == first else None
             if data is not None:
-                return _Piece(file, latch, data, first, end - first)
+                return _Piece(self, file, latch, data, first, end - first)
             block = self._pool.take()
             room = block[: round_up(end - first, file.alignment.offset)]
             copy_out = functools.partial(image.scatter, begin, end, block[begin - first :])
-            return _Piece(file, latch, room, first, end - first, block, copy_out)
+            return _Piece(self, file, latch, room, first, end - first, block, copy_out)
 
         self._move(pieces, get, on_complete)
 
@@ -137,22 +155,11 @@ class RingEngine(DirectEngine):
         while True:
             in_flight.reap()
             while self._due and len(in_flight) < self._iodepth:
-                piece = self._due.popleft()
-                on_complete = functools.partial(self._moved, piece)
-                in_flight.submit(
-                    RingOperation(piece.file, piece.data, piece.offset, piece.wanted, on_complete)
-                )
+                in_flight.submit(self._due.popleft())
             if not wait or len(self) < before or self._to_copy:
                 return
             in_flight.wait_one()
             wait = False
-
-    def _moved(self, piece: _Piece, ok: bool) -> None:
-        """Completion callback of a piece: the kernel is done with its memory."""
-        if ok and piece.copy_out is not None:
-            self._to_copy.append(piece)
-        else:
-            self._end(piece, ok=ok)
 
     def _copy_out(self) -> None:
         """Copy one piece that was read, if there is one."""
@@ -165,12 +172,7 @@ class RingEngine(DirectEngine):
                 piece.copy_out()
             ok = True
         finally:
-            self._end(piece, ok=ok)
-
-    def _end(self, piece: _Piece, *, ok: bool) -> None:
-        if piece.block is not None:
-            self._pool.give(piece.block)
-        piece.latch.end(ok)
+            piece.finish(ok)
 
     def __len__(self) -> int:
         return len(self._in_flight) + len(self._due) + len(self._to_copy)
@@ -183,6 +185,6 @@ class RingEngine(DirectEngine):
         try:
             for waiting in (self._due, self._to_copy):
                 while waiting:
-                    self._end(waiting.popleft(), ok=False)
+                    waiting.popleft().finish(False)
         finally:
             self._in_flight.close(failure)

@@ -25,17 +25,25 @@ from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
 from iobench.writers.direct.in_flight import OnComplete
 from iobench.writers.hybrid_paths.cached_file import CachedFile, DontCache
-from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure, Pressure
-from iobench.writers.hybrid_paths.policy import Decision, IoOperation, IoPath, PathPolicy, Position
+from iobench.writers.hybrid_paths.policy import (
+    Decision,
+    IoOperation,
+    IoPath,
+    MemoryPressure,
+    PathPolicy,
+    Position,
+    Pressure,
+)
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import (
     REFUSED,
     DirectFile,
     aligned_view,
     direct_alignment,
+    pread_direct,
+    pwrite_direct,
     view_to_fill,
 )
-from iobench.writers.local.direct_io import pread_direct, pwrite_direct
 from iobench.writers.transfer import Meter
 
 __all__ = ["PathFile", "PathSupport"]

@@ -1,14 +1,15 @@
-"""DirectFile: a file open for direct I/O, and the alignment that it needs."""
+"""DirectFile: a file open for direct I/O, its alignment, and complete direct writes and reads."""
 
 from __future__ import annotations
 
 import errno
 import functools
+import os
 from dataclasses import dataclass
 
 from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
-from iobench.errors import UnavailableError
+from iobench.errors import DataMismatchError, UnavailableError
 from iobench.writers.blocks.pages import in_huge_pages
 from iobench.writers.image import Bytes, Extent
 
@@ -18,8 +19,12 @@ __all__ = [
     "DirectFile",
     "aligned_view",
     "direct_alignment",
+    "pread_direct",
+    "pwrite_direct",
+    "read_on",
     "round_up",
     "view_to_fill",
+    "written_on",
 ]
 
 REFUSED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
@@ -85,3 +90,49 @@ def aligned_view(part: Extent, alignment: linux.DioAlignment) -> Bytes | None:
         return None
     (view,) = part.image.views(part.start, part.stop)
     return None if view.ctypes.data % alignment.memory else view
+
+
+def written_on(done: int, count: int, offset: int, alignment: int) -> int:
+    """Return the bytes done after a write that began at `done` and took `count` bytes.
+
+    `offset` is where the whole operation began in the file. A direct write continues at a multiple
+    of `alignment`. Raises OSError when less than one such unit was taken.
+    """
+    if count < alignment:  # rounded down to the alignment this is 0: no progress
+        raise OSError(errno.EIO, f"a write at {offset + done} took {count} bytes")
+    return done + count - count % alignment
+
+
+def read_on(done: int, count: int, wanted: int, offset: int, alignment: int) -> int:
+    """Return the bytes done after a read that began at `done` and returned `count` bytes.
+
+    `offset` is where the whole operation began in the file. It may be longer than `wanted`, up to
+    the next multiple of `alignment`. Raises DataMismatchError when the file ended.
+    """
+    if count == 0 or (done + count < wanted and count < alignment):
+        raise DataMismatchError(f"the file ended at {offset + done + count} while being read")
+    return done + (count if done + count >= wanted else count - count % alignment)
+
+
+def pwrite_direct(fd: int, data: Bytes, offset: int, alignment: int) -> int:
+    """Write all of `data`, a multiple of `alignment`, at `offset`; return the system calls made."""
+    done = calls = 0
+    while done < len(data):
+        count = os.pwrite(fd, data[done:].data, offset + done)
+        calls += 1
+        done = written_on(done, count, offset, alignment)
+    return calls
+
+
+def pread_direct(fd: int, block: Bytes, offset: int, wanted: int, alignment: int) -> int:
+    """Fill `block` from `offset` with `wanted` bytes; return the number of system calls.
+
+    `block` may be longer than `wanted`, up to the next multiple of `alignment`: the kernel reads
+    less at the end of the file. Raises DataMismatchError when the file ends before.
+    """
+    done = calls = 0
+    while done < wanted:
+        count = os.preadv(fd, [block[done:].data], offset + done)
+        calls += 1
+        done = read_on(done, count, wanted, offset, alignment)
+    return calls

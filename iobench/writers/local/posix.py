@@ -1,4 +1,4 @@
-"""PosixWriter: the base of all writers of files."""
+"""PosixWriter: the base of all writers of files. BatchSync: makes many files durable at once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ from typing import Any
 
 from iobench.errors import DataMismatchError, transfer_errors
 from iobench.writers.base import Writer, check_ranges
+from iobench.writers.blocks.channel import Channel, Lease
+from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage, Ranges, in_batches
-from iobench.writers.local.batch_sync import BatchSync
 from iobench.writers.local.new_file import NewFile, open_source
 from iobench.writers.local.new_file import sync_directory as sync_names
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["IOV_MAX", "TOGETHER", "PosixWriter", "pread_all", "pwrite_all", "transfer_errors"]
+__all__ = [
+    "IOV_MAX",
+    "TOGETHER",
+    "BatchSync",
+    "PosixWriter",
+    "pread_all",
+    "pwrite_all",
+    "transfer_errors",
+]
 
 IOV_MAX = 1024  # limits.h: buffers in one pwritev or preadv
 
@@ -252,3 +261,51 @@ def _all(
                 views[-1] = first[done:]
                 done = 0
     return calls
+
+
+_SYNCS = 8  # concurrent fsyncs; measured in docs/decisions/0020
+
+
+class BatchSync:
+    """Syncs batches of files in the background. The caller owns the files.
+
+    The first sync makes most data and metadata of the other files durable too. Concurrent syncs
+    share the rest: one commit of the journal, one flush of the device.
+
+    The thread ends with its batch, so that no interrupt of the caller can leave it behind.
+    """
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        """Latencies of the syncs; its seconds are not those of the caller, who waits for them.
+
+        It belongs to the thread of the batch, and to the caller once that has ended.
+        """
+        self._channel: Channel[Sequence[NewFile]] = Channel(
+            lambda: self._channel.serve(self._sync),
+            name="iobench-sync",
+            lingers=False,
+            daemon=False,
+        )
+
+    def begin(self, files: Sequence[NewFile]) -> None:
+        """Start to sync `files`. The caller has waited for the batch before."""
+        self._channel.submit(Lease(files))
+
+    def wait(self) -> None:
+        """Wait until the batch is durable. Raises the first failure, a TransferError."""
+        self._channel.drain()
+
+    def end(self) -> None:
+        """Wait until no thread uses the files; raise interrupts after that."""
+        self._channel.close()
+
+    def _sync(self, files: Sequence[NewFile]) -> None:
+        for one in map_in_workers(_SYNCS, _synced, files):
+            self.meter.add(one, {})
+
+
+def _synced(file: NewFile) -> Meter:
+    meter = Meter()  # of its own: the caller's meter counts the time that the caller waits
+    file.sync(meter)
+    return meter

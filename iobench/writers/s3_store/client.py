@@ -4,27 +4,152 @@ from __future__ import annotations
 
 import errno
 import functools
+import random
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from iobench.errors import TransferError, UnavailableError
+from iobench.errors import OptionError, TransferError, UnavailableError
+from iobench.units import MIB
+from iobench.writers.options import WriterOptions, option
+from iobench.writers.s3_store.checksum import ALGORITHMS
 from iobench.writers.s3_store.connection import TimeLimit, guard_connections
-from iobench.writers.s3_store.errors import CorruptedError, explain, judge, without_login
-from iobench.writers.s3_store.retry import RetryPolicy
+from iobench.writers.s3_store.errors import CorruptedError, Trouble, explain, judge, without_login
+from iobench.writers.s3_store.parts import PART_LARGEST, PART_SMALLEST
 from iobench.writers.transfer import Meter
 
-if TYPE_CHECKING:
-    from iobench.writers.s3_store.options import S3Options
+__all__ = ["INSTALL", "THROTTLED", "RetryPolicy", "S3Client", "S3Options", "boto3_missing"]
 
-__all__ = ["INSTALL", "S3Client", "boto3_missing"]
+
+@dataclass(frozen=True, kw_only=True)
+class S3Options(WriterOptions):
+    """Options of `s3`. Credentials and region come from boto3's standard chain."""
+
+    part_size: int = option(
+        0,
+        unit="bytes",
+        low=0,
+        high=PART_LARGEST,
+        search=(0, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB),
+        help="bytes of one part or ranged GET, 5MiB to 5GiB; 0: chosen from the object's size",
+    )
+    threads: int = option(
+        8, low=1, high=256, search=(2, 4, 8, 16, 32), help="parts in flight, one thread each"
+    )
+    checksum: str = option(
+        "crc64nvme",
+        choices=ALGORITHMS,
+        help="end-to-end checksum of every part and of the whole object",
+    )
+    endpoint_url: str = option(
+        "",
+        help="URL of a store that is not AWS; empty: boto3's configuration (AWS_ENDPOINT_URL_S3)",
+    )
+    addressing_style: str = option(
+        "auto", choices=("auto", "path", "virtual"), help="position of the bucket in the URL"
+    )
+    verify_tls: bool = option(True, help="check the endpoint's certificate")
+    max_pool: int = option(64, low=1, high=4096, help="connections kept open")
+    max_attempts: int = option(8, low=1, high=100, help="attempts of one request before it fails")
+    connect_timeout_s: float = option(
+        10.0, unit="seconds", low=0.1, high=600, help="limit for connecting to the endpoint"
+    )
+    read_timeout_s: float = option(
+        60.0,
+        unit="seconds",
+        low=0.1,
+        high=3600,
+        help="limit for an endpoint that sends nothing, or less than 1KiB/s",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 < self.part_size < PART_SMALLEST:
+            raise OptionError(
+                f"option part_size={self.part_size}: must be from 5MiB to 5GiB (what S3 takes), "
+                "or 0 to have it chosen"
+            )
+        if self.endpoint_url:
+            _check_endpoint(self.endpoint_url)
+
+
+def _check_endpoint(text: str) -> None:
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname)
+        secret = bool(parts.query or parts.fragment)
+    except ValueError:
+        good, secret = False, False
+    # An @ anywhere: a raw / in a password ends the part that a parser takes for the credentials.
+    if secret or "@" in text:
+        raise OptionError(
+            "option endpoint_url: must not carry a login; set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY instead"
+        )
+    if not good:
+        raise OptionError(
+            f"option endpoint_url={text}: must be a URL such as https://s3.example.org"
+        )
+
+
+_T = TypeVar("_T")
+
+THROTTLED = "throttled"
+"""The path under which a Transfer counts answers that ask the client to slow down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """Exponential backoff with full jitter: before retry n, 0 to `base_s` * 2^(n-1), capped.
+
+    Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    """
+
+    max_attempts: int
+    base_s: float = 0.1
+    cap_s: float = 20.0
+    random: Callable[[], float] = field(default=random.random)
+
+    def delay_s(self, failures: int) -> float:
+        """Return the seconds to wait after that many failures in a row."""
+        return self.random() * min(self.cap_s, self.base_s * 2.0 ** (failures - 1))
+
+    def run(
+        self,
+        call: Callable[[], _T],
+        judge: Callable[[Exception], Trouble],
+        meter: Meter,
+        wait: Callable[[float], bool] | None = None,
+    ) -> _T:
+        """Return `call()`, and retry it while `judge` calls its error transient.
+
+        `wait(seconds)` returns True if the transfer was cancelled during the wait. Raises the last
+        error. The meter counts each retry in `retries` and each throttling as a path.
+        """
+        wait = threading.Event().wait if wait is None else wait
+        failures = 0
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                trouble = judge(error)
+                if trouble.throttled:
+                    meter.count(THROTTLED, 0)
+                failures += 1
+                if not trouble.transient or failures >= self.max_attempts:
+                    raise
+                if wait(self.delay_s(failures)):
+                    raise
+                meter.retries += 1
+
 
 INSTALL = "Type: pip install 'iobench[s3]'."
 # A raw /, \, ? or # in a password ends the host for URL parsers, so each sees another host.
 _RAW_LOGIN = re.compile(r"//.*[/\\?#\s].*@")
-_T = TypeVar("_T")
 
 
 def boto3_missing() -> str:

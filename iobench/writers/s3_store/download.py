@@ -1,23 +1,28 @@
-"""S3Download: reads one object with ranged GETs, straight into the memory to fill."""
+"""S3Download: reads one object with ranged GETs into memory. S3Source: inspects an object."""
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from iobench.errors import DataMismatchError, TransferError
-from iobench.units import MIB
+from iobench.units import KIB, MIB
+from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Client
 from iobench.writers.s3_store.errors import CorruptedError, require_fields
 from iobench.writers.s3_store.parts import MOST_BYTES
 from iobench.writers.s3_store.target import S3Target
+from iobench.writers.source import RangeSource
 from iobench.writers.transfer import Meter
 
-__all__ = ["RANGED_GET", "S3Download"]
+__all__ = ["RANGED_GET", "S3Download", "S3Source"]
 
 RANGED_GET = "ranged get"
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -181,3 +186,46 @@ class _Filling:
                 self.value = self._checksum.update(piece, self.value)
             self._index += 1
             self._within = 0
+
+
+_AHEAD = 256 * KIB  # bytes of one fetch: another request costs more time than these bytes
+_RANGES_AT_ONCE = 16
+
+
+class S3Source(RangeSource):
+    """Reads and seeks in one version of an object. A miss is one ranged GET of 256 KiB or more."""
+
+    def __init__(self, client: S3Client, target: S3Target) -> None:
+        super().__init__()
+        self._meter = Meter()
+        self._download = S3Download(client, target, self._meter, verify=False)
+        self.size_bytes = self._download.size_bytes
+        self._cached_at = 0
+        self._cached = b""
+
+    def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
+        return map_in_workers(_RANGES_AT_ONCE, lambda offset: self._fetch(offset, size), [*offsets])
+
+    def _fill(self, offset: int, room: Bytes) -> int:
+        data = np.frombuffer(self._at(offset, len(room)), dtype=np.uint8)
+        room[: len(data)] = data
+        return len(data)
+
+    def _at(self, offset: int, size: int) -> bytes:
+        begin = offset - self._cached_at
+        if begin < 0 or begin + min(size, self.size_bytes - offset) > len(self._cached):
+            # zip readers read the end of a file backwards, so the last 256 KiB are one fetch.
+            at = max(0, min(offset, self.size_bytes - _AHEAD))
+            self._cached = self._fetch(at, max(offset + size - at, _AHEAD))
+            self._cached_at, begin = at, offset - at
+        return self._cached[begin : begin + size]
+
+    def _fetch(self, offset: int, size: int) -> bytes:
+        if offset < 0:
+            raise OSError(errno.EINVAL, f"a read at {offset}")
+        end = min(offset + size, self.size_bytes)
+        if end <= offset:
+            return b""
+        memory = np.empty(end - offset, dtype=np.uint8)
+        self._download.fill([memory], offset, end, Meter())
+        return memory.tobytes()

@@ -1,10 +1,14 @@
-"""Errors of S3: which of them are transient, and one line on the cause and the remedy of each."""
+"""Errors of S3 and TLS: which are transient, and one line on the cause and remedy of each."""
 
 from __future__ import annotations
 
 import errno
 import http.client
+import os
 import re
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from iobench.errors import (
@@ -15,11 +19,10 @@ from iobench.errors import (
     UnavailableError,
 )
 from iobench.writers.s3_store.connection import SlowAnswerError
-from iobench.writers.s3_store.retry import Trouble
-from iobench.writers.s3_store.tls import broken_tls, chain, explain_tls
 
 __all__ = [
     "CorruptedError",
+    "Trouble",
     "code_of",
     "explain",
     "judge",
@@ -27,6 +30,87 @@ __all__ = [
     "status_of",
     "without_login",
 ]
+
+_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_CUT = "UNEXPECTED_EOF_WHILE_READING"  # OpenSSL 3: not always an SSLEOFError
+_TRUST = "Set AWS_CA_BUNDLE to {}, or the option verify_tls=false."
+# Verification codes of OpenSSL (x509_vfy.h).
+_VERIFY = {
+    9: (
+        "the certificate of the endpoint is not valid yet.",
+        "Check this machine's clock, and the dates of the certificate.",
+    ),
+    10: (
+        "the certificate of the endpoint has expired.",
+        "Renew it at the endpoint, and check this machine's clock.",
+    ),
+    18: (
+        "the certificate of the endpoint is self-signed.",
+        _TRUST.format("a file with that certificate"),
+    ),
+    19: (
+        "the certificate of the endpoint was issued by a self-signed authority that is not known "
+        "here.",
+        _TRUST.format("the file of that authority"),
+    ),
+    20: (
+        "the certificate of the endpoint was issued by an authority that is not known here.",
+        _TRUST.format("the file of that authority"),
+    ),
+}
+
+
+def _broken_tls(error: BaseException) -> bool:
+    """Return whether the connection below TLS broke, which is transient."""
+    return any(isinstance(one, _BROKEN) or _reason(one) == _CUT for one in _chain(error))
+
+
+def _explain_tls(error: BaseException) -> tuple[str, str]:
+    """Return why TLS with the endpoint fails, and the remedy."""
+    for one in _chain(error):
+        if isinstance(one, ssl.SSLCertVerificationError) and one.verify_code in _VERIFY:
+            return _VERIFY[one.verify_code]
+        if type(one).__name__ == "CertificateError" or getattr(one, "verify_code", 0) in (62, 64):
+            return (
+                f"the certificate of the endpoint is for another host ({one}).",
+                "Use a name of the certificate in endpoint_url, or have one issued for this name.",
+            )
+        reason = _reason(one)
+        if reason == "WRONG_VERSION_NUMBER":
+            return "the endpoint does not speak TLS.", "Use http:// in its URL, or its TLS port."
+        # botocore's own errors are an OSError too, without a number.
+        is_file = isinstance(one, OSError) and bool(one.errno) and not isinstance(one, ssl.SSLError)
+        if is_file or reason == "NO_CERTIFICATE_OR_CRL_FOUND":
+            return (
+                f"the file of certificate authorities {_ca_file()} cannot be used ({one}).",
+                "Name a PEM file with certificates, or unset it to use the default ones.",
+            )
+    text = next((str(one) for one in _chain(error) if isinstance(one, ssl.SSLError)), str(error))
+    return f"TLS with the endpoint fails ({text}).", "Check endpoint_url and the proxy settings."
+
+
+def _reason(error: BaseException) -> object:
+    return getattr(error, "reason", None)
+
+
+def _ca_file() -> str:
+    named = os.environ.get("AWS_CA_BUNDLE")
+    return f"AWS_CA_BUNDLE={named}" if named else "(ca_bundle of the AWS configuration)"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Return `error` and its causes, innermost first: boto3 and urllib3 wrap the errors of ssl."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or one in found:
+            continue
+        found.append(one)
+        left += [one.__context__, one.__cause__]
+        left += [inner for inner in one.args if isinstance(inner, BaseException)]
+    return reversed(found)
+
 
 _THROTTLING = {
     *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"),
@@ -57,6 +141,14 @@ _UNREACHED = (
     *("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"),
     *("ConnectionClosedError", "ReadTimeoutError", "HTTPClientError", "ResponseStreamingError"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """Whether an error is transient, so that a retry may succeed, and whether it is throttling."""
+
+    transient: bool
+    throttled: bool = False
 
 
 class CorruptedError(OSError):
@@ -103,7 +195,7 @@ def judge(error: Exception) -> Trouble:
     if code in _TRANSIENT or (status >= 500 and status != 501):
         return Trouble(transient=True)
     broken = (ConnectionError, TimeoutError, CorruptedError, http.client.HTTPException)
-    reached_once = isinstance(error, broken) or broken_tls(error)
+    reached_once = isinstance(error, broken) or _broken_tls(error)
     return Trouble(transient=reached_once or _kind(error) in _UNREACHED)
 
 
@@ -146,8 +238,8 @@ def explain(error: Exception, doing: str, where: object) -> Exception:
         )
     if "SSO" in kind or "Token" in kind or kind == "UnauthorizedSSOTokenError":
         return UnavailableError("s3", f"the credentials expired ({kind}).", "Type: aws sso login.")
-    if kind == "SSLError" and not broken_tls(error):
-        return UnavailableError("s3", *map(without_login, explain_tls(error)))
+    if kind == "SSLError" and not _broken_tls(error):
+        return UnavailableError("s3", *map(without_login, _explain_tls(error)))
     unreached = kind in _UNREACHED or kind == "SSLError"
     if unreached or isinstance(error, OSError | http.client.HTTPException):
         return _broke(error, kind, doing, where)
@@ -197,7 +289,7 @@ def _broke(error: Exception, kind: str, doing: str, where: object) -> TransferEr
     inner = error.__cause__ or error.__context__
     number = getattr(error, "errno", None) or getattr(inner, "errno", None)
     # urllib3 says "timed out" for it, as for silence.
-    slow = next((one for one in chain(error) if isinstance(one, SlowAnswerError)), None)
+    slow = next((one for one in _chain(error) if isinstance(one, SlowAnswerError)), None)
     text = without_login(" ".join(str(slow or error).split())) or type(error).__name__
     if kind in ("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"):
         number = number or errno.ECONNREFUSED

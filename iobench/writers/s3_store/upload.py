@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from iobench.errors import IobenchError, TransferError
@@ -20,12 +22,44 @@ from iobench.writers.s3_store.errors import (
     require_fields,
     status_of,
 )
+from iobench.writers.s3_store.objects import S3Objects, UnfinishedUpload
 from iobench.writers.s3_store.parts import PartBody, SentPart, etag_of
-from iobench.writers.s3_store.proof import S3Proof, SentObject
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 
-__all__ = ["PART_UPLOAD", "PUT", "S3Upload", "leaves_failed", "leaving_failed"]
+__all__ = [
+    "KEPT_PART",
+    "PART_UPLOAD",
+    "PUT",
+    "ResumedUpload",
+    "S3Upload",
+    "SentObject",
+    "leaves_failed",
+    "leaving_failed",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentObject:
+    """An object as it was sent.
+
+    `checksums` are the values that a store may return for it: that of the whole object, or that of
+    the parts' checksums. `etag` is the ETag that stores compute from MD5s; empty if unknown.
+    """
+
+    size_bytes: int
+    checksum: Checksum | None
+    checksums: tuple[str, ...] = ()
+    etag: str = ""
+
+    def is_in(self, found: Mapping[str, Any]) -> bool:
+        """Return whether the HeadObject answer `found` proves that the key holds these bytes."""
+        if found.get("ContentLength") != self.size_bytes:
+            return False
+        if self.checksum is not None and found.get(self.checksum.field) in self.checksums:
+            return True
+        return bool(self.etag) and str(found.get("ETag")).strip('"') == self.etag
+
 
 PART_UPLOAD, PUT = "part upload", "put"
 _REFUSED = {"NotImplemented", "InvalidRequest", "InvalidArgument", "XNotImplemented"}
@@ -68,7 +102,6 @@ class S3Upload:
         self._where = {"Bucket": target.bucket, "Key": target.key}
         self._id: str | None = None
         self._parts: dict[int, SentPart] = {}
-        self._proof = S3Proof(client, target)
         self.stop = threading.Event()
         """Set when no more parts are to be sent. It ends the waits between attempts."""
 
@@ -94,7 +127,7 @@ class S3Upload:
                 assert self._checksum is not None
                 text = (self._checksum.text(value),)
                 sent = SentObject(size_bytes=size, checksum=self._checksum, checksums=text)
-                self._proof.check(answer, sent, meter)
+                self._verify(answer, sent, meter)
         meter.count(PUT, size)
 
     def begin(self, meter: Meter) -> None:
@@ -136,7 +169,7 @@ class S3Upload:
     def complete(self, meter: Meter) -> None:
         """Publish the object. On return it is durable and visible, and its checksum is compared.
 
-        An answer without an ETag is a lost answer. See S3Proof for an object with other bytes. The
+        An answer without an ETag is a lost answer. See `_verify` for other bytes. The
         upload can be aborted until there is proof.
         """
         parts = sorted(self._parts.items())
@@ -158,7 +191,7 @@ class S3Upload:
                 )
             except TransferError as error:
                 answer = self._completed_unanswered(error, sent, meter)
-            self._proof.check(answer, sent, meter)
+            self._verify(answer, sent, meter)
         self._forget()
 
     def fail(self) -> None:
@@ -279,10 +312,51 @@ class S3Upload:
         except Exception as error:
             # An earlier attempt may have completed the upload, and its answer was lost.
             if code_of(error) == "NoSuchUpload":
-                found = self._proof.head(s3)
+                found = self._head(s3)
                 if sent.is_in(found):
                     return found
             raise
+
+    def _head(self, s3: Any) -> Any:
+        """Return the answer to HeadObject, with the checksum if the store keeps one."""
+        return require_fields(s3.head_object(**self._where, ChecksumMode="ENABLED"), "ETag")
+
+    def _verify(self, answer: Mapping[str, Any], sent: SentObject, meter: Meter) -> None:
+        """Compare the checksum that the store returns, in `answer` or else by HeadObject.
+
+        Raises TransferError if the key holds other bytes. If HeadObject fails or is interrupted,
+        the error says that the object is complete. A store that returns no checksum at all is a
+        fallback.
+        """
+        if sent.checksum is None:
+            return
+        found, name = answer, sent.checksum.name
+        if found.get(sent.checksum.field) is None:
+            try:
+                found = self._call(self._head, "checking what was stored", meter)
+            except BaseException as error:
+                text = (
+                    f"the server has answered that the object is complete, with the ETag "
+                    f"{answer['ETag']}, so it was left there; only its {name} could not be compared"
+                )
+                if isinstance(error, TransferError):
+                    more = f"{error.strerror}; {text}"
+                    raise TransferError(error.errno, more, error.filename) from error
+                error.add_note(f"{self._target}: {text}")
+                raise
+        value = found.get(sent.checksum.field)
+        stored = found.get("ContentLength", sent.size_bytes)
+        if stored != sent.size_bytes or value not in (*sent.checksums, None):
+            raise TransferError(
+                f"{self._target}: the server stored something else ({stored} bytes with {name} "
+                f"{value}, not {sent.size_bytes} with {sent.checksums[0]}), which was left there"
+            )
+        if value is None:
+            meter.fell_back(
+                f"{name} compared after completion",
+                "the ETag of the answer",
+                "the server returns no checksum of what it stored",
+            )
 
     def _completed_unanswered(self, error: TransferError, sent: SentObject, meter: Meter) -> Any:
         """Return the stored object although every answer was lost. Raises `error` without proof."""
@@ -290,7 +364,7 @@ class S3Upload:
         if not isinstance(cause, Exception) or not judge(cause).transient:
             raise error
         try:
-            found = self._call(self._proof.head, "looking for the object", meter)
+            found = self._call(self._head, "looking for the object", meter)
         except IobenchError as failure:
             error.add_note(f"{self._target}: its content is not known ({failure})")
             raise error from cause
@@ -299,3 +373,82 @@ class S3Upload:
         # An earlier save of the same bytes gives the same proof; this upload may still exist then.
         self.abort()
         return found
+
+
+KEPT_PART = "part kept"
+"""The path under which parts count that the server had already."""
+
+
+class ResumedUpload(S3Upload):
+    """An S3Upload whose parts stay on the server when it ends early.
+
+    `begin` looks for unfinished uploads to the key, takes the newest and aborts the others. `send`
+    skips a part that the server has: same number, same size, and same checksum or else MD5 of the
+    bytes. So a part is never skipped because of its number alone. End it with `complete`, `abort`,
+    or `leave`.
+    """
+
+    def __init__(self, client: S3Client, target: S3Target, checksum: Checksum | None) -> None:
+        super().__init__(client, target, checksum)
+        self._had: dict[int, dict[str, Any]] = {}
+
+    def begin(self, meter: Meter) -> None:
+        """Go on with the newest unfinished upload to the key, or begin one."""
+        objects = S3Objects(self._client, self._target)
+        found = [one for one in objects.uploads() if one.target.key == self._target.key]
+        found.sort(key=lambda one: one.initiated)
+        while found:
+            newest = found.pop()
+            parts = self._listed(newest, meter)
+            if not parts:  # nothing is lost, and whether it has checksums cannot be known
+                objects.abort(newest)
+                continue
+            for older in found:
+                objects.abort(older)
+            self._take(newest, parts)
+            return
+        super().begin(meter)
+
+    def send(self, number: int, views: Sequence[Bytes], meter: Meter) -> None:
+        had = self._had.get(number)
+        size = sum(map(len, views))
+        if had is None or had["Size"] != size:
+            super().send(number, views, meter)
+            return
+        value = self._checksum_of(views, meter)
+        sent = self._field(value)
+        known = {name: had[name] for name in sent if had.get(name)}
+        if (known != sent) if known else (had["ETag"].strip('"') != _md5(views)):
+            super().send(number, views, meter)
+            return
+        meter.count(KEPT_PART, size)
+        self._parts[number] = SentPart(etag=had["ETag"], size_bytes=size, checksum=value)
+
+    def _take(self, upload: UnfinishedUpload, parts: list[dict[str, Any]]) -> None:
+        self._adopt(upload.upload_id)
+        self._had = {one["PartNumber"]: one for one in parts}
+        if self._checksum and not any(one.get(self._checksum.field) for one in parts):
+            self._checksum = None  # the server took none when the upload began
+
+    def _listed(self, upload: UnfinishedUpload, meter: Meter) -> list[dict[str, Any]]:
+        """Return the parts that the server has; none if the upload no longer exists."""
+
+        def list_all(s3: Any) -> list[dict[str, Any]]:
+            pages = s3.get_paginator("list_parts").paginate(
+                **self._where, UploadId=upload.upload_id
+            )
+            return [part for page in pages for part in page.get("Parts", [])]
+
+        try:
+            return self._call(list_all, "listing the parts of an upload to", meter)  # type: ignore[no-any-return]  # boto3 has no types
+        except IobenchError as error:
+            if code_of(error.__cause__ or error) != "NoSuchUpload":
+                raise
+            return []
+
+
+def _md5(views: Sequence[Bytes]) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    for view in views:
+        digest.update(view.data)
+    return digest.hexdigest()

@@ -13,7 +13,7 @@ from support.fake_device import FakeDevice
 from iobench.integrations import dcp_items
 from iobench.integrations.dcp_items import ItemStream, on_host
 from iobench.units import MIB
-from iobench.writers.device.copies import DeviceCopies
+from iobench.writers.device.staging import DeviceCopies
 from iobench.writers.stream import BlockStream
 
 

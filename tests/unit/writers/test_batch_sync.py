@@ -21,9 +21,9 @@ from iobench.errors import TransferError
 from iobench.testing import Footprint, content
 from iobench.writers.blocks import channel
 from iobench.writers.image import FileImage
-from iobench.writers.local import batch_sync, posix
-from iobench.writers.local.batch_sync import BatchSync
+from iobench.writers.local import posix
 from iobench.writers.local.new_file import PART_SUFFIX, NewFile
+from iobench.writers.local.posix import BatchSync
 from iobench.writers.registry import make
 
 _FILES = 40
@@ -130,7 +130,7 @@ def test_a_failing_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: in
 
 def _interrupted(where: str, place: Place | None) -> Tracer:
     """Write some files, with Boom at `place` in the caller or in the thread that syncs."""
-    tracer = Tracer([posix.__file__, batch_sync.__file__], place)
+    tracer = Tracer([posix.__file__, posix.__file__], place)
     images = _images()[:20]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
         directory = Path(made)

@@ -100,7 +100,9 @@ def test_an_uncached_write_is_on_the_device_on_return(
     fd: int, synced: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     if refused:
-        monkeypatch.setattr("iobench.writers.local.dontcache.dontcache_refusal", lambda _: refused)
+        monkeypatch.setattr(
+            "iobench.writers.hybrid_paths.cached_file.dontcache_refusal", lambda _: refused
+        )
     _write(CachedFile(fd, DontCache("hybrid")), IoPath.UNCACHED, MIB, 2 * MIB)
     assert synced == [(MIB, MIB)]
     assert os.pread(fd, MIB, MIB) == _DATA[MIB : 2 * MIB].tobytes()

@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.every_bytecode import SOON_S, Boom, Place, Tracer, at_every_place, within
 
 from iobench.testing import Footprint
+from iobench.writers.blocks import channel as lease_module
 from iobench.writers.blocks import channel as module
-from iobench.writers.blocks import lease as lease_module
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 
 

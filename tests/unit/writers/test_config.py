@@ -25,13 +25,12 @@ from iobench.writers import config, registry
 from iobench.writers.availability import Availability
 from iobench.writers.base import Writer
 from iobench.writers.buffered import BufferedWriter
-from iobench.writers.config import dump_writer, load_writer, read_config
+from iobench.writers.config import Tuned, dump_writer, load_writer, read_config
 from iobench.writers.image import FileImage
 from iobench.writers.odirect import ODirectWriter
 from iobench.writers.options import OptionInfo
 from iobench.writers.s3 import S3Writer
 from iobench.writers.transfer import Fallback
-from iobench.writers.tuned import Tuned
 
 TUNED = Tuned(
     date="2026-01-31T12:00:00Z",

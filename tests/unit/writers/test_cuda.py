@@ -18,7 +18,7 @@ from iobench.testing import content
 from iobench.writers import registry
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device import cuda, staging
-from iobench.writers.device.copies import DeviceCopies
+from iobench.writers.device.staging import DeviceCopies
 from iobench.writers.image import FileImage
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from iobench.errors import DataMismatchError
 from iobench.testing import content
-from iobench.writers.local.direct_io import pread_direct, pwrite_direct
+from iobench.writers.local.direct_file import pread_direct, pwrite_direct
 
 _ALIGNMENT = 512
 _SAME_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

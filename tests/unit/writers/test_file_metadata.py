@@ -13,13 +13,13 @@ import pytest
 from iobench.errors import TransferError
 from iobench.writers import registry
 from iobench.writers.image import FileImage
-from iobench.writers.local.file_metadata import (
+from iobench.writers.local.new_file import (
+    NewFile,
     check_replaceable,
     copy_metadata,
     copy_owner,
     existing_file,
 )
-from iobench.writers.local.new_file import NewFile
 from iobench.writers.transfer import Meter
 
 

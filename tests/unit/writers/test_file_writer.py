@@ -18,8 +18,7 @@ from iobench.units import KIB
 from iobench.writers.base import Writer
 from iobench.writers.direct import engine as direct_engine
 from iobench.writers.direct import in_flight
-from iobench.writers.direct.in_flight import InFlight, RingOperation
-from iobench.writers.direct.uring_queue import PyuringRing
+from iobench.writers.direct.in_flight import InFlight, PyuringRing, RingOperation
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.registry import make

@@ -21,7 +21,7 @@ from iobench import linux
 from iobench.environment import gpu
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import Check, content
-from iobench.writers.device import cufile
+from iobench.writers import gds
 from iobench.writers.gds import GdsWriter
 from iobench.writers.image import FileImage
 from iobench.writers.local.reused_file import reusing
@@ -279,9 +279,9 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert "odirect" in answer.remedy
     (tmp_path / "version").write_text("NVRM version: ...")
     with pytest.raises(UnavailableError, match="sees no CUDA device"):
-        cufile.open_cufile()
+        gds.open_cufile()
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(cufile, "find_cufile", lambda: None)
+    monkeypatch.setattr(gds, "find_cufile", lambda: None)
     answer = GdsWriter().available(tmp_path)
     assert "libcufile was not found" in answer.reason
     assert "nvidia-cufile" in answer.remedy
@@ -289,20 +289,20 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_a_library_without_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version, or another library: it is unavailable, with the name of the function."""
-    monkeypatch.setattr(cufile, "cufile_missing", lambda: None)
-    monkeypatch.setattr(cufile.ctypes, "CDLL", lambda _path, **_how: object())
-    cufile._opened.cache_clear()
+    monkeypatch.setattr(gds, "cufile_missing", lambda: None)
+    monkeypatch.setattr(gds.ctypes, "CDLL", lambda _path, **_how: object())
+    gds._opened.cache_clear()
     with pytest.raises(UnavailableError, match=r"cannot be used .*cuFileDriverOpen"):
-        cufile.open_cufile()
+        gds.open_cufile()
 
 
 _REAL = """
 import os, sys
 from iobench.errors import TransferError
-from iobench.writers.device import cufile
+from iobench.writers import gds
 
-real = cufile.CuFile.__new__(cufile.CuFile)  # without the driver
-real._library, real._pid = cufile.load(sys.argv[1]), os.getpid()
+real = gds.CuFile.__new__(gds.CuFile)  # without the driver
+real._library, real._pid = gds.load_cufile(sys.argv[1]), os.getpid()
 for move in (real.write, real.read):
     try:
         move(0, 0, 4096, 0, 0)

@@ -19,16 +19,22 @@ from iobench.units import KIB
 from iobench.writers import file_writer
 from iobench.writers.direct import in_flight
 from iobench.writers.direct.engine import BlockingEngine
+from iobench.writers.direct.in_flight import Ring, open_ring
 from iobench.writers.direct.uring_engine import RingEngine
-from iobench.writers.direct.uring_queue import Ring, open_ring
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.hybrid_paths import file as path_file
 from iobench.writers.hybrid_paths.cached_file import CachedFile
 from iobench.writers.hybrid_paths.file import PathFile
-from iobench.writers.hybrid_paths.memory_pressure import MemoryPressure, Pressure
-from iobench.writers.hybrid_paths.policy import Decision, IoOperation, IoPath, PathPolicy
+from iobench.writers.hybrid_paths.policy import (
+    Decision,
+    IoOperation,
+    IoPath,
+    MemoryPressure,
+    PathPolicy,
+    Pressure,
+)
 from iobench.writers.image import FileImage
-from iobench.writers.local.direct_io import written_on
+from iobench.writers.local.direct_file import written_on
 from iobench.writers.transfer import PathCount, Transfer
 
 _BLOCK = 64 * KIB

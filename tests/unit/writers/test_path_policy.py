@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.hybrid_paths.memory_pressure import Pressure
-from iobench.writers.hybrid_paths.policy import Decision, IoOperation, IoPath, PathPolicy, Position
+from iobench.writers.hybrid_paths.policy import (
+    Decision,
+    IoOperation,
+    IoPath,
+    PathPolicy,
+    Position,
+    Pressure,
+)
 
 _SMALL = 256 * KIB
 _BLOCK = 8 * MIB

@@ -12,9 +12,8 @@ import pytest
 from iobench.errors import IobenchError, OptionError, TransferError, UnavailableError
 from iobench.integrations.dcp_files import DcpFiles
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.client import S3Client
+from iobench.writers.s3_store.client import S3Client, S3Options
 from iobench.writers.s3_store.errors import explain
-from iobench.writers.s3_store.options import S3Options
 from iobench.writers.transfer import Meter
 
 pytest.importorskip("boto3")

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from iobench.errors import DataMismatchError, TransferError, UnavailableError
+from iobench.writers.s3_store.client import THROTTLED, RetryPolicy, Trouble
 from iobench.writers.s3_store.errors import CorruptedError, explain, judge, without_login
-from iobench.writers.s3_store.retry import THROTTLED, RetryPolicy, Trouble
 from iobench.writers.transfer import Meter
 
 

@@ -13,7 +13,7 @@ from iobench.units import MIB
 from iobench.writers import registry
 from iobench.writers.image import FileImage
 from iobench.writers.s3_store.checksum import Checksum
-from iobench.writers.s3_store.options import S3Options
+from iobench.writers.s3_store.client import S3Options
 from iobench.writers.s3_store.target import S3Target
 
 

@@ -11,18 +11,18 @@ from typing import get_type_hints
 import pytest
 
 from iobench import writers
-from iobench.writers import registry, typed
+from iobench.writers import options, registry
 
 _VALUES = {
-    "aiofiles": typed.AiofilesValues,
-    "buffered": typed.CachedValues,
-    "gds": typed.DirectValues,
-    "hybrid": typed.HybridValues,
-    "null": typed.NullValues,
-    "odirect": typed.DirectValues,
-    "s3": typed.S3Values,
-    "uncached": typed.UncachedValues,
-    "uring": typed.UringValues,
+    "aiofiles": options.AiofilesValues,
+    "buffered": options.CachedValues,
+    "gds": options.DirectValues,
+    "hybrid": options.HybridValues,
+    "null": options.NullValues,
+    "odirect": options.DirectValues,
+    "s3": options.S3Values,
+    "uncached": options.UncachedValues,
+    "uring": options.UringValues,
 }
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from iobench.errors import UnavailableError
 from iobench.testing import Footprint, content
-from iobench.writers.direct import uring_queue as module
-from iobench.writers.direct.uring_queue import PyuringRing, open_ring, setup_flags
+from iobench.writers.direct import in_flight as module
+from iobench.writers.direct.in_flight import PyuringRing, open_ring, setup_flags
 
 
 class _Ctx:
