@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from iobench.writers.image import AnyMemory, Bytes, FileImage
-from iobench.writers.wrapped_image import WrappedImage
+from iobench.writers.image import AnyMemory, Bytes, FileImage, WrappedImage
 
 __all__ = ["RateLimit", "StoppedError"]
 
