@@ -172,8 +172,8 @@ def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -
     loading = Redirect(name="torch.load", stock=stock, file=(0, "f"), counts=counts).loading(load)
     with pytest.raises(TransferError, match="refused"):
         loading("s3://bucket/model.pt")
-    (counted,) = tmp_path.iterdir()
-    assert json.loads(counted.read_text())["functions"]["torch.load"]["failed"]["calls"] == 1
+    functions, _, _ = merged(tmp_path)
+    assert functions["torch.load"].failed.calls == 1
 
 
 def test_an_object_that_cannot_be_pickled_is_not_stocks(tmp_path: Path) -> None:
@@ -241,8 +241,8 @@ def test_an_object_that_cannot_be_saved_is_not_stocks(
     saving = Redirect(name="torch.save", stock=stock, file=(1, "f"), counts=counts).saving(prepare)
     with pytest.raises(raised, match=text):
         saving({}, "s3://bucket/m.pt")
-    (counted,) = tmp_path.iterdir()
-    assert json.loads(counted.read_text())["functions"]["torch.save"]["failed"]["calls"] == 1
+    functions, _, _ = merged(tmp_path)
+    assert functions["torch.save"].failed.calls == 1
     assert capsys.readouterr().err == ""
 
 
