@@ -1,16 +1,17 @@
-"""Steps of offloaded AdamW beside fio's mixed job of the same traffic, in random order.
+"""Steps of offloaded AdamW next to fio's mixed job of the same traffic, in random order.
 
     python benchmarks/offload.py --target DIRECTORY [--parameters 300000000] [--rounds 5]
         [--memory 1GiB] [--steps 2] [--record FILE]
 
 Arms of each round:
 
-- `step`: `--steps` calls of AdamW.step with constant bfloat16 gradients, then `wait`: all of it is
-  durable when the clock stops. Each element is 12 B read and 14 B written.
+- `step`: `--steps` calls of AdamW.step with random bfloat16 gradients, then `wait`: all of it is
+  durable when the clock stops. Each element is 12 B read and 14 B written. No two chunks are alike.
 - `step and pin`: the same with a pin after each step.
 - `fio iodepth=N numjobs=M`: reads and writes in the same proportion, as many bytes as one step, on
   a file of two generations in the same directory, direct, io_uring, blocks of 8 MiB, fsync at the
-  end. The best of the jobs is the ceiling of the round.
+  end; random bytes that differ between blocks, in huge pages as those of the step. The best of the
+  jobs is the ceiling of the round.
 
 CPU seconds of each arm are those of this process (not of fio).
 
@@ -45,7 +46,7 @@ _FIO = ((8, 1), (16, 1), (8, 2), (32, 1))
 
 def parameters_of(count: int) -> list[torch.nn.Parameter]:
     each = count // _TENSORS
-    return [torch.nn.Parameter(torch.zeros(each, dtype=torch.bfloat16)) for _ in range(_TENSORS)]
+    return [torch.nn.Parameter(torch.randn(each, dtype=torch.bfloat16)) for _ in range(_TENSORS)]
 
 
 def step_arm(optimizer: AdamW, steps: int, *, pins: bool) -> float:
@@ -68,7 +69,10 @@ def fio_arm(file: Path, elements: int, iodepth: int, numjobs: int) -> float:
             *("--bs=8m", f"--iodepth={iodepth}", f"--numjobs={numjobs}", "--end_fsync=1"),
             *(f"--size={file.stat().st_size // numjobs // MIB}m", "--output-format=json"),
             *(f"--io_size={total // numjobs}", "--group_reporting", "--offset_increment=50%"),
+            *("--scramble_buffers=1", "--buffer_compress_percentage=0", "--dedupe_percentage=0"),
         ],
+        # glibc asks for huge pages: fio has an option for hugetlbfs only.
+        env={**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
         check=True,
         capture_output=True,
         text=True,
@@ -128,7 +132,7 @@ def measure(
         block_size=arguments.block_size,
     )
     for parameter in model:
-        parameter.grad = torch.full_like(parameter, 1e-3).add_(torch.randn(1).item())
+        parameter.grad = torch.randn_like(parameter)
     for step in range(4):  # each slot is written once: the first write of reserved space costs more
         optimizer.step()
         optimizer.pin(step)

@@ -1,7 +1,7 @@
 """How much of the update of offloaded AdamW a backward of the same length hides.
 
     python benchmarks/offload_overlap.py --target DIRECTORY [--parameters 300000000] [--rounds 5]
-        [--memory 1GiB] [--steps 4] [--backward SECONDS] [--record FILE]
+        [--memory 1GiB] [--steps 4] [--backward SECONDS] [--clip 1.0] [--norm 0.5] [--record FILE]
 
 Backward waits, and computes nothing: on an accelerator it takes no time of the CPU either. It makes
 the gradients of 16 parameters one after the other, the last one first. It takes as long as the
@@ -13,12 +13,14 @@ update alone, unless `--backward` gives its seconds. Arms of each round, in rand
   as far as the memory allows.
 - `overlap`: the same with `overlap=True`.
 
-Hidden is (update + backward - arm) / update: 1 means that the update costs no time at all.
+Hidden is (update + backward - arm) / update: 1 means that the update costs no time at all. With
+`--clip` all arms call clip_grad_norm_ before `step`. Gradients are random, of the norm `--norm`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 import time
@@ -56,6 +58,7 @@ def train(
     gradients: list[torch.Tensor],
     steps: int,
     backward_s: float,
+    clip: float | None,
 ) -> float:
     """Seconds of one step with its backward."""
     began = time.perf_counter()
@@ -66,6 +69,8 @@ def train(
             for parameter, gradient in zip(model, gradients, strict=True):
                 loss = loss + _Waits.apply(parameter, gradient, backward_s / len(model))
             loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model, clip)
         optimizer.step()
     optimizer.wait()
     return (time.perf_counter() - began) / steps
@@ -79,6 +84,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--memory", default="1GiB")
     parser.add_argument("--backward", type=float)
+    parser.add_argument("--clip", type=float)
+    parser.add_argument("--norm", type=float, default=0.5)
     record.add_option(parser)
     arguments = parser.parse_args()
     with (
@@ -90,9 +97,11 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, scratch: Path, samples: record.Record) -> None:
     models, optimizers = {}, {}
-    gradients = [torch.full_like(one, 1e-3) for one in parameters_of(int(arguments.parameters))]
+    count = int(arguments.parameters)
+    each = arguments.norm / math.sqrt(count)
+    gradients = [torch.randn_like(one).mul_(each) for one in parameters_of(count)]
     for overlap in (False, True):
-        models[overlap] = parameters_of(int(arguments.parameters))
+        models[overlap] = parameters_of(count)
         optimizers[overlap] = AdamW(
             models[overlap],
             scratch / str(overlap),
@@ -101,14 +110,14 @@ def measure(arguments: argparse.Namespace, scratch: Path, samples: record.Record
             overlap=overlap,
         )
         # Each slot is written once before: the first write of reserved space costs more.
-        train(optimizers[overlap], models[overlap], gradients, 2, 1e-3)
+        train(optimizers[overlap], models[overlap], gradients, 2, 1e-3, arguments.clip)
     updates: list[float] = []
 
     def arm(name: str) -> float:
         overlap = name == "overlap"
         backward_s = 0.0 if name == "update" else arguments.backward or statistics.median(updates)
         optimizer, model = optimizers[overlap], models[overlap]
-        return train(optimizer, model, gradients, arguments.steps, backward_s)
+        return train(optimizer, model, gradients, arguments.steps, backward_s, arguments.clip)
 
     updates.append(arm("update"))
     hidden: dict[str, list[float]] = {"in turn": [], "overlap": []}
@@ -117,7 +126,9 @@ def measure(arguments: argparse.Namespace, scratch: Path, samples: record.Record
         for name in random.sample(["update", *hidden], 3):
             backward_s = arguments.backward or statistics.median(updates)
             times[name] = arm(name) - (0.0 if name == "update" else backward_s)
-            samples.sample(name, turn, times[name], backward_s=backward_s)
+            samples.sample(
+                name, turn, times[name], backward_s=backward_s, clip=arguments.clip or 0.0
+            )
             if name == "update":
                 updates.append(times[name])
         for name, found in hidden.items():

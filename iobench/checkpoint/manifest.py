@@ -152,8 +152,8 @@ class Manifest(
 
     Among the checkpoints of one run, the last saved one has the greatest `serial`. A manifest
     without a serial, of an older version, counts as 0. `attempt` is the random name of one save of
-    several ranks, which replicas of it in memory have too. `offload` is the optimizer's part, of
-    several ranks one for each.
+    several ranks, which replicas of it in memory have too. `offload` is the optimizer's state. Of
+    several ranks the files have it: `offload` is then where each of them had it as well.
     """
 
     step: _Count
@@ -176,10 +176,8 @@ class Manifest(
 
     @property
     def pinned(self) -> tuple[PinnedGeneration, ...]:
-        """The optimizer's part, of each rank in order; empty if it is in the files."""
-        if isinstance(self.offload, PinnedGeneration):
-            return (self.offload,)
-        return self.offload or ()
+        """The optimizer's state; empty if it is in the files."""
+        return (self.offload,) if isinstance(self.offload, PinnedGeneration) else ()
 
     @property
     def size_bytes(self) -> int:

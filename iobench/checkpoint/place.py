@@ -21,6 +21,7 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import TransferError
+from iobench.ranks.world import World
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.rate_limit import RateLimit
@@ -28,7 +29,7 @@ from iobench.writers.transfer import Transfer
 
 __all__ = [
     *("Format", "LocalPlace", "PartOffer", "PartTarget", "Place"),
-    *("RemoteCopyOf", "SaveParticipant", "SavedContent", "Tier", "Written"),
+    *("RankedParticipant", "RemoteCopyOf", "SaveParticipant", "SavedContent", "Tier", "Written"),
 ]
 
 
@@ -37,11 +38,12 @@ RemoteCopyOf = Callable[[Manifest], tuple[str | Path, Writer] | None]
 
 
 class SaveParticipant(Protocol):
-    """The state of an optimizer that is not in the files of a checkpoint.
+    """The state of an optimizer that is on storage already.
 
     A save holds it as it is, which copies nothing, and the manifest names what it holds. So the
-    manifest is written when that is durable. `durable` and `ended` are called by the thread that
-    commits, the rest by the trainer's.
+    manifest is written when that is durable. In a job of several ranks the files have the state
+    too, for another number of ranks. `durable` and `ended` are called by the thread that commits,
+    the rest by the trainer's.
     """
 
     exports: bool
@@ -51,7 +53,9 @@ class SaveParticipant(Protocol):
     def full(self) -> bool:
         """Whether nothing more can be held."""
 
-    def check(self, *, keep: Retention | None, placed: bool, tiers: Sequence[Any]) -> None:
+    def check(
+        self, *, keep: Retention | None, placed: bool, tiers: Sequence[Any], world: World
+    ) -> None:
         """Raise OptionError for options of a Checkpointer that it does not go together with."""
 
     def open(self, store: CheckpointStore, drain: Any) -> None:
@@ -66,11 +70,17 @@ class SaveParticipant(Protocol):
         Raises UsageError when nothing can be freed.
         """
 
+    def added_to(self, state: Any) -> Any:
+        """Return `state` with what the files have of the participant. Asks no other rank."""
+
     def hold(self, save: Save) -> None:
         """Hold the state as it is now, for `save`."""
 
-    def durable(self, save: Save) -> tuple[PinnedGeneration, list[FileImage]]:
-        """Wait until what `save` holds is durable. Return it, and the files that describe it."""
+    def durable(self, save: Save) -> tuple[PinnedGeneration | None, list[FileImage]]:
+        """Wait until what `save` holds is durable. Return it, and the files that describe it.
+
+        None if it holds nothing.
+        """
 
     def ended(self, save: Save) -> None:
         """The commit of `save` has ended, or failed."""
@@ -82,7 +92,23 @@ class SaveParticipant(Protocol):
         """Release what no checkpoint and no pending save needs."""
 
     def restore(self, manifest: Manifest, remote_copy: RemoteCopyOf | None) -> None:
-        """Go on from the state of this checkpoint. Raises DataMismatchError."""
+        """Go on from the state of this checkpoint, in one process. Raises DataMismatchError."""
+
+
+class RankedParticipant(SaveParticipant, Protocol):
+    """One in each rank of a job. The files have its state too."""
+
+    def has(self, pinned: PinnedGeneration) -> bool:
+        """Whether this rank still holds this state. Asks no other rank."""
+
+    def go_on(self, pinned: PinnedGeneration) -> bool:
+        """Go on from what the ranks hold, all of them; False, in all, if one of them cannot."""
+
+    def expected(self) -> dict[str, Any]:
+        """Return what `added_to` adds, by its key, without any bytes: for `load(like=...)`."""
+
+    def take(self, state: Any) -> Any:
+        """Go on from what the files have, in all ranks; return `state` without it."""
 
 
 _C = TypeVar("_C", contravariant=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from iobench.writers.transfer import Transfer
 
 if TYPE_CHECKING:
     from iobench.checkpoint.piece_reader import PieceReader
+    from iobench.checkpoint.ranked.structure import StatePath
     from iobench.ranks.together import T, Together  # here: its imports take time
 
 __all__ = [
@@ -187,6 +188,7 @@ def restore(
     known: Mapping[int, int] | None = None,
     offload: Callable[[Manifest], None] | None = None,
     ranks: RestoringRanks | None = None,
+    left_out: Collection[StatePath] = (),
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint `step`, or of the newest one, and how it was restored.
 
@@ -195,12 +197,12 @@ def restore(
     DataMismatchError; with `on_corrupt="previous"` the one before it is restored, with a
     RuntimeWarning. `like` is a state of the expected structure: a checkpoint of another model
     raises StateMismatchError before any tensor is read. Raises TargetError when there is no such
-    checkpoint. A checkpoint that a trainer removes or replaces during the read is not damaged: for
-    "latest", the newest one is looked up again. `known` has serial numbers by step: of these steps
-    only the manifest of a candidate is read. `offload` lets an optimizer go on from the generation
-    that a manifest names.
+    checkpoint. One that a trainer removes or replaces meanwhile is not damaged: for "latest", the
+    newest one is looked up again. `known` has serial numbers by step: of these only the manifest of
+    a candidate is read. `offload` lets an optimizer go on from the generation of a manifest.
 
-    All `ranks` get the same checkpoint, which rank 0 chooses, or all fail.
+    All `ranks` get the same checkpoint, which rank 0 chooses, or all fail. With `like` they leave
+    out the tensors at the paths `left_out`.
     """
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
@@ -217,7 +219,7 @@ def restore(
         from iobench.checkpoint.any_format import paths_elsewhere
 
         elsewhere = paths_elsewhere(ranks.together, ranks.rank, like)
-        read = partial(read, elsewhere=elsewhere)
+        read = partial(read, elsewhere=elsewhere.union(left_out))
     passed_over: dict[int, str] = {}
     changes = 0
     while left:

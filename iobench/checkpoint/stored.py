@@ -41,7 +41,7 @@ from iobench.writers.copy_reader import CopyReader
 __all__ = [
     *("Compared", "StoredChunk", "StoredPiece", "StoredState", "StoredTensor"),
     *("compare_state", "compared_with", "empty_local", "is_sharded", "local_box"),
-    *("resharded", "sharded_like", "one_by_one", "stored_state", "tensors_of"),
+    *("pieces_of", "resharded", "sharded_like", "one_by_one", "stored_state", "tensors_of"),
 ]
 
 
@@ -100,7 +100,7 @@ def stored_state(copy: CopyReader, manifest: Manifest) -> StoredState:
     text = read_file(copy, manifest.file(INDEX))
     with readable(os.path.join(copy.location, INDEX)):
         found = _parsed(text)
-        pieces = [_pieces(file) for file in manifest.files[: manifest.world_size]]
+        pieces = [pieces_of(file) for file in manifest.files[: manifest.world_size]]
         tensors = {name: one.stored(pieces) for name, one in found.tensors.items()}
     return StoredState(
         skeleton=found.skeleton,
@@ -122,7 +122,7 @@ def _of_one_process(copy: CopyReader, manifest: Manifest) -> StoredState:
         raise DataMismatchError(f"{file}: damaged, the checksum of its header differs")
     runs = runs_of(file, header, size - len(begin), one_by_one=True)
     with readable(file):
-        pieces = {piece.name: piece for piece in _pieces(record)}
+        pieces = {piece.name: piece for piece in pieces_of(record)}
         tensors = {
             name: _whole(pieces[name], len(begin) + at, kind)
             for run in runs
@@ -199,7 +199,8 @@ def _parsed(text: bytes) -> _Index:
     return msgspec.convert(json.loads(text), _Index)
 
 
-def _pieces(file: FileRecord) -> list[StoredPiece]:
+def pieces_of(file: FileRecord) -> list[StoredPiece]:
+    """Return the pieces of a file, in order."""
     ends = itertools.accumulate(piece.size_bytes for piece in file.pieces)
     return [
         StoredPiece(file.path, end - piece.size_bytes, end, piece.xxh3_64, piece.name)

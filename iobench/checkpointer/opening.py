@@ -84,14 +84,11 @@ class CheckpointerOptions:
 
     def __post_init__(self) -> None:
         many, slots, ranked = self.writers_per_node, self.slots, self.own_world.size > 1
-        if self.offload is not None and ranked:
-            raise OptionError(
-                f"offload: for one process; this job has {self.own_world.size} ranks. Give each "
-                "rank an optimizer and a Checkpointer in directories of its own, with world='alone'"
-            )
         if self.participant is not None:
             placed = self.placement is not None
-            self.participant.check(keep=self.keep, placed=placed, tiers=self.tiers)
+            self.participant.check(
+                keep=self.keep, placed=placed, tiers=self.tiers, world=self.own_world
+            )
         if self.given is not None:
             self.given.check(self.location, self.__dict__, ranked=ranked)
         if self.placement is not None:
@@ -275,15 +272,15 @@ class Opening:
 
     def _lead(self, keep: Retention) -> None:
         """Take the location for all ranks, in rank 0."""
+        if self.options.participant is not None:
+            drain = None if self.tier is None else self.tier.drain
+            self.options.participant.open(self.store, drain)
         if not self.ranks.leads:
             return
         self.store.acquire()
         self.options.own_writer.require(self.options.location)
         self.store.clean()
         self.ledger = self.restoring.ledger = Ledger(self.store, keep)
-        if self.options.participant is not None:
-            drain = None if self.tier is None else self.tier.drain
-            self.options.participant.open(self.store, drain)
         self.restoring.begin()
 
     def _new_committer(self, places: list[Any]) -> Committer[Any]:
@@ -302,7 +299,7 @@ class Opening:
                 writers_per_node=self.options.writers_per_node,
             )
             self.contents = Planning(ranks.trainer, planner, deadline_s=ranks.deadline_s)
-            form = DcpFormat(world=ranks.world, hosts=hosts)
+            form = DcpFormat(world=ranks.world, hosts=hosts, participant=self.options.participant)
         return Committer(
             control=ranks.background,
             format=form,

@@ -5,18 +5,20 @@ Rank 0 knows what there is, and tells the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
+import msgspec
 import torch
 
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.manifest import Manifest, PinnedGeneration
 from iobench.checkpoint.piece_reader import HeldFiles, piece_reader
-from iobench.checkpoint.place import RemoteCopyOf, SaveParticipant
+from iobench.checkpoint.place import RankedParticipant, RemoteCopyOf, SaveParticipant
 from iobench.checkpoint.ranked.plan import data_file
+from iobench.checkpoint.ranked.structure import StatePath
 from iobench.checkpoint.restore import (
     Candidates,
     Loaded,
@@ -25,9 +27,9 @@ from iobench.checkpoint.restore import (
     StoredCandidates,
     restore,
 )
-from iobench.checkpoint.retention import by_age
+from iobench.checkpoint.retention import by_age, readable_manifest
 from iobench.checkpoint.store import CheckpointStore
-from iobench.checkpoint.stored import is_sharded
+from iobench.checkpoint.stored import is_sharded, tensors_of
 from iobench.errors import DataMismatchError, StateMismatchError, UsageError
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.ranks.together import JobRanks
@@ -167,6 +169,9 @@ class Restoring:
 
         The persister is idle.
         """
+        if self.ranks.many and self.participant is not None:
+            ranked = cast(RankedParticipant, self.participant)  # see its `check`
+            return self._restore_with(ranked, step, on_corrupt, like, mode)
         if self.ranks.many:
             return self._restore_together(step, on_corrupt, like, mode)
         candidates: Candidates = StoredCandidates(self.store, self.writer)
@@ -193,8 +198,54 @@ class Restoring:
         held = self.participant
         return None if held is None else partial(held.restore, remote_copy=remote_copy)
 
+    def _restore_with(
+        self,
+        held: RankedParticipant,
+        step: int | Literal["latest"],
+        on_corrupt: OnCorrupt,
+        like: Any,
+        mode: RestoreMode,
+    ) -> tuple[Any, Loaded]:
+        """Restore a checkpoint; all ranks go on from what they hold of it, or from the files."""
+        own, expected = like or {}, held.expected()
+        pinned = self._pinned_in_all(held, step)
+        if pinned is not None:
+            paths = [path for path, _ in tensors_of(expected)]
+            state, loaded = self._restore_together(step, on_corrupt, own, mode, left_out=paths)
+            if loaded.step == pinned[0] and held.go_on(pinned[1]):
+                return state, loaded
+        state, loaded = self._restore_together(step, on_corrupt, {**own, **expected}, mode)
+        return held.take(state), loaded
+
+    def _pinned_in_all(
+        self, held: RankedParticipant, step: int | Literal["latest"]
+    ) -> tuple[int, PinnedGeneration] | None:
+        """Return the step to restore, and what this rank holds of it; None if one has nothing."""
+
+        def named() -> list[Any] | None:
+            wanted = self._latest() if self.ranks.leads and step == "latest" else step
+            if not self.ranks.leads or not isinstance(wanted, int):
+                return None
+            manifest = readable_manifest(self.store, wanted, files=False)
+            found = None if manifest is None else manifest.offload
+            if not isinstance(found, tuple) or len(found) != self.ranks.world.size:
+                return None
+            return [wanted, msgspec.to_builtins(found)]
+
+        found = self.ranks.agreed("pins of a checkpoint", named)[0]
+        if found is None:
+            return None
+        pinned = msgspec.convert(found[1][self.ranks.world.rank], PinnedGeneration)
+        have = self.ranks.agreed("pins of the ranks", lambda: held.has(pinned))
+        return (found[0], pinned) if all(have) else None
+
     def _restore_together(
-        self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any, mode: RestoreMode
+        self,
+        step: int | Literal["latest"],
+        on_corrupt: OnCorrupt,
+        like: Any,
+        mode: RestoreMode,
+        left_out: Collection[StatePath] = (),
     ) -> tuple[Any, Loaded]:
         both = self._listed_tiers()
         choice = RestoreChoice(
@@ -209,7 +260,9 @@ class Restoring:
         while True:
             chosen = choice.choose()
             try:
-                state, loaded = self._restore_chosen(choice, chosen, step, on_corrupt, like, mode)
+                state, loaded = self._restore_chosen(
+                    choice, chosen, step, on_corrupt, like, mode, left_out
+                )
                 break
             except DataMismatchError as error:
                 if chosen is None or not chosen.only_in_memory or step != "latest":
@@ -235,6 +288,7 @@ class Restoring:
         on_corrupt: OnCorrupt,
         like: Any,
         mode: RestoreMode,
+        left_out: Collection[StatePath],
     ) -> tuple[Any, Loaded]:
         """Restore what was chosen; without a choice, let the restore say what is wrong."""
         ranks, candidates = self.ranks, choice.candidates
@@ -262,7 +316,13 @@ class Restoring:
                 reader=reader,
             )
             return restore(
-                candidates, step, on_corrupt=on_corrupt, like=like, known=known, ranks=every
+                candidates,
+                step,
+                on_corrupt=on_corrupt,
+                like=like,
+                known=known,
+                ranks=every,
+                left_out=left_out,
             )
 
     def _slots(self, chosen: Chosen | None, memory: SnapshotMemory) -> dict[int, MemorySlot]:

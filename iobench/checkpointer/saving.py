@@ -181,7 +181,8 @@ class Saving:
             self.before()
             if type(step) is not int or step < 0:
                 raise UsageError(f"step {step!r}: a whole number, 0 or more")
-            local = self.contents.local(state)
+            held = self.participant
+            local = self.contents.local(state if held is None else held.added_to(state))
             if self.ledger is not None:
                 self.claiming()
                 self.ledger.claim(save)
@@ -305,7 +306,7 @@ class Saving:
             self.persister.wait()
 
     def _tidy(self) -> None:
-        assert self.ledger is not None  # there is one rank
+        assert self.ledger is not None  # in a job of several ranks nobody asks for room
         self.ledger.tidy()
 
     def _settle_copies(self) -> None:

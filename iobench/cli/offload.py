@@ -16,7 +16,7 @@ from iobench.text import printable
 from iobench.units import count_of, format_rate, format_size
 
 if TYPE_CHECKING:
-    from iobench.offload.inspect import FoundGeneration
+    from iobench.offload.store import FoundGeneration
 
 app = typer.Typer(
     no_args_is_help=True, help="Show optimizer state on storage, or export it to stock files."
@@ -30,12 +30,14 @@ def show(directory: Path, format_: FormatOption = ListingFormat.TABLE) -> None:
     Arguments:
         DIRECTORY: The directory of the optimizer's state.
     """
-    from iobench.offload.inspect import inspect
+    from iobench.offload.files import file_sizes
+    from iobench.offload.store import inspect
     from iobench.report.document import Document
     from iobench.report.grid import MISSING, Column, Grid
 
-    found = inspect(directory)
-    layout, elements = found.layout, sum(one.elements for one in found.layout.parameters)
+    layout, generations = inspect(directory)
+    reserved_bytes = sum(file_sizes(layout).values())
+    elements = sum(one.elements for one in layout.parameters)
     columns: tuple[Column[FoundGeneration], ...] = (
         Column("generation", lambda one: str(one.generation)),
         Column("steps", lambda one: str(one.updates)),
@@ -48,16 +50,16 @@ def show(directory: Path, format_: FormatOption = ListingFormat.TABLE) -> None:
     document = Document(
         kind="iobench offload",
         title=f"{count_of(len(layout.parameters), 'parameter')}, {elements:,} elements in "
-        f"{count_of(layout.chunks, 'chunk')}; {format_size(found.reserved_bytes)} reserved for "
+        f"{count_of(layout.chunks, 'chunk')}; {format_size(reserved_bytes)} reserved for "
         f"{layout.slots} generations",
-        tables=(Grid.of(found.generations, columns),),
+        tables=(Grid.of(generations, columns),),
         data={
             "schema": "iobench.offload/1",
             "parameters": len(layout.parameters),
             "elements": elements,
             "chunks": layout.chunks,
             "pins": layout.pins,
-            "reserved_bytes": found.reserved_bytes,
+            "reserved_bytes": reserved_bytes,
             "generations": [
                 {
                     "generation": one.generation,
@@ -68,7 +70,7 @@ def show(directory: Path, format_: FormatOption = ListingFormat.TABLE) -> None:
                     "written_bytes": one.written_bytes,
                     "elapsed_s": one.elapsed_s,
                 }
-                for one in found.generations
+                for one in generations
             ],
         },
     )

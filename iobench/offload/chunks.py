@@ -1,4 +1,4 @@
-"""Chunks between memory and the files of a state directory: checked reads, and writes in place."""
+"""ChunkBuffer: one chunk in memory. ChunkReader and ChunkWriter: checked reads, writes in place."""
 
 from __future__ import annotations
 
@@ -8,24 +8,100 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+import torch
+import xxhash
 
 from iobench.errors import DataMismatchError
-from iobench.offload.buffers import ChunkBuffer, digest_of, slot_header
+from iobench.formats.tensors import torch_dtype
 from iobench.offload.files import StateFile
-from iobench.offload.layout import DataFile
-from iobench.offload.mover import Mover
-from iobench.offload.record import NOWHERE, ROW, GenerationRecord
+from iobench.offload.layout import BLOCK, DataFile, ParameterPiece, StateLayout
+from iobench.offload.mover import Mover, Speed
+from iobench.offload.record import (
+    NOWHERE,
+    ROW,
+    GenerationRecord,
+    check_slot,
+    empty_rows,
+    slot_header,
+)
 from iobench.offload.store import Commit, GenerationStore
+from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.direct.engine import CompletionLatch
+from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["ChunkReader", "ChunkWriter", "DamagedChunkError", "read_chunks"]
+__all__ = [
+    *("ChunkBuffer", "ChunkReader", "ChunkWriter", "DamagedChunkError"),
+    *("digest_of", "read_chunks"),
+]
 
 _BUFFERS = 4
+
+
+class ChunkBuffer:
+    """The slot of one chunk in both files, as they are on storage: the kernel moves this memory."""
+
+    def __init__(self, layout: StateLayout) -> None:
+        """Raises OSError (ENOMEM)."""
+        self._layout = layout
+        self._memory = fresh_pages(layout.buffer_bytes, huge=True)
+        self.chunk = 0
+        self.fresh = True
+        self.row: np.void = empty_rows(layout)[0]
+
+    def begin(self, chunk: int, row: np.void) -> None:
+        """Use the buffer for `chunk`, whose bytes are where `row` says, if it has any yet."""
+        self.chunk, self.row = chunk, row
+        self.fresh = int(row["slot"]) == NOWHERE
+        if self.fresh:
+            self._memory[:] = 0
+
+    @property
+    def state(self) -> Bytes:
+        """The slot in the file `state`: header and fp32 tensors."""
+        return self._memory[: self._layout.state_bytes(self.chunk)]
+
+    @property
+    def header(self) -> Bytes:
+        """The header of the slot."""
+        return self._memory[:BLOCK]
+
+    @property
+    def payload(self) -> Bytes:
+        """What follows the header, which its checksum covers."""
+        return self.state[BLOCK:]
+
+    @property
+    def parameters(self) -> Bytes:
+        """The slot in the file `parameters`."""
+        start = self._layout.state_bytes(self.chunk)
+        return self._memory[start : start + self._layout.parameter_bytes(self.chunk)]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The fp32 tensors of the chunk, in the order of the layout."""
+        flat = torch.from_numpy(self.payload).view(torch.float32)
+        return list(flat.split(self._layout.elements(self.chunk)))
+
+    def slot(self, name: DataFile) -> Bytes:
+        """The slot in this file."""
+        return self.state if name == "state" else self.parameters
+
+    def parameter(self, piece: ParameterPiece) -> torch.Tensor:
+        """The values of `piece` in the slot of the file `parameters`, in their own dtype."""
+        dtype = torch_dtype(self._layout.parameters[piece.parameter].dtype)
+        size = (piece.end - piece.begin) * dtype.itemsize
+        return torch.from_numpy(self.parameters[piece.bytes_at : piece.bytes_at + size]).view(dtype)
+
+
+def digest_of(data: Bytes) -> int:
+    """Return the XXH3 of `data`. Other threads run meanwhile."""
+    state = xxhash.xxh3_64()  # the functions of one call hold the GIL before xxhash 4
+    state.update(data.data)
+    return state.intdigest()
 
 
 class DamagedChunkError(DataMismatchError):
@@ -97,7 +173,7 @@ class ChunkReader:
         data = buffer.parameters
         try:
             if self._name == "state":
-                self._store.check_slot(buffer.header.tobytes(), row, buffer.chunk)
+                check_slot(self._file.path, buffer.header.tobytes(), row, buffer.chunk)
                 data = buffer.payload
             if digest_of(data) != int(row[self._name]):
                 raise DataMismatchError(
@@ -119,9 +195,7 @@ def read_chunks(
     record: GenerationRecord,
     name: DataFile,
     deliver: Callable[[ChunkBuffer], None],
-    *,
-    iodepth: int,
-    block_size: int,
+    speed: Speed,
 ) -> None:
     """Read all chunks of a generation from one file: "parameters" is 2 of 14 bytes for 16-bit
     parameters.
@@ -129,7 +203,7 @@ def read_chunks(
     `deliver` gets each chunk, checked, in order; the buffer is used again after it returns. Raises
     DataMismatchError when a chunk differs from its checksum, TransferError.
     """
-    open_mover = functools.partial(Mover, writes=False, iodepth=iodepth, block_size=block_size)
+    open_mover = functools.partial(Mover, writes=False, **speed)
     count = store.layout.chunks
 
     def work(_: Blocks, __: Meter) -> None:

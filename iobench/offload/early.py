@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from iobench.offload.buffers import digest_of
+from iobench.offload.chunks import digest_of
 from iobench.offload.engine import Engine
 from iobench.offload.groups import kept_values
 from iobench.offload.layout import ParameterPiece, StateLayout
-from iobench.offload.model import (
+from iobench.offload.update import (
     ParameterMark,
     PinnedTransfer,
     TrainerModel,

@@ -1,30 +1,60 @@
-"""Engine: steps, commits and pins on one state directory, with threads of its own."""
+"""Engine: steps, commits and pins on one state directory. It reads chunk k+1 while the caller
+updates chunk k and chunk k-1 is written.
+
+    storage --read--> loaded --update (caller)--> to write --write--> storage
+                ^                                              |
+                +-------------------- free buffers ------------+
+
+Chunks reach the caller in the order of the pass. Each of the two threads has its rings, because a
+ring belongs to one thread. The writing thread works in order, so the commit of a generation comes
+before the first write of the next one: two slots for each chunk are enough, however far the caller
+is ahead.
+
+A pass may begin early, before it is known whether its step takes place. A chunk that was updated
+early can be updated again from the same bytes: its early version is in a slot that no generation
+uses.
+"""
 
 from __future__ import annotations
 
+import functools
+import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from iobench.errors import OptionError, UsageError
-from iobench.offload.model import ChunkPace, StepModel
-from iobench.offload.record import GenerationRecord, Pin, check_groups
+from iobench.errors import OptionError, TransferError, UsageError
+from iobench.offload.chunks import ChunkBuffer, ChunkReader, ChunkWriter, DamagedChunkError
+from iobench.offload.mover import Mover, Speed
+from iobench.offload.record import GenerationRecord, Pin, check_fits
 from iobench.offload.store import Commit, GenerationStore
-from iobench.offload.stream import ChunkStream, Update
-from iobench.offload.update import ChunkUpdate
+from iobench.offload.update import ChunkUpdate, TrainerModel
 from iobench.units import parse_size
+from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Engine", "EngineOptions", "EngineProgress"]
+__all__ = ["Engine", "EngineOptions"]
+
+_LOOK_AGAIN_S = 1.0
 
 Groups = Sequence[Mapping[str, Any]]
+
+Update = Callable[[ChunkBuffer], bool]
+"""Works on one chunk in memory; returns whether it changed."""
+
+_Work = Callable[[ChunkWriter], object]
+
+_Read = tuple[int, "np.void | None"]
+"""A chunk, and where to read it; None: from its newest place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,32 +86,21 @@ class EngineOptions:
         )
 
     @property
-    def speed(self) -> dict[str, int]:
+    def speed(self) -> Speed:
         """The arguments of reads and writes."""
-        return {"iodepth": self.iodepth, "block_size": self.block_size}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineProgress:
-    """What is on storage, and what the trainer has."""
-
-    updates: int
-    """Steps of the trainer."""
-    durable_updates: int
-    pinned: tuple[int, ...]
-    """Steps of the durable pins."""
-    held: int = 0
-    """How many of them are held."""
+        return Speed(iodepth=self.iodepth, block_size=self.block_size)
 
 
 class Engine:
-    """What an optimizer needs of its state. It owns `store`, and closes it.
+    """Passes over all chunks of the newest generation; writes the next one. It owns `store`.
 
-    Every method raises TransferError after a failure of storage.
+    One thread calls its methods, and during backward one other thread `early`. A failure of
+    storage, of an update or of a thread ends the engine: the call under way raises it, and each
+    later one TransferError, except `close`. What is durable stays so.
     """
 
     def __init__(self, store: GenerationStore, options: EngineOptions, run: str) -> None:
-        """`run`: see GenerationRecord."""
+        """`run`: see GenerationRecord. `store` is closed if this fails."""
         self.run = run
         self.store, self.options, self.layout = store, options, store.layout
         try:
@@ -91,39 +110,61 @@ class Engine:
                 raise OptionError(f"memory={options.memory_bytes}: too small for two chunks")
             none = np.zeros(len(layout.parameters), dtype=np.uint64)
             self._counts = none if base is None else base.counts
-            self._updates = 0 if base is None else base.updates
+            self.updates = 0 if base is None else base.updates
+            """Steps of the trainer."""
             self._generation = store.last_generation
             self._began_s = 0.0
             self._scratch = torch.empty(layout.chunk_elements, dtype=torch.float32, device="cpu")
-            self._stream = ChunkStream(store, buffers=buffers, **options.speed)
+            self._rows = store.first_rows()
+            self._free: queue.SimpleQueue[ChunkBuffer | None] = queue.SimpleQueue()
+            for _ in range(buffers):
+                self._free.put(ChunkBuffer(layout))
         except BaseException:
             store.close()
             raise
+        self._loaded: queue.SimpleQueue[ChunkBuffer] = queue.SimpleQueue()
+        self._to_read: queue.SimpleQueue[Sequence[_Read] | None] = queue.SimpleQueue()
+        self._to_write: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._uncommitted = False
+        """Whether a pass has ended that no commit has followed."""
+        self._left: deque[int] | None = None
+        """Chunks that are read for the pass and not updated yet; None: no pass has begun."""
+        self._early: dict[int, np.void] = {}
+        """Where the chunks were read from that have been updated early."""
+        self._damage: DamagedChunkError | None = None
+        self._unwritten: set[int] = set()
+        """Chunks that are updated in memory and not yet in their new slot."""
+        self._unfinished = 0
+        """Commits and pins that are not durable yet."""
+        self.failure: BaseException | None = None
+        self.reported = False
+        """Whether the failure was raised in the trainer's thread."""
+        self._threads = [
+            Worker(target=self._guarded, args=(work,), name=f"iobench-offload-{name}", daemon=True)
+            for name, work in (("read", self._read_all), ("write", self._write_all))
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    @property
-    def reported(self) -> bool:
-        """Whether it has failed, and a method has raised that in the trainer's thread."""
-        return self._stream.reported
+    # A step.
 
-    def early(self, model: StepModel, groups: Groups, order: Sequence[int]) -> None:
+    def early(self, model: TrainerModel, groups: Groups, order: Sequence[int]) -> None:
         """Begin the next step: update chunks as long as `model` is ready for the next one.
 
         They come in the order that the last `step` was given, without one in `order`. Nothing of it
         counts before `step`. No other method may be called meanwhile.
         """
         self._began_s = self._began_s or time.monotonic()
-        with torch.no_grad():
-            self._stream.run_early(
-                self._update(model, groups),
-                model,
-                order,
-                generation=self._generation + 1,
-                updates=self._updates + 1,
-            )
+        with self._guarded_pass():
+            self._begin(order)
+            for chunk, row in self._updated(self._update(model, groups), model.ready):
+                self._early[chunk] = row
 
     def step(
         self,
-        model: StepModel,
+        model: TrainerModel,
         groups: Groups,
         finish: Callable[[], None],
         *,
@@ -141,14 +182,13 @@ class Engine:
             self._update(model, groups),
             groups,
             self._counts + np.array(due, dtype=np.uint64),
-            self._updates + 1,
+            self.updates + 1,
             finish,
-            pace=model,
             early=early,
             then=then,
         )
 
-    def _update(self, model: StepModel, groups: Groups) -> ChunkUpdate:
+    def _update(self, model: TrainerModel, groups: Groups) -> ChunkUpdate:
         counts = [int(count) for count in self._counts]
         return ChunkUpdate(self.layout, model, groups, counts, self._scratch)
 
@@ -160,91 +200,288 @@ class Engine:
         updates: int,
         finish: Callable[[], None],
         *,
-        pace: ChunkPace | None = None,
         early: Collection[int] = (),
         then: Sequence[int] | None = None,
     ) -> None:
-        """Make the next generation by `update`, call `finish`, and wait as `max_lag` asks."""
-        check_groups(self.layout, groups)
-        generation, began_s = self._generation + 1, self._began_s or time.monotonic()
-        self._began_s = 0.0
-        with torch.no_grad():
-            self._stream.run(
-                update, generation=generation, updates=updates, pace=pace, early=early, then=then
-            )
+        """Call `update` for each chunk, write those that it changed, and call `finish`.
+
+        Chunks that were updated early are done if they are in `early`; the others are read and
+        updated again. Waits as `max_lag` asks. The next pass is read in the order `then`.
+        """
+        check_fits(self.layout, groups)
+        began_s, self._began_s = self._began_s or time.monotonic(), 0.0
+        try:
+            with self._guarded_pass():
+                if self._uncommitted:  # Ctrl-C between a pass and its commit
+                    raise RuntimeError("a step was interrupted")
+                self._uncommitted = True
+                every = range(self.layout.chunks)
+                self._begin(every)
+                self._read_again([chunk for chunk in self._early if chunk not in early])
+                for _ in self._updated(update, lambda _: True, updates):
+                    pass
+                assert not self._left
+                self._left = None
+                self._early.clear()
+                self._begin(then or every)  # backward overlaps the next read
+        except BaseException:
+            self.reported = True
+            raise
         # Ctrl-C before the commit is in the queue: the next step raises that this one was
         # interrupted. After it: the parameters and the counters are those of this step already.
         finish()
-        self._generation, self._counts, self._updates = generation, counts, updates
-        self._stream.commit(
-            Commit(
-                run=self.run,
-                generation=generation,
-                updates=updates,
-                counts=counts,
-                groups=groups,
-                began_s=began_s,
-            )
+        self._generation, self._counts, self.updates = self._generation + 1, counts, updates
+        commit = Commit(
+            run=self.run,
+            generation=self._generation,
+            updates=updates,
+            counts=counts,
+            groups=groups,
+            began_s=began_s,
         )
-        reached = generation - self.options.max_lag
-        self._stream.wait_for(lambda: self._durable_generation() >= reached)
+        self._submit(lambda writer: writer.commit(self._rows, commit))
+        self._uncommitted = False
+        reached = self._generation - self.options.max_lag
+        self._wait_for(lambda: self._durable_generation() >= reached)
 
     def _durable_generation(self) -> int:
         newest = self.store.newest
         return newest.generation if newest else 0
 
-    def pin(self, pin: Pin, extra: bytes | None, groups: Groups) -> None:
+    @contextmanager
+    def _guarded_pass(self) -> Iterator[None]:
+        self.raise_failure()
+        try:
+            with torch.no_grad():
+                yield
+        except BaseException as error:
+            self._fail(error)
+            self._end_threads()  # marks what is damaged
+            raise
+
+    def _begin(self, order: Sequence[int]) -> None:
+        """Read the chunks of a pass in this order, unless one has begun."""
+        if self._left is None:
+            self._left = deque(order)
+            self._to_read.put([(chunk, None) for chunk in order])
+
+    def _read_again(self, chunks: Sequence[int]) -> None:
+        assert self._left is not None
+        self._left.extend(chunks)
+        self._to_read.put([(chunk, self._early.pop(chunk)) for chunk in chunks])
+
+    def _updated(
+        self, update: Update, ready: Callable[[int], bool], updates: int | None = None
+    ) -> Iterator[tuple[int, np.void]]:
+        """Update chunks in their order while they are `ready`; yield each, and where it was read
+        from. They are of the next generation, which has `updates`: one more without."""
+        assert self._left is not None
+        updates = self.updates + 1 if updates is None else updates
+        generation = self._generation + 1
+        while self._left and ready(self._left[0]):
+            buffer = self._next_loaded()
+            chunk, row = buffer.chunk, buffer.row
+            assert chunk == self._left.popleft()
+            if update(buffer):
+                with self._changed:
+                    self._unwritten.add(chunk)
+                write = functools.partial(ChunkWriter.write, buffer=buffer)
+                self._to_write.put(functools.partial(write, generation=generation, updates=updates))
+            else:
+                self._free.put(buffer)
+            yield chunk, row
+
+    def _next_loaded(self) -> ChunkBuffer:
+        while True:
+            if isinstance(self.failure, Exception):
+                raise self.failure
+            self.raise_failure()
+            try:
+                return self._loaded.get(timeout=_LOOK_AGAIN_S)
+            except queue.Empty:
+                continue
+
+    # Pins, and what is durable.
+
+    def pin(self, pin: Pin, extra: bytes, groups: Groups) -> None:
         """Pin the last generation with these values of the groups; waits for nothing."""
         if not self._generation:
             raise UsageError(f"step {pin.step}: nothing to pin before the first call of step()")
-        check_groups(self.layout, groups)
-        self._stream.pin(pin, extra, groups)
+        check_fits(self.layout, groups, extra)
+        self._submit(lambda _: self.store.pin(pin, extra, groups))
 
     def unpin(self, names: Collection[str]) -> None:
-        """Release the held pins with these names; waits for nothing."""
-        self._stream.unpin(names)
+        """Release held pins, after all that was submitted. Waits for nothing."""
+        self._submit(lambda _: self.store.unpin(names))
 
     def wait_for_pin(self, name: str) -> GenerationRecord | None:
-        """Wait until the held pin is durable, and return its record. For any thread.
+        """Wait until the held pin is durable; return its record. For any thread.
 
-        None when the engine has ended before, by a failure or by `close`.
+        None when nothing more becomes durable: the stream has failed or ended.
         """
-        return self._stream.wait_for_pin(name)
+        with self._changed:
+            while True:
+                ended = self._stopping or self.failure is not None
+                found = self.store.held(name)
+                if found is not None or ended:
+                    return found
+                self._changed.wait(_LOOK_AGAIN_S)
+
+    def _submit(self, work: Callable[[ChunkWriter], object]) -> None:
+        def finish(writer: ChunkWriter) -> None:
+            work(writer)
+            with self._changed:
+                self._unfinished -= 1
+                self._changed.notify_all()
+
+        self.raise_failure()
+        with self._changed:
+            self._unfinished += 1
+        self._to_write.put(finish)
+
+    def _wait_for(self, met: Callable[[], bool]) -> None:
+        """Wait until `met()`, which is checked after each commit and pin. Raises the failure."""
+        with self._changed:
+            while True:
+                self.raise_failure()
+                if met():
+                    return
+                self._changed.wait(_LOOK_AGAIN_S)
 
     def wait(self) -> None:
-        """Wait until all steps and pins are durable."""
-        self._stream.wait()
+        """Wait until all that was submitted is durable."""
+        self._wait_for(lambda: not self._unfinished and not self._unwritten)
 
-    def progress(self) -> EngineProgress:
-        """What is durable by now."""
-        self._stream.raise_failure()
-        newest = self.store.newest
-        return EngineProgress(
-            updates=self._updates,
-            durable_updates=newest.updates if newest else 0,
-            pinned=tuple(pin.step for pin in self.store.pins),
-            held=sum(bool(pin.name) for pin in self.store.pins),
-        )
+    def raise_failure(self) -> None:
+        """Raise the first failure as a TransferError, each time a new one."""
+        if self.failure is None and not all(thread.working for thread in self._threads):
+            self._fail(RuntimeError("a thread of it has ended"))
+        failure = self.failure
+        if failure is not None:
+            self.reported = True
+            text = (
+                f"the offload engine has failed: {failure or type(failure).__name__}. What is "
+                "durable is intact: continue with resume"
+            )
+            if isinstance(failure, OSError) and failure.errno:
+                raise TransferError(failure.errno, text, failure.filename) from failure
+            raise TransferError(text) from failure
+
+    # The end.
 
     def close(self) -> None:
         """Wait until all is durable, and release everything, also when that fails."""
         try:
-            self._stream.wait()
+            self.wait()
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Release everything without an exception for what did not become durable.
 
-        The garbage collector may call it in a thread of the stream.
+        The garbage collector may call it in a thread of the engine, which cannot wait for itself.
         """
-        if self._stream.is_own_thread():
+        if threading.current_thread() in self._threads:
             threading.Thread(target=self._release, name="iobench-offload-end").start()
         else:
             self._release()
 
     def _release(self) -> None:
         try:
-            self._stream.close()
+            self._end_threads()
         finally:
             self.store.close()
+
+    def _end_threads(self) -> None:
+        """Finish what was submitted, unless the engine has failed, and end the threads."""
+
+        def end() -> None:
+            self._stopping = True
+            self._to_read.put(None)
+            self._to_write.put(None)
+            self._free.put(None)
+            for thread in self._threads:
+                thread.join()
+
+        uninterrupted(end)
+        self._mark_damaged()
+
+    def _mark_damaged(self) -> None:
+        """Let `resume` pass over the generations that have the damaged chunk."""
+        damage, self._damage = self._damage, None
+        if damage is not None:
+            for record in self.store.records():
+                if record.rows[damage.chunk] == damage.row and not record.damaged:
+                    self.store.mark_damaged(record)
+
+    # The threads.
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            if self.failure is None:
+                self.failure = error
+                if isinstance(error, DamagedChunkError):
+                    self._damage = error
+            self._stopping = True
+            self._changed.notify_all()
+        self._free.put(None)  # a reader that waits for a buffer must not wait forever
+        self._to_write.put(None)
+
+    def _read_all(self) -> None:
+        open_mover = functools.partial(Mover, writes=False, **self.options.speed)
+        with ChunkReader(self.store, "state", open_mover, self._loaded.put) as reader:
+            while (chunks := self._to_read.get()) is not None:
+                for chunk, row in chunks:
+                    if not self._read(chunk, row, reader):
+                        return
+                while len(reader) and not self._stopping:
+                    reader.wait_one()
+
+    def _read(self, chunk: int, row: np.void | None, reader: ChunkReader) -> bool:
+        """Begin to read `chunk` once a buffer is free; return False when the stream stops."""
+        while (buffer := self._take_free(block=not len(reader))) is None:
+            if self._stopping:
+                return False
+            reader.wait_one()
+        with self._changed:
+            while chunk in self._unwritten and not self._stopping:
+                self._changed.wait(_LOOK_AGAIN_S)
+            if row is None:
+                row = self._rows[chunk].copy()
+            else:  # an update that counts may leave the chunk as it was
+                self._rows[chunk] = row
+        if not self._stopping:
+            reader.start(buffer, chunk, row)
+        return not self._stopping
+
+    def _take_free(self, *, block: bool) -> ChunkBuffer | None:
+        try:
+            return self._free.get(block=block)
+        except queue.Empty:
+            return None
+
+    def _write_all(self) -> None:
+        open_mover = functools.partial(Mover, writes=True, **self.options.speed)
+        with ChunkWriter(self.store, open_mover, self._written) as writer:
+            while True:
+                try:
+                    work = self._to_write.get(block=not len(writer))
+                except queue.Empty:
+                    writer.wait_one()
+                    continue
+                if work is None or self.failure is not None:
+                    return
+                work(writer)
+
+    def _written(self, buffer: ChunkBuffer, row: np.void) -> None:
+        with self._changed:
+            self._rows[buffer.chunk] = row
+            self._unwritten.discard(buffer.chunk)
+            self._changed.notify_all()
+        self._free.put(buffer)

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import xxhash
 
+from iobench.checkpoint.checksums import read_file
 from iobench.checkpoint.manifest import FileRecord, Manifest, Piece
+from iobench.checkpoint.piece_reader import PieceReader
+from iobench.checkpoint.stored import StoredPiece, pieces_of
 from iobench.errors import DataMismatchError, TransferError
 from iobench.offload.files import StateFile, file_sizes
 from iobench.offload.layout import BLOCK, ParameterPiece, StateLayout
-from iobench.offload.model import place
 from iobench.offload.record import GenerationRecord
+from iobench.offload.update import place
 from iobench.remote.source_file import LocalDamageError, SourceFile
 from iobench.writers.base import Writer
-from iobench.writers.blocks.pages import fresh_pages
-from iobench.writers.image import Bytes, FileImage, Segment
+from iobench.writers.copy_reader import StoredReader
+from iobench.writers.image import Bytes, FileImage
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -109,14 +111,9 @@ class ExportedState:
 
     def __init__(self, manifest: Manifest, location: str | Path, writer: Writer) -> None:
         """Read the description. Raises DataMismatchError, TransferError."""
-        self._location, self._writer = location, writer
-        record = manifest.file(_DESCRIPTION)
-        memory = np.empty(record.size_bytes, dtype=np.uint8)
-        writer.read(FileImage.of(record.path, [memory]), location)
-        where = f"{location}/{record.path}"
-        if xxhash.xxh3_64_hexdigest(memory.data) != record.pieces[0].xxh3_64:
-            raise DataMismatchError(f"{where}: damaged, its checksum differs")
-        found = json.loads(memory.tobytes())
+        self._copy = StoredReader(writer, location)
+        where = f"{location}/{_DESCRIPTION}"
+        found = json.loads(read_file(self._copy, manifest.file(_DESCRIPTION)))
         if found.get("schema") != _SCHEMA:
             raise DataMismatchError(f"{where}: schema {found.get('schema')!r} is not {_SCHEMA!r}")
         (pinned,) = manifest.pinned
@@ -131,7 +128,7 @@ class ExportedState:
     @property
     def where(self) -> str:
         """The file, for messages."""
-        return f"{self._location}/{self._file.path}"
+        return f"{self._copy.location}/{self._file.path}"
 
     def read(self, parameter: int, begin: int, into: Sequence[torch.Tensor]) -> None:
         """See StateSource. Its chunks may have another size than ours."""
@@ -151,36 +148,16 @@ class ExportedState:
 
     def _read_pieces(self) -> Iterator[tuple[ParameterPiece, list[torch.Tensor]]]:
         """Yield each piece with its tensors, compared with their checksum."""
-        memory = fresh_pages(max(one.size_bytes for one in self._file.pieces), huge=True)
-        start = 0
-        for chunk, expected in enumerate(self._file.pieces):
-            data = memory[: expected.size_bytes]
-            self._read_range(start, data)
-            if xxhash.xxh3_64_hexdigest(data.data) != expected.xxh3_64:
-                raise DataMismatchError(f"{self.where}: chunk {chunk} differs from its checksum")
-            parts = torch.from_numpy(data).view(torch.float32).split(self.layout.elements(chunk))
+        files = {self._file.path: self._file}
+        read: list[Bytes] = []
+
+        def deliver(_: StoredPiece, data: Bytes) -> bool:
+            read.append(data)
+            return True
+
+        for chunk, stored in enumerate(pieces_of(self._file)):
+            PieceReader().read(self._copy, files, [stored], deliver)
+            data = torch.from_numpy(read.pop()).view(torch.float32)
+            parts = data.split(self.layout.elements(chunk))
             for piece in self.layout.pieces(chunk):
                 yield piece, [place(piece, part) for part in parts]
-            start += expected.size_bytes
-
-    def _read_range(self, start: int, memory: Bytes) -> None:
-        """Fill `memory` with the bytes of the file from `start` on."""
-        stop = start + len(memory)
-        # An image describes the whole file. A read of [start, stop) does not touch the rest of it,
-        # which may be larger than the machine's memory.
-        rest = [(0, start, _hole(start)), (start, len(memory), memory)]
-        rest.append((stop, self._file.size_bytes - stop, _hole(self._file.size_bytes - stop)))
-        segments = tuple(
-            Segment(offset=offset, length=length, memory=one)
-            for offset, length, one in rest
-            if length
-        )
-        image = FileImage(path=self._file.path, segments=segments)
-        self._writer.read(image, self._location, start=start, stop=stop)
-
-
-def _hole(size_bytes: int) -> Bytes:
-    """Return an array of this size that takes the memory of one byte."""
-    return np.lib.stride_tricks.as_strided(
-        np.zeros(1, dtype=np.uint8), shape=(size_bytes,), strides=(0,)
-    )

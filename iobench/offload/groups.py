@@ -14,7 +14,7 @@ from iobench.offload.layout import DTYPE_BYTES, ParameterSpec
 from iobench.offload.shards import local_shard
 
 __all__ = [
-    "adam_defaults",
+    "DEFAULTS",
     "check_values",
     "kept_values",
     "kind_of",
@@ -22,33 +22,22 @@ __all__ = [
     "specs_of",
 ]
 
+DEFAULTS: Mapping[str, Any] = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "amsgrad": False,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": True,
+    "decoupled_weight_decay": True,
+}
+"""The values of a group, with the keys of torch.optim.AdamW: its state_dict has them."""
 _UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
 _NOT_KEPT = ("params", "param_names")
-
-
-def adam_defaults(
-    *,
-    lr: float | torch.Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    maximize: bool,
-    decoupled: bool,
-) -> dict[str, Any]:
-    """Return the values of a group, with the keys of torch.optim.AdamW: its state_dict has them."""
-    return {
-        "lr": lr,
-        "betas": betas,
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "amsgrad": False,
-        "maximize": maximize,
-        "foreach": None,
-        "capturable": False,
-        "differentiable": False,
-        "fused": True,
-        "decoupled_weight_decay": decoupled,
-    }
 
 
 def kind_of(values: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,25 +22,14 @@ from iobench.errors import (
 from iobench.offload.exported import ExportedState, SlotsFile, description_of, file_of
 from iobench.offload.files import read_layout
 from iobench.offload.groups import kind_of, put_values, specs_of
-from iobench.offload.record import GenerationRecord, Pin
-from iobench.offload.record_areas import RECORDS, read_records, record_of_pin
+from iobench.offload.record import RECORDS, GenerationRecord, Pin, read_records, record_of_pin
 from iobench.offload.restore import HeldPin
 from iobench.offload.state import OptimizerState
 from iobench.remote.source_file import LocalDamageError
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 
-__all__ = ["FoundPin", "HeldPins"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoundPin:
-    """A pin that is durable."""
-
-    name: str
-    step: int
-    own: bool
-    """Whether the Checkpointer that asks holds it."""
+__all__ = ["HeldPins"]
 
 
 class HeldPins:
@@ -51,27 +39,16 @@ class HeldPins:
     """
 
     def __init__(self, state: OptimizerState) -> None:
-        self._state = state
+        self.state, self.most = state, state.running().layout.pins
         self._layout = state.running().layout
 
-    @property
-    def most(self) -> int:
-        """How many pins there can be."""
-        return self._layout.pins
-
-    @property
-    def closed(self) -> bool:
-        """Whether the optimizer is closed."""
-        return self._state.closed
-
-    def found(self, owner: str) -> list[FoundPin]:
-        """Wait until all is durable, and return the held pins, the oldest first."""
+    def found(self, owner: str) -> list[tuple[Pin, bool]]:
+        """Wait until all is durable; return the held pins, the oldest first, and whether each is
+        that of `owner`."""
         self.wait()
-        held = [one for one in self._state.running().store.pins if one.name]
-        self._state.held.update(one.name for one in held)
-        return [
-            FoundPin(name=one.name, step=one.step, own=one.owner == _digest(owner)) for one in held
-        ]
+        held = [one for one in self.state.running().store.pins if one.name]
+        self.state.held.update(one.name for one in held)
+        return [(one, one.owner == _digest(owner)) for one in held]
 
     def hold(self, step: int, owner: str) -> str:
         """Pin the state after the last step; return the name of the pin. Waits for nothing.
@@ -80,7 +57,7 @@ class HeldPins:
         failure.
         """
         name = secrets.token_hex(8)
-        self._state.pin(Pin(step, name, _digest(owner)))
+        self.state.pin(Pin(step, name, _digest(owner)))
         return name
 
     def release(self, names: Collection[str]) -> None:
@@ -88,25 +65,25 @@ class HeldPins:
 
         A closed optimizer keeps them until the next one is used by a Checkpointer.
         """
-        if not self.closed:
-            self._state.settled().unpin(sorted(names))
-            self._state.held.difference_update(names)
+        if not self.state.closed:
+            self.state.settled().unpin(sorted(names))
+            self.state.held.difference_update(names)
 
     def wait(self) -> None:
         """Wait until all steps and pins are durable. Raises TransferError after a failure."""
-        if not self.closed:
-            self._state.settled().wait()
+        if not self.state.closed:
+            self.state.settled().wait()
 
     def durable(self, name: str) -> PinnedGeneration:
         """Wait until the pin is durable. Raises TransferError when the engine ends before."""
         record = self._record(name)
         if record is None:
             raise TransferError(
-                f"{self._state.directory}: the offload engine ended before the generation was "
+                f"{self.state.directory}: the offload engine ended before the generation was "
                 "durable"
             )
         return PinnedGeneration(
-            directory=str(self._state.directory),
+            directory=str(self.state.directory),
             pin=name,
             generation=record.generation,
             updates=record.updates,
@@ -114,13 +91,13 @@ class HeldPins:
 
     def _record(self, name: str) -> GenerationRecord | None:
         """Wait until the pin is durable or the engine has ended; return its record."""
-        engine = self._state.engine
+        engine = self.state.engine
         found = None if engine is None else engine.wait_for_pin(name)
         if found is None:  # the optimizer is closed: what became durable before is in its files
-            path = self._state.directory / RECORDS
+            path = self.state.directory / RECORDS
             with transfer_errors("syncing", path):  # a sync that failed may have been the last
                 linux.sync_file(path)
-            records = read_records(self._state.directory, self._layout)
+            records = read_records(self.state.directory, self._layout)
             found = _pinned_record(records, name)
         return found
 
@@ -128,7 +105,7 @@ class HeldPins:
         """Return `pinned` with its files for a remote tier, and the file that describes them."""
         record = self._record(pinned.pin)
         if record is None:
-            raise TransferError(f"{self._state.directory}: that generation is not pinned any more")
+            raise TransferError(f"{self.state.directory}: that generation is not pinned any more")
         files = (file_of(self._layout, record),)
         described = description_of(self._layout, record)
         return msgspec.structs.replace(pinned, files=files), described
@@ -138,7 +115,7 @@ class HeldPins:
 
         Raises LocalDamageError when the generation is gone or damaged.
         """
-        directory = self._state.directory
+        directory = self.state.directory
         try:
             layout = read_layout(directory)
             found = _pinned_record(read_records(directory, layout), pinned.pin)
@@ -150,23 +127,32 @@ class HeldPins:
             )
         return SlotsFile(directory, layout, found)
 
+    def has(self, name: str) -> bool:
+        """Whether this pin is durable and not damaged, also while the optimizer is closed."""
+        engine = self.state.engine
+        if engine is not None:
+            return engine.store.held(name) is not None
+        found = _pinned_record(read_records(self.state.directory, self._layout), name)
+        return found is not None and not found.damaged
+
+    def is_here(self, pinned: PinnedGeneration) -> bool:
+        """Whether `resume` has just taken this generation."""
+        state, taken = self.state, self.state.restored
+        if state.closed or taken is None:
+            return False
+        now = state.settled().updates
+        same = (taken.generation, taken.updates) == (pinned.generation, now)
+        return same and state.untouched
+
     def restore(self, pinned: PinnedGeneration) -> None:
         """Let the training go on from this generation; fill the parameters.
 
         Reads nothing when `resume` has just taken it. Raises DataMismatchError when it is damaged
         or not there; the optimizer is closed then.
         """
-        state, taken = self._state, self._state.restored
-        if not state.closed:
-            now = state.settled().progress().updates
-            if (
-                taken is not None
-                and (taken.generation, taken.updates) == (pinned.generation, now)
-                and state.untouched
-            ):
-                return
-            state.close()
-        state.resume(HeldPin(pinned.pin))
+        if not self.is_here(pinned):
+            self.state.close()
+            self.state.resume(HeldPin(pinned.pin))
 
     def restore_files(self, manifest: Manifest, location: str | Path, writer: Writer) -> None:
         """Go on from the files of a checkpoint at `location`; fill the parameters.
@@ -175,7 +161,7 @@ class HeldPins:
         state. Raises DataMismatchError for damage, StateMismatchError for another model, UsageError
         for another optimizer, TransferError. The optimizer is closed then.
         """
-        state, source = self._state, ExportedState(manifest, location, writer)
+        state, source = self.state, ExportedState(manifest, location, writer)
         source.layout.check_same(specs_of(state.groups), source.where)
         if len(source.groups) != len(state.groups):
             counts = f"{len(state.groups)} of them", f"{len(source.groups)} of them"

@@ -44,7 +44,6 @@ ADAM = ("master", "exp_avg", "exp_avg_sq")
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """The dtypes of parameters, with the bytes of an element."""
 FORMAT_VERSION = 1
-_CLONES_VERSION = 2
 _FORMAT = "iobench offload state"
 _DEFAULT_CHUNK = 4 * MIB
 _FP32 = 4
@@ -205,9 +204,8 @@ class StateLayout:
         if not known:
             raise UsageError(f"{where}: not a layout of offload state")
         if version != FORMAT_VERSION:
-            clones = " (pins as clones)" if version == _CLONES_VERSION else ""
             raise UsageError(
-                f"{where}: format version {version}{clones}; this iobench reads {FORMAT_VERSION}. "
+                f"{where}: format version {version}; this iobench reads {FORMAT_VERSION}. "
                 "With the iobench that wrote it, iobench offload export DIRECTORY -o state.pt "
                 "makes a file for load_state_dict"
             )

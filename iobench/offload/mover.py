@@ -11,6 +11,7 @@ import os
 import queue
 import warnings
 from collections.abc import Callable
+from typing import TypedDict
 
 from iobench.errors import UnavailableError, transfer_errors
 from iobench.offload.files import StateFile
@@ -21,9 +22,16 @@ from iobench.writers.image import Bytes
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter
 
-__all__ = ["Mover", "ThreadRing", "warn_without_io_uring"]
+__all__ = ["Mover", "Speed", "ThreadRing", "warn_without_io_uring"]
 
 _MOST_THREADS = 16
+
+
+class Speed(TypedDict):
+    """`iodepth` blocks of `block_size` bytes are in flight in each direction."""
+
+    iodepth: int
+    block_size: int
 
 
 class Mover:

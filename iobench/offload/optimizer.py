@@ -14,19 +14,12 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from iobench.checkpoint.place import SaveParticipant
 from iobench.errors import OptionError, UsageError
 from iobench.offload.engine import EngineOptions
-from iobench.offload.groups import adam_defaults, check_values, kept_values, kind_of, put_values
-from iobench.offload.held_pins import HeldPins
+from iobench.offload.groups import DEFAULTS, check_values, kind_of
 from iobench.offload.mover import warn_without_io_uring
 from iobench.offload.record import Pin
 from iobench.offload.restore import Restored, Wanted, saved_extra
 from iobench.offload.state import OptimizerState
-from iobench.offload.stock import (
-    StockSource,
-    packed_groups,
-    sharded_state,
-    state_by_index,
-    stock_state,
-)
+from iobench.offload.stock import load_state, state_dict_of
 
 __all__ = ["Adam", "AdamW"]
 
@@ -89,15 +82,9 @@ class AdamW(Optimizer):
         options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
         if pins < 0:
             raise OptionError(f"pins={pins}: 0 or more")
-        defaults = adam_defaults(
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=self._weight_decay if weight_decay is None else weight_decay,
-            maximize=maximize,
-            decoupled=self._decoupled,
-        )
-        state = self._prepare(params, defaults, directory, options, overlap=overlap)
+        decay = self._weight_decay if weight_decay is None else weight_decay
+        values = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay, "maximize": maximize}
+        state = self._prepare(params, values, directory, options, overlap=overlap)
         warn_without_io_uring(iodepth)
         state.create(pins=pins, chunk_elements=chunk_elements)
         self._state = state
@@ -129,17 +116,9 @@ class AdamW(Optimizer):
         """
         optimizer = cls.__new__(cls)
         options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
-        defaults = adam_defaults(  # replaced by those of the state
-            lr=0.0,
-            betas=(0.9, 0.999),
-            eps=1e-8,
-            weight_decay=0.0,
-            maximize=False,
-            decoupled=cls._decoupled,
-        )
-        # torch fills in the given dicts: after an error they would have a learning rate of 0.
+        # torch fills in the given dicts: after an error they would have other values.
         own: Any = [dict(one) if isinstance(one, dict) else one for one in params]
-        state = optimizer._prepare(own, defaults, directory, options, overlap=overlap)
+        state = optimizer._prepare(own, {}, directory, options, overlap=overlap)
         warn_without_io_uring(iodepth)
         state.resume(step, verify=verify)
         optimizer._state = state
@@ -148,12 +127,14 @@ class AdamW(Optimizer):
     def _prepare(
         self,
         params: ParamsT,
-        defaults: dict[str, Any],
+        values: Mapping[str, Any],
         directory: str | os.PathLike[str],
         options: EngineOptions,
         *,
         overlap: bool,
     ) -> OptimizerState:
+        decoupled = {"decoupled_weight_decay": self._decoupled}
+        defaults = {**DEFAULTS, **values, **decoupled}
         super().__init__(params, defaults)
         for group in self.param_groups:
             check_values(group)
@@ -201,13 +182,14 @@ class AdamW(Optimizer):
     @property
     def updates(self) -> int:
         """Calls of `step` so far, also of the trainings that were continued."""
-        return self._open_state().settled().progress().updates
+        return self._open_state().settled().updates
 
     # Checkpoints.
 
     def durable(self) -> int:
         """Return how many calls of `step` the newest generation of this rank on storage has."""
-        return self._open_state().settled().progress().durable_updates
+        newest = self._open_state().settled().store.newest
+        return newest.updates if newest else 0
 
     def pin(self, step: int, extra: Any = None) -> None:
         """Keep the state after the last `step` as the checkpoint `step`; copies and waits for
@@ -216,29 +198,21 @@ class AdamW(Optimizer):
         It is durable after `wait`. The values of the groups are kept as they are now, after the
         schedulers; a generation without a pin has those of its `step`. `extra` is kept too:
         tensors, numbers, texts and containers of them (what `torch.load(weights_only=True)`
-        accepts). Once this pin is durable, the oldest of more than `pins` is given up. Raises
-        UsageError before the first `step`, StateError for other values.
+        accepts), 256 KiB at most. Once this pin is durable, the oldest of more than `pins` is given
+        up. Raises UsageError before the first `step`, StateError for other values.
         """
         state = self._open_state()
         if not state.running().layout.pins:
             raise UsageError("pins=0: no generation can be pinned; construct with pins=1 or more")
-        state.pin(Pin(step), None if extra is None else saved_extra(extra))
+        state.pin(Pin(step), b"" if extra is None else saved_extra(extra))
 
     def save_participant(self) -> SaveParticipant:
-        """Return what takes part in the saves of a `Checkpointer(..., offload=optimizer)`.
-
-        Raises OptionError for DTensors.
-        """
+        """Return what takes part in the saves of a `Checkpointer(..., offload=optimizer)`."""
         from iobench.offload.pin_ledger import PinLedger  # here: it takes time to import
+        from iobench.offload.sharded_saves import ShardedSaves
 
         state = self._open_state()
-        if state.ranks.sharded:
-            raise OptionError(
-                "offload: not with DTensors. A restart of the same ranks needs no checkpoint: "
-                "AdamW.resume. For one that another number of ranks can load, save "
-                "optimizer.state_dict() with the model's"
-            )
-        return PinLedger(HeldPins(state))
+        return ShardedSaves(state) if state.ranks.sharded else PinLedger(state)
 
     def wait(self, step: int | None = None) -> None:
         """Wait until all steps and pins so far are durable.
@@ -251,7 +225,7 @@ class AdamW(Optimizer):
 
     def pinned(self) -> list[int]:
         """Return the steps of the pins that are durable, in the order of their pinning."""
-        return list(self._open_state().settled().progress().pinned)
+        return [pin.step for pin in self._open_state().settled().store.pins]
 
     # The state as torch has it.
 
@@ -261,15 +235,7 @@ class AdamW(Optimizer):
         A 16-bit parameter has its fp32 weights as `master` too; torch ignores it. Waits until all
         steps are durable.
         """
-        engine = self._open_state().settled(forget=True)
-        engine.wait()
-        record = engine.store.base
-        state: dict[int, Any] = {}
-        if record is not None:
-            parameters = self._open_state().parameters()
-            local = stock_state(engine.store, record, **engine.options.speed)
-            state = {n: sharded_state(one, parameters[n]) for n, one in local.items()}
-        return {"state": state, "param_groups": packed_groups(self.param_groups)}
+        return state_dict_of(self._open_state())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the state and the groups of the stock optimizer, or of `state_dict`.
@@ -277,19 +243,7 @@ class AdamW(Optimizer):
         It is a new generation, durable on return. Master weights are `master` where the state has
         it, else the values of the model. Raises UsageError or StateError when it does not fit.
         """
-        here = self._open_state()
-        engine = here.settled(forget=True)
-
-        def source_of() -> StockSource:
-            state = state_by_index(self.param_groups, state_dict)
-            return StockSource(engine.layout, here.parameters(), state)
-
-        source = here.ranks.each(source_of)
-        put_values(self.param_groups, kept_values(state_dict["param_groups"]))
-        for group in self.param_groups:
-            group["decoupled_weight_decay"] = self._decoupled  # like torch
-            check_values(group)
-        here.replace(source, self.updates)
+        load_state(self._open_state(), state_dict, self.updates)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is constructed. Raises UsageError later: the files have

@@ -14,6 +14,8 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.errors import DataMismatchError, OptionError, UsageError, transfer_errors
 from iobench.offload.held_pins import HeldPins
+from iobench.offload.state import OptimizerState
+from iobench.ranks.world import World
 from iobench.remote.remote import Remote
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import sync_directory
@@ -22,7 +24,7 @@ __all__ = ["PinLedger"]
 
 
 class PinLedger:
-    """The pins of `state` that checkpoints name, or that pending saves will name.
+    """The pins of an optimizer that checkpoints name, or that pending saves will name.
 
     It is the SaveParticipant of `Checkpointer(..., offload=optimizer)`: each save pins the state,
     which copies nothing, and its manifest names the pin.
@@ -35,8 +37,8 @@ class PinLedger:
 
     exports = False
 
-    def __init__(self, state: HeldPins) -> None:
-        self._state = state
+    def __init__(self, state: OptimizerState) -> None:
+        self._state, self._pins = state, HeldPins(state)
         self._lock = threading.Lock()
         self._named: dict[int, str] = {}
         self._pending: dict[str, Save] = {}
@@ -45,15 +47,23 @@ class PinLedger:
         """Pins that no checkpoint names, not even after a power cut."""
         self._others = 0
 
-    def check(self, *, keep: Retention | None, placed: bool, tiers: Sequence[Any]) -> None:
+    def check(
+        self, *, keep: Retention | None, placed: bool, tiers: Sequence[Any], world: World
+    ) -> None:
         """Raise OptionError for options of a Checkpointer that it does not go together with."""
+        if world.size > 1:
+            raise OptionError(
+                f"offload: this job has {world.size} ranks, and the parameters are not DTensors; "
+                "use fully_shard, or give each rank an optimizer and a Checkpointer in directories "
+                "of its own, with world='alone'"
+            )
         if any(not isinstance(one, Remote) for one in tiers):
             raise OptionError(
                 "offload: takes tiers=[Remote(...)]; a snapshot has no optimizer state"
             )
         if placed:
             raise OptionError("offload: not with placement; a generation is in local storage first")
-        most = self._state.most
+        most = self._pins.most
         if keep is None or (isinstance(keep, KeepLast) and keep.count >= most):
             kept = "keeps all checkpoints" if keep is None else f"keeps {keep.count}"
             raise OptionError(
@@ -66,8 +76,9 @@ class PinLedger:
         if not isinstance(store, DirectoryStore):
             raise OptionError(f"offload: {store} must be a directory")
         self._store, self.exports = store, drain is not None
+        self._owner = str(store.directory)
         if drain is not None:
-            drain.offload = self._state
+            drain.offload = self._pins
 
     def start(self) -> None:
         """Read all manifests; release the pins that this directory held for none of them."""
@@ -78,17 +89,12 @@ class PinLedger:
             elif isinstance(one.offload, PinnedGeneration):
                 self._named[step] = one.offload.pin
         named = set(self._named.values())
-        for pin in self._state.found(self.owner):
-            if pin.name in named or (pin.own and pin.step not in unread):
+        for pin, own in self._pins.found(self._owner):
+            if pin.name in named or (own and pin.step not in unread):
                 self._own.add(pin.name)
             else:
                 self._others += 1
         self.sweep()
-
-    @property
-    def owner(self) -> str:
-        """The name by which pins say whose they are."""
-        return str(self._store.directory)
 
     def make_room(self, *ways: Callable[[], None]) -> None:
         """Release what is free. While no pin is left, try the `ways` to free one.
@@ -102,18 +108,22 @@ class PinLedger:
                 self.sweep()
         if self.full:
             raise UsageError(
-                f"all pins={self._state.most} of the offloaded optimizer belong to checkpoints; "
+                f"all pins={self._pins.most} of the offloaded optimizer belong to checkpoints; "
                 "construct it with more pins, or keep fewer checkpoints"
             )
 
     @property
     def full(self) -> bool:
         """Whether no pin is left."""
-        return len(self._own) + self._others >= self._state.most
+        return len(self._own) + self._others >= self._pins.most
+
+    def added_to(self, state: Any) -> Any:
+        """The files of a checkpoint have nothing of it."""
+        return state
 
     def hold(self, save: Save) -> None:
         """Pin the state after the last step for `save`. Waits for nothing."""
-        name = self._state.hold(save.step, self.owner)
+        name = self._pins.hold(save.step, self._owner)
         with self._lock:
             self._own.add(name)
             self._pending[name] = save
@@ -123,10 +133,10 @@ class PinLedger:
 
         Raises TransferError when it never will be.
         """
-        pinned = self._state.durable(self._name(save))
+        pinned = self._pins.durable(self._name(save))
         if not self.exports:
             return pinned, []
-        pinned, described = self._state.export(pinned)
+        pinned, described = self._pins.export(pinned)
         return pinned, [described]
 
     def ended(self, save: Save) -> None:
@@ -150,7 +160,7 @@ class PinLedger:
     def settle(self) -> None:
         """Wait until the pins of pending saves are durable. Raises the failure of the engine."""
         if self._pending:
-            self._state.wait()
+            self._pins.wait()
 
     def sweep(self) -> None:
         """Release the pins that no checkpoint and no pending save needs. Waits for no pin."""
@@ -167,7 +177,7 @@ class PinLedger:
             return
         if not synced:
             self._sync()
-        self._state.release(free)
+        self._pins.release(free)
         self._own -= free
         with self._lock:
             self._gone -= free
@@ -185,11 +195,10 @@ class PinLedger:
             )
         if not isinstance(pinned, PinnedGeneration):
             raise DataMismatchError(
-                f"{self._store}: step {step} was saved by {len(pinned)} ranks with "
-                "ShardedAdamW, which this iobench does not have"
+                f"{self._store}: step {step} was saved by FSDP2 ranks; load it in a job of ranks"
             )
         try:
-            self._state.restore(pinned)
+            self._pins.restore(pinned)
         except DataMismatchError as error:
             exported = remote_copy is not None and all(one.files for one in manifest.pinned)
             found = remote_copy(manifest) if exported and remote_copy is not None else None
@@ -200,7 +209,7 @@ class PinLedger:
                 RuntimeWarning,
                 stacklevel=3,
             )
-            self._state.restore_files(manifest, *found)
+            self._pins.restore_files(manifest, *found)
 
     def _removed(self) -> set[str]:
         """Forget the checkpoints that were removed; return their pins. Needs the lock."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from iobench.errors import UsageError
+from iobench.errors import DataMismatchError, UsageError, transfer_errors
 from iobench.offload.layout import BLOCK, StateLayout
+from iobench.regular_file import read_regular
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
-    *("NOWHERE", "ROW", "GenerationRecord", "Pin"),
-    *("area_bytes", "check_groups", "empty_rows", "with_pin"),
+    *("NOWHERE", "RECORDS", "ROW", "GenerationRecord", "Pin"),
+    *("area_bytes", "areas_of", "check_fits", "check_slot", "decoded_areas", "empty_rows"),
+    *("newest_first", "read_records", "record_of_pin", "slot_header", "with_pin"),
 ]
 
 ROW = np.dtype(
@@ -28,8 +31,12 @@ ROW = np.dtype(
 """One chunk: its slot, the generation that wrote it, and the XXH3 of its bytes in both files."""
 NOWHERE = -1
 """The slot of a chunk that was never written."""
+RECORDS = "records"
+"""The file of the records."""
 
-
+_SLOT = struct.Struct("<8sIIQQQ")
+"""Magic, version, chunk, generation, updates, XXH3 of what follows the header."""
+_SLOT_MAGIC, _SLOT_VERSION = b"iobslot\0", 1
 _MAGIC = b"iobgener"
 _HEAD = struct.Struct("<8sIIQQ")
 """Magic, version, bytes of the JSON, bytes of the body, XXH3 of the body."""
@@ -39,6 +46,7 @@ _JSON_BYTES = 16 << 10
 _JSON_BYTES_OF_OTHERS = 1 << 10  # all but the groups and the pins
 _JSON_BYTES_PER_GROUP = 4 << 10
 _JSON_BYTES_PER_PIN = 256
+_EXTRA_BYTES = 256 << 10
 
 
 class Pin(NamedTuple):
@@ -51,26 +59,9 @@ class Pin(NamedTuple):
     One without a name gives way to later ones of the trainer."""
     owner: str = ""
     """XXH3 of the name of the Checkpointer's directory: a record has little space for each pin."""
-    extra: str | None = None
-    """XXH3 of the file with the values that the trainer added; None without any."""
     generation: int = 0
     sequence: int = 0
-    """The number of its own record, whose groups are those at the time of the pin."""
-
-    def to_json(self) -> list[Any]:
-        """Return the values in their order in a record."""
-        held = [self.name, self.owner] if self.name else None
-        return [self.generation, self.step, self.extra, held, self.sequence]
-
-    @classmethod
-    def of_json(
-        cls, generation: int, step: int, extra: str | None, held: Any = None, sequence: int = 0
-    ) -> Pin:
-        """Return the pin that a record has as these values."""
-        if held is True:  # of an older version, where an extra file named it and its owner
-            held = (extra or "", "")
-        name, owner = held or ("", "")
-        return cls(step, name, owner, extra, generation, sequence)
+    """The number of its own record, which has the groups at the time of the pin, and its extra."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,6 +83,8 @@ class GenerationRecord:
     run: str = ""
     """Names the start of the job that made it, the same in all ranks."""
     pins: tuple[Pin, ...] = ()
+    extra: bytes = b""
+    """What the trainer added to the pin of this record."""
     damaged: bool = False
     """Whether bytes of it were found that differ from their checksums."""
     time_s: float = 0.0
@@ -111,19 +104,19 @@ class GenerationRecord:
                 "updates": self.updates,
                 "run": self.run,
                 "groups": [dict(group) for group in self.groups],
-                "pins": [pin.to_json() for pin in self.pins],
+                "pins": self.pins,
                 "damaged": self.damaged,
                 "time_s": self.time_s,
                 "elapsed_s": self.elapsed_s,
             }
         ).encode()
-        body = text + self.rows.tobytes() + self.counts.astype(_COUNT).tobytes()
+        body = text + self.rows.tobytes() + self.counts.astype(_COUNT).tobytes() + self.extra
         digest = xxhash.xxh3_64_intdigest(body)
         data = _HEAD.pack(_MAGIC, _VERSION, len(text), len(body), digest) + body
         if len(data) > capacity_bytes:
             raise ValueError(
-                f"the values of the parameter groups take {len(text)} bytes as JSON; there is "
-                f"room for {capacity_bytes - len(data) + len(text)}"
+                f"a record takes {len(data)} bytes, {len(text)} of them for values of the groups; "
+                f"there is room for {capacity_bytes}"
             )
         return data + bytes(-len(data) % BLOCK)
 
@@ -138,6 +131,7 @@ class GenerationRecord:
         magic, version, text_bytes, body_bytes, digest = _HEAD.unpack_from(data)
         body = data[_HEAD.size : _HEAD.size + body_bytes]
         rows_end = text_bytes + layout.chunks * ROW.itemsize
+        counts_end = rows_end + len(layout.parameters) * _COUNT.itemsize
         if magic != _MAGIC or xxhash.xxh3_64_intdigest(body) != digest:
             return None
         if version != _VERSION:
@@ -145,7 +139,7 @@ class GenerationRecord:
                 f"its records have the format version {version}; this iobench reads {_VERSION}. "
                 "Install the iobench that wrote them, or a newer one"
             )
-        if len(body) != rows_end + len(layout.parameters) * _COUNT.itemsize:
+        if len(body) < counts_end:
             return None
         found = json.loads(body[:text_bytes])
         return cls(
@@ -153,13 +147,30 @@ class GenerationRecord:
             generation=found["generation"],
             updates=found["updates"],
             rows=np.frombuffer(body[text_bytes:rows_end], dtype=ROW).copy(),
-            counts=np.frombuffer(body[rows_end:], dtype=_COUNT).astype(np.uint64),
-            run=found.get("run", ""),
+            counts=np.frombuffer(body[rows_end:counts_end], dtype=_COUNT).astype(np.uint64),
+            run=found["run"],
             groups=found["groups"],
-            pins=tuple(Pin.of_json(*pin) for pin in found["pins"]),
+            pins=tuple(Pin(*pin) for pin in found["pins"]),
+            extra=body[counts_end:],
             damaged=found["damaged"],
             time_s=found["time_s"],
             elapsed_s=found["elapsed_s"],
+        )
+
+
+def slot_header(chunk: int, generation: int, updates: int, digest: int) -> bytes:
+    """Return the beginning of a slot's header; the rest of its block is zeros."""
+    return _SLOT.pack(_SLOT_MAGIC, _SLOT_VERSION, chunk, generation, updates, digest)
+
+
+def check_slot(path: Path, header: bytes, row: np.void, chunk: int) -> None:
+    """Raise DataMismatchError unless `header` is that of the chunk in `row`."""
+    found = _SLOT.unpack_from(header)
+    wanted = (_SLOT_MAGIC, _SLOT_VERSION, chunk, int(row["written"]))
+    if found[:4] != wanted or found[5] != int(row["state"]):
+        raise DataMismatchError(
+            f"{path}: the slot of chunk {chunk} is not what generation "
+            f"{int(row['written'])} wrote there"
         )
 
 
@@ -180,11 +191,18 @@ def area_bytes(layout: StateLayout) -> int:
         _JSON_BYTES + _groups_of(layout) * _JSON_BYTES_PER_GROUP + layout.pins * _JSON_BYTES_PER_PIN
     )
     tables = layout.chunks * ROW.itemsize + len(layout.parameters) * _COUNT.itemsize
-    return -(-(_HEAD.size + text + tables) // BLOCK) * BLOCK
+    return -(-(_HEAD.size + text + tables + _EXTRA_BYTES) // BLOCK) * BLOCK
 
 
-def check_groups(layout: StateLayout, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UsageError when a record of this layout has no room for the values of `groups`."""
+def areas_of(layout: StateLayout) -> int:
+    """Return the number of places for records: the newest, the pinned, the next, and a spare."""
+    return layout.pins + 3
+
+
+def check_fits(
+    layout: StateLayout, groups: Sequence[Mapping[str, Any]], extra: bytes = b""
+) -> None:
+    """Raise UsageError when a record of this layout has no room for these values."""
     most = _JSON_BYTES - _JSON_BYTES_OF_OTHERS + _groups_of(layout) * _JSON_BYTES_PER_GROUP
     size = len(json.dumps([dict(group) for group in groups]))
     if size > most:
@@ -192,6 +210,8 @@ def check_groups(layout: StateLayout, groups: Sequence[Mapping[str, Any]]) -> No
             f"the values of the parameter groups take {size} bytes as JSON; there is room for "
             f"{most}"
         )
+    if len(extra) > _EXTRA_BYTES:
+        raise UsageError(f"extra takes {len(extra)} bytes; there is room for {_EXTRA_BYTES}")
 
 
 def with_pin(pins: Sequence[Pin], new: Pin, most: int) -> tuple[Pin, ...]:
@@ -204,3 +224,36 @@ def with_pin(pins: Sequence[Pin], new: Pin, most: int) -> tuple[Pin, ...]:
             raise UsageError(f"all {most} pins belong to checkpoints of a Checkpointer")
         found.remove(oldest)
     return (*found, new)
+
+
+def read_records(directory: Path, layout: StateLayout) -> list[GenerationRecord]:
+    """Return the valid records in `directory`, the newest first, without the lock.
+
+    A record that a trainer is just writing counts as missing.
+    """
+    path = directory / RECORDS
+    with transfer_errors("reading", path):
+        return newest_first(decoded_areas(memoryview(read_regular(path)), layout))
+
+
+def decoded_areas(data: memoryview, layout: StateLayout) -> list[GenerationRecord | None]:
+    """Return the record in each area of the file; None for an area without a valid one."""
+    size = area_bytes(layout)
+    areas = (data[n * size : (n + 1) * size] for n in range(areas_of(layout)))
+    return [GenerationRecord.decode(bytes(area), layout) for area in areas]
+
+
+def newest_first(areas: Iterable[GenerationRecord | None]) -> list[GenerationRecord]:
+    """Return the records, the newest first."""
+    found = (one for one in areas if one is not None)
+    return sorted(found, key=lambda one: one.sequence, reverse=True)
+
+
+def record_of_pin(records: Sequence[GenerationRecord], pin: Pin) -> GenerationRecord | None:
+    """Return the record of a pin among `records`, the newest first.
+
+    Its own one, which has the groups at the time of the pin; another one of its generation if that
+    is damaged.
+    """
+    same = [one for one in records if one.generation == pin.generation]
+    return next((one for one in same if one.sequence == pin.sequence), same[0] if same else None)

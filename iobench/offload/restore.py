@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from iobench.errors import DataMismatchError, StateError, UsageError
-from iobench.offload.buffers import ChunkBuffer
-from iobench.offload.chunks import read_chunks
+from iobench.offload.chunks import ChunkBuffer, read_chunks
 from iobench.offload.groups import kind_of, put_values, specs_of
-from iobench.offload.model import flat_view
+from iobench.offload.mover import Speed
 from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.shards import ShardRanks
 from iobench.offload.store import GenerationStore
+from iobench.offload.update import flat_view
 
 __all__ = [
     *("HeldPin", "Restored", "Wanted"),
@@ -48,7 +48,7 @@ class Restored:
     step: int | None
     """The step of the pin; None for a generation that is not pinned."""
     extra: Any
-    """What was given to `pin`; None if its file is damaged, with a RuntimeWarning."""
+    """What was given to `pin`."""
     passed_over: tuple[str, ...]
     """Why newer generations were not taken."""
 
@@ -123,34 +123,32 @@ def open_state(
     kind: str,
     wanted: Wanted,
     ranks: ShardRanks,
+    speed: Speed,
     *,
     verify: bool,
-    iodepth: int,
-    block_size: int,
 ) -> tuple[GenerationStore, Restored]:
     """Open the state of an optimizer of this `kind`; fill its parameters and groups.
 
     All `ranks` take the same step. Raises what `restore` raises, StateMismatchError for another
     model, UsageError for another kind, RankError for what another rank has raised.
     """
-    store = ranks.each(lambda: _opened(directory, groups, kind, ranked=ranks.sharded))
+    opened: list[GenerationStore] = []
     try:
+        ranks.each(lambda: opened.append(_opened(directory, groups, kind)))
+        (store,) = opened
         parameters = [parameter for group in groups for parameter in group["params"]]
-        record, restored = restore(
-            store, parameters, wanted, ranks, verify=verify, iodepth=iodepth, block_size=block_size
-        )
+        record, restored = restore(store, parameters, wanted, ranks, speed, verify=verify)
         put_values(groups, record.groups)
     except BaseException:
-        store.close()
+        for one in opened:
+            one.close()
         raise
     return store, restored
 
 
-def _opened(
-    directory: Path, groups: Sequence[dict[str, Any]], kind: str, *, ranked: bool
-) -> GenerationStore:
+def _opened(directory: Path, groups: Sequence[dict[str, Any]], kind: str) -> GenerationStore:
     specs = specs_of(groups)
-    store = GenerationStore.open(directory, ranked=ranked)
+    store = GenerationStore.open(directory)
     try:
         store.layout.check_same(specs, str(directory))
         found = store.newest and kind_of(store.newest.groups[0])
@@ -167,10 +165,9 @@ def restore(
     parameters: Sequence[torch.Tensor],
     wanted: Wanted,
     ranks: ShardRanks,
+    speed: Speed,
     *,
     verify: bool,
-    iodepth: int,
-    block_size: int,
 ) -> tuple[GenerationRecord, Restored]:
     """Fill `parameters` from the best generation that all ranks have; the next one follows it.
 
@@ -178,15 +175,14 @@ def restore(
     is passed over with a RuntimeWarning, and marked; an explicit step is not replaced by another.
     Raises DataMismatchError when no generation is left, and TransferError.
     """
-    speed = {"iodepth": iodepth, "block_size": block_size}
     passed: list[str] = []
 
     def take(one: _Candidate) -> bool:
         try:
             store.check_headers(one.record)
             if verify or not one.kept:
-                read_chunks(store, one.record, "state", lambda _: None, **speed)
-            fill_parameters(store, one.record, parameters, **speed)
+                read_chunks(store, one.record, "state", lambda _: None, speed)
+            fill_parameters(store, one.record, parameters, speed)
         except DataMismatchError as error:
             if not one.kept:  # no damage: its slots were used again
                 passed.append(f"generation {one.record.generation} was overwritten")
@@ -262,27 +258,26 @@ def saved_extra(extra: Any) -> bytes:
 
 
 def _extra_of(store: GenerationStore, pin: Pin | None) -> Any:
-    """Return what was given to `pin`. If its file is damaged, the generation is still good."""
-    try:
-        extra = store.extra(pin) if pin is not None and not pin.name else None
-    except DataMismatchError as error:
+    """Return what was given to `pin`. Without its own record, the generation is still good."""
+    if pin is None or pin.name:
+        return None
+    record = store.record_of(pin)
+    if record.sequence != pin.sequence:
         warnings.warn(
-            f"{error}; the state of step {pin.step if pin else None} is whole and is taken, "
-            "without its extra",
+            f"{store.directory}: the record of the pin of step {pin.step} is damaged; its state is "
+            "whole and is taken, without its extra",
             RuntimeWarning,
             stacklevel=6,
         )
         return None
-    return None if extra is None else torch.load(io.BytesIO(extra), weights_only=True)
+    return torch.load(io.BytesIO(record.extra), weights_only=True) if record.extra else None
 
 
 def fill_parameters(
     store: GenerationStore,
     record: GenerationRecord,
     parameters: Sequence[torch.Tensor],
-    *,
-    iodepth: int,
-    block_size: int,
+    speed: Speed,
 ) -> None:
     """Give the values of a generation to the contiguous tensors `parameters`."""
 
@@ -292,4 +287,4 @@ def fill_parameters(
                 value = flat_view(parameters[piece.parameter])[piece.begin : piece.end]
                 value.copy_(buffer.parameter(piece))
 
-    read_chunks(store, record, "parameters", deliver, iodepth=iodepth, block_size=block_size)
+    read_chunks(store, record, "parameters", deliver, speed)

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from iobench.errors import OptionError, RankError, UsageError
-from iobench.offload.buffers import ChunkBuffer
+from iobench.offload.chunks import ChunkBuffer
 from iobench.offload.early import EarlyUpdates
 from iobench.offload.engine import Engine, EngineOptions
 from iobench.offload.groups import kept_values, specs_of
 from iobench.offload.layout import StateLayout
-from iobench.offload.model import (
-    PinnedTransfer,
-    TrainerModel,
-    check_gradients,
-    flat_view,
-    marks_of,
-    place,
-)
 from iobench.offload.record import Pin
 from iobench.offload.restore import Restored, Wanted, open_state
 from iobench.offload.shards import ShardRanks, local_gradient
 from iobench.offload.store import GenerationStore
+from iobench.offload.update import (
+    PinnedTransfer,
+    TrainerModel,
+    check_gradients,
+    marks_of,
+    place,
+    value_of,
+)
 from iobench.writers.blocks import interpreter_end
 
 if TYPE_CHECKING:
@@ -73,8 +73,10 @@ class OptimizerState:
         self.directory = self.ranks.each(lambda: self.ranks.directory(directory.absolute()))
         self._options, self._overlap = options, overlap
         self._transfer = PinnedTransfer()
-        self._engine: Engine | None = None
-        self._early: EarlyUpdates | None = None
+        self.engine: Engine | None = None
+        """For any thread; None while it is closed."""
+        self.early: EarlyUpdates | None = None
+        """What updates chunks during backward; None without `overlap`."""
         self.restored: Restored | None = None
         """What `resume` has taken; None for a new training."""
         self.held: set[str] = set()
@@ -90,7 +92,7 @@ class OptimizerState:
                 memory_bytes=self._options.memory_bytes,
                 chunk_elements=chunk_elements,
             )
-            return GenerationStore.create(self.directory, layout, ranked=self.ranks.sharded)
+            return GenerationStore.create(self.directory, layout)
 
         self._attach(self.ranks.each(create))
 
@@ -102,24 +104,24 @@ class OptimizerState:
             self.kind,
             wanted,
             self.ranks,
+            self._options.speed,
             verify=verify,
-            **self._options.speed,
         )
         self._attach(store)
 
     def reopen(self) -> None:
         """Open the files if they are closed, for work that replaces all of the state."""
         if self.closed:
-            self._attach(GenerationStore.open(self.directory))
+            self._attach(self.ranks.each(lambda: GenerationStore.open(self.directory)))
 
     def _attach(self, store: GenerationStore) -> None:
         """Start the engine on `store`, which is closed if that fails."""
         self._note_marks()
-        self._engine = engine = Engine(store, self._options, self.ranks.new_run())
-        self._early = early = None
+        self.engine = engine = Engine(store, self._options, self.ranks.new_run())
+        self.early = early = None
         if self._overlap:
             early = EarlyUpdates(engine, self.groups, self._marks, self._transfer)
-            self._early = early
+            self.early = early
         # A state that is dropped without `close` must not keep threads, memory and the lock.
         self._abandoned = weakref.finalize(self, _abandon, engine, early)
         self._abandoned.atexit = False
@@ -130,32 +132,23 @@ class OptimizerState:
     @property
     def closed(self) -> bool:
         """Whether it is closed."""
-        return self._engine is None
-
-    @property
-    def engine(self) -> Engine | None:
-        """The engine, for any thread; None while it is closed."""
-        return self._engine
-
-    @property
-    def early(self) -> EarlyUpdates | None:
-        """What updates chunks during backward; None without `overlap`."""
-        return self._early
+        return self.engine is None
 
     def running(self) -> Engine:
         """The engine. Raises UsageError when it is closed."""
-        if self._engine is None:
+        if self.engine is None:
             raise UsageError("the optimizer is closed; continue with resume")
-        return self._engine
+        return self.engine
 
     def settled(self, *, forget: bool = False) -> Engine:
-        """The engine, when it does not work on the next step."""
+        """The engine, when it does not work on the next step. Raises its failure."""
         engine = self.running()
-        if self._early is not None:
+        if self.early is not None:
             if forget:
-                self._early.forget()
+                self.early.forget()
             else:
-                self._early.stop()
+                self.early.stop()
+        engine.raise_failure()
         return engine
 
     # What changes.
@@ -166,7 +159,7 @@ class OptimizerState:
         A rank without any makes a generation too if another rank has one: all have the same steps.
         """
         parameters = self.parameters()
-        engine, early, values = self.running(), self._early, self.groups
+        engine, early, values = self.running(), self.early, self.groups
 
         def check() -> None:
             nonlocal values
@@ -202,7 +195,7 @@ class OptimizerState:
         try:
             check()
             engine.wait()
-            updates = engine.progress().updates
+            updates = engine.updates
         except Exception as caught:  # noqa: BLE001 -- the others must not wait for this rank
             error = caught
         first, last, none, failed = self.ranks.minimum(
@@ -217,15 +210,15 @@ class OptimizerState:
         engine.store.agree()
         return none < 0
 
-    def pin(self, pin: Pin, extra: bytes | None = None) -> None:
+    def pin(self, pin: Pin, extra: bytes = b"") -> None:
         """Pin the state after the last step, with the groups as they are now. See Engine.pin.
 
         Raises UsageError when all pins are held.
         """
         engine = self.settled()
         most = engine.layout.pins
-        durable = 0 if pin.name else engine.progress().held  # some may be on their way out
-        if max(len(self.held), durable) >= most:
+        durable = sum(bool(one.name) for one in engine.store.pins)  # some may be on their way out
+        if max(len(self.held), 0 if pin.name else durable) >= most:
             raise UsageError(f"all pins={most} belong to checkpoints of a Checkpointer")
         engine.pin(pin, extra, kept_values(self.groups))
         if pin.name:
@@ -237,15 +230,26 @@ class OptimizerState:
         engine = self.settled(forget=True)
         self._agree(lambda: None, True)
         engine.run = self.ranks.new_run()  # other ranks may have as many steps of the state before
-        fill = _StateFill(engine.layout, self.parameters(), source)
+        layout, parameters = engine.layout, self.parameters()
+
+        def fill(buffer: ChunkBuffer) -> bool:
+            tensors = buffer.tensors()
+            for piece in layout.pieces(buffer.chunk):
+                into = [place(piece, tensor) for tensor in tensors]
+                source.read(piece.parameter, piece.begin, into)
+                model = value_of(parameters[piece.parameter], piece)
+                model.copy_(into[0])  # the master weights
+                buffer.parameter(piece).copy_(model)
+            return True
+
         engine.write_generation(
             fill, kept_values(self.groups), source.counts, updates, self._note_marks
         )
         self.ranks.each(engine.wait)
         if self.ranks.sharded:
             engine.store.agree()
-        if self._early is not None:
-            self._early.next(self._marks, ())
+        if self.early is not None:
+            self.early.next(self._marks, ())
 
     # The parameters.
 
@@ -266,17 +270,17 @@ class OptimizerState:
 
     def close(self) -> None:
         """See AdamW.close."""
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         if engine is not None:
             self._abandoned.detach()
-            if self._early is not None:
-                self._early.close()
+            if self.early is not None:
+                self.early.close()
             engine.close()
 
     def _at_end(self) -> None:
         """The interpreter ends: finish, or fail unless the trainer knows already."""
-        if self._engine is not None and self._engine.reported:
-            _abandon(self._engine, self._early)
+        if self.engine is not None and self.engine.reported:
+            _abandon(self.engine, self.early)
         else:
             self.close()
 
@@ -285,26 +289,3 @@ def _abandon(engine: Engine, early: EarlyUpdates | None) -> None:
     if early is not None:
         early.close()
     engine.abandon()
-
-
-class _StateFill:
-    """Puts the state of `source` into each chunk, and its weights into the parameters. An Update.
-
-    Call it with each chunk once, in order.
-    """
-
-    def __init__(
-        self, layout: StateLayout, parameters: Sequence[torch.Tensor], source: StateSource
-    ) -> None:
-        self._layout, self._parameters, self._source = layout, parameters, source
-
-    def __call__(self, buffer: ChunkBuffer) -> bool:
-        tensors = buffer.tensors()
-        with torch.no_grad():
-            for piece in self._layout.pieces(buffer.chunk):
-                into = [place(piece, tensor) for tensor in tensors]
-                self._source.read(piece.parameter, piece.begin, into)
-                model = flat_view(self._parameters[piece.parameter])[piece.begin : piece.end]
-                model.copy_(into[0])  # the master weights
-                buffer.parameter(piece).copy_(model)
-        return True

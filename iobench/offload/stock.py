@@ -14,40 +14,48 @@ from iobench.checkpoint.stored import is_sharded, sharded_like
 from iobench.errors import StateError, UsageError
 from iobench.formats import safetensors, torch_file
 from iobench.formats.tensors import torch_dtype
-from iobench.offload.buffers import ChunkBuffer
-from iobench.offload.chunks import read_chunks
+from iobench.offload.chunks import ChunkBuffer, read_chunks
+from iobench.offload.groups import check_values, kept_values, put_values
 from iobench.offload.layout import ADAM, StateLayout
-from iobench.offload.model import flat_view, place
+from iobench.offload.mover import Speed
 from iobench.offload.record import GenerationRecord
 from iobench.offload.restore import Wanted, candidates, fill_parameters
 from iobench.offload.shards import local_part, local_shard
+from iobench.offload.state import OptimizerState
 from iobench.offload.store import GenerationStore
-from iobench.offload.update import step_counter
+from iobench.offload.update import flat_view, place, step_counter
 from iobench.writers.buffered import BufferedWriter
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["StockSource", "export", "packed_groups", "state_by_index", "stock_state"]
+__all__ = [
+    *("StockSource", "export", "load_state", "state_by_index", "state_dict_of", "stock_state"),
+]
 
-_SPEED = {"iodepth": 8, "block_size": 4 << 20}
+_SPEED = Speed(iodepth=8, block_size=4 << 20)
 _SUFFIXES = (".safetensors", ".pt", ".pth")
 
 
 def stock_state(
-    store: GenerationStore, record: GenerationRecord, *, iodepth: int, block_size: int
+    store: GenerationStore,
+    record: GenerationRecord,
+    speed: Speed,
+    *,
+    whole: bool = False,
 ) -> dict[int, dict[str, torch.Tensor]]:
     """Return the `state` of torch's optimizer by the index of each parameter; verified.
 
     Each has `step`, `exp_avg` and `exp_avg_sq`; a 16-bit parameter also has `master`: its fp32
-    weights. Parameters that were never updated have none, as in torch. Takes as much memory. Raises
-    DataMismatchError, TransferError.
+    weights. Parameters that were never updated have none, as in torch. With `whole` each has all
+    of them. Takes as much memory. Raises DataMismatchError, TransferError.
     """
     layout = store.layout
     state: dict[int, dict[str, torch.Tensor]] = {}
     for index, spec in enumerate(layout.parameters):
-        if record.counts[index]:
-            names = ADAM[1:] if spec.dtype == "float32" else (*ADAM[1:], ADAM[0])
+        if whole or record.counts[index]:
+            masters = whole or spec.dtype != "float32"
+            names = (*ADAM[1:], ADAM[0]) if masters else ADAM[1:]
             made = {
                 name: torch.empty(spec.shape, dtype=torch.float32, device="cpu") for name in names
             }
@@ -60,33 +68,32 @@ def stock_state(
                 if name in made:
                     flat_view(made[name])[piece.begin : piece.end].copy_(place(piece, part))
 
-    read_chunks(store, record, "state", deliver, iodepth=iodepth, block_size=block_size)
+    read_chunks(store, record, "state", deliver, speed)
     return state
 
 
-def sharded_state(
-    state: dict[str, torch.Tensor], parameter: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """Return the state of a DTensor as DTensors with its sharding; that of another one itself.
+def state_dict_of(here: OptimizerState, *, whole: bool = False) -> dict[str, Any]:
+    """Return the state_dict of torch's optimizer, read from storage into memory; see `stock_state`.
 
-    On a GPU mesh they are moved to the GPU, where torch has them too.
+    The state of a DTensor is DTensors with its sharding; on a GPU mesh they are moved to the GPU,
+    where torch has them too. Waits until all steps are durable.
     """
-    if not is_sharded(parameter):
-        return state
-    return {
-        name: one if name == "step" else sharded_like(parameter, one) for name, one in state.items()
-    }
-
-
-def packed_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return `param_groups` of a state_dict: parameters are replaced by their indices."""
-    packed, start = [], 0
-    for group in groups:
-        count = len(group["params"])
-        values = {name: value for name, value in group.items() if name != "params"}
-        packed.append({**values, "params": list(range(start, start + count))})
-        start += count
-    return packed
+    engine = here.settled(forget=True)
+    engine.wait()
+    record, parameters = engine.store.base, here.parameters()
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    if record is not None:
+        state = stock_state(engine.store, record, engine.options.speed, whole=whole)
+    for index, values in state.items():
+        if is_sharded(parameters[index]):
+            for name in values.keys() & {*ADAM}:
+                values[name] = sharded_like(parameters[index], values[name])
+    groups, start = [], 0
+    for group in here.groups:
+        indices = list(range(start, start + len(group["params"])))
+        groups.append({**group, "params": indices})
+        start += len(indices)
+    return {"state": state, "param_groups": groups}
 
 
 class StockSource:
@@ -144,6 +151,25 @@ class StockSource:
                 own.zero_()
 
 
+def load_state(here: OptimizerState, state_dict: Mapping[str, Any], updates: int) -> None:
+    """Make the state and the groups of a state_dict the next generation, after `updates` steps.
+
+    It is durable on return, in all ranks. Raises UsageError or StateError when it does not fit.
+    """
+    engine = here.settled(forget=True)
+
+    def source_of() -> StockSource:
+        state = state_by_index(here.groups, state_dict)
+        return StockSource(engine.layout, here.parameters(), state)
+
+    source = here.ranks.each(source_of)
+    put_values(here.groups, kept_values(state_dict["param_groups"]))
+    for group in here.groups:
+        group["decoupled_weight_decay"] = here.kind == "AdamW"  # like torch
+        check_values(group)
+    here.replace(source, updates)
+
+
 def state_by_index(
     groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]
 ) -> dict[int, Mapping[str, torch.Tensor]]:
@@ -192,7 +218,7 @@ def export(directory: Path, wanted: Wanted, output: Path) -> int:
 def _parameters(store: GenerationStore, record: GenerationRecord) -> dict[str, torch.Tensor]:
     specs = store.layout.parameters
     made = [torch.empty(one.shape, dtype=torch_dtype(one.dtype)) for one in specs]
-    fill_parameters(store, record, made, **_SPEED)
+    fill_parameters(store, record, made, _SPEED)
     return {spec.name: tensor for spec, tensor in zip(specs, made, strict=True)}
 
 
@@ -204,4 +230,4 @@ def _state_dict(store: GenerationStore, record: GenerationRecord) -> dict[str, A
         names = [specs[index].name for index in own]
         betas = {"betas": tuple(values["betas"])} if "betas" in values else {}
         groups.append({**values, **betas, "params": own, "param_names": names})
-    return {"state": stock_state(store, record, **_SPEED), "param_groups": groups}
+    return {"state": stock_state(store, record, _SPEED), "param_groups": groups}

@@ -13,7 +13,6 @@ The argument for every crash point (docs/decisions/0055):
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -22,32 +21,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
 from iobench.checkpoint.staged import DirectoryLock, lock_directory
-from iobench.errors import DataMismatchError, TargetError, UsageError, transfer_errors
-from iobench.offload.buffers import check_slot_of
+from iobench.errors import DataMismatchError, TargetError, UsageError
 from iobench.offload.files import (
     LAYOUT,
+    RecordAreas,
     StateFile,
     file_sizes,
     make_files,
     read_layout,
 )
 from iobench.offload.layout import BLOCK, DataFile, StateLayout
-from iobench.offload.record import NOWHERE, GenerationRecord, Pin, empty_rows, with_pin
-from iobench.offload.record_areas import RECORDS, RecordAreas, read_records, record_of_pin
+from iobench.offload.record import (
+    NOWHERE,
+    RECORDS,
+    GenerationRecord,
+    Pin,
+    check_slot,
+    empty_rows,
+    read_records,
+    record_of_pin,
+    with_pin,
+)
 from iobench.regular_file import read_regular
-from iobench.writers.local.new_file import sync_directory, write_bytes
+from iobench.writers.local.new_file import sync_directory
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Commit", "GenerationStore", "check_no_state"]
-
-_EXTRA = re.compile(r"extra-([0-9a-f]{16})")
-"""A file with what the trainer added to a pin. Named after its XXH3, so that a new file never
-replaces one that a record refers to."""
+__all__ = ["Commit", "FoundGeneration", "GenerationStore", "inspect"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +72,7 @@ class GenerationStore:
     One thread calls `free_slot`, `commit` and `pin`. Any thread may read the other members.
     """
 
-    def __init__(
-        self, directory: Path, lock: DirectoryLock, layout: StateLayout, *, ranked: bool
-    ) -> None:
+    def __init__(self, directory: Path, lock: DirectoryLock, layout: StateLayout) -> None:
         self.directory, self.layout, self._directory_lock = directory, layout, lock
         self._lock = threading.Lock()
         self._free: npt.NDArray[np.intp] | None = None
@@ -97,48 +98,35 @@ class GenerationStore:
             if self._find(pin) and pin.generation not in damaged
         )
         self._base: GenerationRecord | None = None
-        self._ranked = ranked
         self._agreed: GenerationRecord | None = None
         """The generation that all ranks have; None for one process."""
         self._newest = next((one for one in self.records() if not one.damaged), None)
 
     @classmethod
-    def create(
-        cls, directory: Path, layout: StateLayout, *, ranked: bool = False
-    ) -> GenerationStore:
-        """Make a new state in `directory`; see `open` for `ranked`.
-
-        Raises TargetError if it has one, or lacks the space.
-        """
+    def create(cls, directory: Path, layout: StateLayout) -> GenerationStore:
+        """Make a new state in `directory`. Raises TargetError if it has one, or lacks the space."""
         lock = lock_directory(directory, "optimizer")
         try:
-            check_no_state(directory)
+            _check_no_state(directory)
             if (directory / LAYOUT).exists():  # its training ended before its first commit
                 (directory / LAYOUT).unlink()
                 sync_directory(directory)
             make_files(directory, layout)
-            return cls(directory, lock, layout, ranked=ranked)
+            return cls(directory, lock, layout)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    def open(cls, directory: Path, *, ranked: bool = False) -> GenerationStore:
-        """Open the state in `directory`. Raises TargetError if it has none or is in use.
-
-        `ranked`: other ranks have the other parts of it, so that what is newest here is needed only
-        after `agree`, and what it replaces until then.
-        """
+    def open(cls, directory: Path) -> GenerationStore:
+        """Open the state in `directory`. Raises TargetError if it has none or is in use."""
         read_layout(directory)  # a directory without a state gets no lock file
         lock = DirectoryLock(directory, "optimizer")
         try:
-            store = cls(directory, lock, read_layout(directory), ranked=ranked)
+            return cls(directory, lock, read_layout(directory))
         except BaseException:
             lock.release()
             raise
-        if not ranked:
-            store._remove_unpinned()  # of a process that was killed before its record
-        return store
 
     def close(self) -> None:
         """Close the files and release the lock. Waits for nothing."""
@@ -200,8 +188,6 @@ class GenerationStore:
 
         Nothing of the next generation may be in flight.
         """
-        if self._agreed is None or self._agreed.pins != self.pins:
-            self._remove_unpinned()
         self._agreed, self._free = self.newest, None
 
     def rewind(self, record: GenerationRecord, pins: Collection[Pin]) -> None:
@@ -216,10 +202,6 @@ class GenerationStore:
         """Return one of the two files with slots."""
         return self.state if name == "state" else self.parameters
 
-    def check_slot(self, header: bytes, row: np.void, chunk: int) -> None:
-        """Raise DataMismatchError unless `header` is that of the chunk in `row`."""
-        check_slot_of(self.state.path, header, row, chunk)
-
     def check_headers(self, record: GenerationRecord) -> None:
         """Raise DataMismatchError unless every chunk of `record` has its slot's header."""
         for chunk, row in enumerate(record.rows):
@@ -227,7 +209,7 @@ class GenerationStore:
             if slot == NOWHERE:
                 raise DataMismatchError(f"{self.state.path}: chunk {chunk} was never written")
             header = self.state.read(BLOCK, self.layout.state_offset(chunk, slot))
-            self.check_slot(header.tobytes(), row, chunk)
+            check_slot(self.state.path, header.tobytes(), row, chunk)
 
     # What changes.
 
@@ -247,14 +229,6 @@ class GenerationStore:
         with self._lock:
             more = (self._newest, self._base, self._agreed)
         return kept + [one for one in more if one is not None]
-
-    def _remove_unpinned(self) -> None:
-        """Remove what belongs to pins that were given up."""
-        kept = {pin.extra for pin in self.pins}
-        for path in self.directory.iterdir():
-            found = _EXTRA.fullmatch(path.name)
-            if found and found[1] not in kept:
-                path.unlink(missing_ok=True)
 
     def commit(self, rows: npt.NDArray[np.void], commit: Commit) -> None:
         """Make a generation durable: all chunks in `rows` are written, and no write is in flight.
@@ -282,7 +256,7 @@ class GenerationStore:
     def pin(
         self,
         pin: Pin,
-        extra: bytes | None,
+        extra: bytes,
         groups: Sequence[Mapping[str, Any]],
     ) -> None:
         """Keep the newest generation as the checkpoint `pin.step`; durable on return.
@@ -294,21 +268,11 @@ class GenerationStore:
         newest = self.base
         if newest is None or not self.layout.pins:
             raise UsageError(f"{self.directory}: nothing can be pinned")
-        digest = None if extra is None else self._write_extra(extra)
         sequence = self._sequence + 1
-        pin = pin._replace(extra=digest, generation=newest.generation, sequence=sequence)
+        pin = pin._replace(generation=newest.generation, sequence=sequence)
         pins = with_pin(self.pins, pin, self.layout.pins)
-        self._write(replace(newest, sequence=sequence, pins=pins, groups=groups))
+        self._write(replace(newest, sequence=sequence, pins=pins, groups=groups, extra=extra))
         self.pins, self._free = pins, None
-        if not self._ranked:
-            self._remove_unpinned()
-
-    def _write_extra(self, extra: bytes) -> str:
-        digest = xxhash.xxh3_64_hexdigest(extra)
-        path = self.directory / f"extra-{digest}"
-        with transfer_errors("writing", path):
-            write_bytes(path, extra)
-        return digest
 
     def unpin(self, names: Collection[str]) -> None:
         """Give up the held pins with these names; durable on return."""
@@ -317,11 +281,10 @@ class GenerationStore:
         if newest is None or len(left) == len(self.pins):
             return
         base = self._base
-        self._write(replace(newest, sequence=self._sequence + 1, pins=left))
+        self._write(replace(newest, sequence=self._sequence + 1, pins=left, extra=b""))
         if base is not None:
             self.continue_from(base)
         self.pins, self._free = left, None
-        self._remove_unpinned()
 
     def _write(self, record: GenerationRecord) -> None:
         self._records.write(record, {one.sequence for one in self._kept()})
@@ -345,19 +308,6 @@ class GenerationStore:
             self._newest = left[0] if left else None
         self._free = None
 
-    def extra(self, pin: Pin) -> bytes | None:
-        """Return what was added to `pin`. Raises DataMismatchError if it is damaged or missing."""
-        if pin.extra is None:
-            return None
-        path = self.directory / f"extra-{pin.extra}"
-        try:
-            data = read_regular(path)
-        except FileNotFoundError:
-            raise DataMismatchError(f"{path}: missing, it belongs to step {pin.step}") from None
-        if xxhash.xxh3_64_hexdigest(data) != pin.extra:
-            raise DataMismatchError(f"{path}: its bytes differ from the saved ones")
-        return data
-
     @property
     def base(self) -> GenerationRecord | None:
         """The generation that the next one follows."""
@@ -370,7 +320,7 @@ class GenerationStore:
         return empty_rows(self.layout) if base is None else base.rows.copy()
 
 
-def check_no_state(directory: Path) -> None:
+def _check_no_state(directory: Path) -> None:
     """Raise TargetError when `directory` has the state of a training.
 
     One that ended before its first commit has none.
@@ -387,3 +337,54 @@ def check_no_state(directory: Path) -> None:
             f"{directory}: holds the state of a training whose records are damaged; choose another "
             "directory, or remove this one"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundGeneration:
+    """One generation that has a record."""
+
+    generation: int
+    updates: int
+    step: int | None
+    """The step of its pin."""
+    kept: bool
+    """Whether it is the newest or pinned: the slots of others may be overwritten at any time."""
+    damaged: bool
+    time_s: float
+    written_bytes: int
+    """What its own commit wrote to the data files; the rest are chunks that did not change."""
+    elapsed_s: float
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Bytes written per second; infinite when no time passed."""
+        return self.written_bytes / self.elapsed_s if self.elapsed_s else float("inf")
+
+
+def inspect(directory: Path) -> tuple[StateLayout, list[FoundGeneration]]:
+    """Return the layout and the generations in `directory`, the newest first.
+
+    A trainer may be at work there.
+
+    Raises TargetError when it holds no state, UsageError for a newer format, TransferError.
+    """
+    layout = read_layout(directory)
+    records = read_records(directory, layout)
+    pins = {pin.generation: pin.step for pin in (records[0].pins if records else ())}
+    newest = next((one.generation for one in records if not one.damaged), None)
+    found: dict[int, FoundGeneration] = {}
+    for record in records:
+        if record.generation in found:
+            continue
+        own = [n for n, row in enumerate(record.rows) if int(row["written"]) == record.generation]
+        found[record.generation] = FoundGeneration(
+            generation=record.generation,
+            updates=record.updates,
+            step=pins.get(record.generation),
+            kept=record.generation == newest or record.generation in pins,
+            damaged=record.damaged,
+            time_s=record.time_s,
+            written_bytes=sum(layout.state_bytes(n) + layout.parameter_bytes(n) for n in own),
+            elapsed_s=record.elapsed_s,
+        )
+    return layout, list(found.values())

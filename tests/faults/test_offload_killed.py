@@ -18,7 +18,6 @@ _SYNC = "iobench.offload.files.StateFile.sync"
 _WRITE = "iobench.offload.files.StateFile.write"
 _COMMIT = "iobench.offload.store.GenerationStore.commit"
 _PIN = "iobench.offload.store.GenerationStore.pin"
-_EXTRA = "iobench.offload.store.write_bytes"
 _CHUNK = "iobench.offload.chunks.ChunkWriter.write"
 _FILES = "iobench.offload.files.make_files"
 _LAYOUT = "iobench.offload.files.write_text"
@@ -29,7 +28,7 @@ _NAMED = [
     *(f"{_SYNC}:{when}:{call}" for when in ("before", "after") for call in (7, 8, 9, 10)),
     *(f"{_WRITE}:{when}:{call}" for when in ("before", "after") for call in (1, 2, 3)),
     *(f"{_COMMIT}:after:{call}" for call in (1, 3)),
-    *(f"{name}:{when}:2" for name in (_PIN, _EXTRA) for when in ("before", "after")),
+    *(f"{_PIN}:{when}:2" for when in ("before", "after")),
 ]
 
 

@@ -150,3 +150,42 @@ def test_random_points(jobs: _Jobs) -> None:
     except BaseException as error:
         error.add_note(f"seed {seed}")
         raise
+
+
+_SAVES = "iobench.offload.sharded_saves.ShardedSaves"
+_PHASES = [
+    *(f"{_SAVES}.{name}:before:2" for name in ("added_to", "hold", "durable", "ended")),
+    *(f"{_STORE}.{name}:{when}:2" for name in ("pin", "unpin") for when in ("before", "after")),
+    *(
+        f"iobench.checkpoint.ranked.dcp_files.DcpFormat.{name}:{when}:2"
+        for name in ("write", "publish")
+        for when in ("before", "after")
+    ),
+]
+"""Phases of a save of the ranks; `publish` is that of rank 0."""
+
+
+@pytest.mark.parametrize("point", _PHASES)
+def test_killed_in_a_save(point: str, jobs: _Jobs) -> None:
+    """The next start goes on from the newest checkpoint, with its pins or from its files."""
+    job = jobs.run(point, 0, "offload-ckpt")
+    assert job.codes[0] == -signal.SIGKILL
+    again = jobs.run(kind="offload-ckpt")
+    assert again.codes == [0] * jobs.size, again.errors
+    found = {one["loaded"] for lines in again.lines for one in lines if "loaded" in one}
+    assert found <= {1, 2, 3}
+    assert all(STEPS in digests for digests in again.digests())
+    for name in ("state", "checkpoints"):
+        shutil.rmtree(jobs.base / name)
+
+
+@pytest.mark.parametrize("point", [f"{_SAVES}.go_on:before:1", f"{_STORE}.rewind:after:1"])
+def test_killed_in_a_load(point: str, jobs: _Jobs) -> None:
+    """A rank that is killed while the ranks go on from a checkpoint leaves it whole."""
+    jobs.run(f"{_SAVES}.ended:after:3", 1, "offload-ckpt")
+    assert jobs.run(point, 0, "offload-ckpt").codes[0] == -signal.SIGKILL
+    again = jobs.run(kind="offload-ckpt")
+    assert again.codes == [0] * jobs.size, again.errors
+    assert all(STEPS in digests for digests in again.digests())
+    for name in ("state", "checkpoints"):
+        shutil.rmtree(jobs.base / name)

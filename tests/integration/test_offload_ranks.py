@@ -3,10 +3,14 @@ frozen layers and gradients that only some ranks have; other numbers of ranks by
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from support.offload_ranks import STEPS, run_job
+from support.offload_ranks import STEPS, Job, run_job
+
+from iobench.checkpoint.store import DirectoryStore
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -31,10 +35,10 @@ def test_bits_of_torch(size: int, tmp_path: Path) -> None:
 
 def test_another_number_of_ranks(tmp_path: Path) -> None:
     """A Checkpointer saves the state_dict of two ranks; four go on like torch.optim.AdamW does."""
-    saved = run_job("offload-save", 2, tmp_path, steps=3)
+    saved = run_job("offload-save-even", 2, tmp_path, steps=3)
     assert saved.codes == [0, 0], saved.errors
     (tmp_path / "state").rename(tmp_path / "before")
-    found = [run_job(kind, 4, tmp_path) for kind in ("stock-load", "offload-load")]
+    found = [run_job(kind, 4, tmp_path) for kind in ("stock-load-even", "offload-load-even")]
     for job in found:
         assert job.codes == [0] * 4, job.errors
     for stock, offloaded in zip(*(job.digests() for job in found), strict=True):
@@ -50,3 +54,108 @@ def test_other_ranks_have_no_state(tmp_path: Path) -> None:
     assert job.codes[0] == 1  # the others may have been killed after it
     names = [path.name for path in (tmp_path / "state").iterdir()]
     assert sorted(names) == ["rank-0-of-2", "rank-1-of-2"]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_bits_with_bfloat16(size: int, tmp_path: Path) -> None:
+    """Parameters of bfloat16, which is the default dtype too, with clipping and accumulation."""
+    stock = run_job("stock-bf16", size, tmp_path)
+    assert stock.codes == [0] * size, stock.errors
+    for steps in (3, STEPS):
+        job = run_job("offload-bf16", size, tmp_path, steps=steps)
+        assert job.codes == [0] * size, job.errors
+        for expected, found in zip(stock.digests(), job.digests(), strict=True):
+            assert steps in found
+            assert found.items() <= expected.items()
+
+
+def copied(source: Path, to: Path) -> None:
+    """Without the files by which the ranks of a job meet."""
+    shutil.copytree(source, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".iobench*"))
+
+
+class _Saved(NamedTuple):
+    size: int
+    base: Path
+    stock: Job
+    job: Job
+
+    def go_on(self, to: Path, kind: str = "offload-ckpt") -> Job:
+        """The job that goes on in a copy of the directories, with the bits of torch."""
+        job = run_job(kind, self.size, to)
+        assert job.codes == [0] * self.size, job.errors
+        for expected, *found in zip(
+            self.stock.digests(), self.job.digests(), job.digests(), strict=True
+        ):
+            for digests in found:
+                assert digests.items() <= expected.items()
+            assert found[1].keys() >= {3, 4, STEPS}
+        return job
+
+    def copy(self, to: Path) -> Path:
+        copied(self.base, to)
+        return to
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> _Saved:
+    """A job that has saved three steps by Checkpointer(offload=...), and torch's."""
+    size, base = request.param, tmp_path_factory.mktemp(f"saved{request.param}")
+    stock = run_job("stock", size, base)
+    assert stock.codes == [0] * size, stock.errors
+    job = run_job("offload-ckpt", size, base, steps=3)
+    assert job.codes == [0] * size, job.errors
+    return _Saved(size, base, stock, job)
+
+
+def test_checkpoints_of_ranks(saved: _Saved, tmp_path: Path) -> None:
+    """Each rank goes on from its pin; its manifest names those of all, each in its directory."""
+    saved.copy(tmp_path)
+    found = DirectoryStore(tmp_path / "checkpoints").manifest(3).offload
+    assert isinstance(found, tuple)
+    names = [f"rank-{rank}-of-{saved.size}" for rank in range(saved.size)]
+    assert [Path(one.directory).name for one in found] == names
+    assert {one.updates for one in found} == {3}
+    assert not DirectoryStore(tmp_path / "checkpoints").manifest(3).pinned
+    with (tmp_path / "checkpoints" / "step-3" / "__0_0.distcp").open("r+b") as file:
+        file.seek(-300, 2)
+        file.write(b"?")  # of the optimizer's state
+    saved.go_on(tmp_path)  # which is not read
+
+
+@pytest.mark.parametrize("lost", ["a pin", "all"])
+def test_pins_that_are_lost(lost: str, saved: _Saved, tmp_path: Path) -> None:
+    """All ranks go on from the files when one of them cannot from its pin."""
+    saved.copy(tmp_path)
+    own = tmp_path / "state" / f"rank-{saved.size - 1}-of-{saved.size}"
+    if lost == "all":
+        shutil.rmtree(tmp_path / "state")
+    else:
+        (own / "parameters").write_bytes(bytes((own / "parameters").stat().st_size))
+    job = saved.go_on(tmp_path)
+    assert {one["before"] for lines in job.lines for one in lines if "before" in one} == {0}
+
+
+@pytest.mark.parametrize(("size", "other"), [(2, 4), (4, 2)])
+def test_checkpoints_of_another_number_of_ranks(size: int, other: int, tmp_path: Path) -> None:
+    """They have the state as DTensors, under the names of torch: it goes on like torch's AdamW."""
+    job = run_job("offload-ckpt-even", size, tmp_path, steps=3)
+    assert job.codes == [0] * size, job.errors
+    copied(tmp_path / "checkpoints", tmp_path / "copy")
+    stock = run_job("stock-load-even", other, tmp_path)
+    assert stock.codes == [0] * other, stock.errors
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "copy").rename(tmp_path / "checkpoints")
+    found = run_job("offload-ckpt-even-other", other, tmp_path)
+    assert found.codes == [0] * other, found.errors
+    for expected, digests in zip(stock.digests(), found.digests(), strict=True):
+        assert digests.items() <= expected.items()
+        assert digests.keys() == {3, 4, STEPS}
+
+
+def test_counts_that_differ_between_ranks(saved: _Saved, tmp_path: Path) -> None:
+    """Another number of ranks cannot go on from moments of different ages."""
+    saved.copy(tmp_path)
+    job = run_job("offload-ckpt-other", 6 - saved.size, tmp_path)
+    assert job.codes[0] == 1
+    assert f"some of the {saved.size} ranks that saved this had no gradient" in job.errors[0]

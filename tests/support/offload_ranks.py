@@ -3,9 +3,15 @@
     python -m support.offload_ranks KIND DIRECTORY STEPS [POINT]
 
 runs one rank, with torchrun's variables. It prints a JSON line for each step, with a digest of the
-local shards of parameters and state. KIND is "stock" or "offload". With "-save" a Checkpointer
-saves model and optimizer at the end, with "-load" the training goes on from there. With "-pinned"
-it goes on from the newest pin. With "-quiet" it neither pins nor prints before its end.
+local shards of parameters and state. KIND is "stock" or "offload", and more words say how:
+
+- "bf16": parameters of bfloat16, which is the default dtype too; fp32 master weights
+- "even": the same gradients are there in all ranks
+- "save": a Checkpointer saves model and optimizer at the end; "load": the training goes on from it
+- "ckpt": a Checkpointer(offload=optimizer) saves each step, and the training goes on from there
+- "other": the state is in a directory for this number of ranks
+- "pinned": it goes on from the newest pin
+- "quiet": it neither pins nor prints before its end
 """
 
 from __future__ import annotations
@@ -35,6 +41,19 @@ VALUES: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.99)}
 OPTIONS: dict[str, Any] = {"chunk_elements": 1024, "memory": "1MiB", "block_size": "8KiB"}
 
 
+class _Expert(torch.nn.Module):
+    """Two branches, of which a step uses one: the other one has no gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(2)])
+        self.used = 0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        used: torch.Tensor = self.branches[self.used](batch)
+        return used
+
+
 def built_model(mesh: Any, seed: int = 0) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
     """A sharded model and its two parameter groups; its first layer is frozen.
 
@@ -47,6 +66,7 @@ def built_model(mesh: Any, seed: int = 0) -> tuple[torch.nn.Module, list[dict[st
         torch.nn.Linear(8, 40),
         torch.nn.Linear(40, 37),
         torch.nn.Linear(37, 64),
+        _Expert(),
         torch.nn.Linear(64, 3),
     )
     model[0].requires_grad_(False)
@@ -61,34 +81,67 @@ def built_model(mesh: Any, seed: int = 0) -> tuple[torch.nn.Module, list[dict[st
     return model, groups
 
 
-def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Two backward calls with clipping; in some steps, ranks lack gradients."""
+def train_step(model: torch.nn.Module, optimizer: Any, step: int, *, even: bool = False) -> None:
+    """Two backward calls with clipping; in some steps, ranks lack gradients unless `even`."""
     rank = torch.distributed.get_rank()
-    optimizer.zero_grad()
+    model.zero_grad()
+    model[3].used = int(step % 3 == 2)
     for batch in range(2):
         made = torch.Generator().manual_seed(1000 * step + 10 * batch + rank)
         model(torch.randn(6, 8, generator=made)).square().mean().backward()
+    assert even or model[3].branches[1 - model[3].used].weight.grad is None
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     parameters = list(model.parameters())
-    if step == 1 and rank == 1:  # one parameter, in one rank
+    if step == 1 and rank == 1 and not even:  # one parameter, in one rank
         parameters[2].grad = None
-    if step in (2, 4) and rank == 0:  # all of them
+    if step in (2, 4) and rank == 0 and not even:  # all of them
         for parameter in parameters:
             parameter.grad = None
     optimizer.step()
 
 
-def digest(optimizer: torch.optim.Optimizer) -> str:
+class Masters:
+    """torch.optim.AdamW on fp32 copies of the local shards of bfloat16 parameters."""
+
+    def __init__(self, groups: list[dict[str, Any]], **values: Any) -> None:
+        self.param_groups = groups
+        self._locals = [local_of(one) for group in groups for one in group["params"]]
+        self._masters = [one.detach().float().requires_grad_() for one in self._locals]
+        own = iter(self._masters)
+        made = [{**group, "params": [next(own) for _ in group["params"]]} for group in groups]
+        self._optimizer = torch.optim.AdamW(made, fused=True, **values)
+
+    def step(self) -> None:
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        for parameter, master in zip(parameters, self._masters, strict=True):
+            gradient = parameter.grad
+            master.grad = None if gradient is None else local_of(gradient).float()
+        self._optimizer.step()
+        with torch.no_grad():
+            for local, master in zip(self._locals, self._masters, strict=True):
+                local.copy_(master)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._optimizer.state_dict()["state"]
+        return {"state": {n: {**one, "master": self._masters[n]} for n, one in state.items()}}
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    return getattr(tensor, "_local_tensor", tensor).detach()
+
+
+def digest(optimizer: Any) -> str:
     """Of the shards of this rank: parameters, moments and counts."""
     found = xxhash.xxh3_64()
     state = optimizer.state_dict()["state"]
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     for index, parameter in enumerate(parameters):
-        own = [parameter, *(value for _, value in sorted(state.get(index, {}).items()))]
+        values = state.get(index, {})
+        own = [parameter, *(value for _, value in sorted(values.items()) if values["step"] > 0)]
         for tensor in own:
-            local = getattr(tensor, "_local_tensor", tensor).detach()
+            local = local_of(tensor).contiguous()
             found.update(f"{index} {list(local.shape)}".encode())
-            found.update(local.contiguous().numpy().tobytes())
+            found.update(local.view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
@@ -132,6 +185,7 @@ def _loaded(model: torch.nn.Module, optimizer: Any, mesh: Any, directory: Path) 
     set_model_state_dict(model, saved["model"], options=StateDictOptions(full_state_dict=True))
     if isinstance(optimizer, torch.optim.AdamW):
         for values in saved["optimizer"]["state"].values():
+            values.pop("master", None)  # of Checkpointer(offload=...): fp32 parameters have none
             for name, value in values.items():
                 values[name] = distribute_tensor(value, mesh, [Shard(0)]) if value.ndim else value
     optimizer.load_state_dict(saved["optimizer"])
@@ -146,6 +200,26 @@ def _saved(model: torch.nn.Module, optimizer: Any, step: int, directory: Path) -
         ckpt.save(state, step)
 
 
+def _with_checkpoints(
+    model: torch.nn.Module, optimizer: Any, directory: Path, steps: int, *, even: bool
+) -> None:
+    """Go on from the newest checkpoint, if there is one, and save each step."""
+    import iobench
+
+    keep = iobench.KeepLast(2)
+    with iobench.Checkpointer(directory, keep=keep, offload=optimizer) as ckpt:
+        if ckpt.latest() is not None:
+            before = optimizer.updates
+            state = ckpt.load()
+            assert state["step"] == optimizer.updates
+            assert "optimizer" not in state
+            _say(loaded=state["step"], before=before, digest=digest(optimizer))
+        for step in range(optimizer.updates, steps):
+            train_step(model, optimizer, step, even=even)
+            ckpt.save_async({"model": model.state_dict(), "step": step + 1}, step + 1)
+            _say(step=step + 1, digest=digest(optimizer))
+
+
 def _main(kind: str, directory: str, steps: str, *points: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
@@ -155,7 +229,10 @@ def _main(kind: str, directory: str, steps: str, *points: str) -> None:
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
     )
-    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    size, words = torch.distributed.get_world_size(), kind.split("-")
+    if "bf16" in words:
+        torch.set_default_dtype(torch.bfloat16)
+    mesh = torch.distributed.init_device_mesh("cpu", (size,))
     model, groups = built_model(mesh)
     if points:
         import iobench.offload.optimizer  # noqa: F401 -- before its functions are replaced
@@ -163,24 +240,31 @@ def _main(kind: str, directory: str, steps: str, *points: str) -> None:
 
         for point in points[0].split("+"):
             arm(point)
-    offload, checkpoint, first = "offload" in kind, Path(directory).parent / "checkpoints", 0
+    offload, even, quiet = "offload" in words, "even" in words, "quiet" in words
+    checkpoint, first = Path(directory).parent / "checkpoints", 0
     if offload:
-        optimizer = _offloaded(groups, Path(directory), "pinned" if "-pinned" in kind else "latest")
+        state = Path(directory).with_name(f"state-{size}") if "other" in words else Path(directory)
+        optimizer = _offloaded(groups, state, "pinned" if "pinned" in words else "latest")
         first = optimizer.updates
+    elif "bf16" in words:
+        optimizer = Masters(groups, **VALUES)
     else:
         optimizer = torch.optim.AdamW(groups, **VALUES, fused=True)
-    if "-load" in kind:
+    if "ckpt" in words:
+        _with_checkpoints(model, optimizer, checkpoint, int(steps), even=even)
+        first = int(steps)
+    if "load" in words:
         first = _loaded(model, optimizer, mesh, checkpoint)
         _say(step=first, digest=digest(optimizer))
     for step in range(first, int(steps)):
-        train_step(model, optimizer, step)
+        train_step(model, optimizer, step, even=even)
         last = step + 1 == int(steps)
-        if offload and (step + 1) % PIN_EVERY == 0 and "-quiet" not in kind:
+        if offload and (step + 1) % PIN_EVERY == 0 and not quiet:
             optimizer.pin(step + 1, {"step": step + 1})
         # A digest waits. In the other steps writes go on.
-        if not offload or last or (step % 2 and "-quiet" not in kind):
+        if not offload or last or (step % 2 and not quiet):
             _say(step=step + 1, digest=digest(optimizer))
-    if "-save" in kind:
+    if "save" in words:
         _saved(model, optimizer, int(steps), checkpoint)
     if offload:
         optimizer.close()
@@ -200,7 +284,11 @@ class Job:
     def digests(self) -> list[dict[int, str]]:
         """The digests of each rank by step."""
         return [
-            {one.get("step", one.get("resumed")): one["digest"] for one in lines if "digest" in one}
+            {
+                one.get("step", one.get("resumed", one.get("loaded"))): one["digest"]
+                for one in lines
+                if "digest" in one
+            }
             for lines in self.lines
         ]
 

@@ -105,7 +105,7 @@ def test_a_chunk_that_does_not_change_keeps_its_slot(tmp_path: Path) -> None:
             parameter.grad = None
         optimizer.step()
         optimizer.wait()
-        written = optimizer._state._engine.store.newest.rows["written"].tolist()
+        written = optimizer._state.engine.store.newest.rows["written"].tolist()
     assert written == [2, 2, 2, *[1] * (len(written) - 3)]
 
 
@@ -374,19 +374,19 @@ def test_an_abandoned_optimizer_ends_its_threads(tmp_path: Path) -> None:
 def test_collected_in_a_thread_of_its_own(tmp_path: Path) -> None:
     """The garbage collector runs in any thread, also in one that `abandon` waits for."""
     optimizer, _ = _pair(tmp_path)
-    engine = optimizer._state._engine
+    engine = optimizer._state.engine
     done = threading.Event()
 
     def collected(_: object) -> None:
         engine.abandon()
         done.set()
 
-    engine._stream._submit(collected)
+    engine._submit(collected)
     assert done.wait(30)
     for thread in threading.enumerate():
         if thread.name.startswith("iobench-offload"):
             thread.join(30)
-    optimizer._state._engine = None
+    optimizer._state.engine = None
     optimizer._state._abandoned.detach()
     AdamW(make_parameters(), tmp_path, **OPTIONS).close()  # the lock is free
 

@@ -55,7 +55,7 @@ def _made(directory: Path, parameters: list[torch.nn.Parameter], **options: Any)
 def _until_early(optimizer: AdamW, chunks: int = _CHUNKS) -> None:
     """Wait until so many chunks have been updated before `step`."""
     deadline = time.monotonic() + 60
-    while len(optimizer._state._early._model.done) < chunks:
+    while len(optimizer._state.early._model.done) < chunks:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -63,13 +63,13 @@ def _until_early(optimizer: AdamW, chunks: int = _CHUNKS) -> None:
 def _counted(optimizer: AdamW) -> list[int]:
     """A list that gets, for each step, how many chunks need no update in it."""
     found: list[int] = []
-    real = optimizer._state._engine.step
+    real = optimizer._state.engine.step
 
     def step(*arguments: Any, **options: Any) -> None:
         found.append(len(options["early"]))
         real(*arguments, **options)
 
-    optimizer._state._engine.step = step
+    optimizer._state.engine.step = step
     return found
 
 
@@ -193,7 +193,7 @@ def test_accumulation(tmp_path: Path) -> None:
             with optimizer.accumulate():
                 backward(parameters, 10 + step)
                 backward(parameters, 20 + step)
-            assert optimizer._state._early._model is None
+            assert optimizer._state.early._model is None
             backward(parameters, step)
             _until_early(optimizer)
             for parameter, model in zip(parameters, stock.model, strict=True):
@@ -229,7 +229,7 @@ def test_an_exception_in_backward(tmp_path: Path, expected: list[Snapshot]) -> N
         with pytest.warns(RuntimeWarning, match="again in step"):
             optimizer.step()
         assert_equal(snapshot(optimizer), expected[2])
-        optimizer._state._early._stopped = False  # no pause
+        optimizer._state.early._stopped = False  # no pause
         optimizer.zero_grad()
         backward(parameters, 8)
         _until_early(optimizer)  # all chunks are written, and there is no step
@@ -352,7 +352,7 @@ def test_grad_scaler(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         for step in range(4):
             optimizer.zero_grad()
-            optimizer._state._early._stopped = False  # no pause
+            optimizer._state.early._stopped = False  # no pause
             for index, parameter in enumerate(parameters):
                 loss = (parameter * gradient(parameter, step, index)).sum()
                 scaler.scale(loss * (float("inf") if step == 1 else 1.0)).backward()
@@ -379,12 +379,12 @@ def test_damage_is_found_during_backward(tmp_path: Path) -> None:
     optimizer = AdamW.resume(parameters, tmp_path, overlap=True)
     before = [parameter.detach().clone() for parameter in parameters]
     backward(parameters, 1)
-    optimizer._state._early._thread.join(60)
+    optimizer._state.early._thread.join(60)
     with pytest.raises(DataMismatchError, match="chunk 0 differs from its checksum"):
         optimizer.step()
     assert all(map(torch.equal, parameters, before))
-    optimizer._state._engine.abandon()
-    optimizer._state._engine = None
+    optimizer._state.engine.abandon()
+    optimizer._state.engine = None
 
 
 def test_an_abandoned_optimizer_ends_its_threads(tmp_path: Path) -> None:
@@ -412,14 +412,14 @@ def test_an_interrupt_while_step_waits_for_storage(
         optimizer.zero_grad()
         backward(parameters, 1)
         _until_early(optimizer)
-        stream = optimizer._state._engine._stream
-        real = stream.wait_for
+        stream = optimizer._state.engine
+        real = stream._wait_for
 
         def interrupted(_: object) -> None:
-            stream.wait_for = real
+            stream._wait_for = real
             raise KeyboardInterrupt
 
-        stream.wait_for = interrupted
+        stream._wait_for = interrupted
         with pytest.raises(KeyboardInterrupt):
             optimizer.step()
         assert optimizer.updates == 2
@@ -436,16 +436,16 @@ def test_an_interrupt_before_the_commit(tmp_path: Path, expected: list[Snapshot]
     optimizer = _made(tmp_path, parameters, max_lag=0)
     give_gradients(parameters, 0)
     optimizer.step()
-    stream = optimizer._state._engine._stream
+    stream = optimizer._state.engine
 
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    real, stream.commit = stream.commit, interrupted
+    real, stream._submit = stream._submit, interrupted
     give_gradients(parameters, 1)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
-    stream.commit = real
+    stream._submit = real
     with pytest.raises(RuntimeError, match="a step was interrupted"):
         optimizer.step()
     with pytest.raises(TransferError):

@@ -1,29 +1,36 @@
-"""The file of a pinned generation in a remote tier, read in parts."""
+"""Files of a pinned generation in a remote tier."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
+import xxhash
 
 from iobench.checkpoint.manifest import FileRecord
-from iobench.offload.exported import ExportedState
+from iobench.checkpoint.piece_reader import PieceReader
+from iobench.checkpoint.stored import StoredPiece
 from iobench.units import GIB
 from iobench.writers.buffered import BufferedWriter
+from iobench.writers.copy_reader import StoredReader
+from iobench.writers.image import Bytes
 
 
 def test_a_file_that_is_larger_than_memory(tmp_path: Path) -> None:
-    """A part of it takes the memory of that part: no address space for the whole file."""
-    size = 1024 * GIB
+    """A chunk of it takes the memory of that chunk: no address space for the whole file."""
+    size, digest = 1024 * GIB, xxhash.xxh3_64_hexdigest(b"bytes")
     with (tmp_path / "optimizer-state").open("wb") as file:
         file.truncate(size)
         for offset in (0, size // 2, size - 5):
             file.seek(offset)
             file.write(b"bytes")
-    state = ExportedState.__new__(ExportedState)
-    state._file = FileRecord(path="optimizer-state", size_bytes=size, pieces=())
-    state._location, state._writer = tmp_path, BufferedWriter()
+    files = {"optimizer-state": FileRecord(path="optimizer-state", size_bytes=size, pieces=())}
     for offset in (0, size // 2, size - 5):
-        memory = np.zeros(5, dtype=np.uint8)
-        state._read_range(offset, memory)
-        assert memory.tobytes() == b"bytes"
+        piece = StoredPiece("optimizer-state", offset, offset + 5, digest, "chunk")
+        found: list[bytes] = []
+
+        def deliver(_: StoredPiece, data: Bytes, found: list[bytes] = found) -> bool:
+            found.append(bytes(data))
+            return False
+
+        PieceReader().read(StoredReader(BufferedWriter(), tmp_path), files, [piece], deliver)
+        assert found == [b"bytes"]
