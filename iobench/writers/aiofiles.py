@@ -264,16 +264,25 @@ async def _in_tasks(
     work: Callable[[Blocks, Meter], Coroutine[Any, Any, None]],
     meter: Meter,
 ) -> None:
-    """Run `work(blocks, own_meter)` in `tasks` tasks; like `run_workers`, which has threads.
-
-    The first failure cancels the others. It is raised when all have ended.
-    """
+    """Run `work(blocks, own_meter)` in `tasks` tasks; like `run_workers`, which has threads."""
     meters = [Meter() for _ in range(min(tasks, blocks.count))]
     began_s = time.perf_counter()
+
+    async def run(own: Meter) -> None:
+        try:
+            await work(blocks, own)
+        except BaseException:
+            blocks.cancel()
+            raise
+
+    # Not a TaskGroup: it leaves an error behind that no task retrieves if Ctrl-C is raised in one.
+    ended = await asyncio.gather(*map(run, meters), return_exceptions=True)
+    failures = [one for one in ended if one is not None]
     try:
-        async with asyncio.TaskGroup() as group:
-            for own in meters:
-                group.create_task(work(blocks, own))
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        for other in failures[1:]:
+            failures[0].add_note(f"another task failed too: {other!r}")
+        if failures:
+            raise failures[0]
+    finally:
+        del ended, failures  # a traceback refers to this frame, which is a reference cycle
     meter.absorb(meters, time.perf_counter() - began_s)
