@@ -170,10 +170,9 @@ def replicated_budget(size: int, directory: str) -> list[Any]:
             save = ckpt.save_async(state, step)
             ckpt.wait()
             found.append([save.status, save.streamed, ckpt._persister.pool.count])
-        replicator = ckpt._replicator
-        assert replicator is not None
-        replicator.wait()
-        found.append([one.outcome for one in replicator.replicas][:1])
+        while not ckpt.replicas:
+            time.sleep(0.01)
+        found.append([one.outcome for one in ckpt.replicas][:1])
     options = {"budget": "100KiB", "replicate": iobench.Partner()}
     ckpt = _checkpointer(size, f"{directory}/b", **options)
     found.append(_raised(lambda: ckpt.save_async(state, 1)))
