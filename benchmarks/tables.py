@@ -11,7 +11,8 @@ A marked block is the text between two such lines; the first names the table and
 `<!-- output: 18 iobench show ... -->` is the first 18 lines that the command prints on a terminal
 of 80 columns; `<!-- picture: iobench show RECORD -o FILE -->` shows the picture that the
 command makes. A test makes every block and picture again and compares. `<!-- rooms: iobench -->`
-is the files and lines of each part of the package, and stays while they are within 5%.
+is the files and lines of each part of the package, and stays while they are within 5%;
+`<!-- api: ### MODULE -->` is what a module exports, under such headings (api_pages.py).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 from unittest import mock
 
 import record as benchmark
+from api_pages import page_of
 
 from iobench.bench.judging.ceiling import ABOVE_FIO
 from iobench.cli.verbs import app_of
@@ -50,7 +52,7 @@ from iobench.units import GIB, MIB, format_seconds, format_size
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(
-    r"(<!-- (table|output|picture|rooms): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+    r"(<!-- (table|output|picture|rooms|api): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
 _WIDTH = 116
 
@@ -64,6 +66,8 @@ def rendered(page: Path) -> str:
         begin, kind, arguments, before, end = found.groups()
         if kind == "rooms":
             return begin + _rooms(ROOT / arguments, before) + end
+        if kind == "api":
+            return f"{begin}\n{page_of(*arguments.split())}{end}"
         return begin + _block(kind, shlex.split(arguments), page) + end
 
     return BLOCK.sub(again, page.read_text(encoding="utf-8"))

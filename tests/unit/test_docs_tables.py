@@ -30,7 +30,7 @@ def _script(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-_record, _tables = _script("record"), _script("tables")
+_record, _api_pages, _tables = _script("record"), _script("api_pages"), _script("tables")
 _PAGES = [page for page in _tables.PAGES if _tables.BLOCK.search(page.read_text())]
 
 
@@ -199,3 +199,96 @@ def test_a_file_of_another_schema_is_refused() -> None:
     """A record of `iobench run` is not one of a script."""
     with pytest.raises(ResultFileError, match="an iobench result file, not a record of a script"):
         _record.read(_ROOT / "results" / "reference-aa-llama7b.jsonl")
+
+
+def test_a_page_of_the_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions, classes, dataclasses and constants, also where a module only imports them."""
+    (tmp_path / "iobench").mkdir()
+    (tmp_path / "iobench" / "defined.py").write_text(_DEFINED)
+    exported = "from iobench.defined import LIMIT, Pair, Thing, made\n"
+    exported += '__all__ = ["LIMIT", "Pair", "Thing", "made"]\n'
+    (tmp_path / "iobench" / "exported.py").write_text(exported)
+    monkeypatch.setattr(_api_pages, "ROOT", tmp_path)
+    assert _api_pages.page_of("##", "iobench.exported") == _PAGE
+    with pytest.raises(LookupError, match=r"iobench\.exported does not define or import other"):
+        _api_pages._find("iobench.exported", "other")
+
+
+_DEFINED = '''
+LIMIT: int = 3
+"""Bytes."""
+
+@dataclass
+class Pair:
+    """Two."""
+    one: int
+    two: str = "b"
+
+class Thing:
+    """A thing."""
+    def __init__(self, size: int, *, name: str = "x") -> None: ...
+    @property
+    def half(self) -> int:
+        """Half of it."""
+    def put(self, *values, **named) -> None:
+        """Put.
+
+        An example:
+
+            one = put(1)
+        """
+    def undocumented(self): ...
+    def _hidden(self):
+        """Hidden."""
+
+def made(a, b=2, /) -> Thing:
+    """Make."""
+'''
+_PAGE = """## `LIMIT`
+
+```python
+LIMIT: int = 3
+```
+
+Bytes.
+
+## `made`
+
+```python
+made(a, b=2) -> Thing
+```
+
+Make.
+
+## `Pair`
+
+```python
+Pair(one: int, two: str = 'b')
+```
+
+Two.
+
+## `Thing`
+
+```python
+Thing(size: int, *, name: str = 'x')
+```
+
+A thing.
+
+### `Thing.half`
+
+Half of it.
+
+### `Thing.put`
+
+```python
+put(*values, **named) -> None
+```
+
+Put.
+
+An example:
+
+    one = put(1)
+"""

@@ -18,7 +18,9 @@ _ROOT = Path(__file__).parents[2]
 _PACKAGE = _ROOT / "iobench"
 _PAGES = sorted((_ROOT / "docs" / "api").glob("iobench*.md"))
 _MODULES = [
-    name for page in _PAGES for name in re.findall(r"^#+ `(.*)`$", page.read_text(), re.MULTILINE)
+    name
+    for page in _PAGES
+    for name in re.findall(r"^#+ `(iobench.*)`$", page.read_text(), re.MULTILINE)
 ]
 _OF_MODULES = ("formats", "integrations")  # packages whose names are modules
 _FRAMEWORKS = "iobench.integrations."  # modules that load one: their text is read instead
