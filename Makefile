@@ -46,7 +46,7 @@ fmt: $(development) ## format and sort imports
 	$(bin)/ruff check --select I --fix .
 	$(bin)/ruff format .
 
-docs: $(development) ## build the docs site into site/; a broken link or a missing docstring fails
+docs: $(development) ## build the docs site into site/; a broken link fails
 	$(bin)/python -m sphinx -W --keep-going -q -c docs . site $(ARGS)
 	@echo "docs: open site/index.html"
 
