@@ -15,13 +15,13 @@ from iobench.units import format_size
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Show or remove the replicas of checkpoints in the memory of this node.",
+    help="Show or remove replicas of checkpoints in the node's memory.",
 )
 
 
 @app.command("status")
 def status(format_: FormatOption = ListingFormat.TABLE) -> None:
-    """List the jobs of this user with replicas on this node, with their steps."""
+    """List jobs of this user with replicas on this node, and steps."""
     from iobench.replicas.directory import replica_directories
 
     found: list[dict[str, Any]] = [

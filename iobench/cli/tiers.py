@@ -21,7 +21,7 @@ _ROWS = 12
 
 
 def tiers(directory: Path, format_: FormatOption = ListingFormat.TABLE) -> None:
-    """Show in which tiers the checkpoints of a run are, and what is lost if the node dies now.
+    """Show where checkpoints are, and what is lost if the node dies.
 
     It reads the directory, its journal, and the memory status of a process that runs. The
     remote tier is not asked.

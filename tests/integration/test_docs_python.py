@@ -39,7 +39,7 @@ _PAGES = [
     for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
     if _BLOCK.search(page.read_text())
     and page.name not in ("checkpointer.md", "export.md", "load.md", "verify.md", "writers.md")
-    and page.parent.name != "tutorials"
+    and page.parent.name not in ("api", "tutorials")
 ]
 _ELSEWHERE = {"/mnt/nvme": "nvme", '"cuda:1"': '"cpu"', '"cuda"': '"cpu"'}
 """What a page names and this machine may lack."""

@@ -83,7 +83,7 @@ def test_written_and_read() -> None:
     ("change", "error", "message"),
     [
         ({"version": 3}, UsageError, "format version 3; this iobench reads 1"),
-        ({"version": 2}, UsageError, r"pins as clones.*export .* a file for load_state_dict"),
+        ({"version": 2}, UsageError, r"version 2; .*export .* a file for load_state_dict"),
         ({"tensors": ["master"]}, UsageError, "the state has master; only that of AdamW and Adam"),
         ({"format": "other"}, UsageError, "not a layout"),
         ({"parameters": 5}, DataMismatchError, "damaged"),
