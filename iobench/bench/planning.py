@@ -227,7 +227,7 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
         shown = [
             "all"
             if one is None
-            else f"what a rank of {one:g} of tensor parallelism loads"
+            else f"what one of {one:g} tensor parallel ranks loads"
             if ranks_of(one)
             else f"whole tensors, at least {100 * one:.3g}% of the bytes"
             for one in axes.subsets

@@ -306,7 +306,7 @@ class Saving:
             self.persister.wait()
 
     def _tidy(self) -> None:
-        assert self.ledger is not None  # in a job of several ranks nobody asks for room
+        assert self.ledger is not None  # ranks of a job never ask for room
         self.ledger.tidy()
 
     def _settle_copies(self) -> None:

@@ -11,7 +11,7 @@ from iobench.cli.given import FormatOption, ListingFormat
 from iobench.errors import UsageError
 from iobench.report.render import write_json
 from iobench.text import printable
-from iobench.units import format_size
+from iobench.units import count_of, format_size
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -40,7 +40,7 @@ def status(format_: FormatOption = ListingFormat.TABLE) -> None:
         print(f"{job['key']}  {printable(job['location'])}")
         print(f"  memory   {format_size(job['taken_bytes'])}")
         print(f"  steps    {', '.join(map(str, job['steps'])) or 'none'}")
-    print(f"{len(found)} jobs with replicas on this node", file=sys.stderr)
+    print(f"{count_of(len(found), 'job')} with replicas on this node", file=sys.stderr)
 
 
 @app.command("clean")
@@ -64,4 +64,4 @@ def clean(key: str = "") -> None:
             removed += 1
         else:
             print(f"{one.path.name} is used by a job that runs", file=sys.stderr)
-    print(f"replicas of {removed} jobs removed", file=sys.stderr)
+    print(f"replicas of {count_of(removed, 'job')} removed", file=sys.stderr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,11 +44,10 @@ class _EarlyModel(TrainerModel):
         parameters: Sequence[torch.Tensor],
         marks: Sequence[ParameterMark],
         transfer: PinnedTransfer,
-        ready: Callable[[int], bool],
         staged: dict[int, torch.Tensor],
     ) -> None:
         super().__init__(parameters, marks, transfer)
-        self._layout, self._wait, self._staged = layout, ready, staged
+        self._layout, self._staged = layout, staged
         self._seen = marks_of(parameters)
         self.gradients: dict[int, torch.Tensor] = {}
         """Given by the hooks: backward may replace `parameter.grad` at any time, without the GIL,
@@ -57,9 +56,6 @@ class _EarlyModel(TrainerModel):
         """When the gradients of CUDA parameters are complete."""
         self._prints: dict[ParameterPiece, int] = {}
         self.done: list[int] = []
-
-    def ready(self, chunk: int) -> bool:
-        return self._wait(chunk)
 
     def has_gradient(self, parameter: int) -> bool:
         return parameter in self.gradients
@@ -189,12 +185,7 @@ class EarlyUpdates:
         if self._model is None:
             self._values = kept_values(self._groups)
             self._model = _EarlyModel(
-                self._layout,
-                self._parameters,
-                self._marks,
-                self._transfer,
-                self._ready,
-                self._staged,
+                self._layout, self._parameters, self._marks, self._transfer, self._staged
             )
             self._thread = Worker(target=self._run, name="iobench-offload-early", daemon=True)
             self._thread.start()
@@ -205,11 +196,12 @@ class EarlyUpdates:
     def _run(self) -> None:
         assert self._model is not None
         try:
-            self._engine.early(self._model, self._values, self._order)
+            self._engine.early(self._model, self._values, self._order, self._ready)
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
             self._error = error
 
     def _ready(self, chunk: int) -> bool:
+        """Wait until the gradients of `chunk` are there; False: the pass stops before it."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._missing[chunk] == 0)
             return not self._stopped

@@ -150,8 +150,14 @@ class Engine:
 
     # A step.
 
-    def early(self, model: TrainerModel, groups: Groups, order: Sequence[int]) -> None:
-        """Begin the next step: update chunks as long as `model` is ready for the next one.
+    def early(
+        self,
+        model: TrainerModel,
+        groups: Groups,
+        order: Sequence[int],
+        ready: Callable[[int], bool],
+    ) -> None:
+        """Begin the next step: update chunks as long as the next one is `ready`.
 
         They come in the order that the last `step` was given, without one in `order`. Nothing of it
         counts before `step`. No other method may be called meanwhile.
@@ -159,7 +165,7 @@ class Engine:
         self._began_s = self._began_s or time.monotonic()
         with self._guarded_pass():
             self._begin(order)
-            for chunk, row in self._updated(self._update(model, groups), model.ready):
+            for chunk, row in self._updated(self._update(model, groups), ready):
                 self._early[chunk] = row
 
     def step(

@@ -158,10 +158,6 @@ class TrainerModel:
         """Take the new values of a piece, in its own dtype."""
         self.transfer.to_device(values, value_of(self._parameters[piece.parameter], piece))
 
-    def ready(self, chunk: int) -> bool:
-        """Wait until `chunk` can be updated; False: the pass stops before it."""
-        raise NotImplementedError(chunk)  # its gradients are all there: see Engine.step
-
     def end(self, chunk: int) -> None:
         """The new values of `chunk` are complete."""
 

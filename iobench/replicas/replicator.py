@@ -297,16 +297,16 @@ class Replicator:
         version = offer.version
         found = self._copied(offer)
         sizes = [found.size_bytes, len(offer.header)]
-        told = self._rounds.all_gather(
+        every = self._rounds.all_gather(
             f"replicate step {version.step}",
             [list(version), [found.outcome, found.reason], sizes],
             deadline_s=_ROUND_S,
         )
-        if any(one[0] != list(version) for one in told):
-            raise UsageError(f"the ranks replicate different saves: {[one[0] for one in told]}")
-        found = _agreed(found, [one[1] for one in told])
+        if any(one[0] != list(version) for one in every):
+            raise UsageError(f"the ranks replicate different saves: {[one[0] for one in every]}")
+        found = _agreed(found, [one[1] for one in every])
         if found.outcome == "complete" and self._sender.receivers:
-            found = self._sent(found, offer, [one[2] for one in told])
+            found = self._sent(found, offer, [one[2] for one in every])
         self._settle(version, found)
 
     def _tidy(self, phase: str) -> None:
@@ -368,13 +368,15 @@ class Replicator:
         return replace(found, push_s=time.monotonic() - began_s)
 
 
-def _agreed(own: Replicated, told: Sequence[tuple[str, str]]) -> Replicated:
-    """Return the outcome of all ranks, of which each has told its own and the reason."""
-    failed = [(rank, reason) for rank, (outcome, reason) in enumerate(told) if outcome == "failed"]
+def _agreed(own: Replicated, outcomes: Sequence[tuple[str, str]]) -> Replicated:
+    """Return the outcome for all ranks from that of each, with its reason."""
+    failed = [
+        (rank, reason) for rank, (outcome, reason) in enumerate(outcomes) if outcome == "failed"
+    ]
     if failed:
         reason = f"rank {failed[0][0]}: {failed[0][1]}"
         return Replicated(step=own.step, outcome="failed", reason=reason)
-    if any(outcome == "skipped" for outcome, _ in told):
+    if any(outcome == "skipped" for outcome, _ in outcomes):
         reason = "the last replica is still being sent"
         return Replicated(step=own.step, outcome="skipped", reason=reason)
     return own

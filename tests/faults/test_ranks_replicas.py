@@ -55,7 +55,7 @@ def _no_process_is_left(nodes: Nodes) -> Iterator[None]:
 
 def test_memory_lost_and_wrong_bits_on_the_wire(job: ReplicaJob) -> None:
     """One node has lost its memory, and what the partner sends arrives damaged: this piece comes
-    from storage, which is told, and the next save has a replica."""
+    from storage, with a warning, and the next save has a replica."""
     newest = job.hold()
     assert len(job.files(job.nodes[1])) == 2
     job.nodes[1].lose_power()
@@ -74,7 +74,7 @@ def test_memory_lost_and_wrong_bits_on_the_wire(job: ReplicaJob) -> None:
 
 
 def test_wrong_bit_in_memory(job: ReplicaJob) -> None:
-    """The bytes come from the partner's memory, which is told."""
+    """The bytes come from the partner's memory; a warning says so."""
     newest = job.hold()
     assert job.flip(job.nodes[0]) == 2
     ranks = job.start(1)
@@ -125,7 +125,7 @@ def test_node_replaced_and_numbers_exchanged(job: ReplicaJob) -> None:
 
 
 def test_all_memory_damaged(job: ReplicaJob) -> None:
-    """The step that only memory had is lost; all ranks load the one before it, which is told."""
+    """The step that only memory had is lost; all ranks load the one before it, with a warning."""
     step = _only_in_memory(job)
     damaged = [file for node in job.nodes for file in job.files(node) if f"-{step}-" in str(file)]
     assert len(damaged) == 4

@@ -193,7 +193,7 @@ def test_saves_wait_for_copies_when_no_pin_is_left(tmp_path: Path) -> None:
 
 
 def test_a_remote_tier_that_fails_holds_no_pins(tmp_path: Path) -> None:
-    """The copies of the oldest checkpoints are given up, which is told; training goes on."""
+    """The copies of the oldest checkpoints are given up, with a warning; training goes on."""
     there = tmp_path / "remote"
     with (
         warnings.catch_warnings(record=True) as told,
