@@ -71,6 +71,11 @@ def jobs(
     shutil.rmtree(base)
 
 
+_EVERY_POINT = pytest.mark.parametrize(
+    "jobs", [2, pytest.param(4, marks=pytest.mark.exhaustive)], indirect=True
+)
+"""Points are the same in 4 ranks, of which every test run kills some at random."""
+
 _NAMED = [
     *((f"{name}:{when}:1", 0, 0) for name in _BEGINS for when in ("before", "after")),
     ("iobench.offload.chunks.ChunkWriter.write:before:5", 0, 4),
@@ -88,6 +93,7 @@ _NAMED = [
 """Points, and between which steps the restart must go on."""
 
 
+@_EVERY_POINT
 @pytest.mark.parametrize(("point", "least", "most"), _NAMED)
 def test_named_points(point: str, least: int, most: int, jobs: _Jobs) -> None:
     """Each phase of the construction, of a commit, a pin and the agreement on it."""
@@ -167,6 +173,7 @@ _PHASES = [
 """Phases of a save of the ranks; `publish` is that of rank 0."""
 
 
+@_EVERY_POINT
 @pytest.mark.parametrize("point", _PHASES)
 def test_killed_in_a_save(point: str, jobs: _Jobs) -> None:
     """The next start goes on from the newest checkpoint, with its pins or from its files."""

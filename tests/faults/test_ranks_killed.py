@@ -9,7 +9,7 @@ from support.nodes import open_nodes
 from support.rank_kills import PRELOAD, RankKills
 from support.train_scripts import newest_checked
 
-_KILLS = 20  # of each seed
+_KILLS = 12  # of each seed
 
 
 @pytest.mark.parametrize(

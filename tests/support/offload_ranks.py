@@ -315,6 +315,8 @@ def run_job(
                         "RANK": str(rank),
                         "WORLD_SIZE": str(size),
                         "MEETING": str(meeting),
+                        # No launcher gives the job a name, and jobs of other tests run beside it.
+                        "IOBENCH_STORE": f"{meeting}-ranks",
                         "OMP_NUM_THREADS": "1",
                         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                     },
