@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import time
@@ -40,24 +41,29 @@ class Blocks:
         return made
 
     def _set(self, ranges: Iterable[tuple[int, int]], block_size: int, unit: int) -> None:
-        self.count = 0
-        blocks = []
-        for start, stop in ranges:
-            if start < stop:
-                cuts = range(start - start % unit + block_size, stop, block_size)
-                self.count += 1 + len(cuts)
-                begins, ends = itertools.chain((start,), cuts), itertools.chain(cuts, (stop,))
-                blocks.append(zip(begins, ends, strict=False))
-        # One step of these iterators is atomic under the GIL, as none of it is Python: no lock.
-        self._left: Iterator[tuple[int, int]] = itertools.chain(*blocks)
+        self._block_size = block_size
+        self._ranges = [
+            (start, stop, start - start % unit) for start, stop in ranges if start < stop
+        ]
+        counts = [-(-(stop - first) // block_size) for _, stop, first in self._ranges]
+        self._before = [0, *itertools.accumulate(counts)]
+        """Blocks before each range."""
+        self.count = self._before[-1]
+        self._left = iter(range(self.count))
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        while (block := next(self._left, None)) is not None:
-            yield block
+        # One step of a range iterator is atomic under the GIL: it needs no lock. A step of `chain`
+        # or `zip` is not: it makes an iterator, and then the garbage collector may run, whose
+        # finalizers let other threads in between the begin and the end of a block.
+        while (number := next(self._left, None)) is not None:
+            at = bisect.bisect_right(self._before, number) - 1
+            start, stop, first = self._ranges[at]
+            begin = first + (number - self._before[at]) * self._block_size
+            yield max(begin, start), min(begin + self._block_size, stop)
 
     def cancel(self) -> None:
         """Yield no more blocks."""
-        self._left = iter(())
+        self._left = iter(range(0))
 
 
 class SharedBlocks(Protocol):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import mmap
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,30 @@ _Impatience = Callable[[threading.Event], AbstractContextManager[None]]
 
 class _WorkerError(Exception):
     pass
+
+
+@pytest.mark.parametrize("skip", range(8))
+def test_blocks_while_the_garbage_collector_runs(skip: int) -> None:
+    """A finalizer lets another thread take blocks in the middle of a step: none is lost or mixed.
+
+    The callback stands for that thread; the collector runs at the first object that is made.
+    """
+    blocks = Blocks.of([(0, 5), (7, 12)], 1)
+    others, taken, runs = iter(blocks), list[tuple[int, int]](), count()
+
+    def meanwhile(phase: str, _: dict[str, int]) -> None:
+        if phase == "start" and next(runs) == skip:
+            taken.extend(islice(others, 3))
+
+    usual = gc.get_threshold()
+    gc.callbacks.append(meanwhile)
+    gc.set_threshold(1)
+    try:
+        own = list(blocks)
+    finally:
+        gc.set_threshold(*usual)
+        gc.callbacks.remove(meanwhile)
+    assert sorted(own + taken) == [(one, one + 1) for one in (*range(5), *range(7, 12))]
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(1, 17))
