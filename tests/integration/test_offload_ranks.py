@@ -136,6 +136,14 @@ def test_pins_that_are_lost(lost: str, saved: _Saved, tmp_path: Path) -> None:
     assert {one["before"] for lines in job.lines for one in lines if "before" in one} == {0}
 
 
+@pytest.mark.parametrize("kind", ["offload-ckpt-back", "offload-ckpt-back-broken"])
+def test_an_older_checkpoint(kind: str, saved: _Saved, tmp_path: Path) -> None:
+    """Ranks that have gone further return to its pins, or all to its files: one pin is damaged."""
+    job = saved.go_on(saved.copy(tmp_path), kind)
+    loaded = [one for lines in job.lines for one in lines if "loaded" in one]
+    assert {(one["loaded"], one["before"]) for one in loaded} == {(2, 3)}
+
+
 @pytest.mark.parametrize(("size", "other"), [(2, 4), (4, 2)])
 def test_checkpoints_of_another_number_of_ranks(size: int, other: int, tmp_path: Path) -> None:
     """They have the state as DTensors, under the names of torch: it goes on like torch's AdamW."""

@@ -9,6 +9,8 @@ local shards of parameters and state. KIND is "stock" or "offload", and more wor
 - "even": the same gradients are there in all ranks
 - "save": a Checkpointer saves model and optimizer at the end; "load": the training goes on from it
 - "ckpt": a Checkpointer(offload=optimizer) saves each step, and the training goes on from there
+- "back": it goes on from the checkpoint of step 2; "broken": the last rank finds that its pin of it
+  is damaged
 - "other": the state is in a directory for this number of ranks
 - "pinned": it goes on from the newest pin
 - "quiet": it neither pins nor prints before its end
@@ -201,16 +203,22 @@ def _saved(model: torch.nn.Module, optimizer: Any, step: int, directory: Path) -
 
 
 def _with_checkpoints(
-    model: torch.nn.Module, optimizer: Any, directory: Path, steps: int, *, even: bool
+    model: torch.nn.Module,
+    optimizer: Any,
+    directory: Path,
+    steps: int,
+    *,
+    even: bool,
+    step: Any = "latest",
 ) -> None:
-    """Go on from the newest checkpoint, if there is one, and save each step."""
+    """Go on from the checkpoint of `step`, if there is one, and save each step."""
     import iobench
 
     keep = iobench.KeepLast(2)
     with iobench.Checkpointer(directory, keep=keep, offload=optimizer) as ckpt:
         if ckpt.latest() is not None:
             before = optimizer.updates
-            state = ckpt.load()
+            state = ckpt.load(step)
             assert state["step"] == optimizer.updates
             assert "optimizer" not in state
             _say(loaded=state["step"], before=before, digest=digest(optimizer))
@@ -218,6 +226,17 @@ def _with_checkpoints(
             train_step(model, optimizer, step, even=even)
             ckpt.save_async({"model": model.state_dict(), "step": step + 1}, step + 1)
             _say(step=step + 1, digest=digest(optimizer))
+
+
+def _break_pins() -> None:
+    """Make every pin of this rank fail when it is read."""
+    from iobench.errors import DataMismatchError
+    from iobench.offload.state import OptimizerState
+
+    def resume(*_: Any, **__: Any) -> None:
+        raise DataMismatchError("a flipped bit")
+
+    OptimizerState.resume = resume  # type: ignore[method-assign]
 
 
 def _main(kind: str, directory: str, steps: str, *points: str) -> None:
@@ -251,7 +270,10 @@ def _main(kind: str, directory: str, steps: str, *points: str) -> None:
     else:
         optimizer = torch.optim.AdamW(groups, **VALUES, fused=True)
     if "ckpt" in words:
-        _with_checkpoints(model, optimizer, checkpoint, int(steps), even=even)
+        if "broken" in words and torch.distributed.get_rank() == size - 1:
+            _break_pins()
+        step = 2 if "back" in words else "latest"
+        _with_checkpoints(model, optimizer, checkpoint, int(steps), even=even, step=step)
         first = int(steps)
     if "load" in words:
         first = _loaded(model, optimizer, mesh, checkpoint)
