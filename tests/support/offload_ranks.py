@@ -9,8 +9,8 @@ local shards of parameters and state. KIND is "stock" or "offload", and more wor
 - "even": the same gradients are there in all ranks
 - "save": a Checkpointer saves model and optimizer at the end; "load": the training goes on from it
 - "ckpt": a Checkpointer(offload=optimizer) saves each step, and the training goes on from there
-- "back": it goes on from the checkpoint of step 2; "broken": the last rank finds that its pin of it
-  is damaged
+- "back": it makes one step more before it goes on from there; "broken": the last rank then finds
+  that its pin is damaged
 - "other": the state is in a directory for this number of ranks
 - "pinned": it goes on from the newest pin
 - "quiet": it neither pins nor prints before its end
@@ -203,22 +203,16 @@ def _saved(model: torch.nn.Module, optimizer: Any, step: int, directory: Path) -
 
 
 def _with_checkpoints(
-    model: torch.nn.Module,
-    optimizer: Any,
-    directory: Path,
-    steps: int,
-    *,
-    even: bool,
-    step: Any = "latest",
+    model: torch.nn.Module, optimizer: Any, directory: Path, steps: int, *, even: bool
 ) -> None:
-    """Go on from the checkpoint of `step`, if there is one, and save each step."""
+    """Go on from the newest checkpoint, if there is one, and save each step."""
     import iobench
 
     keep = iobench.KeepLast(2)
     with iobench.Checkpointer(directory, keep=keep, offload=optimizer) as ckpt:
         if ckpt.latest() is not None:
             before = optimizer.updates
-            state = ckpt.load(step)
+            state = ckpt.load()
             assert state["step"] == optimizer.updates
             assert "optimizer" not in state
             _say(loaded=state["step"], before=before, digest=digest(optimizer))
@@ -229,14 +223,14 @@ def _with_checkpoints(
 
 
 def _break_pins() -> None:
-    """Make every pin of this rank fail when it is read."""
+    """Make this rank find damage in every generation that it reads."""
     from iobench.errors import DataMismatchError
-    from iobench.offload.state import OptimizerState
+    from iobench.offload import restore
 
-    def resume(*_: Any, **__: Any) -> None:
+    def fill(*_: object) -> None:
         raise DataMismatchError("a flipped bit")
 
-    OptimizerState.resume = resume  # type: ignore[method-assign]
+    restore.fill_parameters = fill
 
 
 def _main(kind: str, directory: str, steps: str, *points: str) -> None:
@@ -270,10 +264,11 @@ def _main(kind: str, directory: str, steps: str, *points: str) -> None:
     else:
         optimizer = torch.optim.AdamW(groups, **VALUES, fused=True)
     if "ckpt" in words:
+        if "back" in words:
+            train_step(model, optimizer, first, even=even)
         if "broken" in words and torch.distributed.get_rank() == size - 1:
             _break_pins()
-        step = 2 if "back" in words else "latest"
-        _with_checkpoints(model, optimizer, checkpoint, int(steps), even=even, step=step)
+        _with_checkpoints(model, optimizer, checkpoint, int(steps), even=even)
         first = int(steps)
     if "load" in words:
         first = _loaded(model, optimizer, mesh, checkpoint)
