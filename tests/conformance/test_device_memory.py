@@ -27,7 +27,10 @@ _MORE = (
     ("hybrid", {"block_size": "64KiB", "paths": "uncached"}),
     ("hybrid", {"block_size": "64KiB", "paths": "direct", "uring": False}),
 )
-_MIXED = ("hybrid", "buffered", "odirect", "aiofiles")  # `make test` runs the first one
+_MIXED = ("hybrid", "buffered", "odirect", "aiofiles")
+_FIRST, _OF_OTHERS = "hybrid", ("bytes", "memory", "streams", "failures")
+"""The writer whose checks `make test` runs all, and the groups of the others: one Staging copies
+for all of them."""
 
 
 def _cases() -> Iterator[object]:
@@ -37,7 +40,9 @@ def _cases() -> Iterator[object]:
             shown = ",".join([name, *(f"{k}={v}" for k, v in options.items())])
             for group, checks in check_groups(stores=stores).items():
                 where = "mixed" if mixed else "device"
-                marks = [pytest.mark.exhaustive] if mixed and name != _MIXED[0] else []
+                first = name == _FIRST and options is _SETTINGS[name]
+                more = not first and (mixed or group not in _OF_OTHERS)
+                marks = [pytest.mark.exhaustive] if more else []
                 case = f"{shown}-{where}-{group}"
                 yield pytest.param(checks, name, options, mixed, id=case, marks=marks)
 

@@ -32,7 +32,14 @@ def tmpfs(new_filesystem) -> Path:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("name", ["buffered", "uncached", "odirect", "uring", "hybrid", "aiofiles"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("buffered", "odirect", "uring"),  # vectors, direct blocks and rings; others combine these
+        *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("uncached", "hybrid")),
+        pytest.param("aiofiles", marks=pytest.mark.exhaustive),
+    ],
+)
 @pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
 def test_large(item: Check, name: str, tmpfs: Path) -> None:
     """Each large claim holds for each writer that stores."""

@@ -20,7 +20,9 @@ _SETTINGS = (
 )
 _OF_OTHERS = ("bytes", "reads", "streams", "failures")
 """Groups of checks with the second and third setting, and with the second server; the first setting
-runs all groups with the first server. With moto `make test-all` runs them."""
+runs all groups with the first server. `make test` has of these _QUICK; with moto `make test-all`
+runs all groups."""
+_QUICK = ("bytes", "streams")
 
 
 def _cases() -> Iterator[object]:
@@ -32,7 +34,7 @@ def _cases() -> Iterator[object]:
                 continue
             shown = ",".join([server, *(f"{k}={v}" for k, v in options.items())])
             for group, checks in check_groups(groups=_OF_OTHERS if number else GROUPS).items():
-                more = server == "moto" and group not in _OF_OTHERS
+                more = (server == "moto" or number > 0) and group not in _QUICK
                 marks = [pytest.mark.exhaustive] if more else []
                 yield pytest.param(server, options, checks, id=f"{shown}-{group}", marks=marks)
 

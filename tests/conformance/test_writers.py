@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,10 +54,10 @@ _SETTINGS = {
     "s3": (),  # in test_s3.py, with servers
     "gds": (),  # in unit/writers/test_gds.py with a fake; on a GPU in integration/test_gpu.py
 }
-# Settings for every kind of file system. The first one of each writer runs every check; the others
-# run those of bytes, memory, reads, streams and failures. The remaining claims (torch, options,
-# threads, many files) may depend on the setting or on the file system, but not on both together:
-# `test_here` runs them with every setting. The machine's own device runs all with the first one.
+# Settings for every kind of file system. On each, the first setting of a writer runs the checks of
+# bytes, streams, failures and durability, which depend on it. The others (memory, torch, reads,
+# options, threads) take the same path everywhere: `test_here` runs them, on the machine's own
+# device with the defaults. `make test-all` runs all checks on every file system.
 _ELSEWHERE = {
     **dict.fromkeys(
         ("buffered", "uncached", "odirect"),
@@ -77,38 +77,39 @@ _ELSEWHERE = {
 
 
 _OF_OTHERS = ("bytes", "memory", "reads", "streams", "failures")
+_OF_FILE_SYSTEMS = ("bytes", "streams", "failures", "durability")
 _KINDS = ("tmpfs", "ext4", "xfs", "btrfs", "overlay", "fuse")
-_WITH_OTHERS = ("tmpfs", "xfs")
-"""The kinds on which `make test` runs other settings than the first one. `test_here` has ext4."""
+_WITH_OTHERS = "tmpfs"
+"""The kind on which `make test` runs other settings than the first one. `test_here` has ext4."""
 
 
 def _cases(
-    settings: dict[str, tuple[dict[str, object], ...]], of_others: Iterable[str] = GROUPS
-) -> Iterator[tuple[str, int, tuple[object, ...]]]:
-    """Each group of checks with the first setting of each writer; `of_others` with the others.
+    settings: dict[str, tuple[dict[str, object], ...]],
+) -> Iterator[tuple[str, str, int, tuple[object, ...]]]:
+    """Each group of checks with the first setting of each writer; _OF_OTHERS with the others.
 
-    Yields the name of the case, the number of the setting, and the arguments.
+    Yields the name of the case, the group, the number of the setting, and the arguments.
     """
     for name, several in settings.items():
         stores = registry.writer_class(name).stores
         for number, options in enumerate(several):
             shown = ",".join([name, *(f"{k}={v}" for k, v in options.items())])
-            groups = check_groups(stores=stores, groups=of_others if number else GROUPS)
+            groups = check_groups(stores=stores, groups=_OF_OTHERS if number else GROUPS)
             for group, checks in groups.items():
-                yield f"{shown}-{group}", number, (checks, name, options)
+                yield f"{shown}-{group}", group, number, (checks, name, options)
 
 
 def _here() -> Iterator[object]:
-    for shown, _, arguments in _cases(_SETTINGS):
+    for shown, _, _, arguments in _cases(_SETTINGS):
         yield pytest.param(*arguments, id=shown)
 
 
 def _elsewhere() -> Iterator[object]:
     """The cases of each kind of file system."""
     for kind in _KINDS:
-        for shown, number, arguments in _cases(_ELSEWHERE, _OF_OTHERS):
+        for shown, group, number, arguments in _cases(_ELSEWHERE):
             marks = [pytest.mark.root]
-            if number and kind not in _WITH_OTHERS:
+            if group not in _OF_FILE_SYSTEMS or (number and kind != _WITH_OTHERS):
                 marks.append(pytest.mark.exhaustive)
             yield pytest.param(kind, *arguments, id=f"{kind}-{shown}", marks=marks)
 

@@ -41,9 +41,12 @@ def _nothing_left() -> Iterator[None]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`name` is each writer that stores files."""
+    """`name` is each writer that stores files. QUICK of a module has those of `make test`: the
+    others store by the same file and stream, and move their blocks like one of these."""
     if "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", _WRITERS)
+        quick = getattr(metafunc.module, "QUICK", _WRITERS)
+        more = {name: [] if name in quick else pytest.mark.exhaustive for name in _WRITERS}
+        metafunc.parametrize("name", [pytest.param(n, marks=m) for n, m in more.items()])
 
 
 @pytest.fixture

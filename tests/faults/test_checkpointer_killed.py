@@ -16,7 +16,7 @@ from support.preloaded import Preloaded
 
 from iobench import Checkpointer, load_checkpoint
 
-_KILLS = 25
+_KILLS = 16
 _SIZE = 50_000
 
 _TRAINERS = """

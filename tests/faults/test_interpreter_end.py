@@ -208,7 +208,9 @@ if how == "later":
 """
 
 
-@pytest.mark.parametrize(("how", "code"), [("now", _LOST), ("later", 0)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("now", _LOST), pytest.param("later", 0, marks=pytest.mark.exhaustive)]
+)
 def test_saves_that_overlap(how: str, code: int, tmp_path: Path) -> None:
     """A failure after a later save began is reported; a save that begins afterwards clears it."""
     ended = subprocess.run(

@@ -1,6 +1,6 @@
 """kill -9 at random moments of a save: for each writer 50 of files and 50 of checkpoints.
 
-`make test-all` adds as many at other moments.
+`make test` has one writer of each kind of I/O. `make test-all` has all, and as many other moments.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from iobench.checkpoint.manifest import MANIFEST
 from iobench.testing import KilledSaves, killed_saves
 from iobench.units import KIB
 from iobench.writers.base import Writer
+
+QUICK = ("buffered", "odirect", "uring", "hybrid")
+"""The page cache, direct blocks by threads and by a ring, and two paths into one file."""
 
 _KILLS = {"write": 25, "stream": 25, "checkpoint": 50}
 _SEEDS = pytest.mark.parametrize("seed", [7, pytest.param(8, marks=pytest.mark.exhaustive)])

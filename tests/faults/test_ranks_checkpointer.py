@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from support.saved_run import SavedRun
 from support.train_scripts import newest_checked
 
 _LIMIT_S = 60
-_TRAINS = "support.train_scripts:trains"
 _PARTS = "iobench.checkpoint.ranked"
 
 _POINTS = {
@@ -118,9 +116,7 @@ def test_preempted_again_and_again(run: SavedRun) -> None:
     run.expect_names(before, before + 1)
 
 
-@pytest.mark.parametrize(
-    ("phase", "victim"), [("write", 0), ("write", 2), ("voted", 1), ("before rename", 0)]
-)
+@pytest.mark.parametrize(("phase", "victim"), [("write", 2), ("voted", 1), ("before rename", 0)])
 def test_stopped(run: SavedRun, phase: str, victim: int) -> None:
     """SIGSTOP: the rank is silent, and its connection stays."""
     point, before = _LEADS.get(phase) or _POINTS[phase][0], run.newest
@@ -162,39 +158,6 @@ def test_a_rank_is_lost_after_its_vote(run: SavedRun) -> None:
     run.expect(ranks, before + 1)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_full_disk_on_one_node(run: SavedRun, victim: int) -> None:
-    """The save fails in all ranks with the name of the rank; the next save works."""
-    points = {victim: [f"{_PARTS}.dcp_files.DcpFormat.write:before:2:full"]}
-    before = run.newest
-    ranks = run.start("full disk", how="retry", points=points)
-    run.expect_done(ranks)
-    for rank in ranks:
-        failed = re.findall(r"^failed (\d+) (.*)$", rank.stdout(), re.M)
-        assert [int(step) for step, _ in failed] == [before + 2], rank.stdout()
-        assert f"rank {victim} (host {ranks[victim].node.host})" in failed[0][1]
-        assert "No space left on device" in failed[0][1]
-    run.expect_names(before + 1, before + 3)
-
-
-def test_directory_of_one_node(nodes: Nodes, tmp_path: Path) -> None:
-    """One node has another directory under the same name. Rank 0 sees that a part is missing."""
-    directory = tmp_path / "run"
-    directory.mkdir()
-    nodes[1].mount_tmpfs(directory, 1 << 20)
-    try:
-        ranks = nodes.ranks(_TRAINS, str(directory), 3, 0.0, "wait")
-        assert 0 not in nodes.wait(ranks, _LIMIT_S)
-        for rank in ranks:
-            assert "rank 1 on host node1" in rank.stdout(), rank.stdout()
-            assert "all ranks need the same directory" in rank.stdout()
-        assert not nodes[1].run("find", str(directory), "-mindepth", "1")
-    finally:
-        nodes[1].unmount(directory)
-    assert newest_checked(directory) == -1
-    SavedRun(nodes, directory).finish()
-
-
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "removed"])
 @pytest.mark.parametrize("file", ["__1_0.distcp", "part-2.json"])
 def test_part_damaged_before_the_commit(run: SavedRun, file: str, damage: str) -> None:
@@ -233,20 +196,6 @@ def test_checkpoint_damaged_after_the_commit(run: SavedRun, damage: str) -> None
     run.expect_done(ranks)
     assert all(f"loaded {before - 1}\n" in rank.stdout() for rank in ranks)
     assert run.newest == before + 1
-
-
-def test_two_jobs_in_one_directory(nodes: Nodes, tmp_path: Path) -> None:
-    """The second job ends with the name of the first one; the first one goes on."""
-    directory = tmp_path / "run"
-    first = nodes.ranks(_TRAINS, str(directory), 20, 0.1, "wait", order=(0, 1))
-    first[0].wait_for("saved 1", _LIMIT_S)
-    second = nodes.ranks(_TRAINS, str(directory), 3, 0.0, "wait", order=(2, 1))
-    assert 0 not in nodes.wait(second, _LIMIT_S)
-    for rank in second:
-        assert "is in use" in rank.stdout() + rank.stderr()
-        assert "on host node0" in rank.stdout() + rank.stderr()
-    assert nodes.wait(first, _LIMIT_S) == [0, 0], [rank.stdout() + rank.stderr() for rank in first]
-    assert newest_checked(directory) == 19
 
 
 def _damage(path: Path, damage: str) -> None:

@@ -13,7 +13,12 @@ _KILLS = 12  # of each seed
 
 
 @pytest.mark.parametrize(
-    ("seed", "target"), [(16, "trains"), (17, "trains"), (18, "trains_reusing")]
+    ("seed", "target"),
+    [
+        (16, "trains"),
+        (18, "trains_reusing"),
+        pytest.param(17, "trains", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_random_kills(tmp_path: Path, seed: int, target: str) -> None:
     """Ranks and nodes are killed, stopped and cut off at random moments. Each time the survivors

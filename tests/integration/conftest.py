@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -42,16 +43,25 @@ def ranks(_pools: list[RankPool]) -> RankPool:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of each checkpoint of the corpus; tests change copies of them."""
-    at = tmp_path_factory.mktemp("corpus")
-    done = subprocess.run(
-        [sys.executable, "-m", "support.checkpoint_corpus", str(at)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    """The directory of each checkpoint of the corpus; tests change copies of them.
+
+    The workers of a run share one, since the frameworks that make it take 15 s.
+    """
+    at = tmp_path_factory.getbasetemp()
+    at = (at.parent if "PYTEST_XDIST_WORKER" in os.environ else at) / "corpus"
+    with open(f"{at}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not at.exists():
+            made = tmp_path_factory.mktemp("corpus-made")
+            done = subprocess.run(
+                [sys.executable, "-m", "support.checkpoint_corpus", str(made)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            made.rename(at)
     return at.joinpath
 
 

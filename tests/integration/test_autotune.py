@@ -28,7 +28,6 @@ from iobench.tune.journal import read_journal
 from iobench.writers.config import read_config
 from iobench.writers.image import FileImage
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Tune = Callable[..., dict[str, Any]]
 
 _BYTES = 60 * 2**20
@@ -105,18 +104,6 @@ def test_on_a_file_system(tune: Tune, target: Path, output: Path) -> None:
     assert tuned.paths
 
 
-def test_on_tmpfs(tune: Tune, output: Path, shared_filesystems: Callable[[str], Path]) -> None:
-    """In memory it gives an answer too, with its reason."""
-    target = shared_filesystems("tmpfs")
-    document = tune(target, "--writer", "buffered,uncached")
-    check(document, output)
-    assert document["environment"]["storage"]["fs_type"] == "tmpfs"
-    assert document["reasons"][0]
-    assert document["confirmed"][0]["verdict"] == "VALID (scaled)"
-    assert "not durable: tmpfs" in document["confirmed"][0]["verdict_reasons"]
-    assert os.listdir(target) == []
-
-
 def test_in_a_bucket(tune: Tune, output: Path, server: LocalS3) -> None:
     """Only `s3` works there, compared with its own defaults; no object is left."""
     with server.active():
@@ -133,21 +120,6 @@ def test_a_bucket_that_is_not_there(tune: Tune, server: LocalS3, more: tuple[str
     with server.active(), pytest.raises(TargetError, match="no such bucket") as caught:
         tune("s3://no-such-bucket/tuned", *more)
     assert caught.value.exit_code == 2
-
-
-def test_a_journal_of_another_endpoint(
-    server: LocalS3, refused: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bucket with the same name at another endpoint is another storage."""
-    journal = tmp_path / "refused.jsonl"
-    with server.active():
-        too_little = ("--max-time", "10ms", "--size", "4MiB")
-        refused(2, "--max-time is too small", "--target", f"{server.target}/x", *too_little)
-        monkeypatch.setenv(
-            "AWS_ENDPOINT_URL_S3", server.endpoint_url.replace("127.0.0.1", "localhost")
-        )
-        monkeypatch.setenv("NO_PROXY", "localhost")
-        refused(2, "another machine or storage", "--resume", journal)
 
 
 @pytest.mark.parametrize("objective", ["balanced", "stall"])
@@ -175,18 +147,6 @@ def test_limits(tune: Tune, target: Path) -> None:
     assert over
     assert all("--max-memory is 1.00 MiB" in one["cause"] for one in over)
     assert document["chosen"] not in [one["setting"] for one in over]
-
-
-def test_what_a_person_sees(
-    tune: Tune, target: Path, capfd: pytest.CaptureFixture[str], journal: Path
-) -> None:
-    """The table has the chosen setting, the baseline and the reasons."""
-    with pytest.raises(json.JSONDecodeError) as caught:
-        tune(target, "--writer", "odirect", "--format", "table")
-    shown = caught.value.doc
-    assert "the best setting for save" in shown
-    for word in ("chosen", "baseline", "samples", "Tried: ", "settings in", "written"):
-        assert word in shown
 
 
 def test_a_complete_journal_gives_its_answer_again(
@@ -380,28 +340,6 @@ def test_what_cannot_be_meant(
 ) -> None:
     """One line with the remedy, the right exit code, and no file."""
     refused(code, words, *arguments)
-
-
-@pytest.mark.parametrize("seed", ["-1", "4294967296"])
-def test_a_seed_out_of_range(
-    iobench_inside: Command, tiny_path: Path, target: Path, output: Path, seed: str
-) -> None:
-    """A seed that a generator does not accept is refused first."""
-    done = iobench_inside(
-        *("autotune", "-w", tiny_path, "--target", target, "-o", output, "--dry-run"),
-        *("--seed", seed),
-    )
-    assert done.returncode == 2
-    assert "--seed" in done.stderr
-    assert os.listdir(target) == []
-
-
-def test_it_replaces_only_writers_files(refused: Callable[..., None], tmp_path: Path) -> None:
-    """A file under -o is refused and not changed; only --resume replaces that of a writer."""
-    other = tmp_path / "precious.toml"
-    other.write_text("mine = true\n")
-    refused(2, "is not a writer's file", "-o", other)
-    assert other.read_text() == "mine = true\n"
 
 
 def test_a_journal_that_exists(

@@ -51,7 +51,6 @@ VERBS = (
     "workloads show",
 )
 NOBODY = 65534
-TRAINING = Path(__file__).parents[2] / "results/reference-train-gpt5b-nemo.jsonl"
 _BY_HAND = ("plan", "--nodes", "8", "--save", "30s", "--restore", "1min")
 
 
@@ -260,23 +259,6 @@ def test_writers(iobench_inside: Command, target: Path) -> None:
     assert os.listdir(target) == []
 
 
-def test_show_of_the_example(iobench_inside: Command) -> None:
-    """A record of schema 1 prints its table."""
-    done = iobench_inside("show", EXAMPLE)
-    assert done.returncode == 0
-    assert "GiB/s" in done.stdout
-
-
-def test_show_of_a_run_that_was_killed(iobench_inside: Command, tmp_path: Path) -> None:
-    """Without an end record the samples are shown, with a warning."""
-    path = tmp_path / "killed.jsonl"
-    path.write_text("".join(EXAMPLE.read_text().splitlines(keepends=True)[:-1]))
-    done = iobench_inside("show", path)
-    assert done.returncode == 0
-    assert "GiB/s" in done.stdout
-    assert "has no end" in done.stderr
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -473,43 +455,6 @@ def test_an_unknown_verb(iobench_inside: Command, verb: str) -> None:
     check(iobench_inside(verb), 2, f"No such command '{shown}'", "--help")
 
 
-def test_arguments_that_are_missing(iobench_inside: Command) -> None:
-    """The message names the missing argument and the help of the command."""
-    check(iobench_inside("show"), 2, "Missing argument 'RECORD...'; see iobench show --help")
-    check(iobench_inside("workloads", "show"), 2, "Missing argument")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("doctor", "--target", ""), 2, "--target '': names nothing"),
-        (("doctor", "--target", "s3://bucket"), 2, "s3://bucket: is a bucket"),
-        (("writers", "--target", ""), 2, "--target '': names nothing"),
-        (("train", "--target", "s3://bucket"), 2, "s3://bucket: is a bucket"),
-        (("train", "--target", "S3://bucket"), 2, "S3:// is not known; give a directory"),
-        (("train", "--mode", "none"), 2, "--mode none: saves nothing; add sync"),
-        ((*_BY_HAND, "--step", "0s"), 2, "--step must be above zero seconds"),
-        (("compare", TRAINING, EXAMPLE), 2, "is a record of iobench train; give records of"),
-        (("exec", "--config", "buffered", "--report", ".", "--", "true"), 2, "--report .: is a"),
-        (("reproduce", "async", "--target", ""), 2, "--target '': names nothing"),
-        (("reproduce", "async", "--results", "x", "--size", "1GiB"), 2, "--size: --results meas"),
-        (("reproduce", "async", "--results", "x", "--repeat", "7"), 2, "leave out --repeat"),
-        (("compare", EXAMPLE, EXAMPLE), 2, "is on both sides: a run does not differ"),
-        (("compare", "a"), 2, "one run is given; write iobench compare OLD NEW"),
-        (("compare", "a", "b", "c"), 2, "-- must be given once, between the sides"),
-        (("exec", "--config", "no.toml", "--", "true"), 2, "no.toml: no such file; iobench auto"),
-        (("show", EXAMPLE, "--format", "jsn"), 2, "'--format': 'jsn' is not one of 'table', 'm"),
-        (("workloads", "lsit"), 2, "Did you mean 'list'"),
-    ],
-    ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else None,
-)
-def test_what_cannot_be_meant(
-    iobench_inside: Command, arguments: tuple[str, ...], code: int, words: str
-) -> None:
-    """One line that names the argument, and what to write instead."""
-    check(iobench_inside(*arguments), code, words)
-
-
 @pytest.mark.parametrize("value", ["abc", "9" * 5000], ids=["word", "5000 digits"])
 @pytest.mark.parametrize(
     ("command", "options"),
@@ -535,56 +480,6 @@ def test_a_value_of_no_meaning_names_its_option(
         done = iobench_inside(*command, option, value)
         check(done, 2, f"iobench {command[0]}: {option}", value[:20])
         assert len(done.stderr) < 250
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (("family: llama", "family: lama"), ("'model.family' is 'lama'", "must be one of")),
-        (("num_layers: 2", "num_layers: 0"), ("num_layers", "greater than or equal to 1")),
-        (("hidden_size: 128", "hidden_size: wide"), ("hidden_size", "'wide'", "integer")),
-        (("  id: hf-trainer", "  id: hf-training"), ("'layout.id'", "hf-trainer")),
-        (("world_size: 2", "world_sizes: 2"), ("world_sizes", "no such field", "world_size")),
-        (("schema: iobench.workload/1\n", ""), ("'schema' is missing",)),
-        (("model:", "model: ["), ("line", "is not YAML")),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else None,
-)
-def test_a_broken_workload_file(
-    refused: Command,
-    tiny_path: Path,
-    tmp_path: Path,
-    change: tuple[str, str],
-    words: tuple[str, ...],
-) -> None:
-    """One line with file, field, value and the allowed values."""
-    path = tmp_path / "broken.yaml"
-    text = tiny_path.read_text()
-    assert change[0] in text
-    path.write_text(text.replace(*change))
-    refused(2, "-w", str(path), words=("broken.yaml", *words))
-
-
-def test_a_workload_file_of_noise(refused: Command, tmp_path: Path) -> None:
-    """A file that is not text is reported as such."""
-    path = tmp_path / "noise.yaml"
-    path.write_bytes(os.urandom(1000) + b"\xff")
-    refused(2, "-w", str(path), words=("noise.yaml",))
-
-
-def test_an_output_file_that_exists(
-    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
-    """A record is never overwritten: the run does not begin."""
-    path = tmp_path / "mine.jsonl"
-    path.write_text("mine")
-    done = iobench_inside(
-        *("run", "-w", tiny_path, "--target", target, "--no-ceiling", "--writer", "buffered"),
-        *("--size", "full", "-o", path),
-    )
-    check(done, 2, "mine.jsonl exists and is not overwritten")
-    assert path.read_text() == "mine"
-    assert os.listdir(target) == []
 
 
 @pytest.mark.parametrize(
@@ -661,35 +556,6 @@ def test_doctor_strict(iobench_inside: Command, target: Path) -> None:
     levels = {item["level"] for item in json.loads(done.stdout)["advice"]}
     assert done.returncode == (1 if levels & {"warn", "fail"} else 0)
     assert iobench_inside("doctor", "--target", target).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (None, ("no such file",)),
-        (b"", ("is empty",)),
-        (b"\x00\xff\x80" * 100, ("line 1",)),
-        (b'{"some": "json"}\n', ("line 1",)),
-        (b"a,b\n1,2\n", ("line 1", "not JSON")),
-        (EXAMPLE.read_bytes()[:-100], ("cut short", "sed -i")),
-        (EXAMPLE.read_bytes().replace(b"iobench.result/1", b"iobench.result/9"), ("line 1",)),
-        (b"".join(EXAMPLE.read_bytes().splitlines(keepends=True)[1:]), ("line 1", "header")),
-    ],
-    ids=["missing", "empty", "noise", "foreign", "csv", "truncated", "newer", "headless"],
-)
-def test_damaged_result_files(
-    iobench_inside: Command, tmp_path: Path, content: bytes | None, words: tuple[str, ...]
-) -> None:
-    """A file that cannot be shown is refused in one line with place and reason."""
-    path = tmp_path / "results.jsonl"
-    if content is not None:
-        path.write_bytes(content)
-    check(iobench_inside("show", path), 2, "results.jsonl", *words)
-
-
-def test_a_directory_as_result_file(iobench_inside: Command, tmp_path: Path) -> None:
-    """A directory is refused as a result file."""
-    check(iobench_inside("show", tmp_path), 2, "is a directory; give a result file")
 
 
 # Targets that cannot be used.

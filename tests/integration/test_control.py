@@ -95,37 +95,6 @@ def test_a_lost_rank_is_named_before_the_deadline(lost: int, how: int) -> None:
             assert "client_connected_cb" not in err
 
 
-def test_a_late_rank_is_named_with_the_phase() -> None:
-    """The deadline passes while the rank lives."""
-    with start_ranks(_waiting(deadline_s=1), 3) as ranks:
-        for rank in (0, 2):
-            code, out, err = ranks.end(rank, timeout_s=15)
-            assert code == 0, err
-            assert "rank 1 (host" in out
-            assert "did not reach phase 'write of step 7' within 1 s" in out
-
-
-def test_an_error_ends_the_others() -> None:
-    """A rank that leaves the block with an error is named, with its error."""
-    code = (
-        _BEGIN
-        + """
-with control:
-    if world.rank == 1:
-        raise OSError(28, "No space left on device")
-    try:
-        control.barrier("x", deadline_s=15)
-    except RankError as error:
-        print(error, flush=True)
-"""
-    )
-    with start_ranks(code, 2) as ranks:
-        (_, out, _), (failed, _, err) = ranks.ends()
-        assert failed == 1
-        assert "No space left" in err
-        assert "failed: OSError: [Errno 28] No space left on device" in out
-
-
 def test_a_missing_rank_is_named() -> None:
     """A rank that never starts: rank 0 warns of it, and all end at the deadline of connect."""
     code = _BEGIN.replace("deadline_s=20, ", "").replace(

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -156,17 +155,6 @@ def test_one_signal_is_enough(
     check_interrupted(process, target, tmp_path / "run.jsonl")
 
 
-@pytest.mark.parametrize("writer", ["buffered", "uncached,threads=4"])
-def test_every_writer_can_be_interrupted(
-    start: Callable[..., Run], target: Path, tmp_path: Path, writer: str
-) -> None:
-    """Threads that write in the background end with the run; those of odirect do above."""
-    process = start("--writer", writer, "--no-ceiling")
-    wait_for(lambda: in_save(target), process)
-    process.send_signal(signal.SIGINT)
-    check_interrupted(process, target, tmp_path / "run.jsonl")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_processes_side_by_side_end_with_the_run(
     start: Callable[..., Run], target: Path, tmp_path: Path, number: int
@@ -267,22 +255,25 @@ def test_an_interrupt_that_gets_lost(tiny_path: Path, target: Path, tmp_path: Pa
     assert os.listdir(target) == []
 
 
-def test_nohup_is_honoured(iobench: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+_NOHUP = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from iobench.cli import main
+main.run()
+"""
+
+
+def test_nohup_is_honoured(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """A run that ignores SIGHUP goes on when it comes."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit ignored signals
-    try:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "iobench", "run", "-w", tiny_path, "--target", target),
-                *("--writer", "buffered", "--no-ceiling", "--repeat", "3", "--size", "full"),
-                *("-o", tmp_path / "run.jsonl"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    process = Preloaded(
+        [
+            *("-c", _NOHUP, "run", "-w", tiny_path, "--target", target),
+            *("--writer", "buffered", "--no-ceiling", "--repeat", "3", "--size", "full"),
+            *("-o", tmp_path / "run.jsonl"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     wait_for(lambda: at_start(target), process)
     process.send_signal(signal.SIGHUP)
     _, stderr = process.communicate(timeout=_PATIENCE_S)
@@ -351,13 +342,10 @@ def test_a_checkpoint_is_read(verb: str, tmp_path: Path) -> None:
     header, _ = header_bytes([("w", "uint8", (size,))], {})
     source.write_bytes(header)
     os.truncate(source, len(header) + size)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "iobench", verb, source, *(["-o", out] if verb == "export" else [])],
+    process = Preloaded(
+        ["-m", "iobench", verb, source, *(["-o", out] if verb == "export" else [])],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
-        # A job in the background of a shell ignores it, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
     def reads() -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -136,38 +134,6 @@ def test_each_side_resumes_from_the_other(
         assert [(save.step, save.status) for save in plugin.saves] == [
             *((3, "committed"), (6, "committed"), (9, "committed"), (12, "committed"))
         ]
-
-
-_KILLED = """
-import sys, warnings
-from pathlib import Path
-warnings.simplefilter("ignore")
-sys.path[:0] = {tests!r}
-from test_lightning import AsyncCheckpointIO, CheckpointIO, fit
-fit(Path({directory!r}), {plugin}, kill_at=8)
-"""
-
-
-def test_killed_and_resumed(stock: tuple[Path, dict[int, float]], tmp_path: Path) -> None:
-    """kill -9 in the middle: what has a name is whole, and the resumed run ends as the other."""
-    directory = tmp_path / "killed"
-    code = _KILLED.format(
-        tests=[str(Path(__file__).parent), str(Path(__file__).parents[1])],
-        directory=str(directory),
-        plugin="AsyncCheckpointIO('odirect', slots=1)",
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    left = [name for name in names(directory) if name.endswith(".ckpt")]
-    assert left  # with one slot, 3 was durable before 6 was copied
-    newest = max(left, key=lambda name: int(name.removeprefix("step=").removesuffix(".ckpt")))
-    step = torch.load(directory / newest, weights_only=False)["global_step"]
-    assert step in (3, 6)
-    losses = fit(directory, AsyncCheckpointIO("odirect"), resume=directory / newest)
-    assert losses == {n: loss for n, loss in stock[1].items() if n >= step}
-    assert "step=12.ckpt" in names(directory)
 
 
 class Refusing(BufferedWriter):

@@ -21,7 +21,7 @@ from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
 
-_SCHEDULES, _PARTS = 2000, 8  # `make test` runs one part
+_SCHEDULES, _PARTS = 2000, 16  # `make test` runs one part
 _STEPS = 6
 
 

@@ -11,7 +11,6 @@ import pickle
 import stat
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -301,13 +300,6 @@ def test_files_that_are_something_else(damage: str, tmp_path: Path) -> None:
     assert (expected is None) is (damage == "legacy")
 
 
-def test_what_weights_only_refuses(tmp_path: Path) -> None:
-    """It is refused with torch's own words."""
-    iobench.torch.save({"x": Path("a")}, tmp_path / "m.pt", writer=WRITER)
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        iobench.torch.load(tmp_path / "m.pt", writer=WRITER)
-
-
 @pytest.mark.parametrize(
     ("variable", "given", "allowed"),
     [
@@ -351,21 +343,6 @@ def test_what_is_loaded_is_freed_at_once(tmp_path: Path) -> None:
         assert sum(type(o) in STORAGES for o in gc.get_objects()) == before
     finally:
         gc.enable()
-
-
-def test_what_cannot_be_pickled_leaves_the_old_file(tmp_path: Path) -> None:
-    """The error is pickle's, and what was there stays."""
-    iobench.torch.save({"a": 1}, tmp_path / "m.pt", writer=WRITER)
-    state = {"f": lambda: 1}
-    expected = _error(lambda: torch.save(state, tmp_path / "n.pt"))
-    assert expected is not None
-    found = _error(lambda: iobench.torch.save(state, tmp_path / "m.pt", writer=WRITER))
-    assert found is not None
-    assert found[0] is expected[0]
-    assert torch.load(tmp_path / "m.pt") == {"a": 1}
-    same = torch.ones(4)
-    with pytest.raises(RuntimeError, match="view the same data as different types"):
-        iobench.torch.save([same, same.view(torch.int32)], tmp_path / "m.pt", writer=WRITER)
 
 
 # What is at the path.
@@ -695,26 +672,6 @@ def test_the_default_writer(tmp_path: Path) -> None:
         iobench.set_default_writer(None)
     assert default_writer.chosen_writer().name == "hybrid"
     assert iobench.torch.load(tmp_path / "m.pt") == {"a": 1}
-
-
-def test_threads_save_side_by_side(tmp_path: Path, log_lines: Callable[[], list[str]]) -> None:
-    """Each leaves stock torch's file, and none disturbs another."""
-
-    def save(number: int) -> None:
-        for turn in range(5):
-            state = {"n": number, "data": torch.full((1000,), float(turn))}
-            iobench.torch.save(state, tmp_path / f"{number}.pt", writer=WRITER)
-            assert iobench.torch.load(tmp_path / f"{number}.pt", writer=WRITER)["n"] == number
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(save, range(4)))
-    (tmp_path / "stock").mkdir()
-    for number in range(4):
-        state = {"n": number, "data": torch.full((1000,), 4.0)}
-        torch.save(state, tmp_path / f"stock/{number}.pt")
-        found = (tmp_path / f"{number}.pt").read_bytes()
-        assert found == (tmp_path / f"stock/{number}.pt").read_bytes()
-    assert log_lines() == []
 
 
 def test_the_first_load_of_a_process(

@@ -12,7 +12,6 @@ import pytest
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 RECORD = Path(__file__).parents[1] / "unit" / "results" / "recorded.jsonl"
-ZERO = ("--size", "0")
 HAND = ("--save", "30s", "--restore", "60s", "--nodes", "2048")
 
 
@@ -107,44 +106,3 @@ def test_invalid_samples_are_left_out(iobench_inside: Command, tmp_path: Path) -
     found = document(iobench_inside("plan", *options))
     assert {one["writer"] for one in found["forecasts"]} == {"uncached", "buffered"}
     assert any(note.startswith("odirect: 5 invalid samples left out") for note in found["notes"])
-
-
-@pytest.mark.parametrize(
-    ("code", "words", "arguments"),
-    [
-        (2, "--nodes", ("--save", "30s", "--restore", "60s")),
-        (2, "give --results FILE, or times by hand", ("--nodes", "8")),
-        (2, "give --results FILE, or times by hand", ("--nodes", "8", "--save", "30s")),
-        (2, "write 2048, 64,512,2048 or 1024-131072", (*HAND[:4], "--nodes", "many")),
-        (2, "the smaller number comes first", (*HAND[:4], "--nodes", "64-8")),
-        (2, "without thousands separators", (*HAND[:4], "--nodes", "2,048")),
-        (2, "from 1 up", (*HAND[:4], "--nodes", "0")),
-        (2, "is not a time", (*HAND, "--restart", "soon")),
-        (2, "--restart '30' has no unit; write 30s", (*HAND, "--restart", "30")),
-        (2, "--save '30' has no unit", ("--save", "30", "--restore", "1s", "--nodes", "1")),
-        (2, "--interval must be above zero seconds", (*HAND, "--interval", "0s")),
-        (2, "failures-per-1000-node-days must be", (*HAND, "--failures-per-1000-node-days", "0")),
-        (2, "--persist applies to asynchronous saves", (*HAND, "--persist", "3s")),
-        (2, "--size: only --results has samples", (*HAND, "--size", "3GiB")),
-        (2, "--size: only --results has samples", (*HAND, "--size", "")),
-        (2, "--size 0: a node saves more than 0", ("--nodes", "8", "--results", RECORD, *ZERO)),
-        (2, "--save: --results has the", ("--nodes", "8", "--results", RECORD, "--save", "")),
-        (2, "--save, --restore: --results has the", (*HAND, "--results", RECORD)),
-        (2, "no such file", ("--nodes", "8", "--results", "nowhere.jsonl")),
-    ],
-)
-def test_what_cannot_be_meant(
-    iobench_inside: Command, code: int, words: str, arguments: tuple[str | Path, ...]
-) -> None:
-    """One line on stderr with the problem and the allowed values; no report."""
-    done = iobench_inside("plan", *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("iobench plan: ")
-    assert words in done.stderr
-
-
-def test_plan_needs_the_nodes(iobench_inside: Command) -> None:
-    """One line on stderr and the exit code 2."""
-    done = iobench_inside("plan", "--save", "30s", "--restore", "60s")
-    assert (done.returncode, "give --nodes" in done.stderr) == (2, True)

@@ -386,7 +386,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _LINES = re.findall(r"^    (iobench exec .*)$", _PAGE.read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("line", _LINES)
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=pytest.mark.exhaustive if "torchrun" in line else [])
+        for line in _LINES
+    ],
+)
 def test_unmodified_programs(line: str, model: Path, tmp_path: Path) -> None:
     """Transformers with device_map and with tp_plan, vLLM's loop, and cuts: the same results.
 

@@ -200,23 +200,3 @@ def test_one_interrupt_cleans_every_target(
     end = read(tmp_path / "run.jsonl").end
     assert end is not None
     assert end.status == "interrupted"
-
-
-def test_what_is_refused_writes_nothing(
-    iobench_inside: Command, tiny_path: Path, places: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """The same target twice, a missing one, or one that is too small: exit code 2 and one line."""
-    first, second = places
-    for targets, says in (
-        ((first, first), "is given twice"),
-        ((first, ""), "a target is missing between the commas"),
-        ((first, tmp_path / "missing"), "no such directory"),
-    ):
-        done = iobench_inside(*arguments(tiny_path, *targets), "--writer", "buffered")
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert says in done.stderr
-    small = ("run", "-w", "llama7b", "--target", f"{first},{second}", "--writer", "buffered")
-    done = iobench_inside(*small, "--size", "900MiB")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "does not fit" in done.stderr
-    assert [os.listdir(place) for place in places] == [[], []]

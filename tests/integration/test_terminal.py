@@ -27,7 +27,6 @@ from iobench.bench import planning
 from iobench.bench.targets import directory
 from iobench.cli import main, s3
 from iobench.environment import memory
-from iobench.errors import UnknownNameError
 from iobench.integrations.redirect import launch
 from iobench.integrations.redirect.call_counts import Count, Function
 from iobench.report import tuning
@@ -192,18 +191,6 @@ _FIRST = pytest.mark.parametrize(
     ],
     ids=lambda value: value[0],
 )
-
-
-@_FIRST
-def test_what_takes_a_while_says_so_first(
-    arguments: tuple[str, ...], first: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before it looks at the target; the line is removed at the end."""
-    stderr = Output(terminal=True)
-    with contextlib.redirect_stderr(stderr), pytest.raises(UnknownNameError):
-        app(list(arguments), standalone_mode=False)
-    assert stderr.getvalue() == "".join(f"{one} ...\r\x1b[K" for one in first)
-    assert capsys.readouterr().out == ""
 
 
 _ENDS_AT_IMPORTS = """

@@ -19,11 +19,11 @@ import torch
 from support.s3_servers import SERVERS, s3_server
 from support.tiers import damage, events, settled, state, until
 
-from iobench import Checkpointer, KeepLast, Local, Memory, Remote, load_checkpoint
+from iobench import Checkpointer, KeepLast, Memory, Remote, load_checkpoint
 from iobench.checkpoint import ledger
 from iobench.checkpoint.object_store import ObjectStore
 from iobench.checkpoint.save import Copy
-from iobench.errors import OptionError, TargetError, TransferError, UsageError
+from iobench.errors import OptionError, TargetError, TransferError
 from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.remote.drain import exceeded
 from iobench.remote.file_copier import DrainStep
@@ -86,16 +86,6 @@ def test_saved_copied_and_read_back(local: Path, remote: Path) -> None:
     size = sum(path.stat().st_size for path in (local / "step-1").iterdir())
     manifest = (local / "step-1" / "manifest.json").stat().st_size
     assert sent[1] == (size - manifest, size)
-
-
-def test_without_tiers_nothing_changes(local: Path) -> None:
-    """No journal, no thread, no copies."""
-    with Checkpointer(local) as ckpt:
-        save = ckpt.save(state(1, _SMALL), 1)
-        assert save.copies == []
-        with pytest.raises(UsageError, match="tiers"):
-            ckpt.wait(until="remote")
-    assert not (local / JOURNAL).exists()
 
 
 def test_a_lower_copy_goes_only_after_the_upper_one_was_read_back(
@@ -563,16 +553,6 @@ def test_wrong_tiers(local: Path, tiers: Any, match: str) -> None:
     with pytest.raises(OptionError, match="a directory first"):
         Checkpointer("s3://bucket/run", writer="s3", tiers=[Remote(local)])
     assert not local.exists()
-
-
-def test_several_ranks(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error in each rank, before it connects to the others."""
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(OptionError, match="the order is Memory, Local, Remote"):
-        Checkpointer(local, tiers=[Remote("s3://bucket/run"), Local()])
 
 
 @pytest.mark.parametrize(

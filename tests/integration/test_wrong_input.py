@@ -16,6 +16,7 @@ from typer.main import get_command
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 _RECORD = Path(__file__).parents[2] / "results/reference-llama7b.jsonl"
+_TRAINING = _RECORD.with_name("reference-train-gpt5b-nemo.jsonl")
 _HAND = "--save 30s --restore 30s"
 
 CASES = {
@@ -34,6 +35,7 @@ CASES = {
     "run --target s3://": "names no bucket; write s3://bucket/prefix",
     "run --rank -1": "--rank -1: must be greater than or equal to 0; see iobench run --help",
     "autotune --objective speed": "'speed' is not one of 'save', 'restore'",
+    "autotune --seed -1": "--seed -1",
     "autotune --max-time 10": "--max-time '10' has no unit",
     "autotune --max-bytes 0": "--max-bytes must be above zero, and is 0",
     "autotune --max-cpu lots": "--max-cpu lots: must be a valid number",
@@ -48,6 +50,8 @@ CASES = {
     "train --mode fast": "--mode 'fast': none, sync, async",
     "train --every 0": "--every 0: a number of steps (20)",
     "train --steps 0": "--steps 0: must be greater than or equal to 1",
+    "train --mode none": "--mode none: saves nothing; add sync",
+    "train --target s3://bucket": "s3://bucket: is a bucket",
     "train --writer peer:dcp": "peer:dcp cannot save a training state",
     "train --device tpu": "'tpu' is not one of 'cpu', 'cuda'",
     "plan": "give --nodes: the nodes of the job",
@@ -58,6 +62,16 @@ CASES = {
     "plan --nodes 4 --results text.txt": "text.txt, line 1: not JSON; give a .jsonl file",
     f"plan --nodes 4 {_HAND} -w nope": "unknown workload 'nope'. Known: bloom-3b",
     f"plan --nodes 4 {_HAND} --restart 0": "--restart '0' has no unit",
+    f"plan --nodes 4 {_HAND} --restart soon": "is not a time",
+    f"plan --nodes 64-8 {_HAND}": "the smaller number comes first",
+    f"plan --nodes 2,048 {_HAND}": "without thousands separators",
+    f"plan --nodes 4 {_HAND} --step 0s": "--step must be above zero seconds",
+    f"plan --nodes 4 {_HAND} --interval 0s": "--interval must be above zero seconds",
+    f"plan --nodes 4 {_HAND} --failures-per-1000-node-days 0": "-1000-node-days must be",
+    f"plan --nodes 4 {_HAND} --persist 3s": "--persist applies to asynchronous saves",
+    f"plan --nodes 4 {_HAND} --size 3GiB": "--size: only --results has samples",
+    f"plan --nodes 4 {_HAND} --results run.jsonl": "--save, --restore: --results has the",
+    "plan --nodes 4 --results run.jsonl --size 0": "--size 0: a node saves more than 0",
     "show": "Missing argument 'RECORD...'; see iobench show --help",
     "show nope": "nope: no such file; iobench writes its records under results/",
     "show text.txt": "text.txt, line 1: not JSON; give a .jsonl file that iobench wrote",
@@ -68,16 +82,23 @@ CASES = {
     "report nope -o x.html": "nope: no such file; iobench writes its records",
     "compare run.jsonl": "one run is given; write iobench compare OLD NEW",
     "compare run.jsonl run.jsonl": "is on both sides: a run does not differ from itself",
+    "compare run.jsonl train.jsonl": "is a record of iobench train; give records of",
+    "compare a b c": "-- must be given once, between the sides",
     "compare nope run.jsonl": "nope: no such file; iobench writes its records",
     "compare run.jsonl empty": "empty has no result files (*.jsonl)",
     "compare run.jsonl text.txt --threshold 5": "--threshold '5' is not a percentage; write 5%",
     "reproduce nope": "unknown claim 'nope'. Known: async",
     "reproduce async --results nope": "nope: no such file",
     "reproduce async --size x": "--size 'x' is not a size; write",
+    "reproduce async --results x --size 1GiB": "--size: --results meas",
+    "reproduce async --results x --repeat 7": "leave out --repeat",
+    "doctor --target=": "--target '': names nothing",
+    "doctor --target s3://bucket": "s3://bucket: is a bucket",
     "doctor --target nope": "--target nope: no such directory; make it first",
     "doctor --format xml": "'xml' is not one of 'table', 'json'",
     "writers --target nope": "--target nope: no such directory; make it first",
     "writers --target ftp://x": "ftp:// is not known; give a directory, or s3://bucket/prefix",
+    "exec --config no.toml -- true": "no.toml: no such file; iobench auto",
     "exec --config nope -- true": "unknown writer 'nope'",
     "exec --config odirect,threads=x -- true": "threads=x",
     "exec --config hybrid -- nope-program": "nope-program",
@@ -91,6 +112,7 @@ CASES = {
     "offload export empty -o x.pt": "empty",
     "tiers nope": "nope",
     "replicas nope": "No such command 'nope'; see iobench replicas --help",
+    "workloads lsit": "Did you mean 'list'",
     "workloads show nope": "unknown workload 'nope'. Known: bloom-3b",
     "workloads show llama7b --rank 999": "has no rank 999: it has 0 to 7",
     "workloads import nope": "nope: does not exist",
@@ -106,6 +128,7 @@ CASES = {
 @pytest.mark.parametrize("command", CASES)
 def test_wrong_input(command: str, iobench_inside: Command, tmp_path: Path) -> None:
     shutil.copy(_RECORD, tmp_path / "run.jsonl")
+    shutil.copy(_TRAINING, tmp_path / "train.jsonl")
     (tmp_path / "text.txt").write_text("text\n")
     (tmp_path / "my.toml").write_text('schema = "iobench.writer/1"\nwriter = "buffered"\n')
     (tmp_path / "empty").mkdir()

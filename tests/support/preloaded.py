@@ -33,6 +33,8 @@ _MODULES = (
     *("iobench.tune.tuner", "iobench.train.session"),
     *(
         "torch.distributed.checkpoint",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
         "torch.distributed.tensor",
         "iobench.checkpoint.ranked.dcp_files",
     ),

@@ -84,7 +84,7 @@ def _run(
     )
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["2", pytest.param("0", marks=pytest.mark.exhaustive)])
 def test_a_test_that_hangs_is_named(tmp_path: Path, workers: str) -> None:
     """With its stack; the summary comes too, and no child is left."""
     done = _run(tmp_path, "-n", workers, test_hangs=_HANGS.replace("CAUGHT", "raise"))
@@ -99,6 +99,7 @@ def test_a_test_that_hangs_is_named(tmp_path: Path, workers: str) -> None:
     assert not _is_running(child)
 
 
+@pytest.mark.exhaustive
 def test_a_test_that_cannot_be_interrupted_is_ended(tmp_path: Path) -> None:
     """There is no summary then."""
     text = _HANGS.replace("CAUGHT", "time.sleep(1000)")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import iobench
 from iobench.bench.axes import Axes
 from iobench.bench.contenders.choose import choose, find_baseline
 from iobench.bench.planning import make_plan, plan_lines
@@ -200,31 +198,3 @@ def test_more_processes_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("iobench.bench.plan.available_bytes", lambda: 600 * MIB)
     with pytest.raises(UsageError, match=r"--numjobs 4: each process takes .* choose fewer"):
         plan_of("llama7b", tmp_path, numjobs="4")
-
-
-def _spelling_out(name: str) -> set[str]:
-    """Return the files of the package that use `name` as a variable, field, argument or key."""
-    package = Path(iobench.__file__).parent
-    found = set()
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case ast.Name(id=word) | ast.Attribute(attr=word) | ast.arg(arg=word):
-                    pass
-                case ast.keyword(arg=word) | ast.Constant(value=word):
-                    pass
-                case _:
-                    continue
-            if word == name:
-                found.add(path.relative_to(package).as_posix())
-    return found
-
-
-def test_an_axis_is_spelled_out_in_four_files_at_most() -> None:
-    """Where it is declared, parsed, offered and used; see the docstring of bench/axes.py."""
-    assert _spelling_out("granularity") == {
-        "results/setting.py",
-        "bench/axes.py",
-        "cli/run.py",
-        "workloads/reshape.py",
-    }

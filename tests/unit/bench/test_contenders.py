@@ -20,7 +20,6 @@ from iobench.bench.contenders.choose import choose
 from iobench.bench.contenders.peer import PeerContender
 from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
 from iobench.peers.base import Peer, State
-from iobench.results import Failure
 from iobench.units import KIB, MIB
 from iobench.workloads import Workload
 from iobench.writers.registry import Registry, make
@@ -212,15 +211,6 @@ def test_one_that_only_restores(tmp_path: Path, tiny: Workload, idle: Any) -> No
     assert sample is not None
     assert sample.verified is not None
     assert sample.verified.mismatches == 0
-
-
-def test_a_failure_is_recorded(tmp_path: Path, tiny: Workload, idle: Any) -> None:
-    """The record names the contender, the operation and the error in one line."""
-    one = make_trial(PeerContender(Memory()), tiny, tmp_path, idle)
-    failure = one.failure("restore", ValueError("no\nsuch thing"))
-    assert isinstance(failure, Failure)
-    assert (failure.writer, failure.operation) == ("peer:memory", "restore")
-    assert failure.error == "ValueError: no such thing"
 
 
 _THIRD_PARTY = """

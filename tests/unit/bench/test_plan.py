@@ -26,16 +26,11 @@ from iobench.bench.planning import expected_line, make_plan, plan_lines
 from iobench.bench.rates import Rates
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import (
-    OptionError,
     TargetError,
-    UnavailableError,
-    UnknownNameError,
     UsageError,
 )
 from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
-from iobench.writers.availability import Availability
-from iobench.writers.null import NullWriter
 
 if TYPE_CHECKING:
     from iobench.results import Run
@@ -197,61 +192,6 @@ def test_peers_need_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert 16 * MIB <= plan.pool_bytes <= 100 * MIB - plan.size_bytes
 
 
-def test_a_missing_directory(tmp_path: Path) -> None:
-    """It is refused, and not created."""
-    with pytest.raises(TargetError, match="no such directory; make it first"):
-        make_tiny_plan(tmp_path / "missing", size="64MiB")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_as_directory(tmp_path: Path) -> None:
-    """A file is refused as a target."""
-    (tmp_path / "file").touch()
-    with pytest.raises(TargetError, match="is not a directory"):
-        make_tiny_plan(tmp_path / "file", size="64MiB")
-
-
-def test_a_directory_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is refused before anything is tried."""
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(TargetError, match="cannot be written"):
-        make_tiny_plan(tmp_path, size="64MiB")
-
-
-def test_a_writer_that_does_not_work_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused with its reason and remedy, and never replaced by another."""
-    answer = Availability(ok=False, reason="Not today.", remedy="Come back tomorrow.")
-    monkeypatch.setattr(NullWriter, "available", lambda *_: answer)
-    with pytest.raises(UnavailableError, match=r"null.*Not today\. Come back tomorrow\."):
-        make_tiny_plan(tmp_path, size="64MiB")
-
-
-@pytest.mark.parametrize(
-    ("asked", "error", "message"),
-    [
-        ({"workload": "llama7c"}, UnknownNameError, "did you mean 'llama7b'"),
-        ({"writers": "nul"}, UnknownNameError, "did you mean 'null'"),
-        ({"writers": "null,treads=2"}, UnknownNameError, "did you mean 'threads'"),
-        ({"writers": "null,threads=0"}, OptionError, "from 1 to 256"),
-        ({"writers": "null,null"}, UsageError, "twice"),
-        ({"writers": ""}, UsageError, "empty name"),
-        ({"size": "much"}, OptionError, "not a size"),
-        ({"size": "1k"}, UsageError, "the smallest is"),
-        ({"size": "0"}, UsageError, "the smallest is"),
-        ({"rank": 8}, UsageError, "it has 0 to 7"),
-        ({"workload": "synthetic-1t", "rank": 3071}, UsageError, "rank 3071 writes no files"),
-    ],
-)
-def test_what_cannot_be_meant(
-    tmp_path: Path, asked: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    """Invalid names, values, sizes and ranks are refused; each message says what is allowed."""
-    with pytest.raises(error, match=message):
-        make_tiny_plan(tmp_path, **{"size": "64MiB"} | asked)
-
-
 def test_a_chosen_size(tmp_path: Path) -> None:
     """Layers are dropped to reach the size, and the plan names them."""
     plan = make_tiny_plan(tmp_path, size="64MiB")
@@ -310,13 +250,6 @@ def test_the_default_size_fits_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert plan.size_bytes <= DirectoryTarget(path=tmp_path).free_bytes() < 3 * GIB
 
 
-def test_the_default_size_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused before any probe."""
-    space(monkeypatch, 100 * MIB)
-    with pytest.raises(TargetError, match="no space is left"):
-        make_tiny_plan(tmp_path, writers="buffered")
-
-
 def test_seconds_per_byte() -> None:
     """Each writer saves and restores once per repetition; each fio job is as fast as the fastest
     writer."""
@@ -340,13 +273,6 @@ def test_probing_leaves_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(rates_module, "_PROBE_BYTES", MIB)
     assert expected_line(plan).startswith("expected  about ")
     assert os.listdir(plan.targets[0].location) == []
-
-
-def test_changed_options_are_shown(plan: Plan) -> None:
-    """The plan shows only options that differ from the defaults."""
-    contenders = chosen("buffered,buffered,block_size=1MiB,threads=2")
-    text = "\n".join(plan_lines(dataclasses.replace(plan, contenders=contenders)))
-    assert "buffered, buffered,block_size=1MiB,threads=2" in text
 
 
 def test_a_seed_of_its_own(tmp_path: Path) -> None:

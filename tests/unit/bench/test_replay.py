@@ -210,16 +210,6 @@ def test_two_checkpoints_differ(tmp_path: Path, file_format: str) -> None:
         assert one[begin:end] != two[begin:end]
 
 
-def test_a_seed_repeats_its_checkpoints(tmp_path: Path) -> None:
-    """The same seed gives the same file, another seed another file."""
-    files = []
-    for number, seed in enumerate((1, 1, 2)):
-        made = replay("safetensors", seed=seed)
-        saved(made, tmp_path / str(number))
-        files.append((tmp_path / str(number) / made.files[0].path).read_bytes())
-    assert files[0] == files[1] != files[2]
-
-
 def test_size_bytes_is_what_is_written(tmp_path: Path, tiny: Workload) -> None:
     """The computed size, the transfers' sum and the size on disk are equal."""
     made = Replay(tiny.files(), pool_bytes=MIB, seed=1)

@@ -36,16 +36,14 @@ from iobench.bench.plan import Plan
 from iobench.bench.runner import Runner
 from iobench.bench.targets import directory
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
-from iobench.errors import FioError, RegressionError, TransferError
+from iobench.errors import RegressionError, TransferError
 from iobench.results import (
     CeilingSample,
     Cold,
     End,
     ResultFile,
     ResultWriter,
-    Run,
     Sample,
-    Verified,
     read,
 )
 from iobench.results.file import RecordFile
@@ -58,8 +56,6 @@ from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
-
-Contender = tuple[str, str]
 
 
 class Log:
@@ -212,18 +208,6 @@ def test_an_aa_run_has_the_first_contender_twice(execute: Callable[..., ResultFi
         assert noise_floor(samples) is not None
 
 
-def test_auto_goes_on_until_time_is_over(execute: Callable[..., ResultFile]) -> None:
-    """No repetition begins after it; there is always one."""
-    none_left = Repeat(times=6, precision=0.05, max_s=0.0)
-    assert len(execute(make("null"), repeat=none_left, ceiling=False).samples) == 1
-
-
-def test_auto_goes_on_until_the_intervals_are_narrow(execute: Callable[..., ResultFile]) -> None:
-    """Any interval is narrower than 1000 times the median: six repetitions are enough."""
-    easy = Repeat(times=6, precision=1000.0, max_s=1e9)
-    assert len(execute(make("null"), repeat=easy, ceiling=False).samples) == 6
-
-
 def test_saves_that_follow_each_other_are_restored_once(
     execute: Callable[..., ResultFile],
 ) -> None:
@@ -367,39 +351,6 @@ def test_nothing_is_prepared_while_a_clock_runs(
         waits = [(began, ended) for one, began, ended in spans if one == "settled"]
         assert all(any(a < b and c < d for a, d in waits) for b, c in inside), name
     assert threads <= before
-
-
-def test_the_header_has_the_request(execute: Callable[..., ResultFile]) -> None:
-    """The first record has real bytes, files and plan; the seed does not change the hash."""
-    runs: list[Run] = [execute(make("null"), seed=seed).run for seed in (1, 2)]
-    run = runs[0]
-    assert (run.workload.name, run.workload.files, run.workload.scaled) == ("tiny", 8, False)
-    assert run.plan["seed"] == 1
-    assert run.config_hash == runs[1].config_hash
-    assert run.run_id != runs[1].run_id
-
-
-def test_a_failing_job_is_recorded_and_left_out(
-    execute: Callable[..., ResultFile], fake_fio: FakeFio
-) -> None:
-    """Its error is recorded once, it is not repeated, and the others go on."""
-
-    def fails(job: FioJob, operation: str) -> None:
-        if job is JOBS[0] and operation == "save":
-            raise FioError("io_uring is forbidden here")
-
-    fake_fio.fails = fails
-    result = execute(make("null"), repeat=3)
-    failed = [sample for sample in result.ceiling if sample.error]
-    assert [(sample.job["name"], sample.error) for sample in failed] == [
-        (JOBS[0].name, "io_uring is forbidden here")
-    ]
-    assert Counter(fake_fio.calls) == {
-        (JOBS[0].name, "save"): 1,
-        **{(job.name, operation): 3 for job in JOBS[1:] for operation in ("save", "restore")},
-    }
-    assert result.end is not None
-    assert result.end.status == "complete"
 
 
 class _Full(OneByOne):
@@ -591,39 +542,6 @@ def test_the_only_target_dies(
     assert result.end.status == "failed"
 
 
-@pytest.mark.parametrize("names", [("target",), ("a", "b")])
-@pytest.mark.parametrize("call", [1, 4])
-def test_an_interrupt_during_fio(
-    execute: Callable[..., ResultFile], fake_fio: FakeFio, call: int, names: tuple[str, ...]
-) -> None:
-    """Ctrl-C while a job runs ends the run as interrupted."""
-
-    def fails(job: FioJob, operation: str) -> None:
-        if len(fake_fio.calls) == call:
-            raise KeyboardInterrupt
-
-    fake_fio.fails = fails
-    result = execute(make("buffered"), error=KeyboardInterrupt, names=names)
-    assert result.end is not None
-    assert result.end.status == "interrupted"
-
-
-@pytest.mark.parametrize("operation", ["write", "read"])
-def test_an_interrupt_in_a_writer(
-    execute: Callable[..., ResultFile], monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
-    """Ctrl-C in the middle of a save or a restore ends the run as interrupted."""
-
-    def interrupted(*_: Any, **__: Any) -> Transfer:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(BufferedWriter, operation, interrupted)
-    result = execute(OneByOne(), ceiling=False, error=KeyboardInterrupt)
-    assert len(result.samples) == (0 if operation == "write" else 1)
-    assert result.end is not None
-    assert result.end.status == "interrupted"
-
-
 def test_an_interrupt_right_after_a_record(
     execute: Callable[..., ResultFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -640,23 +558,6 @@ def test_an_interrupt_right_after_a_record(
     result = execute(make("buffered"), ceiling=False, error=KeyboardInterrupt)
     assert result.end is not None
     assert (result.end.status, result.end.samples, len(result.samples)) == ("interrupted", 1, 1)
-
-
-class _Wrong(BufferedWriter):
-    """Reads, and then inverts a byte."""
-
-    def read_ranges(self, image: FileImage, *arguments: Any) -> Transfer:
-        done = super().read_ranges(image, *arguments)
-        if image.path == "model.safetensors":
-            image.segments[-1].memory[0] ^= 1
-        return done
-
-
-def test_wrong_bytes_are_recorded_and_the_run_goes_on(execute: Callable[..., ResultFile]) -> None:
-    """A mismatch does not end the run: every sample has it, for the verdict."""
-    result = execute(_Wrong(), ceiling=False)
-    verified: list[Verified | None] = [sample.verified for sample in result.samples]
-    assert [one and one.mismatches for one in verified] == [None, 1, None, 1]
 
 
 @pytest.mark.parametrize(

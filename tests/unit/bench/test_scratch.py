@@ -191,16 +191,6 @@ def test_nothing_else_in_the_target_is_touched(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".iobench-notes", "mine"]
 
 
-def test_a_missing_target(tmp_path: Path) -> None:
-    """It is refused, and not created."""
-    with (
-        pytest.raises(TargetError, match="no such directory"),
-        scratch_directory(tmp_path / "missing"),
-    ):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("call", ["mkdir", "rename"])
 def test_a_target_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str

@@ -13,7 +13,7 @@ from iobench.bench.contenders.choose import choose
 from iobench.bench.targets.bucket import BucketTarget
 from iobench.bench.targets.choose import target_of
 from iobench.bench.targets.directory import DirectoryTarget
-from iobench.errors import TargetError, TransferError, UsageError
+from iobench.errors import TransferError, UsageError
 from iobench.writers.odirect import ODirectWriter
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import S3Target
@@ -68,12 +68,6 @@ def test_writers_and_locations_that_do_not_fit(location: str, writers: list[str]
     """Each is a usage error."""
     with pytest.raises(UsageError):
         target_of(location, choose(",".join(writers), location)[0])
-
-
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    """It is refused before anything is written."""
-    with pytest.raises(TargetError, match="no such directory"):
-        target_of(tmp_path / "nowhere", choose("null", tmp_path)[0]).check()
 
 
 @pytest.mark.parametrize(("number", "raised"), [(errno.ENOENT, False), (errno.EACCES, True)])

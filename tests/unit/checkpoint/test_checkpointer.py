@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,27 +107,6 @@ def test_save_and_load(make: Make, runs: Path, expect_same) -> None:
     }
 
 
-def test_save_async(make: Make, expect_same) -> None:
-    """It saves the state at the time of the call, whatever changes later."""
-    ckpt = make()
-    state = _state(1)
-    ckpt.save_async(state, 1)
-    state["w"].fill_(-1)
-    state["a"].fill(-1)
-    state["step"] = -1
-    ckpt.wait()
-    assert _statuses(ckpt) == [(1, "committed")]
-    expect_same(_state(1), ckpt.load())
-
-
-def test_readable_by_others(make: Make, runs: Path) -> None:
-    """The tensor file is an ordinary safetensors file with the names of the state."""
-    safetensors = pytest.importorskip("safetensors.torch")
-    make().save({"model": {"weight": torch.arange(3.0)}}, 1)
-    found = safetensors.load_file(runs / "step-1" / "tensors.safetensors")
-    assert found["model.weight"].tolist() == [0, 1, 2]
-
-
 def test_manifest(make: Make, runs: Path) -> None:
     """It has step, writer, format, files and a checksum of each tensor."""
     make().save(_state(1), 7)
@@ -217,34 +195,6 @@ def test_failures_are_raised_by_the_next_call(make: Make, gated, call: str) -> N
         ckpt.save_async(_state(1), 1)  # the same step, now that there is room
         ckpt.close()
         assert ckpt.steps() == [1]
-
-
-def test_two_failures(make: Make, gated) -> None:
-    """The first is raised, with the second as its note."""
-    ckpt = make(writer=gated, slots=2)
-    for step in (1, 2):
-        gated.error = TransferError(errno.EIO, f"failure {step}", "f")
-        ckpt.save_async(_state(step), step)
-        gated.begun.acquire()
-        gated.let()
-        ckpt._persister.wait()
-        if step == 1:
-            held, ckpt._persister._failures = ckpt._persister._failures, []
-    ckpt._persister._failures[:0] = held
-    with pytest.raises(TransferError, match="failure 1") as caught:
-        ckpt.close()
-    assert "failure 2" in caught.value.__notes__[-1]
-
-
-def test_failed_save_leaves_nothing(make: Make, gated, runs: Path) -> None:
-    """save() raises the failure, and no part of the checkpoint is left."""
-    ckpt = make(writer=gated)
-    gated.error = TransferError(errno.EIO, "broken", "f")
-    gated.let()
-    with pytest.raises(TransferError, match="broken"):
-        ckpt.save(_state(1), 1)
-    assert _statuses(ckpt) == [(1, "failed")]
-    assert {path.name for path in runs.iterdir()} == {".iobench-lock"}
 
 
 def test_retention_after_the_commit(make: Make, gated, runs: Path) -> None:
@@ -716,16 +666,6 @@ def test_state_that_grows(make: Make) -> None:
     assert len({len(slot.memory) for slot in _free_slots(ckpt)} - {0}) <= 2
 
 
-def test_unsupported_object(make: Make) -> None:
-    """The error has its path, and nothing is saved."""
-    ckpt = make()
-    for save in (ckpt.save, ckpt.save_async):
-        with pytest.raises(StateError, match=r"state\['a'\]\[1\] is a builtins.set"):
-            save({"a": [1, {2}]}, 1)
-    assert ckpt.steps() == []
-    assert ckpt.saves == ()
-
-
 def test_of_another_model(make: Make) -> None:
     """Missing, unexpected and mis-shaped names are listed before any tensor is read."""
     ckpt = make()
@@ -771,10 +711,9 @@ _DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", _DAMAGES)
-@pytest.mark.parametrize("writer", ["buffered", "hybrid"])
-def test_damaged(make: Make, runs: Path, damage: str, writer: str) -> None:
+def test_damaged(make: Make, runs: Path, damage: str) -> None:
     """Damage is found; the error names the previous checkpoint, which is used on request."""
-    ckpt = make(writer=writer)
+    ckpt = make()
     for step in (1, 2):
         ckpt.save(_state(step), step)
     _DAMAGES[damage](runs / "step-2")
@@ -1014,42 +953,6 @@ def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) 
         assert _value(again.load()) == 1
 
 
-@pytest.mark.parametrize(
-    ("lazy", "name"),
-    [(False, "iobench-persister"), (True, "iobench-persister"), (True, "iobench-snapshot")],
-)
-def test_interrupted_as_a_thread_begins(
-    make: Make, monkeypatch: pytest.MonkeyPatch, lazy: bool, name: str
-) -> None:
-    """Ctrl-C during its start: the slot is returned once, and nothing is written."""
-    ckpt = make(slots=2, lazy=lazy)
-    start = threading.Thread.start
-
-    def interrupted(thread: threading.Thread) -> None:
-        start(thread)
-        if thread.name == name:
-            raise KeyboardInterrupt
-
-    def saved() -> None:
-        ckpt.save_async(_state(1), 1)
-        ckpt.wait()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            saved()
-    ckpt.wait()
-    for thread in threading.enumerate():
-        if thread.name in ("iobench-persister", "iobench-snapshot"):
-            thread.join()
-    assert len(_free_slots(ckpt)) == 2
-    assert _statuses(ckpt) == [(1, "failed")]
-    assert ckpt.steps() == []
-    ckpt.save_async(_state(1), 1)
-    ckpt.wait()
-    assert _value(ckpt.load()) == 1
-
-
 def test_ctrl_c_while_the_copy_is_waited_for(
     make: Make, monkeypatch: pytest.MonkeyPatch, impatience
 ) -> None:
@@ -1098,29 +1001,6 @@ def test_ctrl_c_while_checksums_are_waited_for(
         ckpt.save(_state(1), 1)
     assert ended.is_set()
     assert ckpt.steps() == []
-
-
-def test_interrupted_as_the_writing_began(
-    make: Make, gated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C right after the start: the writing thread owns the slot, and is awaited."""
-    ckpt = make(writer=gated, slots=2)
-    submit = ckpt._persister.submit
-
-    def interrupted(snapshot: Any) -> None:
-        submit(snapshot)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ckpt._persister, "submit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            ckpt.save_async(_state(1), 1)
-    gated.begun.acquire()
-    assert len(_free_slots(ckpt)) == 1
-    gated.let()
-    ckpt.wait()
-    assert len(_free_slots(ckpt)) == 2
-    assert ckpt.steps() == [1]
 
 
 def test_priority_that_cannot_be_lowered(
@@ -1186,44 +1066,11 @@ def test_nonsense(make: Make, options: dict[str, Any], match: str) -> None:
     make().close()
 
 
-def test_no_location() -> None:
-    """For example a file descriptor."""
-    with pytest.raises(OptionError, match='location=3: takes a value such as "runs/a"'):
-        Checkpointer(3)
-
-
 @pytest.mark.parametrize("step", [-1, 1.0, "7", True])
 def test_no_step(make: Make, step: Any) -> None:
     """A step is a whole number."""
     with pytest.raises(UsageError, match="a whole number"):
         make().save(_state(1), step)
-
-
-def test_due(make: Make) -> None:
-    """`due` asks the schedule, and needs one."""
-    with pytest.raises(UsageError, match="needs a schedule"):
-        make().due(1)
-
-
-def test_schedule_in_use(runs: Path) -> None:
-    """A loop with Every(3) has a checkpoint after each third step."""
-    with Checkpointer(runs, writer="buffered", schedule=iobench.Every(3)) as ckpt:
-        for step in range(10):
-            if ckpt.due(step):
-                ckpt.save_async(_state(step), step)
-    assert ckpt.steps() == [2, 5, 8]
-
-
-def test_auto_in_use(runs: Path) -> None:
-    """With Auto the schedule gets stall and persist time, and its interval settles."""
-    schedule = iobench.Auto(0.5, warmup_steps=2)
-    with Checkpointer(runs, writer="buffered", schedule=schedule) as ckpt:
-        for step in range(200):
-            time.sleep(0.0002)
-            if ckpt.due(step):
-                ckpt.save_async(_state(step), step)
-    assert schedule.interval is not None
-    assert ckpt.latest() is not None
 
 
 def test_bandwidth_limit(make: Make, monkeypatch) -> None:
@@ -1240,28 +1087,6 @@ def test_bandwidth_limit(make: Make, monkeypatch) -> None:
     ckpt.save_async(state, 2)
     ckpt.wait()
     assert sum(waited) == pytest.approx(1, rel=0.1)
-
-
-def test_interrupted_when_a_slot_was_taken(
-    make: Make, gated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C before the copy: the slot is not lost, and the next save gets it."""
-    ckpt = make(writer=gated, slots=1)
-    take = ckpt._persister.take
-
-    def interrupted(*arguments: Any, **options: Any) -> None:
-        take(*arguments, **options)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ckpt._persister, "take", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            ckpt.save_async(_state(1), 1)
-    assert len(_free_slots(ckpt)) == 1
-    gated.let()
-    ckpt.save_async(_state(2), 2)
-    ckpt.wait()
-    assert ckpt.steps() == [2]
 
 
 def test_interrupted_while_it_closes(make: Make, gated, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,26 +43,6 @@ def _sync_broken_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged, "sync_directory", sync)
 
 
-def test_publish_makes_it_visible(tmp_path: Path) -> None:
-    """Before `publish` the name is free; after it all files, nested ones too, are there."""
-    final = tmp_path / "step-10"
-    with StagedCheckpoint(final) as checkpoint:
-        (checkpoint.directory / "a" / "b").mkdir(parents=True)
-        (checkpoint.directory / "a" / "b" / "model").write_bytes(b"weights")
-        assert not final.exists()
-        checkpoint.publish([b"{}"])
-        assert (final / "a" / "b" / "model").read_bytes() == b"weights"
-    assert [p.name for p in tmp_path.iterdir()] == ["step-10"]
-
-
-def test_manifest(tmp_path: Path) -> None:
-    """The checkpoint has the given manifest."""
-    manifest = [b'{"step": 10, ', b'"files": []}']
-    with StagedCheckpoint(tmp_path / "final") as checkpoint:
-        checkpoint.publish(manifest)
-    assert (tmp_path / "final" / MANIFEST).read_bytes() == b"".join(manifest)
-
-
 def test_order_of_commit(tmp_path: Path, monkeypatch) -> None:
     """Manifest first, directories from the innermost out, then the rename, then the parent."""
     final = tmp_path / "final"
@@ -97,20 +77,6 @@ def test_error_inside_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         _checkpoint(tmp_path / "final", fill)
-    assert not list(tmp_path.iterdir())
-
-
-def test_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    """Ctrl-C in the block removes everything too."""
-    with pytest.raises(KeyboardInterrupt), StagedCheckpoint(tmp_path / "final"):
-        raise KeyboardInterrupt
-    assert not list(tmp_path.iterdir())
-
-
-def test_unpublished_leaves_nothing(tmp_path: Path) -> None:
-    """A block left without `publish` leaves nothing behind."""
-    with StagedCheckpoint(tmp_path / "final") as checkpoint:
-        (checkpoint.directory / "file").write_bytes(b"never published")
     assert not list(tmp_path.iterdir())
 
 

@@ -80,10 +80,6 @@ def test_in_any_order(lengths: list[int], data: st.DataObject) -> None:
     assert file.finished == 1
 
 
-def test_no_part_at_all() -> None:
-    assert File([]).take(0, _TAIL) == b"whole"
-
-
 def test_by_many_threads() -> None:
     file = File([1 << 20, 7, 300_000, 0, 1 << 20])
     blocks = [

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch.serialization import LoadEndianness, get_crc32_options, set_crc32_options
 
 import iobench.torch
-from iobench.errors import DataMismatchError, TransferError
+from iobench.errors import DataMismatchError
 from iobench.formats import torch_file, torch_image
 from iobench.formats.tensors import tensor_bytes
 
@@ -104,128 +104,6 @@ def test_an_unknown_torch_is_streamed(writer, state, same, tmp_path: Path, monke
     _assert_same(torch.load(tmp_path / "model.pt"), state, same)
 
 
-@pytest.mark.parametrize("name", ["model.pt", "mödel.pt", "below/model.pt", "bëlow/model.pt"])
-@pytest.mark.parametrize("directory", ["plain", "dïrectory"])
-@pytest.mark.parametrize("temporary", ["tmp", "tëmp"])
-def test_names_beyond_ascii(
-    name: str, directory: str, temporary: str, buffered, tmp_path: Path, monkeypatch
-) -> None:
-    """torch names the archive after an ASCII path only, wherever temporary files are."""
-    stock, ours = tmp_path / "stock" / directory, tmp_path / "ours" / directory
-    (tmp_path / temporary).mkdir()
-    (stock / name).parent.mkdir(parents=True)
-    state = {"a": torch.arange(100), "b": torch.zeros(5)}
-    torch.save(state, stock / name)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / temporary))
-    torch_image.is_like_stock.cache_clear()
-    torch_file.save(state, name, ours, buffered)
-    assert (ours / name).read_bytes() == (stock / name).read_bytes()
-    assert not list((tmp_path / temporary).iterdir())
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.quantize_per_tensor(torch.ones(9), 0.1, 3, torch.qint8),
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    ],
-    ids=["quantized", "nested"],
-)
-def test_tensors_of_other_kinds(make: Callable[[], torch.Tensor], buffered, tmp_path: Path) -> None:
-    """Quantized and nested tensors have storages too."""
-    tensor = make()
-    torch_file.save({"a": tensor}, "model.pt", tmp_path / "ours", buffered)
-    torch.save({"a": tensor}, tmp_path / "model.pt")
-    assert (tmp_path / "ours/model.pt").read_bytes() == (tmp_path / "model.pt").read_bytes()
-    found = torch.load(tmp_path / "model.pt", weights_only=False)["a"]
-    assert repr(found) == repr(tensor)
-
-
-def test_the_old_format_is_streamed(buffered, same, tmp_path: Path) -> None:
-    """The format before torch 1.6 is not a zip; torch writes and reads it."""
-    state = {"a": torch.arange(100), "b": [torch.ones(5), 7]}
-    torch_file.save(state, "model.pt", tmp_path, buffered, _use_new_zipfile_serialization=False)
-    assert not zipfile.is_zipfile(tmp_path / "model.pt")
-    _assert_same(torch.load(tmp_path / "model.pt"), state, same)
-
-
-def test_crc_off_differs(state) -> None:
-    """Without CRC the file differs, so the test above compares two things."""
-    assert _stock(state, crc=True) != _stock(state, crc=False)
-
-
-@pytest.mark.parametrize("crc", [True, False])
-def test_round_trip(crc: bool, writer, state, same, tmp_path: Path) -> None:
-    """What was saved comes back bit for bit over every writer, CRC on and off."""
-    torch_file.save(state, "model.pt", tmp_path, writer, crc=crc)
-    found, transfer = torch_file.load("model.pt", tmp_path, writer)
-    _assert_same(found, state, same)
-    assert transfer.bytes == (tmp_path / "model.pt").stat().st_size
-
-
-def test_loads_stock_file_of_path(buffered, state, same, tmp_path: Path) -> None:
-    """A file that stock torch saved under its own name loads bit for bit."""
-    torch.save(state, tmp_path / "model.v1.pt")
-    found, _ = torch_file.load("model.v1.pt", tmp_path, buffered)
-    _assert_same(found, state, same)
-
-
-def test_loads_stock_file_of_buffer(buffered, state, same, tmp_path: Path) -> None:
-    """A file that stock torch saved to a buffer loads bit for bit."""
-    (tmp_path / "model.pt").write_bytes(_stock(state))
-    found, _ = torch_file.load("model.pt", tmp_path, buffered)
-    _assert_same(found, state, same)
-
-
-def test_sharing_survives(buffered, state, tmp_path: Path) -> None:
-    """Tied tensors stay one object, and views keep one storage, each at its offset."""
-    torch_file.save(state, "model.pt", tmp_path, buffered)
-    found, _ = torch_file.load("model.pt", tmp_path, buffered)
-    assert found["tied"] is found["weight"]
-    assert len({s.untyped_storage().data_ptr() for s in found["slices"]}) == 1
-    assert [s.storage_offset() for s in found["slices"]] == [0, 500, 0]
-
-
-def test_file_of_several_blocks(writer, random_tensor, same, tmp_path: Path) -> None:
-    """Tensors larger than a block, none a multiple of it, come back bit for bit."""
-    state = [random_tensor(torch.uint8, size, seed=size) for size in (4095, 4096, 4097, 50_001)]
-    torch_file.save(state, "model.pt", tmp_path, writer)
-    found, _ = torch_file.load("model.pt", tmp_path, writer)
-    _assert_same(found, state, same)
-
-
-@pytest.mark.parametrize(
-    "state",
-    [torch.arange(6.0), torch.tensor(3), torch.empty(0), {}, 5, "text", []],
-    ids=["tensor", "scalar", "empty tensor", "empty dict", "number", "text", "empty list"],
-)
-def test_whatever_the_object(state: Any, buffered, same, tmp_path: Path) -> None:
-    """A single tensor, and an object without a tensor, are restored too."""
-    torch_file.save(state, "model.pt", tmp_path, buffered)
-    found, _ = torch_file.load("model.pt", tmp_path, buffered)
-    _assert_same(found, state, same)
-
-
-def test_two_views_of_nothing(buffered, same, tmp_path: Path) -> None:
-    """Two tensors on one empty storage, which torch requests twice, load together with full
-    ones."""
-    nothing = torch.zeros(0)
-    state = [nothing, nothing.reshape(0, 3), torch.ones(2)]
-    torch.save(state, tmp_path / "model.pt")
-    found, _ = torch_file.load("model.pt", tmp_path, buffered)
-    _assert_same(found, state, same)
-
-
-def test_lazily_conjugated(buffered, tmp_path: Path) -> None:
-    """Conjugated and negated views, whose bytes are not their values, keep their values."""
-    tensor = torch.tensor([1 + 2j, 3 - 4j])
-    torch_file.save([tensor.conj(), tensor.clone().conj().imag], "model.pt", tmp_path, buffered)
-    (conjugated, imaginary), _ = torch_file.load("model.pt", tmp_path, buffered)
-    assert conjugated.tolist() == [1 - 2j, 3 + 4j]
-    assert imaginary.tolist() == [-2.0, 4.0]
-
-
 def test_memory_comes_from_the_caller(buffered, random_tensor, tmp_path: Path) -> None:
     """`allocate` is asked once for each storage, in the order of their keys, and used."""
     shared = random_tensor(torch.int8, 64)
@@ -250,27 +128,6 @@ def test_saved_from_elsewhere_loads_on_the_cpu(buffered, tmp_path: Path, monkeyp
     torch.save(torch.arange(4), tmp_path / "model.pt")
     found, _ = torch_file.load("model.pt", tmp_path, buffered)
     assert (found.device.type, found.tolist()) == ("cpu", [0, 1, 2, 3])
-
-
-def test_pickling_failure_leaves_nothing(writer, tmp_path: Path) -> None:
-    """The error of pickling is raised; the name keeps its old file and no other file is left."""
-    (tmp_path / "model.pt").write_bytes(b"the last good one")
-    with pytest.raises(ValueError, match="not this one"):
-        torch_file.save([torch.zeros(50_000), _Unpicklable()], "model.pt", tmp_path, writer)
-    assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
-    assert (tmp_path / "model.pt").read_bytes() == b"the last good one"
-
-
-def test_failed_write_is_reported(buffered, tmp_path: Path, monkeypatch) -> None:
-    """When the disk fails under torch.save, the disk's error is raised, not torch's."""
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.pwritev", full)
-    with pytest.raises(TransferError, match="No space left"):
-        torch_file.save([torch.zeros(2_000_000)], "model.pt", tmp_path, buffered)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import pickle
 import sys
 import tempfile
-from collections import OrderedDict
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -59,28 +57,6 @@ def test_any_state(state: Any, crc: bool, tmp_path: Path) -> None:
     assert _made("s.pt", state, crc=crc) == _stock(tmp_path / "s.pt", state, crc=crc)
 
 
-@pytest.mark.parametrize(
-    "name", ["model-1_a.pt", "a", "a.", "a-.b-c", "zwölf.pt", "with space.bin", "x.tar.gz"]
-)
-def test_any_name(name: str, tmp_path: Path) -> None:
-    """torch names the zip's folder after the file, and pads by the length of that name."""
-    state = {"a": torch.arange(100), "b": torch.zeros(5)}
-    assert _made(f"below/{name}", state) == _stock(tmp_path / name, state)
-
-
-def test_large_storages(tmp_path: Path) -> None:
-    """Checksums by several threads are the same, tied storages are written once."""
-    wide = torch.randn(3_000_001)
-    state = OrderedDict(one=wide, same=wide, view=wide[5:10], other=torch.randn(1 << 20))
-    assert _made("large.pt", state) == _stock(tmp_path / "large.pt", state)
-
-
-def test_many_storages(tmp_path: Path) -> None:
-    """Keys of one to four digits."""
-    state = [torch.full((3,), number) for number in range(1200)]
-    assert _made("many.pt", state) == _stock(tmp_path / "many.pt", state)
-
-
 def test_filled_by_whoever_copies(tmp_path: Path) -> None:
     """A layout with its storages is the file, whatever happens to the tensors afterwards."""
     state = {"a": torch.arange(100_000), "b": [torch.randn(7), torch.empty(0)], "c": "text"}
@@ -104,26 +80,6 @@ def test_the_memory_is_the_tensors_own() -> None:
     tensor[:] = 7
     assert max(len(view) for view in found.views(0, found.size_bytes)) == 1 << 16
     assert b"".join(v.tobytes() for v in found.views(0, found.size_bytes)).count(7) >= 1 << 16
-
-
-class _Own(pickle.Pickler):
-    """A user's own pickler."""
-
-
-class _Module:
-    """A pickle module, as an argument of torch.save."""
-
-    Pickler, __name__ = _Own, "own"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"pickle_protocol": 4}, {"_disable_byteorder_record": True}, {"pickle_module": _Module}],
-)
-def test_options_of_torch_save(options: dict[str, Any], tmp_path: Path) -> None:
-    """An option that changes stock torch's file changes ours equally."""
-    state = {"a": torch.arange(100), "number": 5}
-    assert _made("o.pt", state, **options) == _stock(tmp_path / "o.pt", state, **options)
 
 
 def test_storages_elsewhere_have_no_image(monkeypatch: pytest.MonkeyPatch) -> None:

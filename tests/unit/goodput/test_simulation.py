@@ -30,27 +30,6 @@ def test_it_agrees_with_the_formulas(nodes: int, costs: Costs, stretch: float) -
     assert abs(found.lost_work_s - lost) < 4 * found.lost_work_error
 
 
-def test_the_standard_error_is_that_of_repeated_runs() -> None:
-    """The spread over 200 seeds is the standard error that each run reports."""
-    runs = [
-        simulate(600, SYNC, TrainingJob(nodes=2048), failures=2000, seed=seed)
-        for seed in range(200)
-    ]
-    mean = sum(run.ettr for run in runs) / len(runs)
-    spread = (sum((run.ettr - mean) ** 2 for run in runs) / (len(runs) - 1)) ** 0.5
-    assert spread == pytest.approx(runs[0].ettr_error, rel=0.2)
-    exact = goodput.ettr(600, SYNC, TrainingJob(nodes=2048))
-    assert abs(mean - exact) < 4 * spread / len(runs) ** 0.5
-
-
-def test_equal_seeds_give_equal_results() -> None:
-    def run(seed: int) -> Simulated:
-        return simulate(600, SYNC, TrainingJob(nodes=2048), failures=1000, seed=seed)
-
-    assert run(7) == run(7)
-    assert run(7) != run(8)
-
-
 def _played(monkeypatch: pytest.MonkeyPatch, gaps: list[float], costs: Costs) -> Simulated:
     """A simulation whose failures come exactly `gaps` apart; intervals of 100, restart 10."""
 
@@ -85,16 +64,3 @@ def test_saves_wait_for_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.saves == 1 + 1 + 2
     lost = (200 - 100) + (300 - 100) + (300 - 200)
     assert found.lost_work_s == pytest.approx(lost / 3)
-
-
-def test_a_second_slot_lifts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two saves in flight: begun at 100 and 220, durable at 420 and 540. The third waits until
-    420."""
-    costs = Costs(blocking_s=20, persist_s=300, restore_s=5, slots=2)
-    found = _played(monkeypatch, [15 + 540, 15 + 739, 15 + 740], costs)
-    assert found.saves == 2 + 2 + 3
-
-
-def test_a_job_that_never_runs_has_no_lost_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = _played(monkeypatch, [1, 2, 3], SYNC)
-    assert (found.ettr, found.saves, found.lost_work_s) == (0, 0, None)

@@ -103,16 +103,6 @@ def test_one_sample_has_no_interval_and_says_so(example: ResultFile) -> None:
         assert "1 sample: no interval" in one.reasons
 
 
-def test_settings_of_one_writer_are_summarised_apart(example: ResultFile) -> None:
-    saves = only(example, "odirect", "save")
-    other = [
-        replace(s, setting=replace(s.setting, options={"block_size": 2**20, "threads": 4}))
-        for s in saves
-    ]
-    report = summarise(replace(example, samples=(*saves, *other)))
-    assert [one.options["block_size"] for one in report.summaries] == [16 * 2**20, 2**20]
-
-
 def test_the_ceiling_is_the_best_median_of_a_job(example: ResultFile) -> None:
     jobs = (
         job("steady", "save", 0.5),
@@ -147,14 +137,6 @@ def test_a_fallback_is_listed_once_and_never_lost(example: ResultFile) -> None:
     assert "2 of 3 samples: wanted direct, used buffered: EINVAL" in one.reasons
 
 
-def test_decisions_are_added_up_the_most_frequent_first(example: ResultFile) -> None:
-    saves = only(example, "odirect", "save")
-    made = ({"buffered: tail": 1}, {"direct: large": 9, "buffered: tail": 1}, {})
-    decided = [replace(s, decisions=d) for s, d in zip(saves, made, strict=True)]
-    one = summarise(replace(example, samples=tuple(decided))).summaries[0]
-    assert list(one.decisions.items()) == [("direct: large", 9), ("buffered: tail", 2)]
-
-
 def test_an_outlier_is_flagged_and_counted(example: ResultFile) -> None:
     save = only(example, "odirect", "save")[0]
     times = (0.50, 0.51, 0.49, 0.50, 0.52, 5.0)
@@ -162,12 +144,6 @@ def test_an_outlier_is_flagged_and_counted(example: ResultFile) -> None:
     one = summarise(replace(example, samples=samples)).summaries[0]
     assert one.samples == 6
     assert "repetition 7 is an outlier, and is counted (0.20 GiB/s (0.21 GB/s))" in one.reasons
-
-
-def test_a_save_that_nothing_read_back_is_invalid(example: ResultFile) -> None:
-    report = summarise(replace(example, samples=tuple(only(example, "odirect", "save"))))
-    assert report.summaries[0].verdict == "INVALID"
-    assert report.summaries[0].reasons[0].startswith("not verified")
 
 
 def test_twins_of_an_aa_run_count_as_one(example: ResultFile) -> None:
@@ -212,10 +188,6 @@ def test_an_aa_run_that_is_too_short_for_a_floor_says_so(example: ResultFile) ->
     long = tuple(replace(save, repetition=number) for number in range(5)) * 2
     (one,) = summarise(replace(example, samples=long)).summaries
     assert not [reason for reason in one.reasons if "A/A" in reason]
-
-
-def test_a_run_without_samples_has_no_summaries(example: ResultFile) -> None:
-    assert summarise(replace(example, samples=())).summaries == ()
 
 
 def test_memory_is_the_median_of_both_parts(example: ResultFile) -> None:

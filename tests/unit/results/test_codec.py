@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from iobench.results import (
-    SCHEMA,
     AxisValues,
-    CeilingSample,
     ResultFile,
     Sample,
     Setting,
@@ -67,21 +65,6 @@ def test_a_wrong_value_is_named(
         from_record(to_record(example.samples[0]) | changes)
 
 
-def test_a_failed_ceiling_needs_no_time() -> None:
-    failed = CeilingSample(
-        run_id="r",
-        repetition=1,
-        order=0,
-        job={},
-        operation="save",
-        bytes=0,
-        elapsed_s=0.0,
-        cpu_s=None,
-        error="fio: no such engine",
-    )
-    assert from_record(to_record(failed)) == failed
-
-
 def test_paths_tuples_and_read_only_mappings_become_plain() -> None:
     assert to_plain({"a": MappingProxyType({"b": (1, Path("c"))})}) == {"a": {"b": [1, "c"]}}
 
@@ -89,10 +72,6 @@ def test_paths_tuples_and_read_only_mappings_become_plain() -> None:
 def test_what_json_cannot_hold_is_a_mistake_of_ours() -> None:
     with pytest.raises(TypeError, match="which a record cannot hold"):
         to_plain({"a": {1, 2}})
-
-
-def test_the_schema_is_the_first_one() -> None:
-    assert SCHEMA == "iobench.result/1"
 
 
 # As iobench wrote them when records still spelled out the axes; no byte of a record changes.

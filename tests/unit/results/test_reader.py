@@ -56,16 +56,6 @@ def test_a_killed_run_loads_and_says_so(path: Path) -> None:
     )
 
 
-def test_a_missing_last_newline_is_forgiven(path: Path) -> None:
-    path.write_bytes(EXAMPLE[:-1] + b"  ")
-    assert read(path).end is not None
-
-
-def test_empty_lines_are_forgiven(path: Path) -> None:
-    path.write_bytes(EXAMPLE.replace(b"\n", b"\n\n"))
-    assert len(read(path).samples) == 12
-
-
 def test_missing_file(path: Path) -> None:
     with pytest.raises(
         ResultFileError, match=r"run\.jsonl: no such file; iobench writes its records"

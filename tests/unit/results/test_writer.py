@@ -1,7 +1,6 @@
 """A result file grows line by line, is never overwritten, and records how the run ended."""
 
 import errno
-import json
 import os
 import re
 from dataclasses import replace
@@ -47,30 +46,6 @@ def test_what_is_written_is_read(tmp_path: Path, example: ResultFile) -> None:
         example.ceiling,
         example.end,
     )
-
-
-def test_each_record_is_on_disk_as_one_line_at_once(tmp_path: Path, example: ResultFile) -> None:
-    path = tmp_path / "run.jsonl"
-    with ResultWriter(path) as results:
-        results.write(example.run)
-        assert path.read_bytes().count(b"\n") == 1
-        results.write(example.samples[0])
-        assert path.read_bytes().count(b"\n") == 2
-        assert read(path).end is None
-
-
-def test_an_existing_file_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_text("precious")
-    with pytest.raises(ResultFileError, match="exists and is not overwritten"):
-        ResultWriter(path)
-    assert path.read_text() == "precious"
-
-
-def test_a_directory_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ResultFileError, match="cannot be created: Not a directory"):
-        ResultWriter(tmp_path / "file" / "below" / "run.jsonl")
 
 
 def test_where_a_file_can_be_made_is_known_before(
@@ -195,8 +170,3 @@ def test_identity() -> None:
     for files in ([], [{"path": "x"}], [{"path": "x", "bytes": 1}, {"path": "y", "bytes": 2}]):
         whole = config_hash({"a": 1, "files": files, "z": "é"})
         assert config_hash({"z": "é", "a": 1}, files=iter(files)) == whole
-
-
-def test_lines_are_json_objects_with_schema_and_kind(example_path: Path) -> None:
-    for line in example_path.read_text().splitlines():
-        assert {"schema": "iobench.result/1"}.items() <= json.loads(line).items()

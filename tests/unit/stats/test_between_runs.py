@@ -95,12 +95,12 @@ def test_the_spread_between_runs_is_at_least_the_error_within_a_run() -> None:
 def test_a_command_on_unchanged_code_finds_a_regression_in_one_of_twenty_cases(
     world: str, runs: int, rows: int
 ) -> None:
-    """Of 300 commands, with three standard errors. docs/statistics.md has the shares of 2,000.
+    """Of 150 commands, with three standard errors. docs/statistics.md has the shares of 2,000.
 
     Without the correction for rows about 10% do, without the error within a run 11%.
     """
     random = np.random.default_rng([runs, rows, len(world)])
-    shape = 300, 2, rows, runs, 6
+    shape = 150, 2, rows, runs, 6
     offset = random.normal(0, 0.05, (*shape[:-1], 1))
     logs = {
         "normal": lambda: offset + random.normal(0, 0.05, shape),
@@ -113,7 +113,7 @@ def test_a_command_on_unchanged_code_finds_a_regression_in_one_of_twenty_cases(
         return any(one.finding is Finding.WORSE and one.ratio.ratio < 0.95 for one in found)
 
     wrong = sum(regresses(command) for command in np.exp(logs))
-    assert wrong <= 300 * (0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)), wrong
+    assert wrong <= 150 * (0.05 + 3 * math.sqrt(0.05 * 0.95 / 150)), wrong
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_every_budget_above_the_least_has_an_answer(size: int | None, max_bytes:
 
 
 @pytest.mark.parametrize("size", [None, GIB])
-@pytest.mark.parametrize("max_s", [5, 8, 12, 20, 35, 60, 90, 150, 300])
+@pytest.mark.parametrize("max_s", [5, 12, 20, 60, 300])
 def test_every_time_above_the_least_has_an_answer(size: int | None, max_s: float) -> None:
     """Its limit is exceeded by what the trials took longer than expected, at most."""
     storage = SimulatedStorage(seed=1, noise=normal(0.02))

@@ -167,7 +167,7 @@ def test_a_path_that_degrades_after_its_warm_up() -> None:
 def test_a_storage_is_not_decided_wrongly(name: str) -> None:
     """A decided winner is within 5% of the best, for any noise and any change of rates."""
     space = space_of_writers()
-    for seed in range(3):
+    for seed in range(2):
         world = worlds().get(name) or hills(seed)
         outcome = (storage := world.storage(seed)).tuner(space).run()
         part = world.part_of_best(outcome, storage)
@@ -185,7 +185,7 @@ def test_a_storage_is_not_decided_wrongly(name: str) -> None:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_writers_that_slow_down_together_are_not_decided_wrongly(name: str) -> None:
     """At the end, and at the confirmed size, a decided winner is within 5% of the best."""
-    for seed in range(6):
+    for seed in range(3):
         storage = (world := GENERATORS[name](seed, 0.02)).storage(seed)
         outcome = storage.tuner(space_of_writers()).run()
         assert world.part_of_best(outcome, storage) >= 0.95 or not outcome.decided, seed

@@ -95,21 +95,6 @@ def _submit(writer: BackgroundSink, pool: BlockPool, numbers: range) -> None:
         writer.put(block, number * _BLOCK)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_every_block_is_written_in_its_place(fd: int, pool: BlockPool, threads: int) -> None:
-    """After drain all bytes are in the file; after release no thread runs and all is counted."""
-    with Footprint.unchanged():
-        meter = Meter()
-        writer = _by_threads(fd, pool, threads, meter)
-        _submit(writer, pool, range(20))
-        _drain(writer)
-        wanted = b"".join(content(_BLOCK, number).tobytes() for number in range(20))
-        assert os.pread(fd, 1 << 20, 0) == wanted
-        _submit(writer, pool, range(20, 21))
-        _release(writer)
-    assert meter.paths == {"direct": PathCount(operations=21, bytes=21 * _BLOCK)}
-
-
 def test_blocks_are_bounded(fd: int, pool: _Pool) -> None:
     """At most threads + 1 blocks are in flight, and all return to the pool."""
     writer = _by_threads(fd, pool, 2)
@@ -117,43 +102,6 @@ def test_blocks_are_bounded(fd: int, pool: _Pool) -> None:
     _release(writer)
     assert 1 <= pool.most <= 4
     assert pool.out == 0
-
-
-def test_an_idle_writer_has_no_threads(fd: int, pool: BlockPool) -> None:
-    """Threads start with the first block, so that small files need none."""
-    before = threading.active_count()
-    writer = _by_threads(fd, pool, 2)
-    _drain(writer)
-    assert threading.active_count() == before
-    _release(writer)
-
-
-def _failing(after: int) -> Callable[..., int]:
-    lock, count = threading.Lock(), [0]
-
-    def write(fd: int, data: object, offset: int, alignment: int) -> int:
-        with lock:
-            count[0] += 1
-            if count[0] > after:
-                raise OSError(errno.EIO, "I/O error")
-        return 1
-
-    return write
-
-
-def test_a_failure_is_raised_by_drain_and_put(
-    fd: int, pool: BlockPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each later call raises the failure of a block, even if no caller waited for the block."""
-    monkeypatch.setattr(module, "pwrite_direct", _failing(after=0))
-    writer = _by_threads(fd, pool, 2)
-    _submit(writer, pool, range(1))
-    for _ in range(2):
-        with pytest.raises(OSError, match="I/O error"):
-            _drain(writer)
-    with pytest.raises(OSError, match="I/O error"):
-        writer.put(pool.take(), 0)
-    _release(writer)
 
 
 def test_after_a_failure_nothing_is_written(
@@ -305,18 +253,6 @@ def test_a_failure_is_never_overtaken(
 def _submit_and_drain(writer: BackgroundSink, pool: BlockPool) -> None:
     _submit(writer, pool, range(10))
     _drain(writer)
-
-
-def test_no_ring(fd: int, pool: BlockPool) -> None:
-    """An unavailable ring is a failure like any other."""
-
-    def engine(meter: Meter) -> DirectEngine:
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    writer = _background(fd, pool, 2, engine, ring=True)
-    with pytest.raises(OSError, match="Cannot allocate"):
-        _submit_and_drain(writer, pool)
-    _release(writer)
 
 
 class _SlowRing(_Ring):

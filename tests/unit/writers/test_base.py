@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from iobench.errors import UnavailableError, UnknownNameError, UsageError
+from iobench.errors import UnavailableError, UsageError
 from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.buffered import BufferedOptions, BufferedWriter
 from iobench.writers.image import FileImage
-from iobench.writers.null import NullWriter
 from iobench.writers.odirect import ODirectOptions, ODirectWriter
 
 
@@ -23,22 +22,10 @@ def test_made_from_options_or_values() -> None:
     assert BufferedWriter().options == BufferedOptions()
 
 
-def test_not_from_both() -> None:
-    """Options and values together are refused."""
-    with pytest.raises(UsageError, match="not both"):
-        BufferedWriter(BufferedOptions(), threads=3)
-
-
 def test_not_from_another_writers_options() -> None:
     """The options of another writer are refused, naming both."""
     with pytest.raises(UsageError, match="ODirectOptions are not options of writer 'buffered'"):
         BufferedWriter(ODirectOptions())
-
-
-def test_unknown_values() -> None:
-    """An unknown option is refused."""
-    with pytest.raises(UnknownNameError, match="iodepth"):
-        NullWriter(iodepth=3)
 
 
 def test_repr_shows_the_options() -> None:

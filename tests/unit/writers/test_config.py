@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import iobench
 from iobench.environment import describe_machine, machine_fingerprint
 from iobench.errors import OptionError, TargetError, UnavailableError, UnknownNameError, UsageError
 from iobench.integrations.default_writer import chosen_writer
@@ -99,13 +98,6 @@ def test_what_is_written_is_loaded(
     assert loaded.options == writer.options
     assert read_config(path).tuned == tuned
     assert read_config(path).format == "torch"
-
-
-@given(text=st.text())
-def test_every_text_comes_back(text: str) -> None:
-    """Emoji, control characters and line ends, in a value as in the comment on top."""
-    written = dump_writer(BufferedWriter(), replace(TUNED, target=text), comment=[text])
-    assert tomllib.loads(written)["tuned"]["target"] == text
 
 
 def test_a_path_with_invalid_utf_8(tmp_path: Path) -> None:
@@ -210,12 +202,6 @@ def test_a_tuned_value_of_another_type(tmp_path: Path) -> None:
         load_writer(_file(tmp_path, text))
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    """The message names the file and the reason."""
-    with pytest.raises(UsageError, match=r"none\.toml: no such file; iobench autotune -o"):
-        load_writer(tmp_path / "none.toml")
-
-
 def test_overrides(tmp_path: Path) -> None:
     """Options in the call replace those of the file; unknown ones are refused."""
     path = _file(tmp_path, dump_writer(ODirectWriter(threads=2, block_size="1MiB")))
@@ -223,11 +209,6 @@ def test_overrides(tmp_path: Path) -> None:
     assert loaded.options == ODirectWriter.Options(threads=3, block_size="1MiB")
     with pytest.raises(UnknownNameError, match="did you mean 'threads'"):
         load_writer(path, thread=3)
-
-
-def test_by_name() -> None:
-    """A name is a writer at its defaults."""
-    assert load_writer("odirect", threads=7).options == ODirectWriter.Options(threads=7)
 
 
 @pytest.mark.parametrize("read", [load_writer, chosen_writer], ids=["load_writer", "chosen"])
@@ -266,12 +247,6 @@ def test_texts_refused(read: Callable, tmp_path: Path) -> None:
             read(text)
     with pytest.raises(UsageError, match="odirect: no such file"):
         read(Path("odirect"))
-
-
-def test_an_override_of_an_option_in_the_text() -> None:
-    """The argument of the call is the nearer one."""
-    made = load_writer("odirect,threads=2,block_size=1MiB", threads=3)
-    assert made.options == ODirectWriter.Options(threads=3, block_size="1MiB")
 
 
 class Refusing(BufferedWriter):
@@ -335,15 +310,6 @@ def test_a_fallback_is_asked_for_and_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("refusing")
-def test_a_fallback_with_options(tmp_path: Path) -> None:
-    with pytest.warns(RuntimeWarning, match="^buffered is used in its place"):
-        writer = load_writer("refusing", fallback="buffered,threads=3", target=tmp_path)
-    assert writer.options == BufferedWriter.Options(threads=3)
-    assert writer.replaces
-    assert writer.replaces.used == "buffered"
-
-
-@pytest.mark.usefixtures("refusing")
 def test_a_fallback_that_does_not_work_either(tmp_path: Path) -> None:
     """It raises: there is no second fallback."""
     with pytest.raises(UnavailableError):
@@ -374,13 +340,6 @@ def _no_credentials(_: S3Writer, target: str | Path) -> None:
     raise UnavailableError("s3", "no credentials were found.", "Log in.")
 
 
-@pytest.mark.usefixtures("refusing")
-def test_a_fallback_that_cannot_write_to_directories(tmp_path: Path) -> None:
-    """The reverse case."""
-    with pytest.raises(UnavailableError, match=r"no such device, and fallback='s3' cannot store"):
-        load_writer("refusing", fallback="s3", target=tmp_path)
-
-
 def test_a_typo_is_no_reason_for_a_fallback(tmp_path: Path) -> None:
     """Only a writer that cannot work here is replaced, never one that was misspelt."""
     with pytest.raises(UnknownNameError):
@@ -409,8 +368,3 @@ def test_the_file_is_readable() -> None:
     document = tomllib.loads(text)
     assert document["options"] == {"block_size": "8MiB", "threads": 4, "fallocate": True}
     assert document["tuned"]["ratio_interval"] == [1.3, 6.4]
-
-
-def test_the_package_offers_it() -> None:
-    """`iobench.load_writer` is this function."""
-    assert iobench.load_writer is load_writer

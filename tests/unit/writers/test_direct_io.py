@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iobench.errors import DataMismatchError
 from iobench.testing import content
 from iobench.writers.local.direct_file import pread_direct, pwrite_direct
 
@@ -65,23 +63,3 @@ def test_short_reads_are_continued(fd: int, wanted: int, limits: list[int], offs
         patch.setattr(os, "preadv", _Kernel(list(limits)).preadv)
         pread_direct(fd, block, offset, wanted, _ALIGNMENT)
     assert block[:wanted].tobytes() == data[offset:].tobytes()
-
-
-@pytest.mark.parametrize("limits", [[0], [511], [1024, 0], [600, 100]])
-def test_a_write_below_alignment_is_an_error(
-    fd: int, limits: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A write that moves less than one aligned unit cannot be continued: OSError, EIO."""
-    monkeypatch.setattr(os, "pwrite", _Kernel(limits).pwrite)
-    with pytest.raises(OSError, match="a write at") as caught:
-        pwrite_direct(fd, content(4 * _ALIGNMENT), 0, _ALIGNMENT)
-    assert caught.value.errno == errno.EIO
-
-
-@pytest.mark.parametrize("size", [0, 1, 511, 512, 1000, 1024])
-def test_a_file_that_ends_before(fd: int, size: int) -> None:
-    """A file that ends before the last wanted byte raises DataMismatchError, saying where."""
-    os.pwrite(fd, content(size).tobytes(), 0)
-    block = np.zeros(4 * _ALIGNMENT, dtype=np.uint8)
-    with pytest.raises(DataMismatchError, match=f"ended at {size}"):
-        pread_direct(fd, block, 0, 1025, _ALIGNMENT)

@@ -13,11 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iobench import linux
-from iobench.errors import TransferError, UnavailableError
+from iobench.errors import UnavailableError
 from iobench.testing import content
 from iobench.units import KIB
 from iobench.writers import file_writer
-from iobench.writers.direct import in_flight
 from iobench.writers.direct.engine import BlockingEngine
 from iobench.writers.direct.in_flight import Ring, open_ring
 from iobench.writers.direct.uring_engine import RingEngine
@@ -34,8 +33,7 @@ from iobench.writers.hybrid_paths.policy import (
     Pressure,
 )
 from iobench.writers.image import FileImage
-from iobench.writers.local.direct_file import written_on
-from iobench.writers.transfer import PathCount, Transfer
+from iobench.writers.transfer import Transfer
 
 _BLOCK = 64 * KIB
 _SMALL = 16 * KIB
@@ -57,13 +55,6 @@ def _require_ring(directory: Path) -> None:
     reason = _writer().available(directory).reason
     if "io_uring" in reason:
         pytest.skip(reason)
-
-
-def _direct(moved: Transfer) -> PathCount:
-    """Return the operations and bytes that went past the page cache, with or without a ring."""
-    found = [count for path, count in moved.paths.items() if path.endswith("direct")]
-    assert len(found) == 1
-    return found[0]
 
 
 class _Paths:
@@ -231,17 +222,6 @@ def test_a_large_file_leaves_no_cache(tmp_path: Path) -> None:
         os.close(fd)
 
 
-def test_what_is_cached_is_read_from_there(tmp_path: Path) -> None:
-    """read_soon leaves a file in the page cache, and a read finds it there."""
-    data, writer = content(4 * _BLOCK), _writer(read_soon=True)
-    moved = writer.write(FileImage.of("file", [data]), tmp_path)
-    assert moved.decisions == {"buffered: read soon": 4}
-    back = np.zeros_like(data)
-    moved = _writer().read(FileImage.of("file", [back]), tmp_path)
-    assert np.array_equal(back, data)
-    assert moved.decisions == {"buffered: in the page cache": 4}
-
-
 def test_what_is_cached_when_the_read_begins(tmp_path: Path) -> None:
     """Only that is read from the page cache, not what the kernel reads ahead meanwhile."""
     _require_direct(tmp_path)
@@ -359,32 +339,6 @@ def test_direct_in_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(tried) == 1
 
 
-def test_reads_without_a_ring(tmp_path: Path) -> None:
-    """Threads make direct reads; without direct I/O one thread reads in order."""
-    _require_direct(tmp_path)
-    data = content(3 * _BLOCK)
-    _writer().write(FileImage.of("file", [data]), tmp_path)
-    for paths, reason in (("uncached", "uncached: large"), ("all", "direct: large, staged")):
-        with (tmp_path / "file").open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        room = np.zeros(len(data) + 1, dtype=np.uint8)[1:]
-        writer = _writer(paths=paths, uring=False)
-        moved = writer.read(FileImage.of("file", [room]), tmp_path)
-        assert np.array_equal(room, data)
-        assert moved.decisions == {reason: 3}
-
-
-def test_phases_of_a_stream_are_counted_once(tmp_path: Path) -> None:
-    """The write of a block is counted once, by the meter of the background thread."""
-    _require_direct(tmp_path)
-    with _writer(iodepth=1, paths="direct", uring=False).open(tmp_path / "file") as stream:
-        stream.write(content(20 * _BLOCK))
-    assert stream.transfer is not None
-    assert set(stream.transfer.phases_s) >= {"gather", "write", "sync", "commit"}
-    assert stream.transfer.phases_s["write"] <= stream.transfer.elapsed_s
-    assert stream.transfer.paths["direct"].bytes == 20 * _BLOCK
-
-
 # The ring.
 
 
@@ -475,25 +429,6 @@ def test_a_ring_that_is_refused_later(
     assert (tmp_path / "file").read_bytes() == data.tobytes()
     assert set(moved.paths) == {"direct"}
     assert [one.wanted for one in moved.fallbacks] == ["io_uring"]
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_ring_that_fails_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
-) -> None:
-    """A later failure fails the transfer, and nothing is published."""
-    _require_ring(tmp_path)
-    calls = iter(range(100))
-
-    def failing(*arguments: int) -> int:
-        if next(calls) == 5:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return written_on(*arguments)
-
-    monkeypatch.setattr(in_flight, "written_on", failing)
-    with pytest.raises(TransferError, match="Input/output error"):
-        _written(_writer(), content(40 * _BLOCK), tmp_path, streamed=streamed)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_small_file_avoids_the_page_cache_when_memory_is_short(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import mmap
 import weakref
 
 import numpy as np
@@ -58,14 +57,6 @@ def test_scatter_fills_only_its_range(pieces: list[bytes], data: st.DataObject) 
     assert b"".join(memories) == whole
 
 
-def test_views_are_no_copies() -> None:
-    """A change of the memory shows in the views."""
-    memory = bytearray(10)
-    (view,) = FileImage.of("f", [memory]).views(2, 5)
-    memory[2] = 7
-    assert view[0] == 7
-
-
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11), (11, 11)])
 def test_ranges_outside_are_refused(start: int, stop: int) -> None:
     """Bytes outside the image have no view; a negative start does not count from the end."""
@@ -81,33 +72,12 @@ def test_paths_that_leave_the_target_are_refused(path: str) -> None:
     assert repr(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["a", "a/b", "a..b", "...", ".hidden"])
-def test_other_paths_are_taken(path: str) -> None:
-    """Names with dots are allowed."""
-    assert FileImage.of(path, []).path == path
-
-
 @pytest.mark.parametrize(("offset", "length"), [(1, 3), (0, 2), (0, 4), (-1, 3)])
 def test_gaps_and_overlaps_are_refused(offset: int, length: int) -> None:
     """Segments follow one another without a gap, and are as long as their memory."""
     memory = np.zeros(3, dtype=np.uint8)
     with pytest.raises(UsageError, match="does not continue at 0"):
         FileImage(path="f", segments=(Segment(offset=offset, length=length, memory=memory),))
-
-
-def test_a_second_segment_must_continue() -> None:
-    """A gap between two segments is refused, naming both offsets."""
-    memory = np.zeros(3, dtype=np.uint8)
-    first = Segment(offset=0, length=3, memory=memory)
-    with pytest.raises(UsageError, match="at 4 does not continue at 3"):
-        FileImage(path="f", segments=(first, Segment(offset=4, length=3, memory=memory)))
-
-
-def test_memory_without_a_buffer_is_refused() -> None:
-    """An object without a buffer is refused, naming its type; so is text."""
-    for memory in (object(), "text", [1, 2]):
-        with pytest.raises(UsageError, match=type(memory).__name__):
-            FileImage.of("f", [memory])
 
 
 def test_tensors_get_a_hint() -> None:
@@ -130,13 +100,6 @@ def test_memory_with_holes_is_refused() -> None:
     ):
         with pytest.raises(UsageError, match="contiguous"):
             FileImage.of("f", [memory])
-
-
-def test_writable_when_all_memory_is() -> None:
-    """One read-only segment makes the image read-only; no segment does not."""
-    assert FileImage.of("f", [bytearray(1), mmap.mmap(-1, 10)]).writable
-    assert not FileImage.of("f", [bytearray(1), b"x"]).writable
-    assert FileImage.of("f", []).writable
 
 
 def test_a_zero_length_segment_by_hand() -> None:

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.errors import DataMismatchError
 from iobench.linux import DioAlignment
 from iobench.testing import content
 from iobench.writers.direct import in_flight as module
@@ -156,29 +155,6 @@ def test_every_byte_is_read(outcomes: list[int], seed: int, tail: int) -> None:
     assert np.array_equal(room[: len(data)], data)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EFBIG])
-@pytest.mark.parametrize("nth", [0, 3, 7])
-def test_an_error_in_a_completion(number: int, nth: int) -> None:
-    """It is raised with its errno, once everything else in flight has been awaited."""
-    ring = FakeRing(bytearray(8 * _BLOCK), [8] * nth + [-number])
-    ended: list[bool] = []
-    data = content(8 * _BLOCK)
-
-    def save() -> None:
-        with _in_flight(ring, writes=True) as in_flight:
-            for start in range(0, 8 * _BLOCK, _BLOCK):
-                in_flight.start(_FILE, data[start : start + _BLOCK], start, _BLOCK, ended.append)
-            in_flight.drain()
-
-    with pytest.raises(OSError, match=r"\[Errno") as caught:
-        save()
-    assert caught.value.errno == number
-    assert ring.closed
-    assert not ring.queued
-    assert len(ended) == 8  # each once: whole before the failure, let go after it
-    assert sum(ended) == nth
-
-
 def test_refused_too_often() -> None:
     """An operation that always gets a transient error fails in the end, with that errno."""
     ring = FakeRing(bytearray(_BLOCK), [-errno.EAGAIN] * 1000)
@@ -192,36 +168,6 @@ def _move_one(ring: FakeRing, *, writes: bool = True, data: Bytes | None = None)
         data = content(_BLOCK) if data is None else data
         in_flight.start(_FILE, data, 0, len(data), lambda _: None)
         in_flight.wait_one()
-
-
-def test_a_write_of_nothing() -> None:
-    """A write that takes no byte is EIO, not an endless loop."""
-    with pytest.raises(OSError, match="took 0 bytes") as caught:
-        _move_one(FakeRing(bytearray(_BLOCK), [0]))
-    assert caught.value.errno == errno.EIO
-
-
-def test_a_file_that_ends() -> None:
-    """A read past the end of the file is a mismatch."""
-    with pytest.raises(DataMismatchError, match="ended at 4000"):
-        _move_one(FakeRing(bytearray(4000)), writes=False)
-
-
-def test_an_operation_that_cannot_be_queued() -> None:
-    """The failure is raised, its memory is released, and operations in flight are awaited."""
-    ring, ended = FakeRing(bytearray(2 * _BLOCK)), []
-    data = content(_BLOCK)
-
-    def save() -> None:
-        with _in_flight(ring, writes=True) as in_flight:
-            in_flight.start(_FILE, data, 0, _BLOCK, ended.append)
-            ring.refuses = OSError(errno.EBADF, "Bad file descriptor")
-            in_flight.start(_FILE, data, _BLOCK, _BLOCK, ended.append)
-
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        save()
-    assert ended == [False, False]
-    assert ring.closed
 
 
 def test_a_callback_that_fails() -> None:
@@ -241,30 +187,6 @@ def test_a_callback_that_fails() -> None:
     with pytest.raises(ValueError, match="scatter"):
         save()
     assert ring.closed
-
-
-def test_memory_that_cannot_be_awaited_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the ring itself breaks, the kernel may still use the memory: it is never freed."""
-    lost: list[object] = []
-    monkeypatch.setattr(module, "_lost", lost)
-    ring, ended = FakeRing(bytearray(_BLOCK)), []
-    data = content(_BLOCK)
-
-    def broken() -> tuple[int, int]:
-        raise OSError(errno.EBADF, "Bad file descriptor")
-
-    monkeypatch.setattr(ring, "wait", broken)
-    monkeypatch.setattr(ring, "close", lambda: None)
-
-    def save() -> None:
-        with _in_flight(ring, writes=True) as in_flight:
-            in_flight.start(_FILE, data, 0, _BLOCK, ended.append)
-            in_flight.wait_one()
-
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        save()
-    assert ended == []
-    assert [memory is data for memory in lost] == [True]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -312,24 +234,6 @@ def test_a_callback_that_fails_while_the_ring_is_closed(monkeypatch: pytest.Monk
         save()
     assert ring.closed
     assert len(lost) == len(ring.queued) == 2
-
-
-def test_memory_that_runs_out_when_an_operation_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may have the operation: its memory is kept, and the others are awaited."""
-    lost: list[Bytes] = []
-    monkeypatch.setattr(module, "_lost", lost)
-    ring, ended, data = FakeRing(bytearray(2 * _BLOCK)), [], content(2 * _BLOCK)
-
-    def save() -> None:
-        with _in_flight(ring, writes=True) as in_flight:
-            in_flight.start(_FILE, data[:_BLOCK], 0, _BLOCK, ended.append)
-            ring.refuses = MemoryError()
-            in_flight.start(_FILE, data[_BLOCK:], _BLOCK, _BLOCK, ended.append)
-
-    with pytest.raises(MemoryError):
-        save()
-    assert (ring.closed, ended) == (True, [False])
-    assert [memory.ctypes.data for memory in lost] == [data[_BLOCK:].ctypes.data]
 
 
 def test_what_is_counted() -> None:

@@ -14,14 +14,11 @@ from typing import Any
 import pytest
 
 from iobench import linux
-from iobench.errors import DataMismatchError, TargetError, TransferError
+from iobench.errors import TargetError, TransferError
 from iobench.testing import Footprint
 from iobench.writers.local import new_file
 from iobench.writers.local.new_file import (
-    PART_SUFFIX,
     NewFile,
-    open_source,
-    try_directory,
     write_text,
 )
 from iobench.writers.transfer import Meter
@@ -35,51 +32,6 @@ def _new(path: Path, data: bytes = b"new") -> NewFile:
 
 def _names(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
-
-
-def test_published_under_its_name(tmp_path: Path) -> None:
-    """Before publish the directory has only a hidden name, afterwards only the final one."""
-    with Footprint.unchanged():
-        file = _new(tmp_path / "file")
-        (part,) = _names(tmp_path)
-        assert part.startswith(".file.")
-        assert part.endswith(PART_SUFFIX)
-        file.publish(sync_names=True)
-        assert _names(tmp_path) == ["file"]
-        assert (tmp_path / "file").read_bytes() == b"new"
-
-
-def test_replaces_what_was_there(tmp_path: Path) -> None:
-    """The old file is whole until publish; an open descriptor keeps it."""
-    (tmp_path / "file").write_bytes(b"old")
-    with (tmp_path / "file").open("rb") as reader:
-        file = _new(tmp_path / "file")
-        assert (tmp_path / "file").read_bytes() == b"old"
-        file.publish(sync_names=False)
-        assert (tmp_path / "file").read_bytes() == b"new"
-        assert reader.read() == b"old"
-
-
-def test_abandoned_leaves_nothing(tmp_path: Path) -> None:
-    """abandon removes the hidden name, may be repeated, and leaves the old file."""
-    (tmp_path / "file").write_bytes(b"old")
-    with Footprint.unchanged():
-        file = _new(tmp_path / "file")
-        file.abandon()
-        file.abandon()
-    assert _names(tmp_path) == ["file"]
-    assert (tmp_path / "file").read_bytes() == b"old"
-
-
-def test_a_with_block_left_before_publish(tmp_path: Path) -> None:
-    """A `with` that ends without publish leaves nothing; after publish the file stays."""
-    with pytest.raises(KeyError), _new(tmp_path / "a"):
-        raise KeyError
-    with _new(tmp_path / "b"):
-        pass
-    with _new(tmp_path / "c") as file:
-        file.publish(sync_names=True)
-    assert _names(tmp_path) == ["c"]
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:
@@ -194,22 +146,6 @@ def test_the_bytes_are_synced_before_the_name(
     file.sync()
     file.publish(sync_names=True)
     assert steps == ["fsync", "replace", "fsync"]
-
-
-def test_directory_removed_underneath(tmp_path: Path) -> None:
-    """publish raises TransferError, ENOENT; abandon does nothing, as no file is left."""
-    with Footprint.unchanged():
-        for end in ("publish", "abandon"):
-            file = _new(tmp_path / "sub" / "file")
-            Path(file.part).unlink()
-            (tmp_path / "sub").rmdir()
-            if end == "abandon":
-                file.abandon()
-                continue
-            with pytest.raises(TransferError, match="publishing") as caught:
-                file.publish(sync_names=True)
-            assert caught.value.errno == errno.ENOENT
-        assert _names(tmp_path) == []
 
 
 @pytest.mark.parametrize("through_link", [False, True])
@@ -401,58 +337,6 @@ def test_a_file_system_without_fallocate(
     (fallback,) = meter.fallbacks
     assert (fallback.wanted, fallback.used) == ("fallocate", "none")
     assert os.strerror(number) in fallback.reason
-
-
-def test_no_space_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is reported before anything is written."""
-
-    def refuse(fd: int, offset: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(linux, "fallocate", refuse)
-    with (
-        pytest.raises(TransferError, match="reserving space: No space left"),
-        NewFile(tmp_path / "file", 0, Meter()) as file,
-    ):
-        file.reserve(0, 100)
-    assert _names(tmp_path) == []
-
-
-def test_a_failing_sync_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error of fsync names the file, and fsync is not repeated."""
-    calls: list[int] = []
-
-    def fail(fd: int) -> None:
-        calls.append(fd)
-        raise OSError(errno.EIO, "I/O error")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(TransferError, match="syncing") as caught, _new(tmp_path / "file") as file:
-        file.sync()
-    assert caught.value.filename == str(tmp_path / "file")
-    assert len(calls) == 1
-    assert _names(tmp_path) == []
-
-
-def test_a_source_of_the_right_size(tmp_path: Path) -> None:
-    """A file of the image's size is opened; another size is a mismatch, and nothing leaks."""
-    (tmp_path / "file").write_bytes(b"12345")
-    with Footprint.unchanged():
-        os.close(open_source(tmp_path / "file", 0, 5))
-        for wrong in (4, 6, 0):
-            with pytest.raises(DataMismatchError, match=f"has 5 bytes, its image has {wrong}"):
-                open_source(tmp_path / "file", 0, wrong)
-        with pytest.raises(TransferError, match="opening"):
-            open_source(tmp_path / "missing", 0, 5)
-
-
-def test_try_directory(tmp_path: Path) -> None:
-    """A writable directory is accepted; a file and a missing directory are not."""
-    assert try_directory(tmp_path).ok
-    (tmp_path / "file").touch()
-    for wrong in ("file", "missing"):
-        assert not try_directory(tmp_path / wrong).ok
-    assert _names(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("plant", [os.symlink, os.link])

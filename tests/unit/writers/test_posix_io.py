@@ -80,13 +80,6 @@ def test_more_views_than_one_call_takes(fd: int) -> None:
     assert b"".join(view.tobytes() for view in back) == whole
 
 
-def test_the_callers_list_stays(fd: int) -> None:
-    """The caller's list of views is not changed."""
-    views = _views([b"ab", b"cd"])
-    pwrite_all(fd, views, 0)
-    assert [view.tobytes() for view in views] == [b"ab", b"cd"]
-
-
 def test_a_write_of_nothing_is_an_error(fd: int, short_calls) -> None:
     """A write that moves no byte raises OSError instead of trying forever."""
     left = short_calls("pwritev", [3, 0])
@@ -100,9 +93,3 @@ def test_a_file_that_ends_before(fd: int) -> None:
     os.pwrite(fd, b"abc", 0)
     with pytest.raises(DataMismatchError, match="ended at 3"):
         pread_all(fd, [np.zeros(4, dtype=np.uint8)], 0)
-
-
-def test_nothing_to_do_is_no_call(fd: int) -> None:
-    """No views, no system calls."""
-    assert pwrite_all(fd, [], 0) == 0
-    assert pread_all(fd, [], 0) == 0

@@ -57,15 +57,6 @@ def test_every_range_comes_out_and_goes_in(lengths: list[int], data: st.DataObje
     assert not device.pending
 
 
-def test_host_images_are_left_alone() -> None:
-    """An image of host memory is its own staged image, and its views are the memory."""
-    memory = content(1000)
-    image = FileImage.of("f", [memory])
-    with staged(image, Meter()) as within, within.outgoing(10, 20, Meter()) as views:
-        assert within is image
-        assert np.shares_memory(views[0], memory)
-
-
 @pytest.mark.parametrize("name", ["buffered", "uncached"])
 def test_one_block_is_copied_while_another_is_stored(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,19 +146,6 @@ def test_blocks_are_used_again() -> None:
     assert not device.pending
 
 
-def test_an_error_of_the_caller_passes_and_all_copies_end() -> None:
-    """An exception of the writer propagates, and no copy stays in flight."""
-    device = FakeDevice()
-    image = FileImage.of("f", [device.upload(content(4 << 20))])
-    with (
-        pytest.raises(OSError, match="disk full"),
-        staged(image, Meter()) as within,
-        within.outgoing(0, 1 << 20, Meter()),
-    ):
-        raise OSError("disk full")
-    assert not device.pending
-
-
 def test_memory_that_cannot_be_pinned_is_a_fallback(tmp_path) -> None:
     """It works without pinned memory, and the Transfer records the fallback."""
     device = FakeDevice(pinnable=False)
@@ -200,23 +178,3 @@ def test_views_of_device_memory_are_refused() -> None:
         image.views(0, 5)
     with pytest.raises(UsageError, match="memory of a device"):
         image.gather(0, 14, np.empty(14, dtype=np.uint8))
-
-
-def test_a_staged_image_is_an_image() -> None:
-    """It has the path, size and segments of the original."""
-    image = FileImage.of("f", [FakeDevice().upload(content(10))])
-    with staged(image, Meter()) as within:
-        assert isinstance(within, StagedImage)
-        assert (within.path, within.size_bytes, within.segments) == ("f", 10, image.segments)
-
-
-def test_host_memory_is_not_copied() -> None:
-    """Ranges without device memory are views of the image, to be written and to be filled."""
-    host = np.zeros(5000, np.uint8)
-    image = FileImage.of("f", [FakeDevice().upload(content(5000)), host])
-    meter = Meter()
-    with staged(image, meter) as within:
-        for provide in (within.outgoing, within.incoming):
-            with provide(6000, 8000, meter) as (view,):
-                assert view.ctypes.data == host.ctypes.data + 1000
-                assert len(view) == 2000

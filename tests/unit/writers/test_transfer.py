@@ -72,21 +72,10 @@ def test_total_keeps_every_fallback_in_order() -> None:
     assert total.fallbacks == (*_ONE.fallbacks, second)
 
 
-def test_total_of_one_is_the_same() -> None:
-    """A sum of one part is that part."""
-    assert Transfer.total([_ONE]) == _ONE
-
-
 def test_total_of_nothing_is_refused() -> None:
     """There is no sum of no transfers."""
     with pytest.raises(ValueError, match="no transfers"):
         Transfer.total([])
-
-
-def test_rate() -> None:
-    """Bytes over seconds; infinite when no time passed."""
-    assert _ONE.rate_bytes_per_s == 50.0
-    assert replace(_ONE, elapsed_s=0.0).rate_bytes_per_s == float("inf")
 
 
 def test_phases_sum_up(clock: list[float]) -> None:

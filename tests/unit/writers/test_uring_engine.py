@@ -182,37 +182,6 @@ def test_blocks_are_filled_before_the_queue_has_room() -> None:
     assert bytes(ring.file) == memory[: 5 * _PIECE].tobytes()
 
 
-@pytest.mark.parametrize("writes", [True, False])
-@pytest.mark.parametrize("staged", [True, False])
-@pytest.mark.parametrize("nth", [0, 4, 9, 19])
-@pytest.mark.parametrize("ready", [0, 3])
-def test_a_failure(writes: bool, staged: bool, nth: int, ready: int) -> None:
-    """It is raised with its errno; each range completes once, and every block comes back."""
-    size, count = 2 * _PIECE, 10
-    memory = _memory(count * size, staged=staged)
-    image, pool = FileImage.of("image", [memory]), _Pool()
-    ring = _Ring(bytearray(count * size), fails=nth)
-    calls: list[bool] = []
-
-    def move() -> None:
-        with _engine(ring, 4, pool, writes=writes) as engine:
-            for start in range(0, count * size, size):
-                ring.ready = ready
-                part = Extent(image, start, start + size, start)
-                if writes:
-                    engine.write(_FILE, part, calls.append)
-                else:
-                    engine.read(_FILE, part, calls.append)
-            engine.drain()
-
-    with pytest.raises(OSError, match="Input/output") as caught:
-        move()
-    assert caught.value.errno == errno.EIO
-    assert calls.count(False) >= 1
-    assert nth // 2 <= len(calls) <= count
-    assert pool.out == 0
-
-
 def test_closed_without_drain() -> None:
     """Operations in flight are awaited; ranges that wait for room or a copy complete as failed."""
     image, pool = FileImage.of("image", [_memory(5 * _PIECE, staged=True)]), _Pool()

@@ -60,15 +60,6 @@ def test_blocks_while_the_garbage_collector_runs(skip: int) -> None:
     assert sorted(own + taken) == [(one, one + 1) for one in (*range(5), *range(7, 12))]
 
 
-@given(st.integers(0, 100), st.integers(0, 100), st.integers(1, 17))
-def test_blocks_cover_the_range(start: int, length: int, block_size: int) -> None:
-    """The blocks follow one another, none empty or too long, from start to stop."""
-    found = list(Blocks(start, start + length, block_size))
-    assert [begin for begin, _ in found] == list(range(start, start + length, block_size))
-    assert all(0 < end - begin <= block_size for begin, end in found)
-    assert sum(end - begin for begin, end in found) == length
-
-
 @given(
     st.lists(st.integers(0, 300), unique=True, max_size=9).map(sorted),
     st.integers(1, 5),
@@ -102,17 +93,6 @@ def test_each_block_goes_to_one_worker(threads: int) -> None:
     run_workers(threads, Blocks(0, 1001, 10), work, meter)
     assert sorted(taken) == list(Blocks(0, 1001, 10))
     assert meter.paths["path"].bytes == 1001
-
-
-def test_this_thread_is_one_of_them() -> None:
-    """One worker needs no other thread."""
-    who: list[threading.Thread] = []
-
-    def work(blocks: Blocks, own: Meter) -> None:
-        who.append(threading.current_thread())
-
-    run_workers(1, Blocks(0, 1, 1), work, Meter())
-    assert who == [threading.current_thread()]
 
 
 @pytest.mark.parametrize("in_helper", [False, True])
@@ -222,18 +202,6 @@ def test_a_helper_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _helpers() == []
 
 
-def test_blocks_are_page_aligned_and_kept() -> None:
-    """A block that was given back is the next one taken; two taken at once are two."""
-    pool = BlockPool(8192)
-    with pool.block() as first, pool.block() as second:
-        assert first.ctypes.data % 4096 == second.ctypes.data % 4096 == 0
-        assert len(first) == len(second) == 8192
-        assert first.ctypes.data != second.ctypes.data
-        addresses = {first.ctypes.data, second.ctypes.data}
-    with pool.block() as again:
-        assert again.ctypes.data in addresses
-
-
 def _bytes(rooms: list[weakref.ref[mmap.mmap]]) -> int:
     return sum(len(room) for ref in rooms if (room := ref()) is not None)
 
@@ -304,14 +272,6 @@ def test_one_operation_needs_no_more_than_is_kept(
     assert all(pool._keep is not None and count <= pool._keep for pool, count in most.items())
 
 
-def test_a_block_comes_back_after_an_error() -> None:
-    """The `with` returns the block to the pool after any exception."""
-    pool = BlockPool(4096)
-    with pytest.raises(_WorkerError), pool.block() as block:
-        raise _WorkerError
-    assert pool.take() is block
-
-
 def _helpers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "iobench-worker"]
 
@@ -327,21 +287,6 @@ def test_blocks_are_aligned_and_do_not_overlap(size: int) -> None:
         block[[0, -1]] = number % 256
     for number, block in enumerate(blocks):
         assert block[0] == block[-1] == number % 256
-
-
-def test_a_caller_that_waits() -> None:
-    """With `caller_waits` other threads than the caller's do all the work."""
-    seen: set[int] = set()
-
-    def work(blocks: Blocks, meter: Meter) -> None:
-        seen.add(threading.get_ident())
-        for _ in blocks:
-            meter.retries += 1
-
-    meter = Meter()
-    run_workers(2, Blocks(0, 1000, 10), work, meter, caller_waits=True)
-    assert threading.get_ident() not in seen
-    assert meter.retries == 100
 
 
 def test_an_interrupt_of_a_caller_that_waits() -> None:
