@@ -181,7 +181,7 @@ class ContenderError(IobenchError):
 
 
 class JobError(IobenchError):
-    """One of several concurrent processes failed; all of them were ended."""
+    """One of several concurrent processes failed."""
 
 
 class RankError(JobError):

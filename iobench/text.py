@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-__all__ = ["parse_json", "printable", "printable_values"]
+__all__ = ["one_line", "parse_json", "printable", "printable_values"]
 
 
 # C0 and C1 controls command a terminal; line separators and bidirectional controls reorder its
@@ -22,6 +22,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return _COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the type and the message of `error` on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def printable_values(value: Any) -> Any:

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from iobench.bench.contenders.base import Contender, WriterContender
+from iobench.bench.contenders.peer import PeerContender
 from iobench.bench.plan import Plan
-from iobench.bench.processes.group import Failed, ProcessGroup
 from iobench.bench.processes.job import CheckpointRef, Job
-from iobench.bench.processes.loop import Loop, Looped
+from iobench.bench.ranks.group import RankGroup
+from iobench.bench.ranks.loop import Looped
+from iobench.bench.ranks.setup import reader_setup
+from iobench.bench.ranks.start import LocalRanks
 from iobench.bench.stored_files import manifest, stored_files
 from iobench.bench.targets.base import OpenTarget
+from iobench.errors import JobError
 from iobench.results.records import BackgroundRestores
+from iobench.writers.registry import make
 
 __all__ = ["Background", "Restores"]
 
@@ -29,12 +35,12 @@ class Restores:
     """The restores beside one operation, known after its end."""
 
     writer: str
-    ended: list[Looped | Failed] = field(default_factory=list)
+    ended: list[Looped | JobError] = field(default_factory=list)
 
     def during(self, began_s: float, elapsed_s: float) -> BackgroundRestores:
         """Return what was restored from `began_s` of time.perf_counter on, for `elapsed_s`."""
         (one,) = self.ended
-        if isinstance(one, Failed):
+        if isinstance(one, JobError):
             return BackgroundRestores(
                 writer=self.writer,
                 restores=0,
@@ -45,7 +51,7 @@ class Restores:
                 resident_fraction=0.0,
                 from_storage=None,
                 mismatches=0,
-                error=one.error,
+                error=str(one),
             )
         until_s = began_s + elapsed_s
         inside_s = [max(0.0, min(end, until_s) - max(begin, began_s)) for begin, end in one.spans]
@@ -73,19 +79,23 @@ class Background(AbstractContextManager["Background"]):
 
     def __init__(self, plan: Plan, location: str | None, target: OpenTarget) -> None:
         """`location` is what the variants of the target have in `target`."""
-        self._scratch = target.scratch
-        self._setup = plan.reader_setup()
+        self._plan, self._scratch = plan, target.scratch
         self._maker = next(
             plan.contenders.index(one.contender)
             for one in plan.variants
             if one.background and one.target == location
         )
-        first = partial(Job.warm_up, directories=[self._scratch.locate(_WARM_UP)])
-        self._group = ProcessGroup([self._setup], first, temporary=self._scratch.directory)
+        self._readers = list(map(_reader, plan.contenders))
+        self._labels = list(dict.fromkeys(one.label for one in self._readers))
+        setup = reader_setup(plan, ",".join(self._labels), self._scratch.locate(_WARM_UP))
+        self._ranks = LocalRanks(
+            2, temporary=self._scratch.directory, name="the background process"
+        )
+        self._group = RankGroup(self._ranks, lambda _: [None, setup])
         self._made = False
 
-    def __exit__(self, *error: object) -> None:
-        self._group.__exit__(*error)
+    def __exit__(self, *_: object) -> None:
+        self._ranks.stop()
 
     @contextmanager
     def restoring(self, contender: int, shape: int) -> Iterator[Restores]:
@@ -95,38 +105,43 @@ class Background(AbstractContextManager["Background"]):
         `buffered` restores next to it, in a bucket `s3`. Raises JobError if no restore can begin.
         If one fails later, the result says so.
         """
-        if not (self._made and self._group.started):  # only that process knows the right bytes
+        if not self._made:
             self._make()
-        ref = self._ref(contender, shape)
-        restores = Restores(writer=self._setup.contenders[contender].label)
-        with self._group.looping(Loop(ref=ref)) as ended:
+        ref, self._made = self._ref(contender, shape), False
+        restores = Restores(writer=self._readers[contender].label)
+        with self._group.looping(ref) as ended:
             yield restores
         restores.ended.extend(ended)
+        self._made = not isinstance(ended[0], JobError)  # only that process knows the right bytes
 
     def _make(self) -> None:
         """Save one checkpoint of each shape. All of them are there, or none is used."""
-        self._made = False
-        for shape, files in enumerate(self._setup.files):
+        for shape, files in enumerate(self._plan.files_of_jobs[0]):
             self._scratch.remove(_name(shape))
             self._group.ask(1, partial(Job.prepare, shape=shape, checkpoint=()))
             with self._scratch.staged(_name(shape)) as staged:
-                ref = CheckpointRef(
-                    contender=self._maker, shape=shape, directory=str(staged.directory)
-                )
+                ref = replace(self._ref(self._maker, shape), directory=str(staged.directory))
                 done = self._group.ask(1, partial(Job.save, ref=ref))
                 text = manifest(
-                    0,
-                    self._setup.contenders[self._maker],
-                    stored_files([files], done, apart=False),
+                    0, self._readers[self._maker], stored_files([files], done, apart=False)
                 )
                 staged.publish(map(str.encode, text))
         self._scratch.remove(_WARM_UP)
         self._made = True
 
     def _ref(self, contender: int, shape: int) -> CheckpointRef:
+        number = self._labels.index(self._readers[contender].label)
         directory = self._scratch.locate(_name(shape))
-        return CheckpointRef(contender=contender, shape=shape, directory=directory)
+        return CheckpointRef(contender=number, shape=shape, directory=directory)
 
 
 def _name(shape: int) -> str:
     return f"earlier-{shape}"
+
+
+def _reader(contender: Contender) -> WriterContender:
+    """Return what restores in the background of a contender; a peer has a format of its own."""
+    if isinstance(contender, WriterContender):
+        return WriterContender(contender.writer)
+    in_bucket = isinstance(contender, PeerContender) and "file" not in contender.peer.schemes
+    return WriterContender(make("s3" if in_bucket else "buffered"))

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 
 from iobench.bench.plan import Plan
-from iobench.bench.processes.group import Executor
+from iobench.bench.processes.executor import Executor
 from iobench.bench.processes.job import CheckpointSizes, Job
 from iobench.results import (
     Environment,

@@ -8,25 +8,24 @@ from functools import cached_property
 from typing import Any
 
 from iobench.bench.axes import Axes, Variant
-from iobench.bench.contenders.base import Contender, WriterContender
-from iobench.bench.contenders.peer import PeerContender
+from iobench.bench.contenders.base import Contender
 from iobench.bench.data.subset import ranks_of
 from iobench.bench.fio import JOBS, fio_version
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.rules import Rules
-from iobench.bench.processes.job import JobSetup
+from iobench.bench.processes.job import Job
 from iobench.bench.targets.base import Target
 from iobench.environment.memory import available_bytes
 from iobench.errors import OptionError, TargetError, UsageError
 from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
 from iobench.workloads.specs import FileSpec, size_of
-from iobench.writers.registry import make
 
 __all__ = [
     "DEFAULT_SECONDS",
     "LEAST_POOL",
     "POOL_SHARE",
+    "READER_POOL",
     "RESERVE",
     "Plan",
     "WorldSize",
@@ -41,9 +40,10 @@ LEAST_POOL = 16 * MIB
 """Of each process."""
 POOL_SHARE = 0.5
 """The part of the available memory that the data of a run take, unless more is asked for."""
+READER_POOL = 256 * MIB
+"""Of a background process: its restores fill the same memory again."""
 
 _PROCESS_BYTES = 256 * MIB  # of a job in a child process: torch and the writers' blocks
-_READER_POOL = 256 * MIB  # of a background process: its restores fill the same memory again
 _UNKNOWN_MEMORY = 2 * GIB  # available where the kernel does not report it
 _ALIKE = 0.9  # of the bytes of the largest rank; each rank must write at least this part
 
@@ -228,37 +228,13 @@ class Plan:
             return ()
         return tuple(value for value, target in self.by_location.items() if not target.no_ceiling)
 
-    def setups(self) -> list[JobSetup]:
-        """The setup of each job of this process and its children; a single one runs here.
-
-        The jobs divide the memory for data among them. If any variant has several processes, then
-        variants with one also use a child process, so that all have the same conditions.
-        """
-        most = self.axes.most_jobs
-        own = self.files_of_jobs if self.world is None else self.files_of_jobs[:1]
-        return [
-            JobSetup(
-                contenders=self.contenders,
-                files=files,
-                pool_bytes=max(self.pool_bytes // self._local_jobs, LEAST_POOL),
-                seed=self.seed if self.axes.sliced else self.seed + number,
-                number=number if most > 1 else None,
-                nodes=(0,) * most if self.axes.sliced else (),
-            )
-            for number, files in enumerate(own)
-        ]
-
-    def reader_setup(self) -> JobSetup:
-        """The setup of the process that restores in the background.
-
-        It restores into the memory of its pool, in place. Its data repeat after the pool's size.
-        Instead of a peer, which has a format of its own, it has a writer for the same targets.
-        """
-        return JobSetup(
-            contenders=tuple(map(_reader, self.contenders)),
+    def job(self) -> Job:
+        """Return the job of a run in this process alone."""
+        return Job(
+            contenders=self.contenders,
             files=self.files_of_jobs[0],
-            pool_bytes=min(_READER_POOL, self.pool_bytes),
-            seed=self.seed + self.axes.most_jobs,
+            pool_bytes=max(self.pool_bytes, LEAST_POOL),
+            seed=self.seed,
         )
 
     def check(self) -> None:
@@ -311,7 +287,7 @@ class Plan:
         if available is None:
             return
         if self.axes.earlier:
-            available -= len(self.targets) * (_READER_POOL + _PROCESS_BYTES)
+            available -= len(self.targets) * (READER_POOL + _PROCESS_BYTES)
         if self.beside_peers and needed + size_bytes > available:
             raise UsageError(
                 f"peers restore the {format_size(size_bytes)} into new memory, and "
@@ -380,13 +356,6 @@ def _is_cut(files: Sequence[FileSpec]) -> bool:
     """Whether tensor parallelism cuts a tensor of a safetensors file."""
     known = (tensor for one in files if one.format == "safetensors" for tensor in one.tensors)
     return any(tensor.split is not None for tensor in known)
-
-
-def _reader(contender: Contender) -> WriterContender:
-    if isinstance(contender, WriterContender):
-        return WriterContender(contender.writer)
-    in_bucket = isinstance(contender, PeerContender) and "file" not in contender.peer.schemes
-    return WriterContender(make("s3" if in_bucket else "buffered"))
 
 
 def first_of_each_target(variants: Sequence[Variant]) -> list[Variant]:

@@ -19,11 +19,13 @@ from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.data.subset import text_of
 from iobench.bench.header import header
 from iobench.bench.plan import Plan
-from iobench.bench.processes.group import Executor, InProcess, ProcessGroup
+from iobench.bench.processes.executor import Executor
 from iobench.bench.processes.job import Job
-from iobench.bench.ranks.group import Launched
+from iobench.bench.ranks.group import RankGroup
+from iobench.bench.ranks.setup import setups, show_token
+from iobench.bench.ranks.start import Launched, LocalRanks
 from iobench.bench.targets.base import OpenTarget
-from iobench.bench.trial import Trial, one_line
+from iobench.bench.trial import Trial
 from iobench.errors import IobenchError, RankError
 from iobench.results import (
     CeilingSample,
@@ -34,6 +36,7 @@ from iobench.results import (
     contender_of,
     utc_now,
 )
+from iobench.text import one_line
 
 __all__ = ["RunProgress", "Runner"]
 
@@ -85,18 +88,25 @@ class Runner:
             warm_ups = [target.scratch.locate(_WARM_UP) for target in targets.values()]
             directories = [target.scratch.directory for target in targets.values()]
             self.progress.step("preparing")
-            ranks = None
-            if self.launched is not None:
+            ranks = self._ranks(undo, directories[0])
+            group = None
+            if ranks is not None:
                 places = [target.scratch.locate("") for target in targets.values()]
-                ranks = self.launched.group(plan, places, warm_ups)
-            executor = undo.enter_context(ranks or self._executor(warm_ups, directories[0]))
-            run = header(plan, executor, None if ranks is None else ranks.members.facts())
+                token = show_token(places)
+                group = RankGroup(
+                    ranks,
+                    lambda members: setups(plan, members, places, warm_ups, token),
+                    replicas=plan.axes.replicas,
+                )
+            executor = undo.enter_context(group or Executor(plan.job()))
+            over = group if self.launched else None
+            run = header(plan, executor, over.members.facts() if over else None)
             self.results.write(run)
             ceilings = []
             for value in plan.ceiling_targets:
                 scratch = targets[value].scratch
                 assert scratch.directory is not None
-                ceilings.append(CeilingJobs.of(run, plan, scratch, value, ranks))
+                ceilings.append(CeilingJobs.of(run, plan, scratch, value, over))
             backgrounds = {
                 one.target: undo.enter_context(Background(plan, one.target, targets[one.target]))
                 for one in {one.target: one for one in plan.variants if one.background}.values()
@@ -115,16 +125,16 @@ class Runner:
                 self.results.write(record)
                 self.progress.result(record)
 
-    def _executor(self, warm_ups: Sequence[str], temporary: Path | None) -> Executor:
-        """Return an executor: this process, or the largest number of concurrent child processes.
+    def _ranks(self, undo: ExitStack, temporary: Path | None) -> Launched | LocalRanks | None:
+        """Return the ranks that take part: a launcher's, or processes that `undo` ends.
 
-        Child processes have their temporary files in `temporary`.
+        If any variant has several processes, then those with one also run in these ranks, so that
+        all have the same conditions. They have their temporary files in `temporary`.
         """
-        setups = self.plan.setups()
-        if len(setups) == 1:
-            return InProcess(setups[0])
-        first = partial(Job.warm_up, directories=warm_ups)
-        return ProcessGroup(setups, first, temporary=temporary)
+        most = self.plan.axes.most_jobs
+        if self.launched is not None or most == 1:
+            return self.launched
+        return undo.enter_context(LocalRanks(most, temporary=temporary))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +156,8 @@ class _Trials:
     def warm_up(self, directories: Sequence[str]) -> None:
         """Do each contender's first-use work, outside any clock.
 
-        A contender that fails here also fails in its trial, which records the failure. The
-        processes of a ProcessGroup did this work when they started.
+        A contender that fails here also fails in its trial, which records the failure. Ranks did
+        this work when they were set up.
         """
         if not self.executor.apart:
             self.executor.ask(1, partial(Job.warm_up, directories=directories))

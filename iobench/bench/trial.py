@@ -14,8 +14,7 @@ from iobench.bench.background import Background, Restores
 from iobench.bench.counters.monitor import Counted, Counters, Monitor
 from iobench.bench.counters.sampler import Sampler
 from iobench.bench.counters.series import make_series
-from iobench.bench.data.slicing import Sliced
-from iobench.bench.processes.group import Executor
+from iobench.bench.processes.executor import Executor
 from iobench.bench.processes.job import CheckpointRef, Done, Job
 from iobench.bench.stored_files import StoredFile, manifest, stored_files
 from iobench.bench.targets.base import Location, OpenTarget
@@ -31,10 +30,11 @@ from iobench.results import (
     Verified,
     utc_now,
 )
+from iobench.text import one_line
 from iobench.workloads.specs import FileSpec
 from iobench.writers.transfer import PathCount, Transfer
 
-__all__ = ["Clock", "Trial", "one_line"]
+__all__ = ["Clock", "Trial"]
 
 _UNRECORDABLE = -1
 _SHARED = ("all processes restored the same files, and those of a machine share its page cache",)
@@ -111,7 +111,9 @@ class Trial:
         with settled or nullcontext():
             checkpoint = self.repetition, self.order
             self._ask(
-                partial(Job.prepare, shape=self.shape, checkpoint=checkpoint, sliced=self._sliced)
+                partial(
+                    Job.prepare, shape=self.shape, checkpoint=checkpoint, sliced=self.variant.sliced
+                )
             )
             if self.among:
                 self._ask(partial(Job.keep, shape=self.shape, name=self._name))
@@ -200,9 +202,8 @@ class Trial:
     def _timed_restore(self, ref: CheckpointRef) -> tuple[list[Done], Counted, str, MemoryUse]:
         clock = self._clock()
         done = self._ask(partial(Job.restore, ref=ref), clock)
-        # Several jobs report their end through a socket, which takes time after the last one.
-        ended_s = max(one.at_s for one in done) if self.executor.apart else None
-        counted = self._stop(clock, done, ended_s)
+        # Other processes report their end through a socket, which takes time after the last one.
+        counted = self._stop(clock, done, max(one.at_s for one in done))
         return done, counted, clock.started_at, self._memory("restore")
 
     def saved_by(
@@ -263,13 +264,8 @@ class Trial:
             shape=self.shape,
             directory=str(directory),
             restore_mode=self.variant.restore_mode,
-            sliced=self._sliced,
+            sliced=self.variant.sliced,
         )
-
-    @property
-    def _sliced(self) -> Sliced | None:
-        """How several jobs save the same files once."""
-        return self.variant.sliced if self.executor.apart else None
 
     def _stored(self, done: Sequence[Done]) -> Iterator[StoredFile]:
         return stored_files(self.files, done, apart=self.executor.apart)
@@ -340,7 +336,6 @@ class Trial:
             phases["commit"] = phases.get("commit", 0.0) + commit_s
         several = done if len(done) > 1 else ()
         jobs_done_s = tuple(one.at_s - counted.began_s for one in several)
-        unequal = self.executor.unequal or self._sliced is not None
         busy_s = [s for s, one in zip(jobs_done_s, several, strict=True) if one.transfer.bytes]
         device = self._device(counted)
         return Sample(
@@ -354,7 +349,7 @@ class Trial:
             first_done_s=min(busy_s, default=counted.elapsed_s),
             last_done_s=counted.elapsed_s,
             jobs_done_s=jobs_done_s,
-            jobs_bytes=tuple(one.transfer.bytes for one in several) if unequal else (),
+            jobs_bytes=tuple(one.transfer.bytes for one in several),
             late_s=max(one.late_s for one in done),
             clock_error_s=max(one.clock_error_s for one in done),
             phases_s=phases,
@@ -382,11 +377,6 @@ class Trial:
             + self.executor.notes(operation, done, device),
             started_at=started,
         )
-
-
-def one_line(error: Exception) -> str:
-    """Return the type and the message of `error` as one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _recordable(

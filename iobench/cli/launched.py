@@ -16,7 +16,7 @@ from iobench.ranks.world import World
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
-    from iobench.bench.ranks.group import Launched
+    from iobench.bench.ranks.start import Launched
 
 _INTERRUPTED = 130
 
@@ -34,8 +34,8 @@ def launched(target: str | Path | None = None) -> Iterator[Launched | None]:
     if world.size == 1:
         yield None
         return
-    from iobench.bench.ranks.group import Launched
     from iobench.bench.ranks.members import introduce
+    from iobench.bench.ranks.start import Launched
     from iobench.ranks.control import Control
 
     if world.rank:

@@ -33,7 +33,7 @@ from iobench.writers.s3_store.target import is_s3
 if TYPE_CHECKING:
     from iobench.bench.judging.rules import Rules
     from iobench.bench.plan import Plan
-    from iobench.bench.ranks.group import Launched
+    from iobench.bench.ranks.start import Launched
     from iobench.results import ResultFile
 
 _FILES, _S3, _USUAL = "buffered,odirect,hybrid", "s3", "buffered"

@@ -19,7 +19,7 @@ from typing import Any, Self
 from iobench.errors import ResultFileError, TransferError
 from iobench.results.codec import from_record
 from iobench.results.records import EndStatus
-from iobench.text import printable_values
+from iobench.text import one_line, printable_values
 
 __all__ = [
     "RecordFile",
@@ -183,7 +183,7 @@ def ending(error: BaseException | None) -> tuple[EndStatus, str | None]:
         return "complete", None
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", None
-    return "failed", " ".join(f"{type(error).__name__}: {error}".split())
+    return "failed", one_line(error)
 
 
 def default_path(workload_name: str, directory: str | os.PathLike[str] = "results") -> Path:

@@ -296,8 +296,8 @@ class Sample(HasSetting):
     over all `numjobs` processes. `elapsed_s` ends when the last byte is durable (save) or in memory
     (restore); `last_done_s` is the same. `first_done_s` ends when the first process has its own
     files durable, or in memory; for one process it equals `last_done_s`. `jobs_done_s` has that
-    time of each of several processes, in their order, and `jobs_bytes` the bytes that each rank of
-    a launcher moved; both are empty in older records. `late_s` is how long after the common release
+    time of each of several processes, in their order, and `jobs_bytes` the bytes that each of them
+    moved; both are empty in older records. `late_s` is how long after the common release
     the last rank began, and `clock_error_s` by how much the ranks' times may be wrong. `cpu_s` is
     of these processes, `system_cpu_s` of all their machines. `decisions` counts operations by path
     and reason for writers that choose. `stored` is None for an object store, and in records from

@@ -15,13 +15,14 @@ from iobench.bench.axes import Variant
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
-from iobench.bench.processes.group import InProcess
-from iobench.bench.processes.job import JobSetup
+from iobench.bench.processes.executor import Executor
+from iobench.bench.processes.job import Job
 from iobench.bench.targets.base import OpenTarget, Target
 from iobench.bench.trial import Trial
 from iobench.environment.memory import PeakMemory
 from iobench.errors import DataMismatchError, TargetError, TransferError
 from iobench.results import Sample
+from iobench.text import one_line
 from iobench.tune.measurement import Measurement, Step
 from iobench.tune.objective import Objective
 from iobench.tune.space import Candidate
@@ -48,7 +49,7 @@ class TrialRunner:
     objective: Objective
     seed: int
     pool_bytes: int
-    _executors: dict[int, InProcess] = field(default_factory=dict, init=False)
+    _executors: dict[int, Executor] = field(default_factory=dict, init=False)
     _writers: OrderedDict[str, Writer] = field(default_factory=OrderedDict, init=False)
     _warm_up: Bytes = field(default_factory=lambda: np.zeros(_WARM_UP_BYTES, np.uint8), init=False)
     _mark_s: float = field(default=0.0, init=False)
@@ -112,7 +113,7 @@ class TrialRunner:
         except Exception as error:  # noqa: BLE001 -- writers of others raise whatever they like
             self._check_target(error)
             self._writers.pop(candidate.label, None)
-            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            cause = one_line(error)
             measured = replace(measured, error=cause)
         now_s = time.perf_counter()
         spent_s, self._mark_s = now_s - self._mark_s, now_s
@@ -163,12 +164,12 @@ class TrialRunner:
     def _replay(self, size_bytes: int) -> Replay:
         return self._executor(size_bytes).job.replays[0]
 
-    def _executor(self, size_bytes: int) -> InProcess:
+    def _executor(self, size_bytes: int) -> Executor:
         """Return the executor with the checkpoint of that size; contenders change by trial."""
         if size_bytes not in self._executors:
             files = self.workload.scaled(size_bytes, self.rank).files(self.rank)
-            self._executors[size_bytes] = InProcess(
-                JobSetup(
+            self._executors[size_bytes] = Executor(
+                Job(
                     contenders=(),
                     files=(files,),
                     pool_bytes=self.pool_bytes,

@@ -22,8 +22,8 @@ from iobench.bench.contenders.base import Contender
 from iobench.bench.contenders.choose import choose
 from iobench.bench.counters import monitor as counters
 from iobench.bench.counters.sampler import Reading
-from iobench.bench.processes.group import InProcess
-from iobench.bench.processes.job import Job, JobSetup
+from iobench.bench.processes.executor import Executor
+from iobench.bench.processes.job import Job
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.trial import Trial
@@ -85,7 +85,7 @@ class Stage:
         chosen, _ = choose(name, str(target))
         self.contender: Contender = chosen[0]
         files = tuple(workloads.load(str(tiny_path)).files(0))
-        setup = JobSetup(contenders=(self.contender,), files=(files,), pool_bytes=64 * MIB, seed=1)
+        job = Job(contenders=(self.contender,), files=(files,), pool_bytes=64 * MIB, seed=1)
         self.trial = Trial(
             run_id="0" * 16,
             repetition=0,
@@ -94,7 +94,7 @@ class Stage:
             contender=0,
             shape=0,
             files=(files,),
-            executor=InProcess(setup),
+            executor=Executor(job),
             target=OpenTarget(
                 scratch=DirectoryScratch(directory=target),
                 monitor=NoDevice(),

@@ -15,7 +15,6 @@ from iobench.peers.base import Peer
 from iobench.ranks.restore_mode import Reader
 from iobench.results.records import Verified
 from iobench.writers.base import Writer
-from iobench.writers.options import WriterOptions
 from iobench.writers.transfer import Transfer
 
 __all__ = ["Contender", "WriterContender"]
@@ -95,10 +94,6 @@ class WriterContender(Contender):
         self._loaded: list[dict[Any, Any]] = []
         self.stores = writer.stores
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle holds class and options; another process makes an equal writer."""
-        return _made, (type(self.writer), self.writer.options, self.fresh)
-
     def save(self, replay: Replay, directory: Location) -> Transfer:
         return replay.save(self.writer, directory)
 
@@ -124,7 +119,3 @@ class WriterContender(Contender):
 
     def notes(self, replay: Replay) -> tuple[str, ...]:
         return (*replay.notes, *((_FRESH,) if self.fresh else ()))
-
-
-def _made(kind: type[Writer], options: WriterOptions, fresh: bool) -> WriterContender:
-    return WriterContender(kind(options), fresh=fresh)

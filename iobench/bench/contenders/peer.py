@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,7 +22,6 @@ from iobench.peers import PREFIX
 from iobench.peers.base import Peer, State
 from iobench.results.records import Verified
 from iobench.units import KIB
-from iobench.writers.options import WriterOptions
 from iobench.writers.registry import make
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.transfer import Meter, PathCount, Transfer
@@ -44,10 +42,6 @@ class PeerContender(Contender):
         super().__init__(peer, f"{PREFIX}{peer.name}")
         self.peer, self.saves, self.maps_files = peer, peer.saves, peer.maps_files
         self._restored: list[State] = []
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle holds class and options; another process makes an equal peer."""
-        return _made, (type(self.peer), self.peer.options)
 
     def save(self, replay: Replay, directory: Location) -> Transfer:
         if not self.saves:
@@ -127,10 +121,6 @@ class PeerContender(Contender):
 
     def _path(self, directory: Location, path: str) -> str:
         return f"{str(directory).rstrip('/')}/{path}{self.peer.suffix}"
-
-
-def _made(kind: type[Peer], options: WriterOptions) -> PeerContender:
-    return PeerContender(kind(options))
 
 
 def _files(path: str) -> list[Path]:

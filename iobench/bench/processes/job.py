@@ -1,8 +1,4 @@
-"""Job: the part of one process in a run, with its own files and memory, and all contenders.
-
-The only job of a run is in the process of that run. Several jobs have a child process each (see
-`ProcessGroup`).
-"""
+"""Job: the part of one process in a run, with its own files and memory, and all contenders."""
 
 from __future__ import annotations
 
@@ -25,26 +21,7 @@ from iobench.results.records import Verified
 from iobench.workloads import FileSpec
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["CheckpointRef", "CheckpointSizes", "Done", "Job", "JobSetup", "own_name"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobSetup:
-    """The arguments of a job. `files` are those of each shape of the run.
-
-    With a `number`, the job's files are in the directory `own_name(number)` of each checkpoint.
-    With a `source`, the job restores the files of the job with that number, `source_files`. Jobs
-    that save the same bytes in slices have one `seed`, and `nodes` has the node of each of them.
-    """
-
-    contenders: tuple[Contender, ...]
-    files: tuple[Sequence[FileSpec], ...]
-    pool_bytes: int
-    seed: int
-    number: int | None = None
-    source: int | None = None
-    source_files: tuple[Sequence[FileSpec], ...] = ()
-    nodes: tuple[int, ...] = ()
+__all__ = ["CheckpointRef", "CheckpointSizes", "Done", "Job", "own_name"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,28 +77,38 @@ class Job:
     before each save, `scrub` before each restore, and `memory` right after their clock.
     """
 
-    def __init__(self, setup: JobSetup) -> None:
-        self.contenders = setup.contenders
-        self._nodes = setup.nodes
+    def __init__(
+        self,
+        *,
+        contenders: tuple[Contender, ...],
+        files: tuple[Sequence[FileSpec], ...],
+        pool_bytes: int,
+        seed: int,
+        number: int | None = None,
+        source: int | None = None,
+        source_files: tuple[Sequence[FileSpec], ...] = (),
+        nodes: tuple[int, ...] = (),
+    ) -> None:
+        """`files` are those of each shape of the run.
+
+        With a `number`, the job's files are in the directory `own_name(number)` of each checkpoint.
+        With a `source`, the job restores the files of the job with that number, `source_files`.
+        Jobs that save the same bytes in slices have one `seed`, and `nodes` has their nodes.
+        """
+        self.contenders, self._nodes = contenders, nodes
         self._slicings: dict[tuple[int, Sliced], Slicing] = {}
-        self._number, self._source = setup.number, setup.source
+        self._number, self._source = number, source
         self._of_slices: dict[CheckpointRef, Contender] = {}
         self._memory = OperationMemory()
         self._kept: dict[str, str] = {}
-        every = (*setup.files, *setup.source_files)
-        self._pool = pool = Replay.pool_for(every, pool_bytes=setup.pool_bytes, seed=setup.seed)
+        every = (*files, *source_files)
+        self._pool = pool = Replay.pool_for(every, pool_bytes=pool_bytes, seed=seed)
         replays = [
-            Replay(
-                files,
-                pool_bytes=setup.pool_bytes,
-                seed=setup.seed,
-                pool=pool,
-                rank=setup.number or 0,
-            )
-            for files in every
+            Replay(one, pool_bytes=pool_bytes, seed=seed, pool=pool, rank=number or 0)
+            for one in every
         ]
-        self.replays = replays[: len(setup.files)]
-        self.sources = replays[-len(setup.files) :]
+        self.replays = replays[: len(files)]
+        self.sources = replays[-len(files) :]
         """The replays that restores fill: the same ones, or those of another job's files."""
 
     def sizes(self, shape: int, subsets: Sequence[float | None]) -> CheckpointSizes:

@@ -1,8 +1,9 @@
-"""RankGroup: the ranks of a launcher as the jobs of a run: rank 0 drives, others `serve`."""
+"""RankGroup: ranks as the jobs of a run: rank 0 drives, others `serve`."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,13 +14,14 @@ from typing import Any, Self, TypeVar
 from iobench.bench import fio
 from iobench.bench.counters.monitor import Counted
 from iobench.bench.counters.nodes import NodeCounts, over_machines
-from iobench.bench.plan import Plan
-from iobench.bench.processes.group import Executor, Release
+from iobench.bench.processes.executor import Executor, Release
 from iobench.bench.processes.job import CheckpointRef, Done, Job
-from iobench.bench.ranks.members import SETUP_S, Members, introduce
-from iobench.bench.ranks.rank_job import RankJob
-from iobench.bench.ranks.setup import Setup, make_job, setups, show_token
-from iobench.bench.ranks.steps import END, NEXT, OPERATION_S, Steps
+from iobench.bench.ranks.loop import RESTORES_BEGIN, RESTORES_END, Looped
+from iobench.bench.ranks.members import OPERATION_S, SETUP_S, Members, introduce
+from iobench.bench.ranks.rank_job import RankJob, of_node
+from iobench.bench.ranks.setup import Setup, make_job
+from iobench.bench.ranks.start import END, NEXT, Launched, LocalRanks
+from iobench.bench.ranks.steps import Steps
 from iobench.bench.ranks.wire import message_of, reply_of
 from iobench.bench.targets.base import Scratch
 from iobench.bench.targets.cold import EvictedFiles
@@ -28,128 +30,140 @@ from iobench.ranks.control import Control
 from iobench.results.codec import from_plain, to_plain
 from iobench.results.records import Cold, DeviceCounts, Operation, Stored
 
-__all__ = ["Launched", "RankGroup", "all_true", "over_ranks", "serve"]
+__all__ = ["RankGroup", "all_true", "over_ranks", "serve"]
 
 _OWN_SLICES = "ranks also restored slices that their own node wrote"
 _LATE = 0.01  # of an operation's time: what is less changes no figure
-_LEAVE_S = 20.0  # torchrun kills what is left 30 s after its SIGTERM
 
 T = TypeVar("T")
 
 
-class Launched:
-    """The ranks that a launcher started, before the run has its jobs. It belongs to rank 0."""
-
-    def __init__(self, control: Control, members: Members) -> None:
-        self.control, self.members = control, members
-        self._planned = self._running = False
-
-    def begin(self) -> None:
-        """Tell the ranks that their set-up follows."""
-        self._planned = self._running = True
-        self.control.broadcast("plan", True, deadline_s=SETUP_S)
-
-    def jobs_ended(self) -> None:
-        """Tell the ranks that no command follows."""
-        self.control.broadcast(NEXT, None, deadline_s=OPERATION_S)
-        self._running = False
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the ranks wait for a plan or for the end, and none of them works."""
-        return not self._running
-
-    def end(self, exit_code: int) -> None:
-        """End the other ranks, with this exit code."""
-        if not self._planned:
-            self.control.broadcast("plan", None, deadline_s=SETUP_S)
-        self.control.broadcast(END, exit_code, deadline_s=SETUP_S)
-
-    def group(self, plan: Plan, scratch: Sequence[str], warm_ups: Sequence[str]) -> RankGroup:
-        """Set up the job of every rank. `scratch` is the run's own space in each target."""
-        return RankGroup(self, plan, scratch, warm_ups)
-
-
 class RankGroup(Executor):
-    """The ranks of a launcher. Each replays the files of its rank, in a process that is there.
+    """Ranks as the jobs of a run. Each replays files of its own.
 
-    A rank that cannot be set up, is lost or ends makes every call raise RankError, which names it.
-    A command that raises in one rank is a JobError; the ranks go on with the next one.
+    A command that raises in one rank is a JobError; the ranks go on with the next one. A rank that
+    cannot be set up, is lost or ends is named by a RankError, which every later call raises too. If
+    the run started the ranks itself, it is a JobError, and the next command starts new ones.
+
+    `setups` returns the set-up of each rank. None for rank 0: it only drives the others.
     """
 
     apart = True
-    unequal = True
 
     def __init__(
         self,
-        launched: Launched,
-        plan: Plan,
-        scratch: Sequence[str],
-        warm_ups: Sequence[str],
+        ranks: Launched | LocalRanks,
+        setups: Callable[[Members], Sequence[Setup | None]],
+        *,
+        replicas: bool = False,
     ) -> None:
-        self._launched = launched
-        launched.members = replace(launched.members, replicas=plan.axes.replicas)
-        self._control, self.members = launched.control, launched.members
-        self._same_bytes = plan.axes.sliced
-        self.machines = len(self.members.first_of_machine)
+        self._ranks, self._setups, self._replicas = ranks, setups, replicas
+        self._own: RankJob | None = None
+        self._steps: Steps | None = None
         self._nodes: list[NodeCounts] = []
         """What the other machines counted during the last timed operation."""
-        given = setups(plan, self.members, scratch, warm_ups, show_token(scratch))
-        launched.begin()
-        self._control.scatter("set-up", [to_plain(one) for one in given], deadline_s=SETUP_S)
-        job = make_job(given[0])
-        job.join(self._control)
-        self._steps = Steps(self._control, job)
-        self._control.barrier("start", deadline_s=SETUP_S)
+
+    def _ready(self) -> Steps:
+        """Return the part of rank 0 in commands, after the set-up of all ranks."""
+        if self._steps is not None:
+            return self._steps
+        connected = self._ranks.connected()
+        self._control = connected.control
+        self.members = replace(connected.members, replicas=self._replicas and not self._ranks.local)
+        self.machines = len(self.members.first_of_machine)
+        given = self._setups(self.members)
+        self._same_bytes = any(one is not None and one.nodes for one in given)
+        with self._losing():
+            plain = [None if one is None else to_plain(one) for one in given]
+            self._control.scatter("set-up", plain, deadline_s=SETUP_S)
+            if self._own is None and given[0] is not None:
+                self._own = make_job(given[0])
+            if self._own is not None:
+                self._own.join(self._control)
+            self._steps = Steps(self._control, self._own)
+            self._control.barrier("start", deadline_s=SETUP_S)
+        return self._steps
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        """Run a block in which a rank may be lost."""
+        try:
+            yield
+        except RankError as error:
+            self._steps = self._steps if not self._ranks.local else None
+            self._ranks.lost(error)
 
     def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
-        assert count == self.members.size
-        replies = self._all(what, release)
-        if release is None:
-            return replies
+        replies = self._all(what, release, count)
         late_s = [one.late_s for one in replies if isinstance(one, Done)]
-        self._steps.lead.began(max(late_s, default=0.0))
+        if release is not None:
+            self._ready().lead.began(max(late_s, default=0.0))
         return replies
 
-    def _all(self, what: Callable[[Any], T], release: Release | None = None) -> list[T]:
-        """Carry out one command in all ranks; return their replies. Raises JobError."""
-        message = message_of(what) | {"timed": release is not None, "each": False}
-        self._control.broadcast(NEXT, message, deadline_s=OPERATION_S)
-        return self._replies(what, self._steps.carry_out(message, release))
+    def _all(
+        self, what: Callable[[Any], T], release: Release | None = None, count: int | None = None
+    ) -> list[T]:
+        """Carry out one command in the first `count` jobs; return their replies. Raises JobError.
 
-    def _each(self, whats: Sequence[Callable[[RankJob], T]]) -> list[T]:
-        """Carry out the same method with other arguments in each rank. Raises JobError."""
-        messages = [message_of(what) | {"timed": False} for what in whats]
-        self._control.broadcast(NEXT, {"each": True}, deadline_s=OPERATION_S)
-        own = self._control.scatter(f"own {NEXT}", messages, deadline_s=OPERATION_S)
-        return self._replies(whats[0], self._steps.carry_out(own))
+        The default is all of them.
+        """
+        steps = self._ready()
+        message = self._message(what, count) | {"timed": release is not None}
+        with self._losing():
+            self._control.broadcast(NEXT, message, deadline_s=OPERATION_S)
+            replies = steps.carry_out(message, release)
+        return self._replies(what, replies)
+
+    def _message(self, what: Callable[[Any], Any], count: int | None = None) -> dict[str, Any]:
+        first = 0 if self._own else 1
+        jobs = self.members.size if count is None else first + count
+        return message_of(what) | {"timed": False, "count": jobs}
+
+    @contextmanager
+    def looping(self, ref: CheckpointRef) -> Iterator[list[Looped | JobError]]:
+        """Restore `ref` over and over in the only other rank, from before the block until after it.
+
+        The list has the result after the block: what was restored, or the error of that. Raises
+        JobError if no restore can begin.
+        """
+        self._ready()
+        what, found = partial(RankJob.loop, ref=ref), list[Looped | JobError]()
+        try:
+            with self._losing():
+                self._control.broadcast(NEXT, self._message(what), deadline_s=OPERATION_S)
+                self._control.barrier("loop begins", deadline_s=OPERATION_S)
+                done = self._control.begin("gather", "loop done", None, deadline_s=OPERATION_S)
+                aside = self._control.sub("loop", aside=True)
+                aside.barrier(RESTORES_BEGIN, deadline_s=OPERATION_S)
+            yield found
+            try:
+                with self._losing():
+                    aside.broadcast(RESTORES_END, time.perf_counter(), deadline_s=OPERATION_S)
+                    found += self._replies(what, done())
+            except JobError as error:
+                found.append(error)
+        except BaseException as error:
+            self._ranks.jobs_ended(error)
+            self._steps = None
+            raise
 
     def _replies(self, what: Callable[[Any], T], replies: Sequence[Any]) -> list[T]:
-        failed = [
-            f"{self.members.named(rank)}: {reply['error']}"
-            for rank, reply in enumerate(replies)
-            if "error" in reply
-        ]
+        """Return the replies of the ranks that the command was for."""
+        given = {
+            self._ranks.named(rank): one for rank, one in enumerate(replies) if one is not None
+        }
+        failed = [f"{who}: {one['error']}" for who, one in given.items() if "error" in one]
         if failed:
-            more = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
+            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
             raise JobError(f"{failed[0]}{more}")
-        return [
-            reply_of(what, reply["value"], self.members.named(rank))
-            for rank, reply in enumerate(replies)
-        ]
+        return [reply_of(what, one["value"], who) for who, one in given.items()]
 
     def hand_over(self, shape: int) -> None:
         if self.members.node_count == 1 and not self.members.replicas:
             return
-        digests = self._all(partial(RankJob.digests, shape=shape))
-        if self._same_bytes and len(set(digests)) > 1:
+        saved = self._all(partial(RankJob.hand_over, shape=shape, sources=self.members.sources))
+        if self._same_bytes and len(set(saved)) > 1:
             raise JobError("the ranks saved slices of different bytes; their memory is damaged")
-        self._each(
-            [
-                partial(RankJob.expect, shape=shape, digests=digests[source])
-                for source in self.members.sources
-            ]
-        )
 
     def counted(self, counted: Counted) -> Counted:
         if self.machines > 1:
@@ -169,8 +183,8 @@ class RankGroup(Executor):
             max(one.transfer.elapsed_s for one in done),
         )
         if late_s > _LATE * took_s:
-            yield "a rank began late, by more than 1% of the time of the longest transfer"
-        if device is None:
+            yield "a process began late, by more than 1% of the time of the longest transfer"
+        if device is None or self._ranks.local:
             return
         if any(one.device is None for one in self._nodes):
             yield "not every node counts the device of the target: its counters are not used"
@@ -180,11 +194,13 @@ class RankGroup(Executor):
                 yield "the storage is not a device of every node: what its caches hold is unknown"
 
     def make_cold(self, scratch: Scratch, name: str, ref: CheckpointRef) -> Cold:
-        if scratch.directory is None:
+        if scratch.directory is None or self.members.node_count == 1:
             return super().make_cold(scratch, name, ref)
         return EvictedFiles.cold(self._all(partial(RankJob.evict, ref=ref)))
 
     def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:
+        if self.members.node_count == 1:  # the run inspected the files of all ranks
+            return stored
         stored = over_ranks(stored, self._all(partial(RankJob.inspect, ref=ref)))
         if stored.flushed is None:
             return stored
@@ -202,21 +218,17 @@ class RankGroup(Executor):
         fallocate: bool = True,
     ) -> Iterator[Callable[[], fio.FioSample]]:
         """Start `job` on every node; like `fio.started`, and the sample is the sum of all nodes."""
-        firsts = self.members.first_of_node
-        number = fio.JOBS.index(job)
-        whats = [
-            partial(
-                RankJob.fio_start,
-                job=number,
-                operation=operation,
-                directory=str(_of_node(directory, firsts.index(rank))) if rank in firsts else "",
-                size_bytes=size_bytes,
-                fallocate=fallocate,
-            )
-            for rank in range(self.members.size)
-        ]
+        start = partial(
+            RankJob.fio_start,
+            job=fio.JOBS.index(job),
+            operation=operation,
+            directory=str(directory),
+            size_bytes=size_bytes,
+            fallocate=fallocate,
+            firsts=self.members.first_of_node,
+        )
         try:
-            self._each(whats)
+            self._all(start)
             yield self._measured
         except JobError as error:
             if not isinstance(error, RankError):
@@ -239,25 +251,18 @@ class RankGroup(Executor):
     def cleanup(self, directory: Path | str) -> None:
         """Remove the files that fio left in `directory`, of all nodes."""
         for number in range(self.members.node_count):
-            if (one := _of_node(directory, number)).exists():
+            if (one := of_node(directory, number)).exists():
                 fio.cleanup(one)
 
     def __enter__(self) -> Self:
+        self._ready()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         """End the jobs. After an error, wait until no rank can write any more."""
-        self._steps.__exit__()
-        if error is None:
-            self._launched.jobs_ended()
-            return
-        self._control.fail(error)
-        self._control.still_here(_LEAVE_S)
-
-
-def _of_node(directory: Path | str, number: int) -> Path:
-    """Return the directory of the fio jobs of one node: each has a file of its own."""
-    return Path(directory) / f"fio-{number}"
+        if self._steps is not None:
+            self._steps.__exit__()
+            self._ranks.jobs_ended(error)
 
 
 def serve(control: Control) -> int:
@@ -273,8 +278,6 @@ def serve(control: Control) -> int:
         with Steps(control, job) as steps:
             control.barrier("start", deadline_s=SETUP_S)
             while (message := control.broadcast(NEXT, deadline_s=OPERATION_S)) is not None:
-                if message["each"]:
-                    message = control.scatter(f"own {NEXT}", deadline_s=OPERATION_S)
                 steps.carry_out(message)
     return int(control.broadcast(END, deadline_s=OPERATION_S))
 

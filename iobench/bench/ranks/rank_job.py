@@ -6,15 +6,19 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters.nodes import NodeCounter, NodeCounts
 from iobench.bench.data.slicing import Sliced
-from iobench.bench.processes.job import CheckpointRef, Done, Job, JobSetup
+from iobench.bench.processes.job import CheckpointRef, Done, Job
+from iobench.bench.ranks.loop import RESTORES_BEGIN, RESTORES_END, Looped, restore_until
+from iobench.bench.ranks.members import OPERATION_S, SETUP_S
 from iobench.bench.targets.cold import EvictedFiles, evict
 from iobench.bench.targets.entries import FilesBelow
 from iobench.bench.targets.instruments import Instruments
@@ -25,10 +29,11 @@ from iobench.ranks.control import Control
 from iobench.ranks.exchange import Transport
 from iobench.ranks.restore_mode import Reader
 from iobench.results.records import Operation, Stored
+from iobench.text import one_line
 from iobench.writers.local.new_file import sync_directory
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["Machine", "RankJob"]
+__all__ = ["Machine", "RankJob", "of_node"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +81,18 @@ class Machine:
 
 
 class RankJob(Job):
-    """The job of one rank. Rank 0's has no `machine`: its run counts and settles itself."""
+    """The job of one rank."""
 
-    def __init__(
-        self, setup: JobSetup, machine: Machine | None = None, *, replica: bool = False
-    ) -> None:
-        super().__init__(setup)
-        self._replica = replica
-        self._transport: Transport | None = None
-        self._machine = machine
-        self._counter: NodeCounter | None = None
-        self._counted: NodeCounts | None = None
-        self._fio = ExitStack()
-        self._measure: Callable[[], fio.FioSample] | None = None
+    machine: Machine | None = None
+    """None where the run of rank 0 counts and settles itself."""
+    replica = False
+    """Whether the ranks restore together what rank 0 saved."""
+    _transport: Transport | None = None
+    _control: Control | None = None
+    _counter: NodeCounter | None = None
+    _counted: NodeCounts | None = None
+    _fio = ExitStack()
+    _measure: Callable[[], fio.FioSample] | None = None
 
     def prepare(
         self, shape: int, checkpoint: tuple[int, ...], sliced: Sliced | None = None
@@ -103,7 +107,7 @@ class RankJob(Job):
     def save(self, ref: CheckpointRef) -> Done:
         """Save every file, and sync the directories: another node cannot sync them from there."""
         done = super().save(ref)
-        away = self._machine is not None and self._machine.away
+        away = self.machine is not None and self.machine.away
         if not away or is_s3(ref.directory) or not done.transfer.files:
             return done
         for directory, _, _ in os.walk(self._own(ref.directory), topdown=False, onerror=reraise):
@@ -111,8 +115,9 @@ class RankJob(Job):
         return replace(done, at_s=time.perf_counter())
 
     def join(self, control: Control) -> None:
-        """Connect replicas with each other. All ranks call it."""
-        if self._replica:
+        """Take part in the calls of `control`. Connect replicas with each other."""
+        self._control = control
+        if self.replica:
             self._transport = Transport(control)
 
     def leave(self) -> None:
@@ -130,9 +135,30 @@ class RankJob(Job):
         reader = Reader(self._transport, ref.restore_mode)
         return self._done(one, replay, one.restore(replay, self._from(ref), reader))
 
+    def loop(self, ref: CheckpointRef) -> Looped:
+        """Restore `ref` until rank 0 ends that; see `restore_until`. Only this rank has a job."""
+        assert self._control is not None  # `join` was called
+        aside, end = self._control.sub("loop", aside=True), list[Future[float]]()
+
+        def begins() -> None:
+            """Send both calls at once: no restore waits for an answer."""
+            begun = aside.begin("barrier", RESTORES_BEGIN, None, deadline_s=OPERATION_S)
+            ended = aside.begin("broadcast", RESTORES_END, None, deadline_s=OPERATION_S)
+            end.append(waiting.submit(lambda: (begun(), ended()[0])[1]))
+
+        with ThreadPoolExecutor(1) as waiting:
+            try:
+                return restore_until(
+                    self, ref, begins, lambda: end[0].result() if end[0].done() else None
+                )
+            except Exception as error:
+                if not end:  # rank 0 waits for the first restore
+                    aside.barrier(RESTORES_BEGIN, deadline_s=OPERATION_S, error=one_line(error))
+                raise
+
     def count(self, ref: CheckpointRef) -> None:
         """Start the counters of this machine, unless another rank or the run counts there."""
-        storage = self._machine and self._machine.counts and self._machine.under(ref.directory)
+        storage = self.machine and self.machine.counts and self.machine.under(ref.directory)
         if storage:
             self._counter = NodeCounter(
                 storage.monitor,
@@ -150,13 +176,17 @@ class RankJob(Job):
         counted, self._counted = self._counted, None
         return counted
 
-    def digests(self, shape: int) -> str:
-        """Return the digests of the tensors that were saved, for the rank that restores them."""
-        return self.replays[shape].digests()
+    def hand_over(self, shape: int, sources: list[int]) -> str:
+        """Compare the next restore with the digests of the rank that saved it, by `sources`.
 
-    def expect(self, shape: int, digests: str) -> None:
-        """Compare the next restore with these digests of another rank."""
-        self.sources[shape].expect(digests)
+        Returns a hash of the digests that this rank saved. All ranks carry it out together.
+        """
+        assert self._control is not None  # `join` was called
+        aside, own = self._control.sub("digests"), self.replays[shape].digests()
+        given = aside.gather("digests", own, deadline_s=SETUP_S)
+        there = [given[source] for source in sources] if given else None
+        self.sources[shape].expect(aside.scatter("their digests", there, deadline_s=SETUP_S))
+        return sha256(own.encode()).hexdigest()
 
     def evict(self, ref: CheckpointRef) -> EvictedFiles:
         """Remove what this rank wrote, and what it restores, from its machine's page cache.
@@ -170,25 +200,30 @@ class RankJob(Job):
 
     def inspect(self, ref: CheckpointRef) -> Stored | None:
         """Return what this machine's page cache holds of the files of this rank."""
-        storage = self._machine and self._machine.under(ref.directory)
+        storage = self.machine and self.machine.under(ref.directory)
         if not storage:
             return None
         return storage.instruments.inspect(Path(self._own(ref.directory)), ())
 
     def fio_start(
-        self, job: int, operation: Operation, directory: str, size_bytes: int, fallocate: bool
+        self,
+        job: int,
+        operation: Operation,
+        directory: str,
+        size_bytes: int,
+        fallocate: bool,
+        firsts: list[int],
     ) -> None:
         """Start a fio job on this node, up to the begin of its clock. Raises FioError.
 
-        Without a `directory`, another rank of the node does it.
+        The first rank of each node does it: that of the node with this number in `firsts`.
         """
-        if not directory:
+        if self._number not in firsts:
             return
-        os.makedirs(directory, exist_ok=True)
+        place = of_node(directory, firsts.index(self._number))
+        place.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            started = fio.started(
-                fio.JOBS[job], operation, directory, size_bytes, fallocate=fallocate
-            )
+            started = fio.started(fio.JOBS[job], operation, place, size_bytes, fallocate=fallocate)
             self._measure = stack.enter_context(started)
             with self._settled():
                 pass
@@ -209,7 +244,12 @@ class RankJob(Job):
             raise _StopError
 
     def _settled(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._machine is None else self._machine.settled()
+        return contextlib.nullcontext() if self.machine is None else self.machine.settled()
+
+
+def of_node(directory: Path | str, number: int) -> Path:
+    """Return the directory of the fio jobs of one node: each has a file of its own."""
+    return Path(directory) / f"fio-{number}"
 
 
 class _StopError(Exception):

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iobench.bench.contenders.choose import choose
-from iobench.bench.plan import LEAST_POOL, Plan
-from iobench.bench.processes.job import JobSetup
+from iobench.bench.plan import LEAST_POOL, READER_POOL, Plan
 from iobench.bench.ranks.members import Members
 from iobench.bench.ranks.rank_job import Machine, RankJob
 from iobench.environment.memory import available_bytes
@@ -22,41 +21,45 @@ from iobench.workloads.reshape import Shape
 from iobench.workloads.specs import FileSpec, size_of
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["Setup", "make_job", "setups", "show_token"]
+__all__ = ["Setup", "make_job", "reader_setup", "setups", "show_token"]
 
 _TOKEN = "token"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The set-up of one rank. `workload` and `limit_bytes` give the same files in every process.
+    """The set-up of one rank. `workload` and `limit` give the same files in every process.
 
     `needs` has the contenders, by number, that take part in each target. `scratch` is the run's own
     space in each target, and `token` is the content of a file there: a rank that does not find it
     sees another directory.
     """
 
-    number: int
+    number: int | None
+    """None for a process that is not one of the run's jobs."""
     workload: str
-    limit_bytes: int | None
+    limit: tuple[int, int] | None
+    """The bytes to which the workload is scaled, and the rank that writes as much then."""
     rank: int
-    source: int | None
-    source_rank: int
+    source: int | None = None
+    source_rank: int = 0
     shapes: tuple[Shape, ...]
     writers: str
-    targets: tuple[str, ...]
-    needs: tuple[tuple[int, ...], ...]
-    scratch: tuple[str, ...]
+    targets: tuple[str, ...] = ()
+    needs: tuple[tuple[int, ...], ...] = ()
+    scratch: tuple[str, ...] = ()
     warm_ups: tuple[str, ...]
-    token: str
+    token: str = ""
     pool_bytes: int
-    local: int
+    local: int = 1
     """The most ranks of one node, each with a pool of this size."""
     seed: int
     sizes: tuple[int, ...]
     """The bytes of the rank's files in each shape, as rank 0 computes them."""
-    counts: bool
-    away: bool
+    counts: bool = False
+    away: bool = False
+    nodes_apart: bool = False
+    """Whether some ranks are on other nodes than rank 0, whose run does not see their caches."""
     replicas: bool = False
     """Whether all ranks restore together what rank 0 saved."""
     nodes: tuple[int, ...] = ()
@@ -71,7 +74,6 @@ def setups(
     token: str,
 ) -> list[Setup]:
     """Return the set-up of each rank, in rank order."""
-    limit_bytes = plan.workload.scale.limit_bytes if plan.workload.scale else None
     needs = [
         tuple(
             number
@@ -85,7 +87,7 @@ def setups(
         Setup(
             number=number,
             workload=plan.given,
-            limit_bytes=limit_bytes,
+            limit=_limit(plan),
             rank=plan.ranks[number],
             source=None if sources[number] == number else sources[number],
             source_rank=plan.ranks[sources[number]],
@@ -102,11 +104,36 @@ def setups(
             sizes=tuple(map(size_of, plan.files_of_jobs[number])),
             counts=number in members.first_of_machine,
             away=members.away(number),
+            nodes_apart=members.node_count > 1,
             replicas=members.replicas,
             nodes=tuple(members.nodes) if plan.axes.sliced else (),
         )
         for number in range(members.size)
     ]
+
+
+def reader_setup(plan: Plan, writers: str, warm_up: str) -> Setup:
+    """Return the set-up of a process that restores in the background.
+
+    It restores into the memory of its pool, in place. Its data repeat after the pool's size.
+    """
+    return Setup(
+        number=None,
+        workload=plan.given,
+        limit=_limit(plan),
+        rank=plan.ranks[0],
+        shapes=plan.axes.shapes,
+        writers=writers,
+        warm_ups=(warm_up,),
+        pool_bytes=min(READER_POOL, plan.pool_bytes),
+        seed=plan.seed + plan.axes.most_jobs,
+        sizes=tuple(map(size_of, plan.files_of_jobs[0])),
+    )
+
+
+def _limit(plan: Plan) -> tuple[int, int] | None:
+    scale = plan.workload.scale
+    return None if scale is None else (scale.limit_bytes, plan.rank)
 
 
 def show_token(scratch: Sequence[str]) -> str:
@@ -144,19 +171,18 @@ def make_job(setup: Setup) -> RankJob:
             f"{setup.sizes} bytes for rank 0; give all nodes the same file"
         )
     job = RankJob(
-        JobSetup(
-            contenders=tuple(contenders),
-            files=files,
-            pool_bytes=setup.pool_bytes,
-            seed=setup.seed,
-            number=setup.number,
-            source=setup.source,
-            source_files=() if setup.source is None else _files(setup, setup.source_rank),
-            nodes=setup.nodes,
-        ),
-        Machine(setup.scratch, counts=setup.counts, away=setup.away) if setup.number else None,
-        replica=setup.replicas,
+        contenders=tuple(contenders),
+        files=files,
+        pool_bytes=setup.pool_bytes,
+        seed=setup.seed,
+        number=setup.number,
+        source=setup.source,
+        source_files=() if setup.source is None else _files(setup, setup.source_rank),
+        nodes=setup.nodes,
     )
+    job.replica = setup.replicas
+    if setup.number and setup.nodes_apart:
+        job.machine = Machine(setup.scratch, counts=setup.counts, away=setup.away)
     job.warm_up(setup.warm_ups)
     return job
 
@@ -164,8 +190,8 @@ def make_job(setup: Setup) -> RankJob:
 def _files(setup: Setup, rank: int) -> tuple[tuple[FileSpec, ...], ...]:
     """Return the files of one rank of the workload, in each shape."""
     workload = load_workload(setup.workload)
-    if setup.limit_bytes is not None:
-        workload = workload.scaled(setup.limit_bytes, 0)
+    if setup.limit is not None:
+        workload = workload.scaled(*setup.limit)
     files = workload.files(rank)
     return tuple(shape.apply(files) for shape in setup.shapes)
 

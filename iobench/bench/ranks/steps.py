@@ -17,20 +17,18 @@ from functools import partial
 from typing import Any, Self
 
 from iobench.bench.counters.monitor import Usage
-from iobench.bench.processes.group import Release
+from iobench.bench.processes.executor import Release
 from iobench.bench.processes.job import CheckpointRef, Done
+from iobench.bench.ranks.members import OPERATION_S
 from iobench.bench.ranks.rank_job import RankJob
 from iobench.bench.ranks.wire import command_of
 from iobench.errors import RankError
 from iobench.ranks.control import ClockOffset, Control
 from iobench.results.codec import from_plain, to_plain
+from iobench.text import one_line
 from iobench.writers.transfer import TICK_S
 
-__all__ = ["END", "NEXT", "OPERATION_S", "Lead", "RankClock", "Steps", "wait_until"]
-
-NEXT, END = "next command", "end of the run"
-OPERATION_S = 24 * 3600.0
-"""How long one operation may take. A rank that ends, stops or is cut off is known much sooner."""
+__all__ = ["Lead", "RankClock", "Steps", "wait_until"]
 
 _MEASURE_EVERY_S = 30.0  # clocks drift apart by up to 50 microseconds in a second
 _SPIN_S = 0.0005  # a sleep ends later than it should
@@ -92,9 +90,13 @@ class RankClock:
 
 
 class Steps:
-    """The part of one rank in each command. Rank 0 uses it for its own part too."""
+    """The part of one rank in each command. Rank 0 uses it for its own part too.
 
-    def __init__(self, control: Control, job: RankJob) -> None:
+    Every rank makes the calls of a command. Those without a job, and those after the first ones
+    that the command is for, carry out nothing.
+    """
+
+    def __init__(self, control: Control, job: RankJob | None) -> None:
         self._control, self._job = control, job
         self._clock = RankClock(control)
         self.lead = Lead()
@@ -104,25 +106,30 @@ class Steps:
 
     def __exit__(self, *_: object) -> None:
         """End what this rank has started: a fio job would go on, and connections stay."""
-        self._job.fio_stop()
-        self._job.leave()
+        if self._job is not None:
+            self._job.fio_stop()
+            self._job.leave()
 
     def carry_out(self, message: dict[str, Any], release: Release | None = None) -> list[Any]:
         """Carry out the command in `message`; return the replies of all ranks in rank 0.
 
-        A reply is `{"value": ...}`, or `{"error": text}` for a command that raised. A timed command
-        begins in all ranks at one moment; `release` is called in rank 0 just before, with this
-        moment. Raises RankError when a rank is lost, and KeyboardInterrupt.
+        A reply is `{"value": ...}`, or `{"error": text}` for a command that raised, or None of a
+        rank that it is not for. A timed command begins in all ranks at one moment; `release` is
+        called in rank 0 just before, with this moment. Raises RankError when a rank is lost, and
+        KeyboardInterrupt.
         """
-        name = str(message["do"])
+        name, job = str(message["do"]), self._job
+        if self._control.world.rank >= message["count"]:
+            job = None
         command = self._command(message)
         if message["timed"]:
-            reply = self._timed(name, command, message, release)
+            reply = self._timed(name, job, command, message, release)
         else:
             self._control.barrier(f"{name} begins", deadline_s=OPERATION_S)
-            reply = _reply(lambda: command(self._job))
+            reply = None if job is None else _reply(partial(command, job))
         replies = self._control.gather(f"{name} done", reply, deadline_s=OPERATION_S)
-        self._job.all_done()
+        if job is not None:
+            job.all_done()
         return replies
 
     @staticmethod
@@ -136,24 +143,27 @@ class Steps:
     def _timed(
         self,
         name: str,
+        job: RankJob | None,
         command: Callable[[RankJob], Any],
         message: dict[str, Any],
         release: Release | None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
         self._clock.refresh()
-        if ref := message["with"].get("ref"):
-            self._job.count(from_plain(CheckpointRef, ref))
+        if job is not None and (ref := message["with"].get("ref")):
+            job.count(from_plain(CheckpointRef, ref))
         self._control.barrier(f"{name} begins", deadline_s=OPERATION_S)
         first = release is not None
         at_s = time.perf_counter() + self.lead.seconds if first else None
         there_s: float = self._control.broadcast(name, at_s, deadline_s=OPERATION_S)
+        if job is None:
+            return None
         before = Usage.now()
         if release is not None:
             release(there_s)
         late_s = wait_until(self._clock.here(there_s))
 
         def measured() -> Any:
-            done = command(self._job)
+            done = command(job)
             if not isinstance(done, Done):
                 return done
             usage = None if first else Usage.now() - before
@@ -185,7 +195,7 @@ def _reply(work: Callable[[], Any]) -> dict[str, Any]:
     except RankError:
         raise
     except Exception as error:  # noqa: BLE001 -- writers of others raise whatever they like
-        return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+        return {"error": one_line(error)}
 
 
 def _refuse(reason: str, _: RankJob) -> None:

@@ -10,12 +10,16 @@ from iobench import workloads
 from iobench.bench.axes import Variant
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data.replay import Replay
-from iobench.bench.processes.group import InProcess
-from iobench.bench.processes.job import JobSetup
+from iobench.bench.plan import Plan
+from iobench.bench.processes.executor import Executor
+from iobench.bench.processes.job import Job
+from iobench.bench.ranks.members import Members, RankFacts
+from iobench.bench.ranks.setup import Setup, setups, show_token
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.trial import Trial
 from iobench.environment import DeviceCounters
+from iobench.ranks.control import ClockOffset
 from iobench.units import MIB
 from iobench.workloads import Workload
 
@@ -38,9 +42,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Workload:
 
 def tiny_workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     """The content of `tiny`, for fixtures with a longer life."""
+    return workloads.load(tiny_file(tmp_path_factory))
+
+
+def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of `tiny`, for other processes."""
     path = tmp_path_factory.mktemp("workload") / "tiny.yaml"
     path.write_text(_TINY)
-    return workloads.load(path)
+    return path
 
 
 class IdleMonitor:
@@ -68,7 +77,7 @@ def _no_dropping(monkeypatch: pytest.MonkeyPatch, tmp_path_factory) -> None:
 def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: IdleMonitor) -> Trial:
     """A trial of one contender in this process, on 1 MiB of memory."""
     files = tuple(tiny.files())
-    setup = JobSetup(contenders=(contender,), files=(files,), pool_bytes=MIB, seed=1)
+    job = Job(contenders=(contender,), files=(files,), pool_bytes=MIB, seed=1)
     scratch = DirectoryScratch(directory=directory)
     return Trial(
         run_id="0" * 16,
@@ -78,12 +87,26 @@ def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: Idle
         contender=0,
         shape=0,
         files=(files,),
-        executor=InProcess(setup),
+        executor=Executor(job),
         target=OpenTarget(scratch=scratch, monitor=idle, instruments=scratch.instruments(idle)),
     )
 
 
+def local_setups(plan: Plan, scratch: Path | None = None) -> list[Setup]:
+    """The set-ups of a run's processes on this machine, whose only target has this `scratch`."""
+    one = RankFacts(
+        host="here",
+        node=0,
+        local_size=plan.axes.most_jobs,
+        machine="this",
+        version="1",
+        clock=ClockOffset(offset_s=0.0, error_s=0.0),
+    )
+    members = Members(members=[one] * plan.axes.most_jobs, launcher="none", interface=None)
+    places = [str(scratch)] if scratch else []
+    return setups(plan, members, places, places, show_token(places))
+
+
 def replay_of(trial: Trial) -> Replay:
     """The replay of the trial that `make_trial` returns."""
-    assert isinstance(trial.executor, InProcess)
     return trial.executor.job.replays[0]

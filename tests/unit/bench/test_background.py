@@ -6,26 +6,27 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from iobench import workloads
 from iobench.bench.axes import Axes
 from iobench.bench.background import Background, Restores
 from iobench.bench.contenders.choose import choose
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
-from iobench.bench.processes.group import Failed
 from iobench.bench.processes.job import CheckpointRef, Job
-from iobench.bench.processes.loop import Loop, Looped
+from iobench.bench.ranks.loop import Looped, restore_until
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
+from iobench.errors import JobError
 from iobench.results.records import BackgroundRestores
 from iobench.units import MIB
-from iobench.workloads import Workload
+
+from .conftest import tiny_file
 
 SPANS = ((9.0, 11.0), (11.5, 13.5), (14.0, 18.0))
 
@@ -36,7 +37,7 @@ def looped(spans: tuple[tuple[float, float], ...] = SPANS) -> Looped:
     )
 
 
-def during(began_s: float, elapsed_s: float, ended: Looped | Failed) -> BackgroundRestores:
+def during(began_s: float, elapsed_s: float, ended: Looped | JobError) -> BackgroundRestores:
     return Restores(writer="odirect", ended=[ended]).during(began_s, elapsed_s)
 
 
@@ -52,25 +53,8 @@ def test_restores_that_the_clock_cuts_count_by_their_part() -> None:
 def test_a_clock_without_restores_at_its_ends() -> None:
     found = during(8.0, 12.0, looped())
     assert (found.lead_s, found.lag_s, found.bytes) == (-1.0, -2.0, 3000)
-    failed = during(8.0, 12.0, Failed(error="it was ended by SIGKILL"))
+    failed = during(8.0, 12.0, JobError("it was ended by SIGKILL"))
     assert (failed.bytes, failed.error) == (0, "it was ended by SIGKILL")
-
-
-class Ending:
-    """The parent: it ends the loop at `until_s`, which the job reads after its second restore."""
-
-    def __init__(self, until_s: float) -> None:
-        self.until_s, self.polls, self.sent = until_s, 0, 0
-
-    def send(self, _begun: None) -> None:
-        self.sent += 1
-
-    def poll(self) -> bool:
-        self.polls += 1
-        return self.polls == 2
-
-    def recv(self) -> float:
-        return self.until_s
 
 
 class Restoring:
@@ -92,16 +76,23 @@ class Restoring:
 
 @pytest.mark.parametrize(("until_s", "restores"), [(1.5, 2), (2.5, 3)])
 def test_the_last_restore_ends_after_the_operation(until_s: float, restores: int) -> None:
-    """Also where the job was not running when its parent ended it, between two restores."""
-    parent, job = Ending(until_s), Restoring()
+    """Also where the job was not running when it was ended, between two restores: it is known
+    after the second one."""
+    begun, ended_s = list[None](), iter([None, until_s])
     ref = CheckpointRef(contender=0, shape=0, directory="s3://bucket/prefix")
-    found = Loop(ref=ref).run(cast(Job, job), cast(Connection, parent))
+    found = restore_until(
+        cast(Job, Restoring()), ref, lambda: begun.append(None), lambda: next(ended_s)
+    )
     assert [end for _, end in found.spans] == [float(number + 1) for number in range(restores)]
-    assert (parent.sent, found.size_bytes, found.read_bytes) == (1, 10, None)
+    assert (len(begun), found.size_bytes, found.read_bytes) == (1, 10, None)
 
 
 @pytest.fixture
-def background(tiny: Workload, tmp_path: Path, idle: object) -> Iterator[Background]:
+def background(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, idle: object
+) -> Iterator[Background]:
+    path = tiny_file(tmp_path_factory)
+    tiny = workloads.load(path)
     contenders, _ = choose("odirect,buffered,peer:torch-save", tmp_path)
     plan = Plan(
         workload=tiny,
@@ -114,6 +105,7 @@ def background(tiny: Workload, tmp_path: Path, idle: object) -> Iterator[Backgro
         ceiling=False,
         seed=1,
         axes=Axes.parse(background="restore", serializer="safetensors,torch"),
+        given=str(path),
     )
     scratch = DirectoryScratch(directory=tmp_path)
     with Background(plan, None, OpenTarget(scratch=scratch, monitor=idle)) as made:
@@ -121,8 +113,8 @@ def background(tiny: Workload, tmp_path: Path, idle: object) -> Iterator[Backgro
 
 
 def pid_of(background: Background) -> int:
-    (member,) = background._group._members
-    return member._process.pid
+    (child,) = background._ranks._children
+    return child.pid
 
 
 @pytest.mark.slow
@@ -171,6 +163,6 @@ def test_an_interrupted_operation_ends_it(background: Background) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert not background._group.started
+    assert background._ranks._children == []
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)

@@ -13,7 +13,7 @@ from iobench.bench.contenders.base import WriterContender
 from iobench.bench.header import header
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
-from iobench.bench.processes.group import Executor
+from iobench.bench.processes.executor import Executor
 from iobench.bench.processes.job import Job
 from iobench.bench.targets import directory
 from iobench.bench.targets.directory import DirectoryTarget
@@ -28,16 +28,14 @@ T = TypeVar("T")
 class Members(Executor):
     """Several jobs in this process."""
 
-    apart = False
-
     def __init__(self, plan: Plan) -> None:
-        self.jobs = [Job(setup) for setup in plan.setups()]
+        self.jobs = [
+            Job(contenders=plan.contenders, files=files, pool_bytes=16 * MIB, seed=1)
+            for files in plan.files_of_jobs
+        ]
 
     def ask(self, count: int, what: Callable[[Job], T]) -> list[T]:
         return [what(job) for job in self.jobs[:count]]
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to clean up."""
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ from iobench.errors import (
 from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
 
+from .conftest import local_setups
+
 if TYPE_CHECKING:
     from iobench.results import Run
 
@@ -167,8 +169,8 @@ def test_no_byte_of_a_checkpoint_repeats_by_default(
     """Each process has memory for all bytes of its own checkpoint, and the record says so."""
     monkeypatch.setattr(module, "available_bytes", lambda: 8 * GIB)
     plan = _default(tmp_path, jobs)
-    for setup in plan.setups():
-        replay = Replay(setup.files[0], pool_bytes=setup.pool_bytes, seed=1)
+    for setup, files in zip(local_setups(plan), plan.files_of_jobs, strict=True):
+        replay = Replay(files[0], pool_bytes=setup.pool_bytes, seed=1)
         numbers = range(replay._placement.count)
         assert {replay._placement.window(number).lap for number in numbers} == {0}
     assert _repeats(plan) is None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -15,9 +13,9 @@ from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.verdict import Context
 from iobench.bench.plan import Plan, WorldSize
 from iobench.bench.planning import plan_lines
-from iobench.bench.processes.group import Executor, Release
+from iobench.bench.processes.executor import Executor, Release
 from iobench.bench.processes.job import CheckpointSizes, Job
-from iobench.bench.ranks.setup import make_job, setups, show_token
+from iobench.bench.ranks.setup import make_job
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import UsageError
 from iobench.units import MIB
@@ -25,20 +23,17 @@ from iobench.workloads import load
 from iobench.workloads.specs import size_of
 from iobench.writers.registry import make
 
-if TYPE_CHECKING:
-    from iobench.bench.ranks.members import Members
+from .conftest import local_setups
 
 
 class _Sizes(Executor):
     """Ranks that all have the same sizes."""
 
-    apart = True
+    def __init__(self) -> None:
+        """There are no jobs."""
 
     def ask(self, count: int, what: object, release: Release | None = None) -> list[object]:  # type: ignore[override]  # one reply is enough here
         return [CheckpointSizes(saved=100, restored=(100,))] * count
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
 
 
 def _plan(name: str, ranks: int, local: int, target: Path) -> Plan:
@@ -67,8 +62,6 @@ def test_each_rank_has_the_files_of_its_rank(tmp_path: Path) -> None:
     assert sizes[1] < sizes[0] / 1000
     assert plan.all_bytes == sum(sizes)
     assert plan.written_bytes == sum(sizes)
-    (setup,) = plan.setups()  # the other ranks make theirs
-    assert setup.pool_bytes == 32 * MIB  # two ranks on a node
     assert plan.part == "4 of 8 ranks"
 
 
@@ -96,11 +89,8 @@ def test_fewer_ranks_are_a_scaled_workload(tmp_path: Path) -> None:
 def test_a_node_with_less_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks' data must fit there too, and the limits of its control groups count."""
     plan = _plan("llama7b-zero3", 2, 2, tmp_path)
-    members = cast("Members", SimpleNamespace(
-        world=plan.world, sources=(0, 1), size=2, first_of_machine=(0,), away=lambda _: False,
-        replicas=False, nodes=(0, 0),
-    ))  # fmt: skip
-    (_, two) = setups(plan, members, (tmp_path,), (tmp_path,), show_token([tmp_path]))
+    two = local_setups(plan, tmp_path)[1]
+    assert two.pool_bytes == 32 * MIB  # two ranks on a node
     monkeypatch.setattr("iobench.bench.ranks.setup.available_bytes", lambda: 63 * MIB)
     with pytest.raises(UsageError, match=r"data of 2 ranks take 64.00 MiB of memory, and 63.00"):
         make_job(two)
@@ -116,16 +106,14 @@ def test_the_same_limit_gives_the_same_files() -> None:
 
 def test_a_job_without_files_moves_nothing(tmp_path: Path) -> None:
     """Some ranks of a workload write no file; they take part with 0 bytes."""
-    from iobench.bench.processes.job import CheckpointRef, JobSetup
+    from iobench.bench.processes.job import CheckpointRef
 
     job = Job(
-        JobSetup(
-            contenders=(WriterContender(make("buffered")),),
-            files=((),),
-            pool_bytes=16 * MIB,
-            seed=1,
-            number=1,
-        )
+        contenders=(WriterContender(make("buffered")),),
+        files=((),),
+        pool_bytes=16 * MIB,
+        seed=1,
+        number=1,
     )
     ref = CheckpointRef(contender=0, shape=0, directory=tmp_path / "step")
     assert job.sizes(0, (None, 0.5)) == CheckpointSizes(saved=0, restored=(0, 0))

@@ -21,6 +21,7 @@ from iobench.bench.counters import monitor as counters
 from iobench.bench.counters.sampler import Sampler
 from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
+from iobench.bench.processes import job
 from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.targets.instruments import Instruments
 from iobench.bench.trial import Clock, Trial
@@ -51,7 +52,7 @@ class Recorder:
         time = SimpleNamespace(
             perf_counter=self.read, process_time=self.read, thread_time=self.read
         )
-        for module in (counters, transfer):
+        for module in (counters, transfer, job):
             monkeypatch.setattr(module, "time", time)
 
     def read(self) -> float:
