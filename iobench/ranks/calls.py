@@ -108,11 +108,3 @@ def json_bytes(value: Any) -> bytes:
     Not by msgspec: it refuses names of files that are not UTF-8, and makes None of infinity.
     """
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-def suspended_s(lost_after_s: float) -> float:
-    """Return after how long without work a process was suspended itself (SIGSTOP, a moved VM).
-
-    It then waits longer for the others, whose messages it has not read yet.
-    """
-    return min(15.0, lost_after_s / 2)

@@ -59,18 +59,18 @@ class Transport:
     def __init__(self, control: Control) -> None:
         """Listen, and exchange the addresses. Raises RankError."""
         self._control, self._world = control.sub("transport"), control.world
-        self._outgoing: dict[int, Wire] = {}
-        self._incoming: dict[tuple[int, int], Wire] = {}
-        self._epoch = 0
         self._changed = threading.Condition()
-        self._closed = self._cut = False
         self.nodes: list[int] = [self._world.node]
         """The node of each rank."""
         self._listener: Listener | None = None
-        if self._world.size > 1:
-            self._listen()
+        self._open()
 
-    def _listen(self) -> None:
+    def _open(self) -> None:
+        self._outgoing: dict[int, Wire] = {}
+        self._incoming: dict[int, Wire] = {}
+        self._cut = False
+        if self._world.size == 1:
+            return
         interface = self._control.interface
         assert interface is not None  # a job of several ranks has one
         server = socket.create_server((interface.address, 0), backlog=_ROOM)
@@ -88,7 +88,7 @@ class Transport:
             server,
             token=self._token,
             purpose=_PURPOSE.format(self._world.rank),
-            admit=self._admit,
+            admit=partial(self._admit, self._incoming),
             most=self._world.size + _STRANGERS,
             greeting_s=_GREETING_S,
         )
@@ -115,7 +115,7 @@ class Transport:
                 # A stopped process accepts connections, and says nothing.
                 self._name(wire, rank, _GREETING_S)
                 purpose, own = _PURPOSE.format(rank), self._world.rank
-                introduce(wire, self._token, purpose, rank=own, epoch=self._epoch)
+                introduce(wire, self._token, purpose, rank=own)
                 self._name(wire, rank, _STALLED_S)
             except BaseException:
                 wire.close()
@@ -127,9 +127,9 @@ class Transport:
 
     def incoming(self, rank: int) -> Wire:
         """Return the connection on which `rank` sends to this rank; wait until it has connected."""
-        key, until_s = (self._epoch, rank), time.monotonic() + _CONNECT_S
+        until_s = time.monotonic() + _CONNECT_S
         with self._changed:
-            while key not in self._incoming:
+            while rank not in self._incoming:
                 self._control.check()
                 if self._cut:
                     raise RankError(f"rank {rank}: all connections were cut", ranks=[rank])
@@ -140,39 +140,32 @@ class Transport:
                         ranks=[rank],
                     )
                 self._changed.wait(_LOOK_S)
-            return self._incoming[key]
+            return self._incoming[rank]
 
     def cut(self) -> None:
         """End all connections: no thread and no other rank waits on them then. `reset` follows."""
-        with self._changed:
-            self._cut = True
-            self._changed.notify_all()
-        for wire in self._wires():
+        for wire in self._ended():
             wire.end()
 
     def reset(self) -> None:
         """Make new connections when they are used next. All ranks do this after a failure."""
-        self.cut()
-        with self._changed:
-            old = self._wires()
-            self._outgoing.clear()
-            self._epoch += 1
-            self._cut = False
-            self._incoming = {key: one for key, one in self._incoming.items() if one not in old}
-        for wire in old:
-            wire.close()
+        self.close()
+        self._open()
 
     def close(self) -> None:
         """Close all connections. A second call does nothing."""
-        with self._changed:
-            self._closed = True
-            wires = [*self._outgoing.values(), *self._incoming.values()]
-            self._outgoing.clear()
-            self._incoming.clear()
-        for wire in wires:
+        for wire in self._ended():
             wire.close()
         if self._listener is not None:
             self._listener.close()
+            self._listener = None
+
+    def _ended(self) -> list[Wire]:
+        """Take no more connections; return those that there are."""
+        with self._changed:
+            self._cut = True
+            self._changed.notify_all()
+            return [*self._outgoing.values(), *self._incoming.values()]
 
     def __enter__(self) -> Self:
         return self
@@ -180,28 +173,22 @@ class Transport:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wires(self) -> list[Wire]:
-        with self._changed:
-            incoming = [wire for (epoch, _), wire in self._incoming.items() if epoch <= self._epoch]
-            return [*self._outgoing.values(), *incoming]
-
     def _name(self, wire: Wire, rank: int, limit_s: float) -> None:
         """Let the errors of `wire` name the rank at its other end."""
         wire.other = f"rank {rank} (host {self._addresses[rank][2]})"
         wire.failure = partial(RankError, ranks=[rank])
         wire.limit(limit_s, self._control.check)
 
-    def _admit(self, wire: Wire, hello: Hello, welcome: Welcome) -> None:
+    def _admit(self, incoming: dict[int, Wire], wire: Wire, hello: Hello, welcome: Welcome) -> None:
         """Take the connection of a rank that has proven itself; the listener's thread calls it."""
         if not 0 <= hello.rank < self._world.size:
             raise wire.failed("is not a rank of this job")
         self._name(wire, hello.rank, _STALLED_S)
         with self._changed:
-            key = hello.epoch, hello.rank
-            if self._closed or key in self._incoming or hello.epoch < self._epoch:
+            if self._cut or incoming is not self._incoming or hello.rank in incoming:
                 raise wire.failed("came too late, or a second time")
             wire.send(welcome)
-            self._incoming[key] = wire
+            incoming[hello.rank] = wire
             self._changed.notify_all()
 
 

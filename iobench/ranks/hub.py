@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import threading
 import time
-import weakref
 from dataclasses import dataclass, field
 
 from iobench.errors import RankError
@@ -29,6 +27,7 @@ _GREETING_S = 5.0
 _ROOM = 4096  # connections that wait for the hub; the kernel cuts it to net.core.somaxconn
 _STRANGERS = 64  # connections of others than ranks
 _LOOK_S = 0.02
+_SUSPENDED_S = 15.0  # without work: this process was suspended
 _ACKNOWLEDGE_S = 30.0
 """How long rank 0 waits until the others have acknowledged their answers."""
 
@@ -98,7 +97,6 @@ class Hub:
         )
         self._thread = threading.Thread(target=self._run, name="iobench-hub", daemon=True)
         self._thread.start()
-        _hubs.add(self)
         interpreter_end.at_end(self, Hub._at_end)
 
     def close(self) -> None:
@@ -366,7 +364,7 @@ class Hub:
         Whoever suspends a job (SIGSTOP of all ranks, a virtual machine that is moved) resumes it
         later. What the ranks sent meanwhile is not read yet.
         """
-        if paused_s > calls.suspended_s(self._lost_after_s):
+        if paused_s > min(_SUSPENDED_S, self._lost_after_s / 2):
             for peer in self._peers.values():
                 peer.seen_s += paused_s
             for call in self._rounds.values():
@@ -440,24 +438,3 @@ def _packed(call: _Round, key: calls.Key, acknowledge: bool) -> list[bytes]:
         case "all-gather":
             return [answer(b",".join(values))] * size
     return [answer(b"")] * size
-
-
-_hubs: weakref.WeakSet[Hub] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """Close the connections in a forked child, such as a worker of a data loader.
-
-    It may live longer than rank 0, whose end the other ranks would not notice. The descriptors lead
-    nowhere then, and stay open, because asyncio's objects close them again.
-    """
-    for hub in list(_hubs):
-        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        for writer in list(hub._serving.values()):
-            one = writer.get_extra_info("socket")
-            if one.fileno() >= 0:
-                os.dup2(nowhere, one.fileno(), inheritable=False)
-        os.close(nowhere)
-
-
-os.register_at_fork(after_in_child=_close_in_child)

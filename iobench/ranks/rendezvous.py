@@ -6,8 +6,8 @@ The first of these that applies is used:
 - `IOBENCH_STORE=DIRECTORY`: rank 0 writes its address and a random secret to a file in this
   directory, which all nodes share
 - torchrun's own store, at MASTER_ADDR:MASTER_PORT, which gets both
-- a file in the user's own directory of this node, if all ranks are on it
 - the store of the trainer's process groups, if they are initialized
+- a file in the user's own directory of this node, if all ranks are on it
 - IOBENCH_TOKEN: a port computed from the job's name, on MASTER_ADDR or the first host of Slurm's
   list
 - a file in the directory of the checkpoints, which all ranks share
@@ -187,10 +187,10 @@ def meet(
         store = _Directory(world, Path(wanted))
     elif world.launcher == "torchrun" and found.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = _Store(world, _store_of_agent(world, found, deadline_s))
+    elif trainers := _store_of_trainer():  # only this job has it, whatever its launcher calls it
+        store = _Store(world, trainers)
     elif world.on_one_node:
         store = _Directory(world, runtime_directory())
-    elif trainers := _store_of_trainer():
-        store = _Store(world, trainers)
     elif token:
         return _computed(world, token, found)
     elif directory is not None:
@@ -246,8 +246,8 @@ def _told(
     if world.rank == 0:
         server = _listen(interface.address, 0)
         port: int = server.getsockname()[1]
-        token = token or secrets.token_hex(16)
-        address = {"host": interface.address, "port": port, "token": token}
+        secret = "" if token else secrets.token_hex(16)
+        address = {"host": interface.address, "port": port, "token": secret}
         try:
             store.publish(address)
         except BaseException:
@@ -255,7 +255,7 @@ def _told(
             raise
         return Meeting(
             address=(interface.address, port),
-            token=token,
+            token=token or secret,
             interface=interface,
             server=server,
             withdraw=lambda: store.withdraw(address),
@@ -380,7 +380,9 @@ class _Store:
         self._store.set(self._key, json.dumps(address))
 
     def withdraw(self, address: dict[str, Any]) -> None:
-        """Keep the key: the store ends with the job."""
+        del address
+        with contextlib.suppress(RuntimeError):  # the process that serves it has ended
+            self._store.delete_key(self._key)  # the ranks may connect again
 
     def read(self, until_s: float, *, secret: bool) -> dict[str, Any] | None:  # noqa: ARG002 -- every store has it
         while True:  # not `wait`: it prints a C++ trace when it times out

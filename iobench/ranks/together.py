@@ -14,7 +14,7 @@ from iobench.ranks.control import Control, shared_control
 from iobench.ranks.world import World
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["JobRanks", "Together", "begin_together", "gathered", "scattered", "together"]
+__all__ = ["JobRanks", "Together", "begin_together", "together"]
 
 T = TypeVar("T")
 
@@ -34,15 +34,20 @@ def together(
     tell: Callable[[T], Any] | None = None,
     *,
     deadline_s: float,
+    kind: CallKind = "all-gather",
 ) -> tuple[T, list[Any]]:
     """Call `work` in every rank. Return its own result, and what all ranks tell, in rank order.
 
-    `tell` makes JSON of a result; without it the result is JSON itself.
+    `tell` makes JSON of a result; without it the result is JSON itself. With `kind` "gather" only
+    rank 0 gets what all tell, the others an empty list. With "scatter" rank 0 tells a list, and
+    each rank gets its own item of it, as the only one.
 
     If either raises, so does this in every rank: the rank's own error where it happened, a
     RankError that names the rank in the others. The ranks can go on after that.
     """
-    own, answer = _begin(control, "all-gather", phase, work, tell, deadline_s)
+    own, answer = begin_together(
+        control, phase, work, tell, deadline_s=deadline_s, kind=kind, acknowledged=True
+    )
     return own, answer()
 
 
@@ -53,57 +58,21 @@ def begin_together(
     tell: Callable[[T], Any] | None = None,
     *,
     deadline_s: float,
+    kind: CallKind = "all-gather",
+    acknowledged: bool = False,
 ) -> tuple[T, Callable[[], list[Any]]]:
     """Like `together`, with a function that waits for what all ranks tell. Call it once.
 
-    An error of `work` is raised at once, after the other ranks were told. Rank 0 does not wait
-    until the others have the values: a trainer waits for this.
+    An error of `work` is raised at once, after the other ranks were told. Unless `acknowledged`,
+    rank 0 does not wait until the others have the values: a trainer waits for this.
     """
-    return _begin(control, "all-gather", phase, work, tell, deadline_s, acknowledged=False)
-
-
-def gathered(
-    control: Control, phase: str, work: Callable[[], Any], *, deadline_s: float
-) -> list[Any]:
-    """Return the results of `together` in rank 0, and an empty list in the others."""
-    return _begin(control, "gather", phase, work, None, deadline_s)[1]()
-
-
-def scattered(
-    control: Control,
-    phase: str,
-    work: Callable[[], T],
-    tell: Callable[[T], list[Any] | None],
-    *,
-    deadline_s: float,
-) -> tuple[T, Any]:
-    """Like `together`, but rank 0 tells each rank a value of its own, in rank order.
-
-    Return the own result and the value for this rank.
-    """
-    own, answer = _begin(control, "scatter", phase, work, tell, deadline_s)
-    return own, answer()[0]
-
-
-def _begin(
-    control: Control,
-    kind: CallKind,
-    phase: str,
-    work: Callable[[], T],
-    tell: Callable[[T], Any] | None,
-    deadline_s: float,
-    *,
-    acknowledged: bool = True,
-) -> tuple[T, Callable[[], list[Any]]]:
-    if control.world.size == 1:
-        own = work()
-        told = own if tell is None else tell(own)
-        return own, lambda: list(cast(Any, told)) if kind == "scatter" else [told]
     own, value, failure = cast(T, None), None, None
     try:
         own = work()
         value = own if tell is None else tell(own)
-    except Exception as error:  # noqa: BLE001 -- raised below, after the others know
+    except Exception as error:
+        if control.world.size == 1:
+            raise
         failure = error
     try:
         answer = control.begin(

@@ -63,7 +63,6 @@ class Hello(Message):
     nonce: str
     proof: str = ""
     rank: int = 0
-    epoch: int = 0
     host: str = ""
 
 
@@ -138,8 +137,7 @@ class Wire:
     connection, for one on which no byte moves for `timeout_s` (None: no limit), for data that are
     not messages, and for a Refusal. `check` is called every second of a wait, and may raise.
 
-    In a forked child the connection is closed: the child may live longer than this process, whose
-    end the other end would not notice.
+    In a forked child the connection is closed, see `_close_in_child`.
     """
 
     def __init__(
@@ -162,7 +160,7 @@ class Wire:
         # For a host that vanishes while a wait has no time limit: the kernel asks it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.limit(timeout_s, check)
-        _wires.add(self)
+        _sockets.add(connection)
 
     def limit(
         self,
@@ -241,7 +239,6 @@ class Wire:
     def detach(self) -> socket.socket:
         """Return the socket, which belongs to the caller now, without time limits."""
         self.limit(None)
-        _wires.discard(self)
         return self._socket
 
     def _receive(self, views: Iterable[memoryview]) -> None:
@@ -286,15 +283,13 @@ class Wire:
                     self._check()
 
 
-def introduce(
-    wire: Wire, token: bytes, purpose: str, *, rank: int = 0, epoch: int = 0, host: str = ""
-) -> Welcome:
+def introduce(wire: Wire, token: bytes, purpose: str, *, rank: int = 0, host: str = "") -> Welcome:
     """Prove who this is to the end that listens for `purpose`, and check that it knows the token.
 
     Raises what `wire` raises when either end does not accept the other.
     """
     challenge, _ = wire.receive(Challenge)
-    own = Hello(nonce=secrets.token_hex(16), rank=rank, epoch=epoch, host=host)
+    own = Hello(nonce=secrets.token_hex(16), rank=rank, host=host)
     proof = _proof(token, f"{purpose} client", challenge.nonce, own)
     wire.send(msgspec.structs.replace(own, proof=proof))
     welcome, _ = wire.receive(Welcome)
@@ -317,16 +312,21 @@ def welcome_for(
 
 def _proof(token: bytes, role: str, nonce: str, hello: Hello) -> str:
     """Return what only a holder of `token` can compute from the random numbers of both ends."""
-    facts = [role, nonce, hello.nonce, hello.rank, hello.epoch, hello.host]
+    facts = [role, nonce, hello.nonce, hello.rank, hello.host]
     return hmac.digest(token, _encode(facts), "sha256").hex()
 
 
-_wires: weakref.WeakSet[Wire] = weakref.WeakSet()
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    for wire in list(_wires):
-        wire._socket.close()
+    """Close all sockets in a forked child, such as a worker of a data loader.
+
+    It may live longer than this process, whose end the other ranks would not notice. If it listened
+    too, it would take connections that it never answers.
+    """
+    for one in list(_sockets):
+        one.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
@@ -358,13 +358,13 @@ class Listener:
         host: str = "",
     ) -> None:
         self._server, self._token, self._purpose, self._host = server, token, purpose, host
+        _sockets.add(server)
         self._admit, self._most, self._greeting_s = admit, most, greeting_s
         self._strangers: dict[Wire, None] = {}  # oldest first
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="iobench-accept", daemon=True)
         self._thread.start()
-        _listeners.add(self)
 
     def close(self) -> None:
         """Stop listening and end the unproven connections. The others stay."""
@@ -444,15 +444,3 @@ def _name_of(connection: socket.socket) -> str:
         return f"the peer {connection.getpeername()[0]}"
     except OSError:  # it has ended already
         return "a peer that has left"
-
-
-_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
-
-
-def _close_listeners_in_child() -> None:
-    """A child that listens too would take connections that it never answers."""
-    for listener in list(_listeners):
-        listener._server.close()
-
-
-os.register_at_fork(after_in_child=_close_listeners_in_child)

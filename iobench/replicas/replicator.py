@@ -19,7 +19,7 @@ from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.save import Save
 from iobench.errors import IobenchError, RankError, ReplicaError, UsageError
 from iobench.ranks.control import Control
-from iobench.ranks.together import gathered, together
+from iobench.ranks.together import together
 from iobench.replicas.directory import ReplicaDirectory, job_of, remove_unused
 from iobench.replicas.partner import Partner
 from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, SaveHeader, Version
@@ -215,7 +215,9 @@ class Replicator:
                 if nodes[0] == world.node and saved % world.local_size == world.local_rank
             }
 
-        every = gathered(self._control, "headers of replicas", own, deadline_s=_CLOSE_S)
+        _, every = together(
+            self._control, "headers of replicas", own, deadline_s=_CLOSE_S, kind="gather"
+        )
         found = {int(saved): text for one in every for saved, text in one.items()}
         return [
             SaveHeader.parse(bytes.fromhex(found[saved]), f"the replica of rank {saved}")

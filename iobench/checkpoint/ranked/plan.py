@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ from iobench.formats.many_parts import Numbers
 from iobench.formats.tensor_layouts import Located, numbers
 from iobench.formats.tensors import dtype_name, tensor_bytes, torch_dtype
 from iobench.ranks.control import Control
-from iobench.ranks.together import gathered, scattered
+from iobench.ranks.together import together
 from iobench.writers.image import Bytes, FileImage
 
 __all__ = [
@@ -476,12 +477,12 @@ class Planning:
         self._plan = None  # also if this fails
         planner, rank = self._planner(), self._control.world.rank
         first = [keys.index(key) for key in keys]
-        sent = gathered(
-            self._control,
-            "plan",
-            lambda: local_plan(planner, local) if first[rank] == rank else None,
-            deadline_s=self._deadline_s,
-        )
+        call = partial(together, self._control, deadline_s=self._deadline_s)
+
+        def own() -> str | None:
+            return local_plan(planner, local) if first[rank] == rank else None
+
+        _, sent = call("plan", own, kind="gather")
 
         def made() -> WholePlan | StateError | None:
             try:
@@ -494,9 +495,7 @@ class Planning:
                 return [{"error": str(whole)}] * len(keys)
             return None if whole is None else [{"boxes": text} for text in whole.texts()]
 
-        whole, part = scattered(
-            self._control, "parts of the plan", made, parts, deadline_s=self._deadline_s
-        )
+        whole, (part,) = call("parts of the plan", made, parts, kind="scatter")
         if "error" in part or isinstance(whole, StateError):
             raise StateError(part["error"])
         return made_plan(local.structure, part["boxes"], whole, uniform)

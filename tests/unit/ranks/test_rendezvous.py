@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
 from iobench.errors import RankError, UsageError
+from iobench.ranks import rendezvous
 from iobench.ranks.hub import Hub
 from iobench.ranks.rendezvous import Meeting, meet
 from iobench.ranks.world import World
@@ -131,6 +133,26 @@ def test_one_node_needs_no_setting(tmp_path: Path) -> None:
             (file,) = (tmp_path / "own").iterdir()
             assert json.loads(file.read_text())["token"] == meeting.token
         meeting.withdraw()
+
+
+def test_two_jobs_of_one_name_with_process_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each meets at its own store: `init_method="file://..."` gives a job no name and no port."""
+    monkeypatch.setenv("IOBENCH_RUNTIME", str(tmp_path / "own"))
+    stores, meetings = [HashStore(), HashStore()], list[Meeting]()
+    with ExitStack() as stack:
+        for store in stores:
+            monkeypatch.setattr(rendezvous, "_store_of_trainer", lambda store=store: store)
+            meetings.append(meet(_rank(0), deadline_s=1, environ={}))
+            assert meetings[-1].server is not None
+            stack.enter_context(meetings[-1].server)
+        for store, meeting in zip(stores, meetings, strict=True):
+            monkeypatch.setattr(rendezvous, "_store_of_trainer", lambda store=store: store)
+            other = meet(_rank(1), deadline_s=1, environ={})
+            assert (other.address, other.token) == (meeting.address, meeting.token)
+            meeting.withdraw()
+            assert store.num_keys() == 0
 
 
 def test_a_token_gives_the_secret(tmp_path: Path) -> None:

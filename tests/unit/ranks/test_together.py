@@ -9,7 +9,7 @@ import pytest
 
 from iobench.errors import RankError, StateError
 from iobench.ranks.control import Control
-from iobench.ranks.together import begin_together, scattered, together
+from iobench.ranks.together import begin_together, together
 from iobench.ranks.world import World
 
 
@@ -25,7 +25,8 @@ def test_a_rank_keeps_its_own_result(alone: Control) -> None:
     assert together(alone, "a", lambda: own, lambda _: "told", deadline_s=1) == (own, ["told"])
     found, answer = begin_together(alone, "a", lambda: own, lambda _: 1, deadline_s=1)
     assert (found, answer()) == (own, [1])
-    assert scattered(alone, "a", lambda: own, lambda _: [5], deadline_s=1) == (own, 5)
+    found = together(alone, "a", lambda: own, lambda _: [5], deadline_s=1, kind="scatter")
+    assert found == (own, [5])
     assert together(alone, "a", lambda: 3, deadline_s=1) == (3, [3])
 
 
