@@ -30,14 +30,15 @@ from iobench.checkpoint.restore import (
 from iobench.checkpoint.retention import by_age, readable_manifest
 from iobench.checkpoint.store import CheckpointStore
 from iobench.checkpoint.stored import is_sharded, tensors_of
-from iobench.errors import DataMismatchError, StateMismatchError, UsageError
+from iobench.errors import StateMismatchError, UsageError
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.ranks.together import JobRanks
 from iobench.remote.local_tier import LocalTier
 from iobench.remote.memory_pool import MemorySlot
 from iobench.remote.snapshot_memory import MemoryCandidates, SnapshotMemory
 from iobench.remote.tiered_store import TieredStore
-from iobench.replicas.nearest import Chosen, ReplicaCandidates, RestoreChoice
+from iobench.replicas.nearest import ReplicaCandidates
+from iobench.replicas.recovery import RecoveryPlan
 from iobench.replicas.replicator import Replicator
 from iobench.writers.base import Writer
 
@@ -247,89 +248,57 @@ class Restoring:
         mode: RestoreMode,
         left_out: Collection[StatePath] = (),
     ) -> tuple[Any, Loaded]:
-        both = self._listed_tiers()
-        choice = RestoreChoice(
-            world=self.ranks.world,
-            together=self.ranks.together,
-            candidates=both or StoredCandidates(self.store, self.writer),
+        ranks, memory, both = self.ranks, self.memory, self._listed_tiers()
+        replicas = ReplicaCandidates(
+            both or StoredCandidates(self.store, self.writer),
+            world=ranks.world,
+            together=ranks.together,
             writer=self.writer,
-            serials=(both or self._own).serials if self.ranks.leads else None,
+            serials=(both or self._own).serials if ranks.leads else None,
             replicator=self.replicator,
         )
-        choice.look(step)
-        while True:
-            chosen = choice.choose()
-            try:
-                state, loaded = self._restore_chosen(
-                    choice, chosen, step, on_corrupt, like, mode, left_out
-                )
-                break
-            except DataMismatchError as error:
-                if chosen is None or not chosen.only_in_memory or step != "latest":
-                    raise
-                choice.without(chosen.plan, str(error))
-        version = choice.version_of(loaded.step, chosen)
-
-        def note() -> None:
-            if self.ledger is not None:
-                self.ledger.resumed_from(loaded.step)
-                self.ledger.seen(version.serial)
-
-        self.ranks.agreed(f"resume from step {loaded.step}", note)
-        if self.replicator is not None:
-            self.replicator.resumed(version)
-        return state, loaded
-
-    def _restore_chosen(
-        self,
-        choice: RestoreChoice,
-        chosen: Chosen | None,
-        step: int | Literal["latest"],
-        on_corrupt: OnCorrupt,
-        like: Any,
-        mode: RestoreMode,
-        left_out: Collection[StatePath],
-    ) -> tuple[Any, Loaded]:
-        """Restore what was chosen; without a choice, let the restore say what is wrong."""
-        ranks, candidates = self.ranks, choice.candidates
-        known = choice.serials() if choice.serials is not None and step == "latest" else None
-        if chosen is not None:
-            step, candidates = chosen.plan.version.step, chosen.candidates
-        replicas = candidates
-        slots = {} if self.memory is None else self._slots(chosen, self.memory)
-        snapshots = MemoryCandidates(candidates, slots)
-        if self.memory is not None:
-            candidates = snapshots
+        replicas.look(step)
+        slots = {} if memory is None else self._slots(replicas.plan, memory)
+        snapshots = MemoryCandidates(replicas, slots)
 
         def held() -> HeldFiles | None:
             for one, slot in slots.items():
                 if snapshots.has(one) and slot.kept is not None:
                     images = {image.path: image for image in slot.kept.files(slot.memory)}
                     return HeldFiles(images, {data_file(r): [r] for r in range(ranks.world.size)})
-            return replicas.held() if isinstance(replicas, ReplicaCandidates) else None
+            return replicas.held()
 
         with piece_reader(ranks.trainer, mode, deadline_s=ranks.deadline_s, held=held) as reader:
-            every = RestoringRanks(
-                rank=ranks.world.rank,
-                size=ranks.world.size,
-                together=ranks.together,
-                reader=reader,
-            )
-            return restore(
-                candidates,
+            state, loaded = restore(
+                replicas if memory is None else snapshots,
                 step,
                 on_corrupt=on_corrupt,
                 like=like,
-                known=known,
-                ranks=every,
+                ranks=RestoringRanks(
+                    rank=ranks.world.rank,
+                    size=ranks.world.size,
+                    together=ranks.together,
+                    reader=reader,
+                ),
                 left_out=left_out,
             )
+        version = replicas.version_of(loaded.step)
 
-    def _slots(self, chosen: Chosen | None, memory: SnapshotMemory) -> dict[int, MemorySlot]:
+        def note() -> None:
+            if self.ledger is not None:
+                self.ledger.resumed_from(loaded.step)
+                self.ledger.seen(version.serial)
+
+        ranks.agreed(f"resume from step {loaded.step}", note)
+        if self.replicator is not None:
+            self.replicator.resumed(version)
+        return state, loaded
+
+    def _slots(self, plan: RecoveryPlan | None, memory: SnapshotMemory) -> dict[int, MemorySlot]:
         """Return the slot of this rank with its file of what was chosen, if all ranks have one."""
-        if chosen is None:
+        if plan is None:
             return {}
-        version = chosen.plan.version
+        version = plan.version
         slot = memory.kept(version.step, version.serial)
         has = self.ranks.agreed(f"step {version.step} in memory", lambda: slot is not None)
         return {version.step: slot} if all(has) and slot is not None else {}

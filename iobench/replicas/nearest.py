@@ -1,10 +1,9 @@
-"""RestoreChoice: the newest checkpoint that all ranks can have, from memory and from storage."""
+"""ReplicaCandidates: the newest checkpoint that all ranks can have, from memory and storage."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from iobench.checkpoint.checksums import record_of
@@ -32,7 +31,7 @@ from iobench.writers.base import Writer
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import FileImage
 
-__all__ = ["Chosen", "ReplicaCandidates", "RestoreChoice", "manifest_of"]
+__all__ = ["ReplicaCandidates", "manifest_of"]
 
 _NAME = "replicas"
 """Of this source in Loaded."""
@@ -61,27 +60,55 @@ def manifest_of(
     return manifest, index
 
 
-class ReplicaCandidates(WrappedCandidates):
-    """`inner`, with the copy of `step` in the memory of nodes, of which this rank maps some files.
+_Copies = list[MemoryCopy | StoredCopy]
 
-    The next copy of `step` is that of `inner`. With a `manifest` it is a checkpoint that was never
-    committed: there is no other copy, and the nodes together have all of its files.
+
+class ReplicaCandidates(WrappedCandidates):
+    """`inner`, with the newest version that all ranks can have, from the memory of nodes.
+
+    Of `plan`, this version, each rank maps the files that its node has. What they have damaged, and
+    what no node has, comes from `inner`. It may be a save that was never committed: then there is
+    no other copy, and the nodes together have all of its files. `look` and `next_copy` are calls of
+    all ranks. `serials` returns the serial numbers of `inner`, in rank 0; `writer` is that of the
+    saves.
     """
 
     def __init__(
-        self, inner: Candidates, step: int, held: HeldFiles, manifest: Manifest | None
+        self,
+        inner: Candidates,
+        *,
+        world: World,
+        together: Together,
+        writer: Writer,
+        serials: Callable[[], Mapping[int, int]] | None,
+        replicator: Replicator | None,
     ) -> None:
         super().__init__(inner)
-        self._step, self._held, self._manifest = step, held, manifest
+        self._world, self._together, self._writer = world, together, writer
+        self._stored_serials, self._replicator = serials, replicator
+        self._copies: _Copies = []
+        self._may_drop = False
+        self.plan: RecoveryPlan | None = None
+        """The version, after `look`; None: no version is complete."""
+        self._held: HeldFiles | None = None
+        self._manifest: Manifest | None = None  # of a save that was never committed
         self._problem = ""  # why the copy in memory is left
         self._read: MendedReader | None = None
 
     def steps(self) -> list[int]:
-        found = super().steps()
-        return found if self._manifest is None else sorted({*found, self._step})
+        return sorted({*super().steps(), *self._only_in_memory()})
+
+    def serials(self) -> dict[int, int]:
+        stored = {} if self._stored_serials is None else self._stored_serials()
+        return {**super().serials(), **stored, **self._only_in_memory()}
+
+    def _only_in_memory(self) -> dict[int, int]:
+        """Return the serial number of the version by its step, unless it is stored."""
+        one = self._manifest
+        return {} if one is None else {one.step: one.serial}
 
     def manifest(self, step: int, *, files: bool = True) -> Manifest:
-        if step == self._step and self._manifest is not None:
+        if self._manifest is not None and self._manifest.step == step:
             return self._manifest
         return super().manifest(step, files=files)
 
@@ -89,22 +116,31 @@ class ReplicaCandidates(WrappedCandidates):
         """Return the files in memory, unless they are left."""
         return None if self._problem else self._held
 
+    def _of_memory(self, step: int) -> HeldFiles | None:
+        """Return the files of `step` in memory; None for another step."""
+        return self._held if self.plan is not None and self.plan.version.step == step else None
+
     def reader(self, step: int, manifest: Manifest) -> CopyReader:
-        stored = super().reader(step, manifest)
-        if step != self._step or self._problem:
+        stored, held = super().reader(step, manifest), self._of_memory(step)
+        if held is None or self._problem:
             return stored
-        near = MemoryReader(self._held.images.values(), stored.location, stored)
+        near = MemoryReader(held.images.values(), stored.location, stored)
         self._read = MendedReader(near, lambda: stored if self._manifest is None else None)
         return self._read
 
     def next_copy(self, step: int, problem: str) -> bool:
-        if step != self._step or self._problem or self._manifest is not None:
+        if self._of_memory(step) is None or self._problem:
             return super().next_copy(step, problem)
-        self._problem = problem
-        return True
+        if self._manifest is None:
+            self._problem = problem
+            return True
+        if self._may_drop:
+            self._drop(problem)
+            self._choose()
+        return False
 
     def sources(self, step: int) -> dict[str, str]:
-        if step != self._step or self._read is None:
+        if self._of_memory(step) is None or self._read is None:
             return super().sources(step)
         if not self._problem:
             return self._read.sources(step, _NAME, str(self))
@@ -112,56 +148,21 @@ class ReplicaCandidates(WrappedCandidates):
         warnings.warn(message, RuntimeWarning, stacklevel=3)
         return {_NAME: self._problem, **(super().sources(step) or {str(self): "read"})}
 
-
-_Copies = list[MemoryCopy | StoredCopy]
-
-
-@dataclass(kw_only=True)
-class Chosen:
-    """A version to restore, and the candidates that have it."""
-
-    plan: RecoveryPlan
-    candidates: Candidates
-
-    @property
-    def only_in_memory(self) -> bool:
-        """Whether storage does not have it."""
-        return not self.plan.stored
-
-
-@dataclass(kw_only=True)
-class RestoreChoice:
-    """Finds the newest version that all ranks can have. Its calls are calls of all ranks.
-
-    `candidates` are those on storage. `serials` returns their serial numbers, in rank 0; `writer`
-    is that of the saves.
-    """
-
-    world: World
-    together: Together
-    candidates: Candidates
-    writer: Writer
-    serials: Callable[[], Mapping[int, int]] | None
-    replicator: Replicator | None
-    _copies: _Copies = field(default_factory=list)
-
     def look(self, step: int | Literal["latest"]) -> None:
-        """Ask all nodes and storage what there is."""
-        memory = self.replicator.copies() if self.replicator else []
+        """Ask all nodes and storage what there is, and choose the newest version."""
+        memory = self._replicator.copies() if self._replicator else []
         held = {copy.version.step for copy in memory}
 
         def stored() -> list[Any] | None:
-            if self.serials is None:
+            if self._stored_serials is None:
                 return None
             found = []
-            for at, serial in self.serials().items():
-                manifest = (
-                    readable_manifest(self.candidates, at, files=False) if at in held else None
-                )
+            for at, serial in self._stored_serials().items():
+                manifest = readable_manifest(self._inner, at, files=False) if at in held else None
                 found.append([serial, at, manifest.attempt if manifest else ""])
             return found
 
-        _, (versions, *_) = self.together(f"sources of step {step}", stored)
+        _, (versions, *_) = self._together(f"sources of step {step}", stored)
         committed = {(serial, at): attempt for serial, at, attempt in versions if attempt}
         memory = [  # without another save of a step that was then committed
             one
@@ -170,28 +171,22 @@ class RestoreChoice:
         ]
         copies: _Copies = [*memory, *(StoredCopy(Version(*one)) for one in versions)]
         self._copies = [one for one in copies if step in ("latest", one.version.step)]
+        self._may_drop = step == "latest"
+        self._choose()
 
-    def choose(self) -> Chosen | None:
-        """Return the newest version; None when no version is complete."""
-        while (plan := self._plan()) is not None:
-            if not plan.holders:
-                return Chosen(plan=plan, candidates=self.candidates)
-            chosen = self._from_memory(plan)
-            if chosen is not None:
-                return chosen
-        return None
-
-    def _plan(self) -> RecoveryPlan | None:
-        plan = recovery_plan(self._copies)
-        if plan is not None:
-            for version, reason in plan.passed_over:
+    def _choose(self) -> None:
+        while True:
+            self.plan = plan = recovery_plan(self._copies)
+            self._held = self._manifest = None
+            for version, reason in plan.passed_over if plan is not None else ():
                 self._warn(f"step {version.step} is passed over: {reason}")
-        return plan
+            if plan is None or not plan.holders or self._hold(plan):
+                return
 
-    def _from_memory(self, plan: RecoveryPlan) -> Chosen | None:
-        """Return how to read `plan`; None, and without these copies, if some are damaged."""
-        assert self.replicator is not None
-        step, replicator = plan.version.step, self.replicator
+    def _hold(self, plan: RecoveryPlan) -> bool:
+        """Map the files of `plan`. False, and without these copies, if some are damaged."""
+        assert self._replicator is not None
+        step, replicator = plan.version.step, self._replicator
         held, damaged = replicator.held(plan)
         if damaged:
             self._copies = [one for one in self._copies if one not in damaged]
@@ -199,48 +194,47 @@ class RestoreChoice:
                 self._warn(
                     f"the memory of node {one.node} is not used for rank {one.rank}: {reason}"
                 )
-            return None
-        described = None
+            return False
         if not plan.stored:
             headers = replicator.headers(plan)
-            _, ((manifest, index, lost), *_) = self.together(
+            _, ((manifest, index, lost), *_) = self._together(
                 f"replicas of step {step}", lambda: self._described(plan, headers)
             )
             if lost:
-                self.without(plan, lost)
-                return None
-            described = Manifest.parse(manifest.encode(), f"the replica of step {step}")
+                self._drop(lost)
+                return False
+            self._manifest = Manifest.parse(manifest.encode(), f"the replica of step {step}")
             images = {**held.images, INDEX: FileImage.of(INDEX, [index.encode()])}
             held = HeldFiles(images, held.holders)
-        candidates = ReplicaCandidates(self.candidates, step, held, described)
-        return Chosen(plan=plan, candidates=candidates)
+        self._held = held
+        return True
 
     def _described(self, plan: RecoveryPlan, headers: Sequence[SaveHeader]) -> list[str] | None:
         """Return the manifest and the index, or why there are none, in rank 0."""
-        if self.world.rank:
+        if self._world.rank:
             return None
         try:
-            manifest, index = manifest_of(plan, headers, self.writer)
+            manifest, index = manifest_of(plan, headers, self._writer)
         except IobenchError as error:
             return ["", "", str(error)]
         return [manifest.to_json().decode(), index, ""]
 
-    def without(self, plan: RecoveryPlan, reason: str) -> None:
+    def _drop(self, reason: str) -> None:
         """Choose no copy of this version in memory any more."""
+        assert self.plan is not None
+        version = self.plan.version
         self._copies = [
-            one
-            for one in self._copies
-            if one.version != plan.version or isinstance(one, StoredCopy)
+            one for one in self._copies if one.version != version or isinstance(one, StoredCopy)
         ]
-        self._warn(f"the replicas of step {plan.version.step} are not used: {reason}")
+        self._warn(f"the replicas of step {version.step} are not used: {reason}")
 
     def _warn(self, text: str) -> None:
-        if self.world.rank == 0:
+        if self._world.rank == 0:
             warnings.warn(text, RuntimeWarning, stacklevel=7)
 
-    def version_of(self, step: int, chosen: Chosen | None) -> Version:
+    def version_of(self, step: int) -> Version:
         """Return the version of `step`, which was loaded: the chosen one, or that of storage."""
-        if chosen is not None and chosen.plan.version.step == step:
-            return chosen.plan.version
+        if self.plan is not None and self.plan.version.step == step:
+            return self.plan.version
         stored = [one.version for one in self._copies if isinstance(one, StoredCopy)]
         return next((one for one in stored if one.step == step), Version(0, step, ""))

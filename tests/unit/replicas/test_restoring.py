@@ -15,7 +15,7 @@ from iobench.errors import DataMismatchError
 from iobench.ranks.control import Control
 from iobench.ranks.together import together
 from iobench.ranks.world import World
-from iobench.replicas.nearest import RestoreChoice
+from iobench.replicas.nearest import ReplicaCandidates
 from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, Version
 from iobench.replicas.replicator import Replicator
 from iobench.writers.base import Writer
@@ -68,12 +68,12 @@ class _Memory:
         return HeldFiles({}, {}), found
 
 
-def _restoring(memory: _Memory | None = None) -> RestoreChoice:
+def _restoring(memory: _Memory | None = None) -> ReplicaCandidates:
     storage = _Storage({10: "a", 20: "b"})
-    made = RestoreChoice(
+    made = ReplicaCandidates(
+        cast(Candidates, storage),
         world=World.single(),
         together=partial(together, Control(World.single()), deadline_s=1),
-        candidates=cast(Candidates, storage),
         writer=cast(Writer, make("buffered")),
         serials=storage.serials,
         replicator=cast(Replicator, memory),
@@ -82,24 +82,25 @@ def _restoring(memory: _Memory | None = None) -> RestoreChoice:
     return made
 
 
+def _plan(memory: _Memory | None = None) -> RecoveryPlan:
+    plan = _restoring(memory).plan
+    assert plan is not None
+    return plan
+
+
 def test_without_replicas_the_newest_checkpoint_is_read_as_before() -> None:
-    """The candidates are the Checkpointer's own."""
-    restoring = _restoring()
-    chosen = restoring.choose()
-    assert chosen is not None
-    assert chosen.plan.version.step == 20
-    assert chosen.candidates is restoring.candidates
+    """Nothing is in memory."""
+    assert _plan().version.step == 20
+    assert _restoring().held() is None
 
 
 def test_the_same_save_in_memory_and_on_storage() -> None:
     """The attempt tells: bytes of another save of that step are never mixed in."""
-    same = _restoring(memory=_Memory(Version(2, 20, "b"))).choose()
-    assert same is not None
-    assert (same.plan.stored, sorted(same.plan.holders)) == (True, [0, 1])
+    same = _plan(_Memory(Version(2, 20, "b")))
+    assert (same.stored, sorted(same.holders)) == (True, [0, 1])
     for attempt in ("another", "zzz"):
-        other = _restoring(memory=_Memory(Version(2, 20, attempt))).choose()
-        assert other is not None
-        assert (other.plan.version.step, other.plan.stored, other.plan.holders) == (20, True, {})
+        other = _plan(_Memory(Version(2, 20, attempt)))
+        assert (other.version.step, other.stored, other.holders) == (20, True, {})
 
 
 def test_damaged_memory_is_not_chosen() -> None:
@@ -107,13 +108,12 @@ def test_damaged_memory_is_not_chosen() -> None:
     version = Version(2, 20, "b")
     memory = _Memory(version, damaged=[MemoryCopy(version, 1, 2, 1)])
     with pytest.warns(RuntimeWarning, match="the memory of node 1 is not used for rank 1: damaged"):
-        chosen = _restoring(memory).choose()
-    assert chosen is not None
-    assert (chosen.plan.stored, chosen.plan.holders) == (True, {0: (0,)})
+        plan = _plan(memory)
+    assert (plan.stored, plan.holders) == (True, {0: (0,)})
 
 
 def test_versions_that_were_loaded_from_storage() -> None:
     """What comes after the loaded version is dropped from memory."""
     restoring = _restoring()
-    assert restoring.version_of(10, restoring.choose()) == Version(1, 10, "")
-    assert restoring.version_of(5, None) == Version(0, 5, "")
+    assert restoring.version_of(10) == Version(1, 10, "")
+    assert restoring.version_of(5) == Version(0, 5, "")
