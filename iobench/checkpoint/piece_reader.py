@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any, NamedTuple, Self, cast
 
 import xxhash
@@ -22,13 +20,14 @@ from iobench.ranks.control import Control
 from iobench.ranks.exchange import Progress, Transport, WatchedImage
 from iobench.ranks.restore_mode import HeldBytes, OtherRankError, Reader
 from iobench.ranks.restore_plan import Range, RestoreMode
+from iobench.ranks.world import World
 from iobench.units import MIB
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes, FileImage, Segment
-from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.transfer import Transfer
 
 __all__ = [
-    *("AT_ONCE", "Deliver", "HeldFiles", "PieceReader", "SharedReads", "piece_reader", "windows"),
+    *("AT_ONCE", "Deliver", "HeldFiles", "PieceReader", "piece_reader", "windows"),
 ]
 
 AT_ONCE = 512 * MIB
@@ -47,30 +46,19 @@ class HeldFiles(NamedTuple):
     holders: Mapping[str, Sequence[int]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedReads:
-    """How the ranks of a job read together: the restore mode, and the calls of all ranks.
-
-    `held` has the files in the memory of ranks, in place of a choice by the restore mode.
-    """
-
-    reader: Reader
-    control: Control
-    deadline_s: float
-    held: HeldFiles | None = None
-
-
 class PieceReader:
     """Reads the pieces that this rank needs. For one load.
 
-    By itself, or with `shared` together with the other ranks, which all make the same calls.
-    Each rank compares every piece with its checksum, whether it came from storage or from another
-    rank, in a thread of its own while the next ones arrive. Up to two windows of 512 MiB of pieces
-    are in memory at once; ranks that need the same pieces need them in the same order.
+    By itself, or by `reader` together with the other ranks, which all make the same calls. `held`
+    has the files in the memory of ranks, in place of a choice by the restore mode. Each rank
+    compares every piece with its checksum, whether it came from storage or from another rank, in a
+    thread of its own while the next ones arrive. Up to two windows of 512 MiB of pieces are in
+    memory at once; ranks that need the same pieces need them in the same order.
     """
 
-    def __init__(self, shared: SharedReads | None = None) -> None:
-        self._shared = shared
+    def __init__(self, reader: Reader | None = None, held: HeldFiles | None = None) -> None:
+        self._reader = reader or Reader(Transport(Control(World.single())), "all")
+        self._held = held
         self._begun = False
 
     def read(
@@ -102,11 +90,7 @@ class PieceReader:
             self._finish(last, check)
         if not transfers:
             transfers.append(self._fetch(copy, {}, [], numbers))
-        reader = None if self._shared is None else self._shared.reader
-        if reader is None or not reader.distinct_bytes:
-            return Transfer.total(transfers)
-        whole = reader.storage_bytes / reader.distinct_bytes
-        return replace(Transfer.total(transfers), read_amplification=whole)
+        return replace(Transfer.total(transfers), read_amplification=self._reader.amplification)
 
     def finish(self) -> None:
         """Release the other ranks if this one failed before it read: they wait for it."""
@@ -133,8 +117,7 @@ class PieceReader:
                 images[numbers[path]] = WatchedImage(image, check.watch(window, pieces))
                 ranges += [Range(numbers[path], *run.range) for run in runs]
         except Exception as error:
-            if self._shared is not None:
-                self._shared.reader.refuse(error)  # the others wait for what this rank wants
+            self._reader.refuse(error)  # the others wait for what this rank wants
             raise
         return window, images, ranges
 
@@ -145,16 +128,14 @@ class PieceReader:
         wanted: Sequence[Range],
         numbers: Mapping[str, int],
     ) -> Transfer:
-        if self._shared is None:
-            return _read_alone(copy, images, wanted)
-        held, named = None, self._shared.held
+        held, named = None, self._held
         if named is not None:
             held = HeldBytes(
                 {numbers[at]: one for at, one in named.images.items() if at in numbers},
                 {numbers[at]: ranks for at, ranks in named.holders.items() if at in numbers},
             )
         try:
-            return self._shared.reader.read(images, copy, wanted, held)
+            return self._reader.read(images, copy, wanted, held)
         except OtherRankError as error:
             raise DataMismatchError(str(error)) from error
 
@@ -178,24 +159,8 @@ class PieceReader:
         return every
 
     def _tell(self, phase: str, value: dict[str, Any]) -> list[Any]:
-        ranks = self._shared
-        if ranks is None:
-            return [value]
-        return ranks.control.all_gather(phase, value, deadline_s=ranks.deadline_s)
-
-
-def _read_alone(
-    copy: CopyReader, images: Mapping[int, FileImage], wanted: Sequence[Range]
-) -> Transfer:
-    meter = Meter()
-    for number, some in itertools.groupby(wanted, key=attrgetter("item")):
-        ranges = [(start, stop) for _, start, stop in some]
-        done = copy.read(images[number], ranges)
-        for start, stop in ranges:
-            images[number].filled(start, stop)  # a writer need not report every range
-        meter.add(done, done.phases_s)
-    size = sum(part.size_bytes for part in wanted)
-    return meter.transfer(copy.name, "read", size, durable=True, files=len(images))
+        reader = self._reader
+        return reader.control.all_gather(phase, value, deadline_s=reader.deadline_s)
 
 
 @contextmanager
@@ -215,12 +180,8 @@ def piece_reader(
         yield PieceReader
         return
     with Transport(control) as transport:
-        shared = SharedReads(
-            reader=Reader(transport, mode, deadline_s=deadline_s),
-            control=control.sub("load"),
-            deadline_s=deadline_s,
-        )
-        yield lambda: PieceReader(replace(shared, held=held()))
+        reader = Reader(transport, mode, deadline_s=deadline_s)
+        yield lambda: PieceReader(reader, held())
 
 
 class _PartialImage(FileImage):

@@ -11,6 +11,7 @@ import itertools
 import queue
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -353,19 +354,18 @@ class Exchange:
             waiting.put(None)
 
     def _read(self) -> None:
-        for file, ranges in _in_turns(self._ranges):
+        # Where no other rank waits or is waited for, a file is read at once.
+        turn = _TURN if self._sends or self._due else sys.maxsize
+        for file, ranges in _in_turns(self._ranges, turn):
             if self.failure is not None:
                 return
             image = self._images[file]
-            own = self._own.get(file)
-            noted = None if own is None else functools.partial(self._filled, *own)
-            if noted is not None:
-                image = WatchedImage(image, noted)
+            if file in self._own:
+                image = WatchedImage(image, functools.partial(self._filled, *self._own[file]))
             done = self._copy.read(image, ranges)
             self.meter.add(done, done.phases_s)
-            if noted is not None:  # a writer need not report every range
-                for start, stop in ranges:
-                    noted(start, stop)
+            for start, stop in ranges:  # a writer need not report every range
+                image.filled(start, stop)
 
     def _filled(self, numbers: list[int], progress: Progress, start: int, stop: int) -> None:
         for place in progress.filled(start, stop):
@@ -415,15 +415,15 @@ class Exchange:
         return message.number
 
 
-def _in_turns(ranges: Iterable[Range]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Yield what is read at once: ranges of one file, at most 256 MiB.
+def _in_turns(ranges: Iterable[Range], most: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """Yield what is read at once: ranges of one file, at most `most` bytes.
 
     Between two turns, a rank ends if another one has failed.
     """
     for file, some in itertools.groupby(ranges, key=attrgetter("item")):
         turn, size = list[tuple[int, int]](), 0
-        for start, stop in Blocks.of((one[1:] for one in some), _TURN, _TURN):
-            if turn and size + stop - start > _TURN:
+        for start, stop in Blocks.of((one[1:] for one in some), most, most):
+            if turn and size + stop - start > most:
                 yield file, turn
                 turn, size = [], 0
             turn.append((start, stop))

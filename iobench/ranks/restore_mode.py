@@ -76,12 +76,11 @@ class Reader:
     ) -> None:
         """`deadline_s`: how long one rank may be behind another at the end of a read."""
         check_restore_mode(mode)
-        self._transport, self._deadline_s = transport, deadline_s
+        self._transport, self.deadline_s = transport, deadline_s
         self.control = transport.control
         self.mode: ReadMode | None = None if mode == "auto" else mode
         """The mode of the reads; None until "auto" has measured."""
-        self.distinct_bytes = self.storage_bytes = 0
-        """Of all reads: the bytes that at least one rank wanted, and those that all ranks read."""
+        self._distinct = self._stored = 0
         self.measured: dict[ReadMode, float] = {}
         """What "auto" has measured: bytes that every rank got, per second of the slowest rank."""
 
@@ -120,21 +119,29 @@ class Reader:
             else held_plan(parts, held.holders, self._nodes, piece_bytes=_PIECE)
         )
         self._run(made, images, copy, meter, {} if held is None else held.images)
-        if held is None:
+        if held is None and len(self._nodes) > 1:
             meter.decided(mode, reason)
         from_storage = sum(count.bytes for path, count in meter.paths.items() if path != "network")
-        every = self.control.all_gather("read", from_storage, deadline_s=self._deadline_s)
-        self.distinct_bytes += distinct
-        self.storage_bytes += sum(every)
+        every = self.control.all_gather("read", from_storage, deadline_s=self.deadline_s)
+        self._distinct += distinct
+        self._stored += sum(every)
         size, files = sum(part.size_bytes for part in own), len({part.item for part in own})
         done = meter.transfer(copy.name, "read", size, durable=True, files=files)
         several = distinct and len(every) > 1
         return replace(done, read_amplification=sum(every) / distinct if several else None)
 
+    @property
+    def amplification(self) -> float | None:
+        """Of all reads: the bytes that all ranks read, per byte that at least one wanted.
+
+        None for one rank, and without bytes.
+        """
+        return self._stored / self._distinct if self._distinct and len(self._nodes) > 1 else None
+
     def refuse(self, error: Exception) -> None:
         """Take part in a `read` of the others with `error`, which raises RankError in them."""
         with suppress(RankError):
-            self.control.all_gather("wanted", None, deadline_s=self._deadline_s, error=error)
+            self.control.all_gather("wanted", None, deadline_s=self.deadline_s, error=error)
 
     @property
     def _nodes(self) -> Sequence[int]:
@@ -144,10 +151,10 @@ class Reader:
         """Return what each rank wants. Equal ranges, as of replicated state, are not sent."""
         text = json.dumps(own, separators=(",", ":"))
         digest = hashlib.sha256(text.encode()).hexdigest()
-        digests = self.control.all_gather("wanted", digest, deadline_s=self._deadline_s)
+        digests = self.control.all_gather("wanted", digest, deadline_s=self.deadline_s)
         if all(other == digest for other in digests):
             return shared([own] * len(digests), self._nodes)
-        every = self.control.all_gather("ranges", own, deadline_s=self._deadline_s)
+        every = self.control.all_gather("ranges", own, deadline_s=self.deadline_s)
         return shared([[Range(*part) for part in ranges] for ranges in every], self._nodes)
 
     def _measure(
@@ -172,7 +179,7 @@ class Reader:
             piece = min(max(size // _PIECES_OF_SAMPLE, _SMALLEST_PIECE), _PIECE)
             one = Meter()
             self._run(plan(taken, mode, self._nodes, piece_bytes=piece), images, copy, one)
-            every = self.control.all_gather(mode, one.elapsed_s(), deadline_s=self._deadline_s)
+            every = self.control.all_gather(mode, one.elapsed_s(), deadline_s=self.deadline_s)
             slowest_s: float = max(every)
             meter.add(one, {f"measuring {mode}": slowest_s})
             return slowest_s
@@ -213,7 +220,7 @@ class Reader:
             failure = None
         meter.add(exchange.meter, exchange.meter.seconds)
         said = None if failure is None else [isinstance(failure, RankError), str(failure)]
-        found = self.control.all_gather("exchange", said, deadline_s=self._deadline_s)
+        found = self.control.all_gather("exchange", said, deadline_s=self.deadline_s)
         failed = {rank: one for rank, one in enumerate(found) if one is not None}
         if not failed:
             return

@@ -19,7 +19,7 @@ from iobench.bench.data.restored import RestoredFile
 from iobench.bench.data.sliced_files import SliceImage
 from iobench.bench.data.states import States, TensorDict, WindowPlacement, payload_sizes
 from iobench.bench.data.subset import choose, cut_of, ranges_of, ranks_of, read_some
-from iobench.checkpoint.piece_reader import PieceReader, SharedReads
+from iobench.checkpoint.piece_reader import PieceReader
 from iobench.checkpoint.sharded import ShardedLoad
 from iobench.errors import UsageError
 from iobench.formats import raw, safetensors, torch_file, torch_image
@@ -34,8 +34,6 @@ from iobench.writers.registry import make
 from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["Replay"]
-
-_DEADLINE_S = 3600.0
 
 
 class Replay:
@@ -263,8 +261,7 @@ class Replay:
         if reader is None or reader.mode == "all":
             moved = load.read_alone()
         else:
-            shared = SharedReads(reader=reader, control=reader.control, deadline_s=_DEADLINE_S)
-            moved = load.read(PieceReader(shared))
+            moved = load.read(PieceReader(reader))
         stored = (count for path, count in moved.paths.items() if path != "network")
         self._read_bytes, found = sum(count.bytes for count in stored), load.tensors()
         transfer = replace(
