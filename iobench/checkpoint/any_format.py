@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,10 +27,14 @@ from iobench.checkpoint.stored import (
     StoredPiece,
     StoredState,
     StoredTensor,
+    compare_state,
     compared_with,
     empty_local,
+    is_sharded,
     local_box,
+    resharded,
     sharded_like,
+    stored_state,
     tensors_of,
 )
 from iobench.errors import DataMismatchError, StateMismatchError
@@ -42,10 +46,6 @@ from iobench.units import MIB
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Transfer
-
-if TYPE_CHECKING:
-    from iobench.checkpoint.piece_reader import PieceReader
-    from iobench.checkpoint.ranked.structure import StatePath
 
 __all__ = ["disjoint", "paths_elsewhere", "read_any", "read_pieces", "without"]
 
@@ -299,8 +299,6 @@ def read_any(
     `restore` raises.
     """
     if manifest.format == "dcp" or (manifest.format == FORMAT and (ranks > 1 or _shards(like))):
-        from iobench.checkpoint.stored import stored_state
-
         stored = stored_state(copy, manifest)
         if not stored.has_views:
             return read_pieces(
@@ -315,26 +313,15 @@ def read_any(
             )
 
     def own_part(state: Any) -> Any:
-        if not elsewhere:
-            return state
-
         return without(state, like, elsewhere, where)
 
     state, transfer = _read_plain(copy, where, manifest, like, own_part, rank=rank, ranks=ranks)
-    if like is not None:
-        from iobench.checkpoint.stored import resharded
-
-        state = resharded(state, like)
-    return state, transfer
+    return state if like is None else resharded(state, like), transfer
 
 
 def _shards(like: Any) -> bool:
     """Whether a state has a DTensor."""
-    if like is None:
-        return False
-    from iobench.checkpoint.stored import is_sharded, tensors_of
-
-    return any(is_sharded(value) for _, value in tensors_of(like))
+    return like is not None and any(is_sharded(value) for _, value in tensors_of(like))
 
 
 def _read_plain(
@@ -361,8 +348,6 @@ def _read_plain(
             state = unflatten(_parsed(text), tensors, rank=rank, ranks=ranks)
         state = select(state)
     if like is not None:
-        from iobench.checkpoint.stored import compare_state
-
         compare_state(like, state, where)
     return state, read_compared(copy, image, manifest.file(TENSORS))
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-from iobench.checkpoint.any_format import read_any
+from iobench.checkpoint.any_format import paths_elsewhere, read_any
 from iobench.checkpoint.manifest import Manifest
+from iobench.checkpoint.piece_reader import PieceReader
+from iobench.checkpoint.ranked.structure import StatePath
 from iobench.checkpoint.retention import by_age, damage_of, readable_manifest
 from iobench.checkpoint.store import Checkpoints, store_at
 from iobench.errors import (
@@ -22,15 +24,13 @@ from iobench.errors import (
     TransferError,
     UsageError,
 )
+from iobench.ranks.control import Control
+from iobench.ranks.together import Together, together
+from iobench.ranks.world import World
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
 from iobench.writers.copy_reader import CopyReader, StoredReader
 from iobench.writers.transfer import Transfer
-
-if TYPE_CHECKING:
-    from iobench.checkpoint.piece_reader import PieceReader
-    from iobench.checkpoint.ranked.structure import StatePath
-    from iobench.ranks.together import T, Together  # here: its imports take time
 
 __all__ = [
     *("Candidates", "Loaded", "OnCorrupt", "RestoringRanks", "StoredCandidates"),
@@ -139,13 +139,7 @@ class Loaded:
     sources: dict[str, str] = field(default_factory=dict)
 
 
-def _alone(
-    phase: str,  # noqa: ARG001 -- see Together
-    work: Callable[[], T],
-    tell: Callable[[T], Any] | None = None,
-) -> tuple[T, list[Any]]:
-    own = work()
-    return own, [own if tell is None else tell(own)]
+_alone = partial(together, Control(World.single()), deadline_s=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +210,6 @@ def restore(
 
     left = leading(f"load of step {step}", lambda: _newest_first(candidates, step, known)) or []
     if ranks.size > 1:
-        from iobench.checkpoint.any_format import paths_elsewhere
-
         elsewhere = paths_elsewhere(ranks.together, ranks.rank, like)
         read = partial(read, elsewhere=elsewhere.union(left_out))
     passed_over: dict[int, str] = {}
