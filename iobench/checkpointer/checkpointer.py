@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.persister import end_unclosed
+from iobench.checkpoint.persister import Persister, end_unclosed
 from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import OnEvent, Save, SaveEvents
 from iobench.checkpoint.schedule import Every, Schedule
 from iobench.checkpoint.store import CheckpointStore, release_unclosed
-from iobench.checkpointer.exports import Exports
 from iobench.checkpointer.opening import CheckpointerOptions, Opening, WhenFull
 from iobench.checkpointer.restoring import Stateful, expected_of, resume_into
 from iobench.checkpointer.saving import Saving
@@ -30,6 +29,7 @@ from iobench.ranks.world import AnyWorld
 from iobench.replicas.partner import Partner
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
+from iobench.writers.blocks.channel import Channel, Lease
 
 if TYPE_CHECKING:
     from iobench.remote.given import AnyTier
@@ -164,7 +164,7 @@ class Checkpointer:
             memory=opened.memory,
             participant=options.participant,
         )
-        self._exports = Exports(self._persister, opened.ledger) if opened.ledger else None
+        self._exports = _Exports(self._persister, opened.ledger) if opened.ledger else None
         self.loaded: Loaded | None = None
         """Step that the last `load` restored, and the damaged checkpoints that it skipped."""
         # `close` detaches it, so `alive` also says that this Checkpointer is open.
@@ -173,7 +173,7 @@ class Checkpointer:
             end_unclosed,
             self._pid,
             self._persister,
-            functools.partial(_ended, self._store, self._events),
+            partial(_ended, self._store, self._events),
         )
         self._unclosed.atexit = False
         interpreter_end.at_end(self, Checkpointer._at_end)
@@ -413,7 +413,7 @@ class Checkpointer:
             if self._replicator is not None:
                 self._replicator.close(finished=len(failures) == left)
         finally:
-            with _then(functools.partial(_raise_first, failures)):
+            with _then(partial(_raise_first, failures)):
                 self._shut_down()
 
     def _shut_down(self) -> None:
@@ -452,9 +452,7 @@ class Checkpointer:
         finally:
             # `detach`, not a call: weakref makes none after its own atexit function
             if self._unclosed.detach():
-                end_unclosed(
-                    self._pid, self._persister, functools.partial(_ended, self._store, self._events)
-                )
+                end_unclosed(self._pid, self._persister, partial(_ended, self._store, self._events))
 
     @property
     def _is_open(self) -> bool:
@@ -465,6 +463,51 @@ class Checkpointer:
             raise UsageError("a Checkpointer does not work in a forked child; make one there")
         if not self._unclosed.alive:
             raise UsageError("this Checkpointer is closed")
+
+
+class _Exports:
+    """A thread that exports checkpoints; `persister` gets what fails, for the trainer."""
+
+    def __init__(self, persister: Persister[Any], ledger: Ledger) -> None:
+        self._persister, self._ledger = persister, ledger
+        channel: Channel[Callable[[], None]] = Channel(
+            lambda: channel.serve(lambda run: run()),
+            name="iobench-export",
+            limit=1 << 30,
+            lingers=False,
+            daemon=False,
+        )
+        self._channel = channel
+
+    def begin(
+        self, step: int, save: Save | None, source: str | Path, out: str | Path, **options: Any
+    ) -> None:
+        """Export the checkpoint `step` at `source` when `save` is committed; keep it until then."""
+        self._ledger.hold(step)
+        self._channel.submit(Lease(partial(self._export, step, save, source, out, options)))
+
+    def _export(
+        self,
+        step: int,
+        save: Save | None,
+        source: str | Path,
+        out: str | Path,
+        options: dict[str, Any],
+    ) -> None:
+        from iobench.exports.export import export  # here: it takes time to import
+
+        try:
+            if save is not None and save.wait() and save.status != "committed":
+                raise UsageError(f"step {step} is {save.status}, so it is not exported")
+            export(source, out, world="alone", **options)
+        except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
+            self._persister.fail_export(step, error)
+        finally:
+            self._ledger.release(step)
+
+    def finish(self) -> None:
+        """Wait for all exports; the persister raises what failed."""
+        self._channel.drain(despite_failure=True)
 
 
 def _nothing() -> None:

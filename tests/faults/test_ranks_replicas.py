@@ -19,7 +19,7 @@ from support.saved_run import expect_lost
 _LIMIT_S = 60
 _REPLICATOR = "iobench.replicas.replicator.Replicator"
 _COPY, _SETTLE, _HELD = (f"{_REPLICATOR}.{name}" for name in ("_copied", "_settle", "held"))
-_SEND = "iobench.replicas.sender.Sender.send"
+_SEND = "iobench.replicas.replicator.Sender.send"
 _ARRIVED = "iobench.ranks.wire.Wire.take_into:after"
 _PUBLISH = "iobench.checkpoint.ranked.dcp_files.DcpFormat.publish"
 _MEMORY = {"replicas": "read"}
