@@ -24,7 +24,6 @@ from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.state_tree import FlatState, flatten
 from iobench.checkpoint.streamed import Streamed
 from iobench.checkpoint.structure import Structure
-from iobench.checkpoint.tree_spec import json_text
 from iobench.errors import StateError
 from iobench.formats.collector import collector_paused
 from iobench.formats.tensor_layouts import Located, TensorLayouts
@@ -204,7 +203,7 @@ class Serializer:
         if structure is None:
             return None
         try:
-            found = structure.collect(state)
+            found = structure.template.collect(state)
         except StateError:  # raised again by `flatten`
             return None
         if found is None:
@@ -214,7 +213,7 @@ class Serializer:
             return None
         return Serialized(
             structure=structure,
-            skeleton=structure.skeleton(found.texts),
+            skeleton=structure.template.skeleton(found.texts),
             tensors=found.tensors,
             arrays=found.arrays,
             located=located,
@@ -230,13 +229,9 @@ class Serializer:
             raise StateError(f"{_without_storage(flat)}: its storage is smaller than the tensor")
         if structure.comparable and structure.has_aliases_of(located):
             self._last = structure
-        if flat.spec is None:
-            skeleton = json_text(flat.skeleton)
-        else:
-            skeleton = structure.skeleton(dict(enumerate(flat.plain_texts())))
         return Serialized(
             structure=structure,
-            skeleton=skeleton,
+            skeleton=structure.template.skeleton(flat.plain_texts()),
             tensors=tensors,
             arrays=[leaf.cpu_bytes() for leaf in flat.arrays.values()],
             located=located,

@@ -30,6 +30,7 @@ from iobench.checkpoint.per_rank import PerRank, SavedPerRank
 from iobench.checkpoint.tree_spec import (
     TENSOR,
     ArraySpec,
+    Collected,
     DictSpec,
     PerRankSpec,
     PlainSpec,
@@ -44,7 +45,7 @@ from iobench.errors import DataMismatchError, StateError
 from iobench.formats.tensor_layouts import TensorLayouts, all_plain, are_strided
 from iobench.formats.tensors import dtype_name, resolved, torch_dtype
 
-__all__ = ["FlatState", "PlainValue", "Share", "flatten", "plain_text", "readable", "unflatten"]
+__all__ = ["FlatState", "PlainValue", "Share", "Template", "flatten", "readable", "unflatten"]
 
 PlainValue = tuple[Any, Any]
 """A container of the skeleton, and the key or index of a plain value in it."""
@@ -71,19 +72,46 @@ class FlatState:
     per_rank: frozenset[int] = frozenset()
     """Numbers of the plain values that are inside of a PerRank."""
 
-    def template(self) -> tuple[list[str], list[int]]:
-        """Return the JSON of the skeleton around the plain values, and their numbers in order."""
-        mark, values = secrets.token_hex(16), [container[key] for container, key in self.plain]
-        for number, (container, key) in enumerate(self.plain):
-            container[key] = f"{mark}{number}"
-        parts = re.split(f'"{mark}([0-9]+)"', quick_json_text(self.skeleton))
-        for (container, key), value in zip(self.plain, values, strict=True):
-            container[key] = value
-        return parts[::2], list(map(int, parts[1::2]))
+    def plain_texts(self) -> dict[int, str]:
+        """Return the JSON of the plain values, by number."""
+        return {at: json_text(container[key]) for at, (container, key) in enumerate(self.plain)}
 
-    def plain_texts(self) -> list[str]:
-        """Return the JSON of the plain values."""
-        return [json_text(container[key]) for container, key in self.plain]
+
+class Template:
+    """What a state has in common with the next one of the same structure; no tensor, no value."""
+
+    def __init__(self, flat: FlatState) -> None:
+        self._spec = flat.spec
+        if flat.spec is None:
+            self.texts, self._order = [json_text(flat.skeleton)], list[int]()
+            return
+        mark, values = secrets.token_hex(16), [container[key] for container, key in flat.plain]
+        for number, (container, key) in enumerate(flat.plain):
+            container[key] = f"{mark}{number}"
+        parts = re.split(f'"{mark}([0-9]+)"', quick_json_text(flat.skeleton))
+        for (container, key), value in zip(flat.plain, values, strict=True):
+            container[key] = value
+        self.texts, self._order = parts[::2], list(map(int, parts[1::2]))
+
+    @property
+    def comparable(self) -> bool:
+        """Whether `collect` can tell that a state has this structure."""
+        return self._spec is not None
+
+    def collect(self, state: Any) -> Collected | None:
+        """Return the tensors, arrays and plain values of a state; None for another structure.
+
+        The tensors are not compared yet.
+        """
+        found = Collected(encode=plain_text)
+        return found if self._spec and self._spec.match(state, found) else None
+
+    def skeleton(self, texts: Mapping[int, str]) -> str:
+        """Return the JSON of the skeleton with `texts` as the plain values, by number."""
+        parts = [""] * (2 * len(self._order) + 1)
+        parts[::2] = self.texts
+        parts[1::2] = [texts[number] for number in self._order]
+        return "".join(parts)
 
 
 _ALLOWED = (

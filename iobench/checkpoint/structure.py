@@ -8,16 +8,15 @@ later state that equals the first one in all that they depend on (docs/decisions
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import ALIGNMENT, Leaf
 from iobench.checkpoint.manifest import Pieces
-from iobench.checkpoint.state_tree import FlatState, plain_text
-from iobench.checkpoint.tree_spec import Collected
+from iobench.checkpoint.state_tree import FlatState, Template
 from iobench.errors import StateError
 from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.safetensors_header import header_bytes
@@ -73,8 +72,7 @@ class Structure:
         self.layouts = flat.layouts
         self.pieces = Pieces([("", len(header)), *sizes.items()])
         self.size_bytes = sum(self.pieces.sizes)
-        self._spec = flat.spec
-        self._texts, self._order = flat.template() if flat.spec else ([], [])
+        self.template = Template(flat)
         self._parts = _parts(flat)
         self._file = FileLayout(header, list(filter(None, sizes.values())))
         self._find_leaves([name for name, size in sizes.items() if size])
@@ -129,24 +127,9 @@ class Structure:
 
     @property
     def comparable(self) -> bool:
-        """Whether `collect` and `has_aliases_of` can tell that a state has this structure."""
+        """Whether `template` and `has_aliases_of` can tell that a state has this structure."""
         # Shared memory on a device is copied through a tensor on a storage that contains all of it.
-        return self._spec is not None and (self.on_cpu or not len(self._shared))
-
-    def collect(self, state: Any) -> Collected | None:
-        """Return the tensors, arrays and plain values of a state; None for another structure.
-
-        The tensors are not compared yet.
-        """
-        found = Collected(encode=plain_text)
-        return found if self._spec and self._spec.match(state, found) else None
-
-    def skeleton(self, texts: Mapping[int, str]) -> str:
-        """Return the JSON of the skeleton with `texts` as the plain values, by number."""
-        parts = [""] * (2 * len(self._order) + 1)
-        parts[::2] = self._texts
-        parts[1::2] = [texts[number] for number in self._order]
-        return "".join(parts)
+        return self.template.comparable and (self.on_cpu or not len(self._shared))
 
     def has_aliases_of(self, located: Located) -> bool:
         """Whether the tensors share memory like those of the first state, and no other ones do.

@@ -24,7 +24,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from iobench.checkpoint.aliases import Leaf, View
 from iobench.checkpoint.per_rank import PerRank
-from iobench.checkpoint.state_tree import FlatState, Share, flatten, plain_text, unflatten
+from iobench.checkpoint.state_tree import FlatState, Share, Template, flatten, unflatten
 from iobench.checkpoint.tree_spec import Collected, json_text
 from iobench.errors import StateError
 from iobench.formats.many_parts import Numbers
@@ -344,9 +344,8 @@ class RankStructure:
         self.digest = _hash(json_text(shared_skeleton(flat.skeleton)))
         """Of what must be the same on all ranks: the skeleton without PerRank."""
         self._array_types = [(torch_dtype(one.dtype), one.shape) for one in flat.arrays.values()]
-        self._spec = flat.spec
+        self.template = Template(flat)
         self._specs = [None if whole is None else whole._spec for whole in sharded]
-        self._texts, self._order = flat.template() if flat.spec else ([], [])
         self._shared = sorted(set(range(len(flat.plain))) - flat.per_rank)
         number = {name: at for at, name in enumerate(self.names)}
         self._ties = (
@@ -361,14 +360,14 @@ class RankStructure:
             (name, kind, *held, self.strides[name])
             for (name, held), kind in zip(self.held.items(), kinds, strict=True)
         ]
-        self.key = _hash(repr((rows, self.tied, self.digest if not flat.spec else self._texts)))
+        self.key = _hash(
+            repr((rows, self.tied, self.digest if not flat.spec else self.template.texts))
+        )
 
     def collect(self, state: Any, sharded: Sequence[DTensor | None]) -> Collected | None:
         """Return the parts of a localized state; None if its structure is another one."""
-        found = Collected(encode=plain_text)
-        if self._spec is None or not self._spec.match(state, found):
-            return None
-        if len(sharded) != len(self._specs):
+        found = self.template.collect(state)
+        if found is None or len(sharded) != len(self._specs):
             return None
         for whole, spec in zip(sharded, self._specs, strict=True):
             found_spec = None if whole is None else whole._spec
@@ -382,13 +381,6 @@ class RankStructure:
         if (addresses[tied] != addresses[leaves]).any():
             return False
         return len(np.unique(addresses[self._filled])) == self._distinct
-
-    def skeleton(self, texts: Mapping[int, str]) -> str:
-        """Return the JSON of the skeleton with `texts` as the plain values, by number."""
-        parts = [""] * (2 * len(self._order) + 1)
-        parts[::2] = self._texts
-        parts[1::2] = [texts[number] for number in self._order]
-        return "".join(parts)
 
     def plain_digest(self, texts: Mapping[int, str]) -> str:
         """Return a hash of the plain values that must be the same on all ranks."""
@@ -437,7 +429,7 @@ def local_state(state: Any, rank: int, last: RankStructure | None) -> LocalState
         tensors = [*found.tensors, *last.array_tensors(found.arrays)]
         located = last.layouts.locate(tensors)
         if located is not None and last.still_tied(located.addresses):
-            skeleton, digest = last.skeleton(found.texts), last.plain_digest(found.texts)
+            skeleton, digest = last.template.skeleton(found.texts), last.plain_digest(found.texts)
             return LocalState(last, skeleton, digest, tensors, wholes, located)
     flat = flatten(tree, rank=rank, share=tied(wholes))
     if len(flat.tensors) != len(wholes):
@@ -447,8 +439,8 @@ def local_state(state: Any, rank: int, last: RankStructure | None) -> LocalState
     located = structure.layouts.locate(tensors)
     if located is None:
         raise StateError("the storage of a tensor is smaller than the tensor")
-    texts = dict(enumerate(flat.plain_texts()))
-    skeleton = structure.skeleton(texts) if flat.spec else json_text(flat.skeleton)
+    texts = flat.plain_texts()
+    skeleton = structure.template.skeleton(texts)
     digest = structure.plain_digest(texts) if flat.spec else structure.digest
     return LocalState(structure, skeleton, digest, tensors, wholes, located)
 
