@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.retention import Retention, in_save_order, outlines
@@ -23,8 +23,8 @@ class Ledger:
     """Contents of `store`: read from its manifests once, then updated by every save and removal.
 
     The manifests of a directory are read at once, so that an error is raised early. Those of a
-    server are as many answers to wait for, and are read when a save needs them, or `serials` for
-    those whose number the store does not list.
+    server are as many answers to wait for, and are read when a save needs their times. At once only
+    those are read whose serial number the store does not list.
     """
 
     def __init__(self, store: CheckpointStore, keep: Retention) -> None:
@@ -38,22 +38,14 @@ class Ledger:
         self._unremovable: set[int] = set()
         self._last_serial = max(store.serials().values(), default=0)
         self._unread = set(self._serials)
-        self._claimed = self._before_claimed = 0
         self._held: Counter[int] = Counter()
-        if store.readers == 1:
-            self._read()
+        self._read(lambda step: store.readers == 1 or self._serials[step] is None)
 
-    def _read(self) -> None:
-        """Read the manifests that were not read yet. Raises TransferError."""
-        unread = sorted(self._unread)
+    def _read(self, wanted: Callable[[int], bool] = lambda _: True) -> None:
+        """Read the manifests of `wanted` steps that were not read yet. Raises TransferError."""
+        unread = sorted(filter(wanted, tuple(self._unread)))
         if unread:
             self._note(outlines(self._store, unread))  # no lock: a trainer may claim meanwhile
-        if self._claimed:
-            with self._lock:  # serial numbers that were claimed before come after all others
-                if self._claimed and not self._unread:
-                    self._before_claimed = self._last_serial
-                    self._last_serial += self._claimed
-                    self._claimed = 0
 
     def _note(self, found: Mapping[int, Manifest | None]) -> None:
         with self._lock:
@@ -64,42 +56,25 @@ class Ledger:
                     self._serials[step] = manifest.serial
                     self._created_s[step] = manifest.created_s
                     self._last_serial = max(self._last_serial, manifest.serial)
-            self._unread.clear()
+            self._unread -= found.keys()
 
     @property
     def is_read(self) -> bool:
         """Whether no manifest has to be read any more."""
         return not self._unread
 
-    def claim_serial(self) -> int:
-        """Return a serial number for a save, and read nothing.
-
-        Below 0 it is only the place among the saves since the start: `serial_of` replaces it.
-        """
-        with self._lock:
-            if self._unread:
-                self._claimed += 1
-                return -self._claimed
-            return self.new_serial()
-
     def serial_of(self, save: Save) -> int:
-        """Return the serial number of `save`, or a new one if it has none. Raises TransferError."""
-        self._read()
-        with self._lock:
-            if save.serial < 0:
-                save.serial = self._before_claimed - save.serial
-            return save.serial or self.new_serial()
+        """Return the serial number of `save`, or a new one if it has none."""
+        return save.serial or self.new_serial()
 
     def new_serial(self) -> int:
         """Return a serial number for a checkpoint; it is not used again, even if the save fails."""
-        self._read()
         with self._lock:
             self._last_serial += 1
             return self._last_serial
 
     def seen(self, serial: int) -> None:
         """Note a serial number that is in use elsewhere: new ones are greater."""
-        self._read()
         with self._lock:
             self._last_serial = max(self._last_serial, serial)
 
@@ -108,8 +83,6 @@ class Ledger:
 
         A checkpoint that a pending save replaces is left out.
         """
-        if any(self._serials.get(step) is None for step in tuple(self._unread)):
-            self._read()
         with self._lock:
             replaced = self._saves.keys() & self._replaceable
             return {

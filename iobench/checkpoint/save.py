@@ -64,8 +64,7 @@ class Save:
     `streamed`: the snapshot is larger than the budget, and is copied while it is written.
     `persist_s` is the time from the begin of the write to the commit, and `durable_s` from the call
     to the commit, as this rank knows of it. `serial` is its number among the saves of a run; 0
-    where checkpoints are numbered in the order of their commits, and below 0 until the manifests in
-    a bucket were read, in the background.
+    where checkpoints are numbered in the order of their commits.
     """
 
     step: int

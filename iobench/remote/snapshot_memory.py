@@ -129,10 +129,10 @@ class SnapshotMemory:
         return wanted
 
     def began(self, save: Save) -> None:
-        """Number a save: it may be written after later ones. A bucket is not asked here."""
+        """Number a save: it may be written after later ones."""
         save.tiers = self.copies
         if self._ledger is not None:
-            save.serial = self._ledger.claim_serial()
+            save.serial = self._ledger.new_serial()
 
     def copies(self, save: Save) -> list[Copy]:
         """Return where the copies of `save` are, nearest first, as far as this rank knows."""

@@ -231,7 +231,7 @@ def test_the_latest_needs_one_manifest(
     del read[:]
     with Checkpointer(bucket.target, writer=writer) as ckpt:  # step 210 is of an older version
         assert load_checkpoint(bucket.target, writer=writer) == ckpt.load() == {"step": 300.5}
-    assert sorted(read)[:3] == [100, 200, 210]
+    assert set(read) == {210, 300}
     bucket.put("step-300.1/serial-9", b"")  # two of them: the manifest decides
     assert load_checkpoint(bucket.target, writer=writer) == {"step": 300.5}
     S3Objects(writer.client, S3Target.parse(f"{bucket.target}/step-300.1/serial-5")).remove()
