@@ -264,13 +264,14 @@ def _told(
     until_s = time.monotonic() + deadline_s
 
     def read() -> Meeting:
-        address = store.read(until_s, secret=token is None)
-        if address is None:
-            raise RankError(
-                f"rank 0 did not publish its address in {store} within {deadline_s:g} s, {world} "
-                f"waited for it; {store.remedy}",
-                ranks=[0],
-            )
+        while (address := store.read(secret=token is None)) is None:
+            if time.monotonic() > until_s:
+                raise RankError(
+                    f"rank 0 did not publish its address in {store} within {deadline_s:g} s, "
+                    f"{world} waited for it; {store.remedy}",
+                    ranks=[0],
+                )
+            time.sleep(_LOOK_S)
         return Meeting(
             address=(str(address["host"]), int(address["port"])),
             token=token or str(address["token"]),
@@ -311,7 +312,7 @@ class _Directory:
 
         MPICH, for one, gives a job no name.
         """
-        address = self._read(secret=False)
+        address = self.read(secret=False)
         if address is None:
             return
         with contextlib.suppress(OSError):  # that of a start that was killed
@@ -326,18 +327,10 @@ class _Directory:
     def withdraw(self, address: dict[str, Any]) -> None:
         """Remove the file, unless another job with the same name has replaced it."""
         with transfer_errors("removing", self._file), contextlib.suppress(FileNotFoundError):
-            if self._read(secret=False) == address:
+            if self.read(secret=False) == address:
                 self._file.unlink()
 
-    def read(self, until_s: float, *, secret: bool) -> dict[str, Any] | None:
-        while True:
-            if (address := self._read(secret=secret)) is not None:
-                return address
-            if time.monotonic() > until_s:
-                return None
-            time.sleep(_LOOK_S)
-
-    def _read(self, *, secret: bool) -> dict[str, Any] | None:
+    def read(self, *, secret: bool) -> dict[str, Any] | None:
         """Return the address; None without one.
 
         The file of another user is refused: with a `secret` of his own he would be the hub.
@@ -384,14 +377,12 @@ class _Store:
         with contextlib.suppress(RuntimeError):  # the process that serves it has ended
             self._store.delete_key(self._key)  # the ranks may connect again
 
-    def read(self, until_s: float, *, secret: bool) -> dict[str, Any] | None:  # noqa: ARG002 -- every store has it
-        while True:  # not `wait`: it prints a C++ trace when it times out
-            if self._store.check([self._key]):
-                address: dict[str, Any] = json.loads(self._store.get(self._key))
-                return address
-            if time.monotonic() > until_s:
-                return None
-            time.sleep(_LOOK_S)
+    def read(self, *, secret: bool) -> dict[str, Any] | None:
+        del secret  # every store has it
+        if not self._store.check([self._key]):  # not `wait`: it prints a C++ trace at its end
+            return None
+        address: dict[str, Any] = json.loads(self._store.get(self._key))
+        return address
 
 
 def _store_of_agent(world: World, found: Mapping[str, str], deadline_s: float) -> Store:
