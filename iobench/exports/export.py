@@ -21,7 +21,6 @@ from isal import isal_zlib
 
 from iobench import linux
 from iobench.checkpoint.manifest import MANIFEST
-from iobench.checkpoint.staged_directory import StagedDirectory
 from iobench.errors import DataMismatchError, OptionError, TargetError, UsageError
 from iobench.exports.layouts import (
     ExportFile,
@@ -34,6 +33,7 @@ from iobench.exports.layouts import (
 )
 from iobench.exports.reading import bytes_of, check_fits, checksums_of, read_tensors
 from iobench.exports.source import ExportSource
+from iobench.exports.staged_directory import StagedDirectory
 from iobench.ranks.control import Control, shared_control
 from iobench.ranks.together import together
 from iobench.ranks.world import AnyWorld, World

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from iobench.checkpoint.staged_directory import StagedDirectory, shared_token
 from iobench.errors import UsageError
+from iobench.exports.staged_directory import StagedDirectory, shared_token
 from iobench.integrations.decoupled import commit_decoupled
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs

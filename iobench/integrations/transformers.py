@@ -14,8 +14,8 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iobench.checkpoint.staged_directory import StagedDirectory, remove_killed, shared_token
 from iobench.errors import UsageError
+from iobench.exports.staged_directory import StagedDirectory, remove_killed, shared_token
 from iobench.integrations.decoupled import commit_decoupled
 from iobench.integrations.default_writer import WriterLike, chosen_writer
 from iobench.integrations.needs import needs

@@ -32,17 +32,17 @@ kill_points.arm(point)
 iobench.export(source, out, format=format, max_shard_size=200_000, replace=True)
 """
 _POINTS = (
-    "iobench.checkpoint.staged_directory.StagedDirectory.begin:after",
+    "iobench.exports.staged_directory.StagedDirectory.begin:after",
     "iobench.writers.stream.BlockStream.write:after:2",
     "iobench.exports.export.Export._write_file:after:1",
     "iobench.exports.export.Export._write_file:before:2",
     "iobench.exports.export.Export._read_again:before",
     "iobench.exports.export.Export._publish:before",
     "iobench.exports.export.index_of:after",
-    "iobench.checkpoint.staged_directory._sync_tree:after",
-    "iobench.checkpoint.staged_directory.StagedDirectory._give_name:before",
+    "iobench.exports.staged_directory._sync_tree:after",
+    "iobench.exports.staged_directory.StagedDirectory._give_name:before",
 )
-_PUBLISHED = "iobench.checkpoint.staged_directory.StagedDirectory._give_name:after"
+_PUBLISHED = "iobench.exports.staged_directory.StagedDirectory._give_name:after"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -29,7 +29,7 @@ import iobench
 import iobench.torch
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.checkpoint.staged import LOCK, STAGING_SUFFIX
-from iobench.checkpoint.staged_directory import StagedDirectory
+from iobench.exports.staged_directory import StagedDirectory
 from iobench.formats import safetensors
 from iobench.integrations.dcp import StorageWriter
 from iobench.offload import AdamW

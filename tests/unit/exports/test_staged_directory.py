@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from iobench import linux
-from iobench.checkpoint import staged_directory
 from iobench.checkpoint.staged import LOCK
-from iobench.checkpoint.staged_directory import StagedDirectory
 from iobench.errors import TransferError, UsageError
+from iobench.exports import staged_directory
+from iobench.exports.staged_directory import StagedDirectory
 from iobench.writers.local import new_file
 
 
@@ -233,7 +233,7 @@ def test_a_failure_leaves_what_was_there(
 
 _SAVE = """
 import os, sys
-from iobench.checkpoint.staged_directory import StagedDirectory
+from iobench.exports.staged_directory import StagedDirectory
 final, text = sys.argv[1:]
 for order in sys.stdin:
     if order == "begin\\n":
@@ -334,7 +334,7 @@ def test_many_saves_to_one_name_at_the_same_time(tmp_path: Path) -> None:
         f"""
 import sys
 from pathlib import Path
-from iobench.checkpoint.staged_directory import StagedDirectory
+from iobench.exports.staged_directory import StagedDirectory
 for number in range(60):
     staged = StagedDirectory({str(tmp_path / "last")!r})
     staged.begin()
