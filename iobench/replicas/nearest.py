@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from iobench.checkpoint.checksums import record_of
@@ -112,6 +113,9 @@ class ReplicaCandidates(WrappedCandidates):
             return self._manifest
         return super().manifest(step, files=files)
 
+    def locate(self, step: int) -> str | Path:
+        return _NAME if step in self._only_in_memory() else super().locate(step)
+
     def held(self) -> HeldFiles | None:
         """Return the files in memory, unless they are left."""
         return None if self._problem else self._held
@@ -121,11 +125,12 @@ class ReplicaCandidates(WrappedCandidates):
         return self._held if self.plan is not None and self.plan.version.step == step else None
 
     def reader(self, step: int, manifest: Manifest) -> CopyReader:
-        stored, held = super().reader(step, manifest), self._of_memory(step)
+        held = self._of_memory(step)
         if held is None or self._problem:
-            return stored
-        near = MemoryReader(held.images.values(), stored.location, stored)
-        self._read = MendedReader(near, lambda: stored if self._manifest is None else None)
+            return super().reader(step, manifest)
+        stored = None if self._manifest is not None else super().reader(step, manifest)
+        near = MemoryReader(held.images.values(), self.locate(step), stored)
+        self._read = MendedReader(near, lambda: stored)
         return self._read
 
     def next_copy(self, step: int, problem: str) -> bool:

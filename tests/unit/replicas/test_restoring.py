@@ -9,14 +9,17 @@ from typing import cast
 
 import pytest
 
+from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.piece_reader import HeldFiles
+from iobench.checkpoint.ranked.messages import Part
+from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.restore import Candidates
-from iobench.errors import DataMismatchError
+from iobench.errors import DataMismatchError, TargetError
 from iobench.ranks.control import Control
 from iobench.ranks.together import together
 from iobench.ranks.world import World
 from iobench.replicas.nearest import ReplicaCandidates
-from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, Version
+from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, SaveHeader, Version
 from iobench.replicas.replicator import Replicator
 from iobench.writers.base import Writer
 from iobench.writers.registry import make
@@ -40,7 +43,12 @@ class _Storage:
 
     readers = 1
 
+    def steps(self) -> list[int]:
+        return [10, 20]
+
     def locate(self, step: int) -> Path:
+        if step not in self.steps():
+            raise TargetError(f"no checkpoint of step {step}")
         return Path(f"/runs/step-{step}")
 
     def manifest(self, step: int, *, files: bool = True) -> _Attempt:
@@ -66,6 +74,23 @@ class _Memory:
             if one.version == plan.version and one.node in plan.holders.get(one.rank, ())
         }
         return HeldFiles({}, {}), found
+
+    def headers(self, plan: RecoveryPlan) -> list[SaveHeader]:
+        return [
+            SaveHeader(
+                part=Part(
+                    rank=rank,
+                    host="here",
+                    file=FileRecord(path=data_file(rank), size_bytes=0, pieces=()),
+                    values=(),
+                    skeleton={"w": 1} if rank == 0 else None,
+                    own=[],
+                ),
+                created_s=5.0,
+                table="{}",
+            )
+            for rank in sorted(plan.holders)
+        ]
 
 
 def _restoring(memory: _Memory | None = None) -> ReplicaCandidates:
@@ -110,6 +135,19 @@ def test_damaged_memory_is_not_chosen() -> None:
     with pytest.warns(RuntimeWarning, match="the memory of node 1 is not used for rank 1: damaged"):
         plan = _plan(memory)
     assert (plan.stored, plan.holders) == (True, {0: (0,)})
+
+
+def test_a_save_that_only_memory_has() -> None:
+    """It is a checkpoint, which storage need not know, until its bytes prove damaged."""
+    restoring = _restoring(_Memory(Version(3, 30, "c")))
+    assert (restoring.steps(), restoring.serials()) == ([10, 20, 30], {10: 1, 20: 2, 30: 3})
+    manifest = restoring.manifest(30)
+    assert (manifest.serial, manifest.created_s, manifest.world_size) == (3, 5.0, 2)
+    assert restoring.reader(30, manifest).location == restoring.locate(30) == "replicas"
+    with pytest.warns(RuntimeWarning, match="the replicas of step 30 are not used: a wrong bit"):
+        assert not restoring.next_copy(30, "a wrong bit")
+    assert (restoring.steps(), restoring.held()) == ([10, 20], None)
+    assert restoring.version_of(20) == Version(2, 20, "")
 
 
 def test_versions_that_were_loaded_from_storage() -> None:
