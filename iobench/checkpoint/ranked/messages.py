@@ -150,9 +150,9 @@ class Turns:
         self._begun, self._dropped, self._gone = set[int](), set[int](), deque[int]()
         self._arrived = threading.Condition()
 
-    def agreed(self, work: Callable[[], Any]) -> list[Any]:
+    def agreed(self, work: Callable[[], Any], phase: str = "memory") -> list[Any]:
         """Return the results of `work` in all ranks. An error is raised in all of them."""
-        return together(self._control, "memory", work, deadline_s=self._deadline_s)[1]
+        return together(self._control, phase, work, deadline_s=self._deadline_s)[1]
 
     # Rank 0.
 
@@ -175,19 +175,13 @@ class Turns:
     def decided(self, reserve: Callable[[], bool], drop: Callable[[int], None]) -> bool:
         """Return whether `reserve` found a slot in rank 0, the only one that calls it.
 
-        The other ranks `drop` what rank 0 has dropped for it. An error of rank 0 is raised there.
+        The other ranks `drop` what rank 0 has dropped for it. An error is raised in all of them.
         """
-        answer, error = None, None
-        if self.leads:
-            taken = True
-            try:
-                taken = reserve()
-            except Exception as failure:  # noqa: BLE001 -- raised below, after the others know
-                error = failure
-            answer = {"taken": taken, "gone": list(self._gone)}
-        found = self._control.broadcast("slot", answer, deadline_s=self._deadline_s)
-        if error is not None:
-            raise error
+
+        def decide() -> dict[str, Any] | None:
+            return {"taken": reserve(), "gone": list(self._gone)} if self.leads else None
+
+        found = self.agreed(decide, "slot")[0]
         if not self.leads:
             for number in found["gone"]:
                 drop(number)
