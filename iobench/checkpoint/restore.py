@@ -24,8 +24,7 @@ from iobench.errors import (
     TransferError,
     UsageError,
 )
-from iobench.ranks.control import Control
-from iobench.ranks.together import Together, together
+from iobench.ranks.together import JobRanks, Together
 from iobench.ranks.world import World
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
@@ -139,7 +138,7 @@ class Loaded:
     sources: dict[str, str] = field(default_factory=dict)
 
 
-_alone = partial(together, Control(World.single()), deadline_s=0.0)
+_ALONE = JobRanks.of(World.single(), "", 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +150,7 @@ class RestoringRanks:
 
     rank: int = 0
     size: int = 1
-    together: Together = _alone
+    together: Together = _ALONE.together
     reader: Callable[[], PieceReader] | None = None
 
 

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -477,12 +476,11 @@ class Planning:
         self._plan = None  # also if this fails
         planner, rank = self._planner(), self._control.world.rank
         first = [keys.index(key) for key in keys]
-        call = partial(together, self._control, deadline_s=self._deadline_s)
 
         def own() -> str | None:
             return local_plan(planner, local) if first[rank] == rank else None
 
-        _, sent = call("plan", own, kind="gather")
+        _, sent = together(self._control, "plan", own, deadline_s=self._deadline_s, kind="gather")
 
         def made() -> WholePlan | StateError | None:
             try:
@@ -495,7 +493,14 @@ class Planning:
                 return [{"error": str(whole)}] * len(keys)
             return None if whole is None else [{"boxes": text} for text in whole.texts()]
 
-        whole, (part,) = call("parts of the plan", made, parts, kind="scatter")
+        whole, (part,) = together(
+            self._control,
+            "parts of the plan",
+            made,
+            parts,
+            deadline_s=self._deadline_s,
+            kind="scatter",
+        )
         if "error" in part or isinstance(whole, StateError):
             raise StateError(part["error"])
         return made_plan(local.structure, part["boxes"], whole, uniform)
