@@ -298,7 +298,7 @@ class Opening:
                 nodes=[node for _, node in places],
                 writers_per_node=self.options.writers_per_node,
             )
-            self.contents = Planning(ranks.trainer, planner, deadline_s=ranks.deadline_s)
+            self.contents = Planning(ranks, planner)
             form = DcpFormat(world=ranks.world, hosts=hosts, participant=self.options.participant)
         return Committer(
             control=ranks.background,
@@ -334,7 +334,7 @@ class Opening:
             return committer.commit(snapshot.save, snapshot.content, memory, limited=True)
 
         if ranks.many:
-            turns = Turns(ranks.trainer, committer.announced, deadline_s=ranks.deadline_s)
+            turns = Turns(ranks, committer.announced)
             committer.gone = turns.newly_gone
         if self.memory is None:
             pick = None if self.options.in_order else newest

@@ -130,10 +130,14 @@ class JobRanks:
         return self.world.size > 1
 
     def together(
-        self, phase: str, work: Callable[[], T], tell: Callable[[T], Any] | None = None
+        self,
+        phase: str,
+        work: Callable[[], T],
+        tell: Callable[[T], Any] | None = None,
+        kind: CallKind = "all-gather",
     ) -> tuple[T, list[Any]]:
         """Call `work` in every rank. See `iobench.ranks.together.together`."""
-        return together(self.trainer, phase, work, tell, deadline_s=self.deadline_s)
+        return together(self.trainer, phase, work, tell, deadline_s=self.deadline_s, kind=kind)
 
     def agreed(self, phase: str, work: Callable[[], Any]) -> list[Any]:
         """Return the results of `work` in all ranks. An error is raised in all of them."""

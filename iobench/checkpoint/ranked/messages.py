@@ -17,8 +17,7 @@ import xxhash
 
 from iobench.checkpoint.manifest import FileRecord, Manifest, PinnedGeneration
 from iobench.errors import DataMismatchError
-from iobench.ranks.control import Control
-from iobench.ranks.together import together
+from iobench.ranks.together import JobRanks
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Lease, LeaseState
 from iobench.writers.image import FileImage
@@ -140,19 +139,15 @@ class Turns:
     order, and writes the snapshot that it names in its place: `announced` returns this order.
     """
 
-    def __init__(
-        self, control: Control, announced: Callable[[], Order], *, deadline_s: float
-    ) -> None:
-        self.leads = control.world.rank == 0
-        self.announced = announced
-        self._control, self._deadline_s = control, deadline_s
+    def __init__(self, ranks: JobRanks, announced: Callable[[], Order]) -> None:
+        self.leads, self.announced, self._ranks = ranks.leads, announced, ranks
         self._waiting: dict[int, Lease[Any]] = {}
         self._begun, self._dropped, self._gone = set[int](), set[int](), deque[int]()
         self._arrived = threading.Condition()
 
-    def agreed(self, work: Callable[[], Any], phase: str = "memory") -> list[Any]:
+    def agreed(self, work: Callable[[], Any]) -> list[Any]:
         """Return the results of `work` in all ranks. An error is raised in all of them."""
-        return together(self._control, phase, work, deadline_s=self._deadline_s)[1]
+        return self._ranks.agreed("memory", work)
 
     # Rank 0.
 
@@ -181,7 +176,7 @@ class Turns:
         def decide() -> dict[str, Any] | None:
             return {"taken": reserve(), "gone": list(self._gone)} if self.leads else None
 
-        found = self.agreed(decide, "slot")[0]
+        found = self._ranks.agreed("slot", decide)[0]
         if not self.leads:
             for number in found["gone"]:
                 drop(number)
@@ -207,7 +202,7 @@ class Turns:
                 return lease
             with self._arrived:
                 self._arrived.wait(_LOOK_AGAIN_S)
-            self._control.check()
+            self._ranks.trainer.check()
 
     def drop(self, number: int) -> Lease[Any] | None:
         """Record that rank 0 has dropped a snapshot. Return its lease, if it has one here."""

@@ -36,8 +36,7 @@ from iobench.formats.dcp_file import DcpFile
 from iobench.formats.many_parts import Numbers
 from iobench.formats.tensor_layouts import Located, numbers
 from iobench.formats.tensors import dtype_name, tensor_bytes, torch_dtype
-from iobench.ranks.control import Control
-from iobench.ranks.together import together
+from iobench.ranks.together import JobRanks
 from iobench.writers.image import Bytes, FileImage
 
 __all__ = [
@@ -409,10 +408,8 @@ class Planning:
     hashes differs from that of the last save.
     """
 
-    def __init__(
-        self, control: Control, planner: Callable[[], SavePlanner], *, deadline_s: float
-    ) -> None:
-        self._control, self._planner, self._deadline_s = control, planner, deadline_s
+    def __init__(self, ranks: JobRanks, planner: Callable[[], SavePlanner]) -> None:
+        self._ranks, self._planner = ranks, planner
         self._last: RankStructure | None = None
         self._plan: RankPlan | None = None
         self._keys: list[str] = []
@@ -422,7 +419,7 @@ class Planning:
 
         No other rank is asked.
         """
-        found = local_state(state, self._control.world.rank, self._last)
+        found = local_state(state, self._ranks.world.rank, self._last)
         self._last = found.structure
         return found
 
@@ -450,12 +447,12 @@ class Planning:
 
         It has no number yet, and no other rank is asked.
         """
-        if self._plan is None or self._keys[self._control.world.rank] != local.structure.key:
+        if self._plan is None or self._keys[self._ranks.world.rank] != local.structure.key:
             return None
         return self._content(-1, local, self._plan, self._plan.uniform)
 
     def _content(self, number: int, local: LocalState, plan: RankPlan, alike: bool) -> RankContent:
-        world = self._control.world
+        world = self._ranks.world
         return RankContent(
             number=number,
             rank=world.rank,
@@ -474,13 +471,13 @@ class Planning:
         Ranks with equal keys have equal local plans: the first of them sends it.
         """
         self._plan = None  # also if this fails
-        planner, rank = self._planner(), self._control.world.rank
+        planner, rank = self._planner(), self._ranks.world.rank
         first = [keys.index(key) for key in keys]
 
         def own() -> str | None:
             return local_plan(planner, local) if first[rank] == rank else None
 
-        _, sent = together(self._control, "plan", own, deadline_s=self._deadline_s, kind="gather")
+        _, sent = self._ranks.together("plan", own, kind="gather")
 
         def made() -> WholePlan | StateError | None:
             try:
@@ -493,14 +490,7 @@ class Planning:
                 return [{"error": str(whole)}] * len(keys)
             return None if whole is None else [{"boxes": text} for text in whole.texts()]
 
-        whole, (part,) = together(
-            self._control,
-            "parts of the plan",
-            made,
-            parts,
-            deadline_s=self._deadline_s,
-            kind="scatter",
-        )
+        whole, (part,) = self._ranks.together("parts of the plan", made, parts, "scatter")
         if "error" in part or isinstance(whole, StateError):
             raise StateError(part["error"])
         return made_plan(local.structure, part["boxes"], whole, uniform)
