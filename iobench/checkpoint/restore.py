@@ -24,8 +24,7 @@ from iobench.errors import (
     TransferError,
     UsageError,
 )
-from iobench.ranks.together import JobRanks, Together
-from iobench.ranks.world import World
+from iobench.ranks.together import ALONE, Together
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
 from iobench.writers.copy_reader import CopyReader, StoredReader
@@ -138,9 +137,6 @@ class Loaded:
     sources: dict[str, str] = field(default_factory=dict)
 
 
-_ALONE = JobRanks.of(World.single(), "", 0.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RestoringRanks:
     """The ranks that restore together; by default this process is the only one.
@@ -150,7 +146,7 @@ class RestoringRanks:
 
     rank: int = 0
     size: int = 1
-    together: Together = _ALONE.together
+    together: Together = ALONE.together
     reader: Callable[[], PieceReader] | None = None
 
 

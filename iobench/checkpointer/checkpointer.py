@@ -217,8 +217,7 @@ class Checkpointer:
         own, ranks = self._schedule.due(step), self._ranks
         if not ranks.many or type(self._schedule) is Every:  # it depends on the steps alone
             return own
-        found: bool = ranks.trainer.broadcast("due", own, deadline_s=ranks.deadline_s)
-        return found
+        return ranks.led("due", lambda: own)
 
     def prepare(self, state: Any, *, wait: bool = False) -> None:
         """Allocate the slots for states like `state`, so that the first saves need not.

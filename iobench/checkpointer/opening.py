@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -250,21 +250,12 @@ class Opening:
         self.options.own_writer.check_scheme(location)
         if is_s3(location):
             raise OptionError(f"{location}: with tiers, checkpoints are saved to a directory first")
-        from iobench.remote.drain import ALONE, DrainRanks  # here: it takes time to import
-        from iobench.remote.local_tier import LocalTier
+        from iobench.remote.local_tier import LocalTier  # here: it takes time to import
 
         ranks = self.ranks
-        self.tier = LocalTier(
-            Path(location),
-            remote,
-            DrainRanks(
-                thread=ranks.trainer.sub("drain", aside=True),
-                trainer=ranks.trainer,
-                deadline_s=ranks.deadline_s,
-            )
-            if ranks.many
-            else ALONE,
-        )
+        if ranks.many:
+            ranks = replace(ranks, background=ranks.trainer.sub("drain", aside=True))
+        self.tier = LocalTier(Path(location), remote, ranks)
         return self.tier
 
     def _open_memory(self, given: GivenTiers) -> None:

@@ -105,23 +105,14 @@ class Restoring:
             return None
         from iobench.remote.tiered_store import Listed, TieredCandidates
 
-        def listed() -> list[Any] | None:
-            return self._now(tier).listed() if self.ranks.leads else None
-
-        found = self.ranks.agreed("list of the tiers", listed)[0]
-        remote = tier.remote
-        listing = [Listed(*one) for one in found]
+        found = self.ranks.led("list of the tiers", lambda: self._now(tier).listed())
+        remote, listing = tier.remote, [Listed(*one) for one in found]
         return TieredCandidates(tier, self.writer, str(remote), remote.writer, listing)
 
     def steps(self, *, is_open: bool) -> list[int]:
         """Return the steps of all complete checkpoints. See Checkpointer.steps."""
-        if self.tier is None or (self.ranks.many and not is_open):
-            return self.store.steps()
-        if not self.ranks.many:
-            return self._now(self.tier).candidates().steps()
-        both = self._listed_tiers()
-        assert both is not None
-        return both.steps()
+        both = self._listed_tiers() if is_open or not self.ranks.many else None
+        return self.store.steps() if both is None else both.steps()
 
     def latest(self, *, is_open: bool) -> int | None:
         """Return the step of the checkpoint that was saved last. See Checkpointer.latest."""
@@ -129,10 +120,7 @@ class Restoring:
             # After a fork or close another process may save here: the ledger may be out of date.
             steps = by_age(self.store)
             return steps[-1] if steps else None
-        found: list[int | None] = self.ranks.agreed(
-            "latest", lambda: self._latest() if self.ranks.leads else None
-        )
-        return found[0]
+        return self.ranks.led("latest", self._latest)
 
     def _latest(self) -> int | None:
         if self.tier is not None:
@@ -224,8 +212,8 @@ class Restoring:
         """Return the step to restore, and what this rank holds of it; None if one has nothing."""
 
         def named() -> list[Any] | None:
-            wanted = self._latest() if self.ranks.leads and step == "latest" else step
-            if not self.ranks.leads or not isinstance(wanted, int):
+            wanted = step if isinstance(step, int) else self._latest()
+            if wanted is None:
                 return None
             manifest = readable_manifest(self.store, wanted, files=False)
             found = None if manifest is None else manifest.offload
@@ -233,7 +221,7 @@ class Restoring:
                 return None
             return [wanted, msgspec.to_builtins(found)]
 
-        found = self.ranks.agreed("pins of a checkpoint", named)[0]
+        found = self.ranks.led("pins of a checkpoint", named)
         if found is None:
             return None
         pinned = msgspec.convert(found[1][self.ranks.world.rank], PinnedGeneration)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from iobench.ranks.control import Control, shared_control
 from iobench.ranks.world import World
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["JobRanks", "Together", "begin_together", "together"]
+__all__ = ["ALONE", "JobRanks", "Together", "begin_together", "together"]
 
 T = TypeVar("T")
 
@@ -142,3 +143,12 @@ class JobRanks:
     def agreed(self, phase: str, work: Callable[[], Any]) -> list[Any]:
         """Return the results of `work` in all ranks. An error is raised in all of them."""
         return self.together(phase, work)[1]
+
+    def led(self, phase: str, ask: Callable[[], T]) -> T:
+        """Return in all ranks what `ask` returns in rank 0, as JSON; raise what it raises."""
+        told: list[T] = self.agreed(phase, lambda: ask() if self.leads else None)
+        return told[0]
+
+
+ALONE = JobRanks.of(World.single(), "", math.inf)
+"""This process only: no call asks another one."""

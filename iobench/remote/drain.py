@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,9 +21,7 @@ from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.save import CopyState, Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, RankError, TargetError, TransferError, UsageError
-from iobench.ranks.control import Control
-from iobench.ranks.together import together
-from iobench.ranks.world import World
+from iobench.ranks.together import ALONE, JobRanks
 from iobench.remote.file_copier import DrainStep, FileCopier, shown_error, states_of
 from iobench.remote.journal import DrainEvent, DrainJournal, Event
 from iobench.remote.placement import LOCAL, REMOTE, ObservedRates
@@ -39,7 +37,7 @@ from iobench.units import format_seconds
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.rate_limit import RateLimit, StoppedError
 
-__all__ = ["ALONE", "Drain", "DrainRanks", "exceeded", "late"]
+__all__ = ["Drain", "exceeded", "late"]
 
 
 def exceeded(waiting: Sequence[Queued], max_lag_s: float, now_s: float) -> str:
@@ -83,22 +81,6 @@ _LOOK_AGAIN_S = 1.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrainRanks:
-    """The ranks of a job: `thread` is for the calls of the drain's thread, `trainer` for others.
-
-    A call of the trainers is answered within `deadline_s`; a wait makes as many as it takes.
-    """
-
-    thread: Control
-    trainer: Control
-    deadline_s: float
-
-
-_alone = Control(World.single())
-ALONE = DrainRanks(thread=_alone, trainer=_alone, deadline_s=math.inf)
-
-
 class Drain:
     """A thread that copies each checkpoint of `local`, the last saved one first.
 
@@ -122,10 +104,10 @@ class Drain:
         local: DirectoryStore,
         remote: RemoteTier,
         rates: ObservedRates,
-        ranks: DrainRanks = ALONE,
+        ranks: JobRanks = ALONE,
     ) -> None:
         self._local, self.remote, self._ranks = local, remote, ranks
-        self.leads = ranks.thread.world.rank == 0
+        self.leads = ranks.leads
         self.queue = DrainQueue(in_order=remote.options.every_save)
         self._max_lag_s = remote.options.max_lag_s
         self.journal = DrainJournal(local.directory)
@@ -134,7 +116,7 @@ class Drain:
             local=local,
             remote=remote,
             limit=self._limit,
-            control=ranks.thread,
+            control=ranks.background,
             offload=lambda: self.offload,
         )
         self._step = DrainStep(local=local, remote=remote, queue=self.queue, copier=self._copier)
@@ -145,25 +127,13 @@ class Drain:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="iobench-drain", daemon=True)
 
-    def _led(self, phase: str, ask: Callable[[], T]) -> T:
-        """Return in all ranks what `ask` returns in rank 0; raise what it raises."""
-        if self._ranks.trainer.world.size == 1:
-            return ask()
-        told: list[T] = together(
-            self._ranks.trainer,
-            phase,
-            lambda: ask() if self.leads else None,
-            deadline_s=self._ranks.deadline_s,
-        )[1]
-        return told[0]
-
     def start(self, ages: Callable[[], Mapping[int, tuple[int, float]]]) -> None:
         """Start the thread. `ages` returns serial numbers and times of the local checkpoints.
 
         They wait from now on: the time before does not count. Raises TransferError when the journal
         cannot be read, TargetError when it is a link or not a regular file.
         """
-        self._led("drain", lambda: self._look_at_local(ages()))
+        self._ranks.led("drain", lambda: self._look_at_local(ages()))
         self._thread.start()
         interpreter_end.at_end(self, Drain.stop)
 
@@ -232,7 +202,7 @@ class Drain:
         if self.remote.options.past_lag == "wait":
             again = True
             while again:
-                found_s, again = self._led("lag", lambda: self._wait_for_lag(step))
+                found_s, again = self._ranks.led("lag", lambda: self._wait_for_lag(step))
                 waited_s += found_s
         return waited_s
 
@@ -264,8 +234,8 @@ class Drain:
         Raises the error of an attempt that fails meanwhile; the next attempts go on. Raises
         TransferError if the drain was stopped.
         """
-        seen = self._led("remote tier", lambda: self.failures)
-        while self._led("wait for copies", lambda: self._wait(seen)):
+        seen = self._ranks.led("remote tier", lambda: self.failures)
+        while self._ranks.led("wait for copies", lambda: self._wait(seen)):
             pass
 
     def _wait(self, seen: int) -> bool:
@@ -279,7 +249,7 @@ class Drain:
 
     def finish(self) -> None:
         """Wait like `wait`, but not for a remote tier that fails: a RuntimeWarning says so."""
-        while self._led("wait for copies", self._finish):
+        while self._ranks.led("wait for copies", self._finish):
             pass
 
     def _finish(self) -> bool:

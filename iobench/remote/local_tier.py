@@ -17,7 +17,8 @@ from iobench.checkpoint.save import Copy, Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, transfer_errors
-from iobench.remote.drain import ALONE, Drain, DrainRanks
+from iobench.ranks.together import ALONE, JobRanks
+from iobench.remote.drain import Drain
 from iobench.remote.placement import LOCAL, ObservedRates
 from iobench.remote.queue import Queued
 from iobench.remote.remote import Remote, RemoteTier
@@ -48,10 +49,10 @@ class LocalTier(DirectoryStore):
     lock and writes checkpoints; all of them take part in the drain.
     """
 
-    def __init__(self, directory: Path, options: Remote, ranks: DrainRanks = ALONE) -> None:
+    def __init__(self, directory: Path, options: Remote, ranks: JobRanks = ALONE) -> None:
         """Raises OptionError in all ranks alike."""
         super().__init__(directory)
-        limit, count = options.rate_bytes_per_s, ranks.thread.world.size
+        limit, count = options.rate_bytes_per_s, ranks.world.size
         if limit is not None:
             options = replace(options, bandwidth_limit=max(1, limit // count))
         self.remote = RemoteTier(options)

@@ -173,10 +173,10 @@ class Turns:
         The other ranks `drop` what rank 0 has dropped for it. An error is raised in all of them.
         """
 
-        def decide() -> dict[str, Any] | None:
-            return {"taken": reserve(), "gone": list(self._gone)} if self.leads else None
+        def decide() -> dict[str, Any]:
+            return {"taken": reserve(), "gone": list(self._gone)}
 
-        found = self._ranks.agreed("slot", decide)[0]
+        found = self._ranks.led("slot", decide)
         if not self.leads:
             for number in found["gone"]:
                 drop(number)

@@ -12,7 +12,7 @@ import pytest
 from iobench.checkpoint.save import Save
 from iobench.errors import RankError
 from iobench.ranks.control import Control
-from iobench.remote.drain import DrainRanks
+from iobench.ranks.together import JobRanks
 from iobench.remote.file_copier import FileCopier, states_of
 from iobench.remote.local_tier import LocalTier
 from iobench.remote.placing import RemotePlace
@@ -60,7 +60,7 @@ def _copier(hub: _Hub) -> FileCopier:
 
 def _follower(hub: _Hub, tmp_path: Path) -> LocalTier:
     control = cast(Control, hub)
-    ranks = DrainRanks(thread=control, trainer=control, deadline_s=1.0)
+    ranks = JobRanks(trainer=control, background=control, deadline_s=1.0)
     return LocalTier(tmp_path / "local", Remote(tmp_path / "remote"), ranks)
 
 
