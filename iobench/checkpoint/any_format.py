@@ -41,7 +41,7 @@ from iobench.errors import DataMismatchError, StateMismatchError
 from iobench.formats import safetensors
 from iobench.formats.collector import collector_paused
 from iobench.formats.tensors import tensor_from_bytes
-from iobench.ranks.together import Together
+from iobench.ranks.together import JobRanks
 from iobench.units import MIB
 from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes
@@ -50,7 +50,7 @@ from iobench.writers.transfer import Transfer
 __all__ = ["disjoint", "paths_elsewhere", "read_any", "read_pieces", "without"]
 
 
-def paths_elsewhere(together: Together, rank: int, like: Any) -> frozenset[StatePath]:
+def paths_elsewhere(ranks: JobRanks, like: Any) -> frozenset[StatePath]:
     """Return the paths of the tensors in the `like` of other ranks, as far as they differ.
 
     All ranks call it. Ranks with equal paths send them once.
@@ -59,11 +59,11 @@ def paths_elsewhere(together: Together, rank: int, like: Any) -> frozenset[State
     def own() -> list[StatePath] | None:
         return None if like is None else [path for path, _ in tensors_of(like)]
 
-    paths, digests = together("keys of like", own, _digest)
+    paths, digests = ranks.together("keys of like", own, _digest)
     if len(set(digests)) == 1:
         return frozenset()
-    first = digests.index(digests[rank]) == rank
-    _, every = together("tensors of like", lambda: (paths if first else None) or [])
+    first = digests.index(digests[ranks.world.rank]) == ranks.world.rank
+    every = ranks.agreed("tensors of like", lambda: (paths if first else None) or [])
     return frozenset(tuple(path) for one in every for path in one).difference(paths or ())
 
 
@@ -159,7 +159,7 @@ def read_pieces(
     *,
     rank: int,
     ranks: int,
-    reader: PieceReader | None = None,
+    reader: PieceReader,
     elsewhere: Collection[StatePath] = (),
 ) -> tuple[Any, Transfer]:
     """Return the state for `rank` of `ranks`; see `read_any`. `reader` fetches the pieces.
@@ -193,7 +193,7 @@ def read_pieces(
             _copy(one, data)
         return False
 
-    transfer = (reader or PieceReader()).read(copy, stored.files, list(copies), deliver)
+    transfer = reader.read(copy, stored.files, list(copies), deliver)
     with collector_paused():
         tensors = {name: one.tensor() for name, one in wanted.items()}
         state = unflatten(skeleton, tensors, rank=rank, ranks=ranks)
@@ -286,17 +286,16 @@ def read_any(
     *,
     rank: int = 0,
     ranks: int = 1,
-    reader: PieceReader | None = None,
+    reader: PieceReader,
     elsewhere: Collection[StatePath] = (),
 ) -> tuple[Any, Transfer]:
     """Return the state for `rank` of `ranks`, and the transfer of its tensors.
 
     `copy` reads the files, which `manifest` describes; messages name `where`. `reader` fetches the
-    pieces that this rank needs; by default it reads them itself. A checkpoint of one process is
-    read as one file by a rank that is alone, and where tensors share memory in parts, as a slice
-    and its base. `elsewhere` are the paths of tensors that only the `like` of other ranks has: this
-    rank does not get them. Every byte that is used is compared with its checksum. Raises what
-    `restore` raises.
+    pieces that this rank needs. A checkpoint of one process is read as one file by a rank that is
+    alone, and where tensors share memory in parts, as a slice and its base. `elsewhere` are the
+    paths of tensors that only the `like` of other ranks has: this rank does not get them. Every
+    byte that is used is compared with its checksum. Raises what `restore` raises.
     """
     if manifest.format == "dcp" or (manifest.format == FORMAT and (ranks > 1 or _shards(like))):
         stored = stored_state(copy, manifest)

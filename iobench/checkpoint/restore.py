@@ -24,14 +24,14 @@ from iobench.errors import (
     TransferError,
     UsageError,
 )
-from iobench.ranks.together import ALONE, Together
+from iobench.ranks.together import ALONE, JobRanks
 from iobench.writers.base import Writer
 from iobench.writers.config import load_writer
 from iobench.writers.copy_reader import CopyReader, StoredReader
 from iobench.writers.transfer import Transfer
 
 __all__ = [
-    *("Candidates", "Loaded", "OnCorrupt", "RestoringRanks", "StoredCandidates"),
+    *("Candidates", "Loaded", "OnCorrupt", "StoredCandidates"),
     *("WrappedCandidates", "check_not_offloaded", "load_checkpoint", "restore"),
 ]
 
@@ -137,19 +137,6 @@ class Loaded:
     sources: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestoringRanks:
-    """The ranks that restore together; by default this process is the only one.
-
-    `reader` makes what reads the pieces of one checkpoint in all ranks.
-    """
-
-    rank: int = 0
-    size: int = 1
-    together: Together = ALONE.together
-    reader: Callable[[], PieceReader] | None = None
-
-
 def load_checkpoint(
     location: str | Path,
     step: int | Literal["latest"] = "latest",
@@ -176,7 +163,8 @@ def restore(
     like: Any = None,
     known: Mapping[int, int] | None = None,
     offload: Callable[[Manifest], None] | None = None,
-    ranks: RestoringRanks | None = None,
+    ranks: JobRanks = ALONE,
+    reader: Callable[[], PieceReader] = PieceReader,
     left_out: Collection[StatePath] = (),
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint `step`, or of the newest one, and how it was restored.
@@ -190,28 +178,22 @@ def restore(
     newest one is looked up again. `known` has serial numbers by step: of these only the manifest of
     a candidate is read. `offload` lets an optimizer go on from the generation of a manifest.
 
-    All `ranks` get the same checkpoint, which rank 0 chooses, or all fail. With `like` they leave
-    out the tensors at the paths `left_out`.
+    All `ranks` get the same checkpoint, which rank 0 chooses, or all fail. `reader` makes what
+    reads the pieces of one copy in all of them. With `like` they leave out the tensors at the paths
+    `left_out`.
     """
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
-    ranks = ranks or RestoringRanks()
-    read = partial(read_any, like=like, rank=ranks.rank, ranks=ranks.size)
-
-    def leading(phase: str, work: Callable[[], list[int] | None]) -> list[int] | None:
-        _, every = ranks.together(phase, lambda: None if ranks.rank else work())
-        found: list[int] | None = every[0]
-        return found
-
-    left = leading(f"load of step {step}", lambda: _newest_first(candidates, step, known)) or []
-    if ranks.size > 1:
-        elsewhere = paths_elsewhere(ranks.together, ranks.rank, like)
-        read = partial(read, elsewhere=elsewhere.union(left_out))
+    left = ranks.led(f"load of step {step}", lambda: _newest_first(candidates, step, known))
+    gone = paths_elsewhere(ranks, like).union(left_out) if ranks.many else frozenset()
+    read = partial(
+        read_any, like=like, rank=ranks.world.rank, ranks=ranks.world.size, elsewhere=gone
+    )
     passed_over: dict[int, str] = {}
     changes = 0
     while left:
         candidate, *others = left
-        found = _from_copies(candidates, candidate, read, offload, ranks)
+        found = _from_copies(candidates, candidate, read, reader, offload, ranks)
         if found.restored is not None:
             state, transfer = found.restored
             sources = candidates.sources(candidate)
@@ -223,7 +205,7 @@ def restore(
         now = None
         if found.is_only_copy:
             look = partial(_left_now, candidates, step, left, known, found.manifest)
-            now = leading("checkpoints now", look)
+            now = ranks.led("checkpoints now", look)
         if now is not None:
             changes += 1
             if changes == _MOST_CHANGES:
@@ -317,8 +299,9 @@ def _from_copies(
     candidates: Candidates,
     step: int,
     read: Callable[..., tuple[Any, Transfer]],
+    new_reader: Callable[[], PieceReader],
     offload: Callable[[Manifest], None] | None,
-    ranks: RestoringRanks,
+    ranks: JobRanks,
 ) -> _Outcome:
     """Restore a checkpoint from the nearest copy that can be read.
 
@@ -328,7 +311,7 @@ def _from_copies(
     first: Exception | None = None
     while True:
         where = candidates.locate(step)
-        outcome = _from_copy(candidates, step, read, offload, ranks)
+        outcome = _from_copy(candidates, step, read, new_reader, offload, ranks)
         if outcome.problem is None:
             return outcome
         if first is None:
@@ -346,16 +329,16 @@ def _from_copy(
     candidates: Candidates,
     step: int,
     read: Callable[..., tuple[Any, Transfer]],
+    new_reader: Callable[[], PieceReader],
     offload: Callable[[Manifest], None] | None,
-    ranks: RestoringRanks,
+    ranks: JobRanks,
 ) -> _Outcome:
     """Restore a checkpoint from its nearest copy, in all ranks or in none."""
 
     def work() -> _Outcome:
-        manifest = None
-        reader = ranks.reader() if ranks.reader is not None else None
+        manifest, reader = None, new_reader()
         try:
-            if ranks.rank:
+            if not ranks.leads:
                 candidates.steps()  # a bucket must be listed to know where a checkpoint is
             manifest = candidates.manifest(step)
             if offload is None:
@@ -371,8 +354,7 @@ def _from_copy(
             traceback.clear_frames(error.__traceback__)  # they hold the tensors that were read
             return _Outcome(None, problem, manifest)
         finally:
-            if reader is not None:
-                reader.finish()
+            reader.finish()
         return _Outcome(restored, None, manifest)
 
     own, found = ranks.together(f"restore of step {step}", work, _Outcome.told)
@@ -380,7 +362,7 @@ def _from_copy(
     if failed:
         damaged, rank = min(failed)  # damage is what other ranks make of a failure of one
         text, problem = found[rank][0], own.problem
-        if damaged and ranks.size > 1:
+        if damaged and ranks.many:
             problem = DataMismatchError(f"{text} (found by rank {rank})")
         elif problem is None or isinstance(problem, DataMismatchError) is not damaged:
             problem = RankError(f"rank {rank}, restore of step {step}: {text}", ranks=[rank])

@@ -23,7 +23,6 @@ from iobench.checkpoint.restore import (
     Candidates,
     Loaded,
     OnCorrupt,
-    RestoringRanks,
     StoredCandidates,
     restore,
 )
@@ -239,8 +238,7 @@ class Restoring:
         ranks, memory, both = self.ranks, self.memory, self._listed_tiers()
         replicas = ReplicaCandidates(
             both or StoredCandidates(self.store, self.writer),
-            world=ranks.world,
-            together=ranks.together,
+            ranks=ranks,
             writer=self.writer,
             serials=(both or self._own).serials if ranks.leads else None,
             replicator=self.replicator,
@@ -262,12 +260,8 @@ class Restoring:
                 step,
                 on_corrupt=on_corrupt,
                 like=like,
-                ranks=RestoringRanks(
-                    rank=ranks.world.rank,
-                    size=ranks.world.size,
-                    together=ranks.together,
-                    reader=reader,
-                ),
+                ranks=ranks,
+                reader=reader,
                 left_out=left_out,
             )
         version = replicas.version_of(loaded.step)

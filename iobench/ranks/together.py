@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from iobench.errors import RankError
 from iobench.ranks.calls import CallKind
@@ -15,17 +15,9 @@ from iobench.ranks.control import Control, shared_control
 from iobench.ranks.world import World
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["ALONE", "JobRanks", "Together", "begin_together", "together"]
+__all__ = ["ALONE", "JobRanks", "begin_together", "together"]
 
 T = TypeVar("T")
-
-
-class Together(Protocol):
-    """`together` with a control plane and a deadline."""
-
-    def __call__(
-        self, phase: str, work: Callable[[], T], tell: Callable[[T], Any] | None = None
-    ) -> tuple[T, list[Any]]: ...
 
 
 def together(

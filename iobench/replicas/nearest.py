@@ -15,8 +15,7 @@ from iobench.checkpoint.restore import Candidates, WrappedCandidates
 from iobench.checkpoint.retention import readable_manifest
 from iobench.checkpoint.tree_spec import json_text
 from iobench.errors import IobenchError
-from iobench.ranks.together import Together
-from iobench.ranks.world import World
+from iobench.ranks.together import JobRanks
 from iobench.remote.snapshot_memory import MemoryReader
 from iobench.remote.tiered_store import MendedReader
 from iobench.replicas.recovery import (
@@ -78,14 +77,13 @@ class ReplicaCandidates(WrappedCandidates):
         self,
         inner: Candidates,
         *,
-        world: World,
-        together: Together,
+        ranks: JobRanks,
         writer: Writer,
         serials: Callable[[], Mapping[int, int]] | None,
         replicator: Replicator | None,
     ) -> None:
         super().__init__(inner)
-        self._world, self._together, self._writer = world, together, writer
+        self._ranks, self._writer = ranks, writer
         self._stored_serials, self._replicator = serials, replicator
         self._copies: _Copies = []
         self._may_drop = False
@@ -158,16 +156,15 @@ class ReplicaCandidates(WrappedCandidates):
         memory = self._replicator.copies() if self._replicator else []
         held = {copy.version.step for copy in memory}
 
-        def stored() -> list[Any] | None:
-            if self._stored_serials is None:
-                return None
+        def stored() -> list[Any]:
+            assert self._stored_serials is not None  # this is rank 0
             found = []
             for at, serial in self._stored_serials().items():
                 manifest = readable_manifest(self._inner, at, files=False) if at in held else None
                 found.append([serial, at, manifest.attempt if manifest else ""])
             return found
 
-        _, (versions, *_) = self._together(f"sources of step {step}", stored)
+        versions = self._ranks.led(f"sources of step {step}", stored)
         committed = {(serial, at): attempt for serial, at, attempt in versions if attempt}
         memory = [  # without another save of a step that was then committed
             one
@@ -202,7 +199,7 @@ class ReplicaCandidates(WrappedCandidates):
             return False
         if not plan.stored:
             headers = replicator.headers(plan)
-            _, ((manifest, index, lost), *_) = self._together(
+            manifest, index, lost = self._ranks.led(
                 f"replicas of step {step}", lambda: self._described(plan, headers)
             )
             if lost:
@@ -214,10 +211,8 @@ class ReplicaCandidates(WrappedCandidates):
         self._held = held
         return True
 
-    def _described(self, plan: RecoveryPlan, headers: Sequence[SaveHeader]) -> list[str] | None:
-        """Return the manifest and the index, or why there are none, in rank 0."""
-        if self._world.rank:
-            return None
+    def _described(self, plan: RecoveryPlan, headers: Sequence[SaveHeader]) -> list[str]:
+        """Return the manifest and the index, or why there are none."""
         try:
             manifest, index = manifest_of(plan, headers, self._writer)
         except IobenchError as error:
@@ -234,7 +229,7 @@ class ReplicaCandidates(WrappedCandidates):
         self._warn(f"the replicas of step {version.step} are not used: {reason}")
 
     def _warn(self, text: str) -> None:
-        if self._world.rank == 0:
+        if self._ranks.leads:
             warnings.warn(text, RuntimeWarning, stacklevel=7)
 
     def version_of(self, step: int) -> Version:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import torch
 
 from iobench import Checkpointer
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.restore import RestoringRanks, StoredCandidates, restore
+from iobench.checkpoint.restore import StoredCandidates, restore
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError, IobenchError, RankError, TransferError
+from iobench.ranks.control import Control
+from iobench.ranks.together import JobRanks
+from iobench.ranks.world import World
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.copy_reader import CopyReader
 
@@ -90,32 +94,36 @@ def test_only_damage_is_passed_over(copies: Any) -> None:
         restore(copies(_LOST, DataMismatchError("more")), "latest", on_corrupt="previous")
 
 
-def _with_rank_1(problem: str, *, damaged: bool) -> RestoringRanks:
-    """Rank 0 of 2; rank 1 has this problem with the first copy of step 2."""
-    problems = [problem]
+class _WithRank1(JobRanks):
+    """Rank 0 of 2; rank 1 has the `problems` with the first copies of step 2."""
 
-    def together(phase: str, work: Any, tell: Any = None) -> tuple[Any, list[Any]]:
+    def __init__(self, *problems: tuple[str, bool]) -> None:
+        two = Control(replace(World.single(), size=2, local_size=2))
+        super().__init__(trainer=two, background=two, deadline_s=1.0)
+        object.__setattr__(self, "problems", [*problems])
+
+    def together(
+        self, phase: str, work: Any, tell: Any = None, kind: Any = None
+    ) -> tuple[Any, list[Any]]:
+        del kind
         own = work()
-        told = own if tell is None else tell(own)
-        other = told
-        if phase == "restore of step 2" and problems:
-            other = [problems.pop(), damaged, None]
+        other = told = own if tell is None else tell(own)
+        if phase == "restore of step 2" and self.problems:  # type: ignore[attr-defined]
+            other = [*self.problems.pop(), None]  # type: ignore[attr-defined]
         return own, [told, other]
-
-    return RestoringRanks(rank=0, size=2, together=together)
 
 
 @pytest.mark.parametrize("damaged", [True, False])
 def test_a_problem_of_another_rank(copies: Any, tmp_path: Path, damaged: bool) -> None:
     """All ranks leave the copy that one of them cannot read."""
-    _, loaded = restore(copies(None), "latest", ranks=_with_rank_1("no", damaged=damaged))
+    _, loaded = restore(copies(None), "latest", ranks=_WithRank1(("no", damaged)))
     assert loaded.sources == {str(tmp_path / "far"): "read"}
 
 
 def test_a_failure_of_another_rank(copies: Any) -> None:
     """It is raised in all ranks, with its number; damage names the rank that found it."""
     with pytest.raises(RankError, match="rank 1, restore of step 2: no") as caught:
-        restore(copies(None, _DAMAGED), "latest", ranks=_with_rank_1("no", damaged=False))
+        restore(copies(None, _DAMAGED), "latest", ranks=_WithRank1(("no", False)))
     assert caught.value.ranks == (1,)
     with pytest.raises(DataMismatchError, match=r"no \(found by rank 1\)"):
-        restore(copies(None, _DAMAGED), "latest", ranks=_with_rank_1("no", damaged=True))
+        restore(copies(None, _DAMAGED), "latest", ranks=_WithRank1(("no", True)))

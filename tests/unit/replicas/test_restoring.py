@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -15,9 +14,7 @@ from iobench.checkpoint.ranked.messages import Part
 from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.restore import Candidates
 from iobench.errors import DataMismatchError, TargetError
-from iobench.ranks.control import Control
-from iobench.ranks.together import together
-from iobench.ranks.world import World
+from iobench.ranks.together import ALONE
 from iobench.replicas.nearest import ReplicaCandidates
 from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, SaveHeader, Version
 from iobench.replicas.replicator import Replicator
@@ -97,8 +94,7 @@ def _restoring(memory: _Memory | None = None) -> ReplicaCandidates:
     storage = _Storage({10: "a", 20: "b"})
     made = ReplicaCandidates(
         cast(Candidates, storage),
-        world=World.single(),
-        together=partial(together, Control(World.single()), deadline_s=1),
+        ranks=ALONE,
         writer=cast(Writer, make("buffered")),
         serials=storage.serials,
         replicator=cast(Replicator, memory),
