@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from iobench.checkpoint.any_format import paths_elsewhere, read_any
@@ -81,11 +82,19 @@ class _Wrapped:
 
 
 class StoredCandidates(_Wrapped):
-    """The checkpoints of one store, which `writer` reads: one copy of each."""
+    """The checkpoints of one store, which `writer` reads: one copy of each.
 
-    def __init__(self, store: Checkpoints, writer: Writer) -> None:
+    `known` has serial numbers by step: the manifests of these need not be read.
+    """
+
+    def __init__(
+        self, store: Checkpoints, writer: Writer, known: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
         super().__init__(store)
-        self._writer = writer
+        self._writer, self._known = writer, known
+
+    def serials(self) -> dict[int, int]:
+        return {**super().serials(), **self._known}
 
     def reader(self, step: int, manifest: Manifest) -> CopyReader:
         del manifest
@@ -161,7 +170,6 @@ def restore(
     *,
     on_corrupt: OnCorrupt = "raise",
     like: Any = None,
-    known: Mapping[int, int] | None = None,
     offload: Callable[[Manifest], None] | None = None,
     ranks: JobRanks = ALONE,
     reader: Callable[[], PieceReader] = PieceReader,
@@ -175,8 +183,8 @@ def restore(
     RuntimeWarning. `like` is a state of the expected structure: a checkpoint of another model
     raises StateMismatchError before any tensor is read. Raises TargetError when there is no such
     checkpoint. One that a trainer removes or replaces meanwhile is not damaged: for "latest", the
-    newest one is looked up again. `known` has serial numbers by step: of these only the manifest of
-    a candidate is read. `offload` lets an optimizer go on from the generation of a manifest.
+    newest one is looked up again. `offload` lets an optimizer go on from the generation of a
+    manifest.
 
     All `ranks` get the same checkpoint, which rank 0 chooses, or all fail. `reader` makes what
     reads the pieces of one copy in all of them. With `like` they leave out the tensors at the paths
@@ -184,7 +192,7 @@ def restore(
     """
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
-    left = ranks.led(f"load of step {step}", lambda: _newest_first(candidates, step, known))
+    left = ranks.led(f"load of step {step}", lambda: _newest_first(candidates, step))
     gone = paths_elsewhere(ranks, like).union(left_out) if ranks.many else frozenset()
     read = partial(
         read_any, like=like, rank=ranks.world.rank, ranks=ranks.world.size, elsewhere=gone
@@ -204,7 +212,7 @@ def restore(
         assert damage is not None
         now = None
         if found.is_only_copy:
-            look = partial(_left_now, candidates, step, left, known, found.manifest)
+            look = partial(_left_now, candidates, step, left, found.manifest)
             now = ranks.led("checkpoints now", look)
         if now is not None:
             changes += 1
@@ -231,12 +239,10 @@ def _noted(damage: Exception, others: list[int]) -> Exception:
     return damage
 
 
-def _newest_first(
-    candidates: Candidates, step: int | Literal["latest"], known: Mapping[int, int] | None
-) -> list[int]:
+def _newest_first(candidates: Candidates, step: int | Literal["latest"]) -> list[int]:
     """Return `step` and the steps before it, newest first."""
     if step == "latest":
-        found = by_age(candidates, known)
+        found = by_age(candidates)
         if not found:
             raise TargetError(f"{candidates}: holds no complete checkpoint")
         return found[::-1]
@@ -252,7 +258,6 @@ def _left_now(
     candidates: Candidates,
     step: int | Literal["latest"],
     left: list[int],
-    known: Mapping[int, int] | None,
     manifest: Manifest | None,
 ) -> list[int] | None:
     """Return what is left if the first of `left` was removed or replaced, else None.
@@ -264,7 +269,7 @@ def _left_now(
     if left[0] in present and readable_manifest(candidates, left[0]) == manifest:
         return None
     if step == "latest":
-        return _newest_first(candidates, step, known)
+        return _newest_first(candidates, step)
     if left[0] == step and step not in present:
         raise TargetError(f"{candidates}: step {step} was removed during the read")
     return [other for other in left if other in present]

@@ -162,7 +162,7 @@ class Restoring:
             return self._restore_with(ranked, step, on_corrupt, like, mode)
         if self.ranks.many:
             return self._restore_together(step, on_corrupt, like, mode)
-        candidates: Candidates = StoredCandidates(self.store, self.writer)
+        candidates: Candidates = self._stored()
         remote_copy: RemoteCopyOf | None = None
         if self.tier is not None:
             asked, self._opening = self._opening, None
@@ -170,17 +170,20 @@ class Restoring:
             candidates, remote_copy = tiers.candidates(), tiers.remote_copy
         if self.memory is not None:
             candidates = self.memory.candidates(candidates)
-        alone = self.tier is None and step == "latest"
         state, loaded = restore(
             candidates,
             step,
             on_corrupt=on_corrupt,
             like=like,
-            known=self._own.serials() if alone else None,
             offload=self._going_on(remote_copy),
         )
         self._own.resumed_from(loaded.step)
         return state, loaded
+
+    def _stored(self) -> StoredCandidates:
+        """Return the checkpoints of the local tier. Rank 0 knows their age."""
+        known = self._own.serials() if self.ranks.leads else {}
+        return StoredCandidates(self.store, self.writer, known)
 
     def _going_on(self, remote_copy: RemoteCopyOf | None) -> Callable[[Manifest], None] | None:
         held = self.participant
@@ -237,10 +240,9 @@ class Restoring:
     ) -> tuple[Any, Loaded]:
         ranks, memory, both = self.ranks, self.memory, self._listed_tiers()
         replicas = ReplicaCandidates(
-            both or StoredCandidates(self.store, self.writer),
+            both or self._stored(),
             ranks=ranks,
             writer=self.writer,
-            serials=(both or self._own).serials if ranks.leads else None,
             replicator=self.replicator,
         )
         replicas.look(step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,8 +69,7 @@ class ReplicaCandidates(WrappedCandidates):
     Of `plan`, this version, each rank maps the files that its node has. What they have damaged, and
     what no node has, comes from `inner`. It may be a save that was never committed: then there is
     no other copy, and the nodes together have all of its files. `look` and `next_copy` are calls of
-    all ranks. `serials` returns the serial numbers of `inner`, in rank 0; `writer` is that of the
-    saves.
+    all ranks. In rank 0 `inner` has all serial numbers; `writer` is that of the saves.
     """
 
     def __init__(
@@ -79,12 +78,11 @@ class ReplicaCandidates(WrappedCandidates):
         *,
         ranks: JobRanks,
         writer: Writer,
-        serials: Callable[[], Mapping[int, int]] | None,
         replicator: Replicator | None,
     ) -> None:
         super().__init__(inner)
         self._ranks, self._writer = ranks, writer
-        self._stored_serials, self._replicator = serials, replicator
+        self._replicator = replicator
         self._copies: _Copies = []
         self._may_drop = False
         self.plan: RecoveryPlan | None = None
@@ -98,8 +96,7 @@ class ReplicaCandidates(WrappedCandidates):
         return sorted({*super().steps(), *self._only_in_memory()})
 
     def serials(self) -> dict[int, int]:
-        stored = {} if self._stored_serials is None else self._stored_serials()
-        return {**super().serials(), **stored, **self._only_in_memory()}
+        return {**super().serials(), **self._only_in_memory()}
 
     def _only_in_memory(self) -> dict[int, int]:
         """Return the serial number of the version by its step, unless it is stored."""
@@ -157,9 +154,8 @@ class ReplicaCandidates(WrappedCandidates):
         held = {copy.version.step for copy in memory}
 
         def stored() -> list[Any]:
-            assert self._stored_serials is not None  # this is rank 0
             found = []
-            for at, serial in self._stored_serials().items():
+            for at, serial in self._inner.serials().items():
                 manifest = readable_manifest(self._inner, at, files=False) if at in held else None
                 found.append([serial, at, manifest.attempt if manifest else ""])
             return found

@@ -96,7 +96,6 @@ def _restoring(memory: _Memory | None = None) -> ReplicaCandidates:
         cast(Candidates, storage),
         ranks=ALONE,
         writer=cast(Writer, make("buffered")),
-        serials=storage.serials,
         replicator=cast(Replicator, memory),
     )
     made.look("latest")
