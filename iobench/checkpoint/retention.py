@@ -33,15 +33,15 @@ def damage_of(
     return DataMismatchError(str(error)) if error.errno == errno.ENOENT or unreadable else None
 
 
-def by_age(store: Checkpoints, known: Mapping[int, int] | None = None) -> list[int]:
+def by_age(store: Checkpoints) -> list[int]:
     """Return the steps of all complete checkpoints, oldest first, last saved at the end.
 
-    `known` has serial numbers by step; manifests of these steps are not read again.
+    Only the manifests are read whose serial number `store` does not know.
     """
     steps = store.steps()
     if len(steps) < 2:
         return steps
-    known = {**store.serials(), **(known or {})}
+    known = store.serials()
     serials: dict[int, int | None] = {step: known[step] for step in steps if step in known}
     for step, manifest in outlines(store, [one for one in steps if one not in serials]).items():
         serials[step] = manifest.serial if manifest else None

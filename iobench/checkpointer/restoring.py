@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 import torch
@@ -35,14 +35,11 @@ from iobench.ranks.together import JobRanks
 from iobench.remote.local_tier import LocalTier
 from iobench.remote.memory_pool import MemorySlot
 from iobench.remote.snapshot_memory import MemoryCandidates, SnapshotMemory
-from iobench.remote.tiered_store import TieredStore
+from iobench.remote.tiered_store import Listed, TieredCandidates, TieredStore
 from iobench.replicas.nearest import ReplicaCandidates
 from iobench.replicas.recovery import RecoveryPlan
 from iobench.replicas.replicator import Replicator
 from iobench.writers.base import Writer
-
-if TYPE_CHECKING:
-    from iobench.remote.tiered_store import TieredCandidates
 
 __all__ = ["Restoring", "Stateful", "expected_of", "resume_into"]
 
@@ -102,8 +99,6 @@ class Restoring:
         tier = self.tier
         if tier is None:
             return None
-        from iobench.remote.tiered_store import Listed, TieredCandidates
-
         found = self.ranks.led("list of the tiers", lambda: self._now(tier).listed())
         remote, listing = tier.remote, [Listed(*one) for one in found]
         return TieredCandidates(tier, self.writer, str(remote), remote.writer, listing)
@@ -122,10 +117,7 @@ class Restoring:
         return self.ranks.led("latest", self._latest)
 
     def _latest(self) -> int | None:
-        if self.tier is not None:
-            steps = by_age(self._now(self.tier).candidates())
-        else:
-            steps = by_age(self.store, self._own.serials())
+        steps = by_age(self._stored() if self.tier is None else self._now(self.tier).candidates())
         return steps[-1] if steps else None
 
     def remove(self, step: int) -> None:
