@@ -148,7 +148,7 @@ class RankPlan:
     """The boxes that this rank writes, in the order of its file.
 
     `file` is the layout of the file, `sources` where this rank has the boxes. `whole` has those of
-    all ranks, in rank 0 only. `uniform`: the skeletons of all ranks are the same, PerRank excepted.
+    all ranks, in rank 0 only.
     """
 
     boxes: list[Box] = field(repr=False)
@@ -156,7 +156,6 @@ class RankPlan:
     file: DcpFile = field(repr=False)
     sources: list[BoxSource] = field(repr=False)
     places: _Places = field(repr=False)
-    uniform: bool
 
 
 def local_plan(planner: SavePlanner, state: LocalState) -> str:
@@ -191,9 +190,7 @@ def whole_plan(planner: SavePlanner, texts: Sequence[str], first: Sequence[int])
         return WholePlan([_boxes(plan) for plan in plans], metadata)
 
 
-def made_plan(
-    structure: RankStructure, text: str, whole: WholePlan | None, uniform: bool
-) -> RankPlan:
+def made_plan(structure: RankStructure, text: str, whole: WholePlan | None) -> RankPlan:
     """Return the plan of this rank, which writes the boxes in `text`."""
     boxes = [
         Box(name, torch_dtype(dtype), tuple(offsets), tuple(sizes))
@@ -210,7 +207,6 @@ def made_plan(
         file=DcpFile([(box.dtype, box.sizes) for box in boxes]),
         sources=sources,
         places=_Places.of(boxes, sources),
-        uniform=uniform,
     )
 
 
@@ -436,10 +432,9 @@ class Planning:
         """
         keys = [one["key"] for one in every]
         if self._plan is None or keys != self._keys:
-            uniform = len({one["digest"] for one in every}) == 1
-            self._plan = self._agreed(local, keys, uniform)
+            self._plan = self._agreed(local, keys)
             self._keys = keys
-        alike = self._plan.uniform and len({one["plain"] for one in every}) == 1
+        alike = len({one["plain"] for one in every}) == 1
         return self._content(number, local, self._plan, alike)
 
     def content_ahead(self, local: LocalState) -> RankContent | None:
@@ -449,7 +444,7 @@ class Planning:
         """
         if self._plan is None or self._keys[self._ranks.world.rank] != local.structure.key:
             return None
-        return self._content(-1, local, self._plan, self._plan.uniform)
+        return self._content(-1, local, self._plan, alike=False)
 
     def _content(self, number: int, local: LocalState, plan: RankPlan, alike: bool) -> RankContent:
         world = self._ranks.world
@@ -465,7 +460,7 @@ class Planning:
             located=local.located,
         )
 
-    def _agreed(self, local: LocalState, keys: list[str], uniform: bool) -> RankPlan:
+    def _agreed(self, local: LocalState, keys: list[str]) -> RankPlan:
         """Make a plan with the other ranks: rank 0 makes it, and tells each rank its own part.
 
         Ranks with equal keys have equal local plans: the first of them sends it.
@@ -493,4 +488,4 @@ class Planning:
         whole, (part,) = self._ranks.together("parts of the plan", made, parts, "scatter")
         if "error" in part or isinstance(whole, StateError):
             raise StateError(part["error"])
-        return made_plan(local.structure, part["boxes"], whole, uniform)
+        return made_plan(local.structure, part["boxes"], whole)

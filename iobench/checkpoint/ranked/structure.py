@@ -342,7 +342,7 @@ class RankStructure:
         self.on_cpu = self.layouts.on_cpu
         self.has_per_rank = bool(flat.per_rank) or '"$per_rank"' in json_text(flat.skeleton)
         self.digest = _hash(json_text(shared_skeleton(flat.skeleton)))
-        """Of what must be the same on all ranks: the skeleton without PerRank."""
+        """Of what must be the same on all ranks: the first skeleton, without PerRank."""
         self._array_types = [(torch_dtype(one.dtype), one.shape) for one in flat.arrays.values()]
         self.template = Template(flat)
         self._specs = [None if whole is None else whole._spec for whole in sharded]
@@ -383,8 +383,8 @@ class RankStructure:
         return len(np.unique(addresses[self._filled])) == self._distinct
 
     def plain_digest(self, texts: Mapping[int, str]) -> str:
-        """Return a hash of the plain values that must be the same on all ranks."""
-        return _hash("\0".join(texts[number] for number in self._shared))
+        """Return a hash of what must be the same on all ranks, with these plain values."""
+        return _hash("\0".join([self.digest, *(texts[number] for number in self._shared)]))
 
     def array_tensors(self, arrays: Sequence[Bytes]) -> list[torch.Tensor]:
         """Return the numpy arrays as tensors on their memory."""
@@ -406,11 +406,7 @@ class LocalState(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """Return what the other ranks must know about it."""
-        return {
-            "key": self.structure.key,
-            "digest": self.structure.digest,
-            "plain": self.plain_digest,
-        }
+        return {"key": self.structure.key, "plain": self.plain_digest}
 
 
 def local_state(state: Any, rank: int, last: RankStructure | None) -> LocalState:
@@ -441,8 +437,7 @@ def local_state(state: Any, rank: int, last: RankStructure | None) -> LocalState
         raise StateError("the storage of a tensor is smaller than the tensor")
     texts = flat.plain_texts()
     skeleton = structure.template.skeleton(texts)
-    digest = structure.plain_digest(texts) if flat.spec else structure.digest
-    return LocalState(structure, skeleton, digest, tensors, wholes, located)
+    return LocalState(structure, skeleton, structure.plain_digest(texts), tensors, wholes, located)
 
 
 def _arrays(flat: FlatState) -> list[torch.Tensor]:
