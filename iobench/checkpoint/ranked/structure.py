@@ -340,7 +340,6 @@ class RankStructure:
         }
         self.layouts = TensorLayouts(tensors) if flat.arrays else flat.layouts
         self.on_cpu = self.layouts.on_cpu
-        self.has_per_rank = bool(flat.per_rank) or '"$per_rank"' in json_text(flat.skeleton)
         self.digest = _hash(json_text(shared_skeleton(flat.skeleton)))
         """Of what must be the same on all ranks: the first skeleton, without PerRank."""
         self._array_types = [(torch_dtype(one.dtype), one.shape) for one in flat.arrays.values()]
