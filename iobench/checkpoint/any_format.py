@@ -19,7 +19,7 @@ import torch
 from iobench.checkpoint.checksums import read_compared, read_file
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.piece_reader import PieceReader
-from iobench.checkpoint.ranked.structure import StatePath, name_of, stock_paths
+from iobench.checkpoint.ranked.structure import StatePath, local_box, name_of, stock_paths
 from iobench.checkpoint.serialized import FORMAT, SKELETON, TENSORS
 from iobench.checkpoint.state_tree import readable, unflatten
 from iobench.checkpoint.stored import (
@@ -31,7 +31,6 @@ from iobench.checkpoint.stored import (
     compared_with,
     empty_local,
     is_sharded,
-    local_box,
     resharded,
     sharded_like,
     stored_state,
@@ -47,7 +46,7 @@ from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Transfer
 
-__all__ = ["disjoint", "paths_elsewhere", "read_any", "read_pieces", "without"]
+__all__ = ["Wanted", "disjoint", "paths_elsewhere", "read_any", "read_pieces", "without"]
 
 
 def paths_elsewhere(ranks: JobRanks, like: Any) -> frozenset[StatePath]:
@@ -120,12 +119,12 @@ _LARGE = MIB
 
 
 @dataclass
-class _Wanted:
+class Wanted:
     """The elements at `offsets` of a saved tensor, to be copied into `memory`."""
 
     memory: torch.Tensor
-    offsets: tuple[int, ...]
-    sharded: Any
+    offsets: tuple[int, ...] = ()
+    sharded: Any = None
     """The DTensor of `like`; None for a plain tensor."""
 
     def tensor(self) -> Any:
@@ -140,7 +139,7 @@ class _Copy(NamedTuple):
     dtype: torch.dtype
     begin: tuple[int, ...]
     place: torch.Tensor
-    wanted: _Wanted
+    wanted: Wanted
 
     @property
     def is_whole(self) -> bool:
@@ -175,7 +174,7 @@ def read_pieces(
             raise DataMismatchError(f"lacks the tensor {min(lacking)}")
     sharded, gone = compared_with(like, stored, where, elsewhere)
     needed = {name for path, name in listed if path not in gone}
-    wanted: dict[str, _Wanted] = {}
+    wanted: dict[str, Wanted] = {}
     copies: dict[StoredPiece, list[_Copy]] = defaultdict(list)
     with collector_paused():
         for name in names:
@@ -212,16 +211,16 @@ def _selected(value: Any, rank: int, ranks: int) -> Any:
     return {key: _selected(item, rank, ranks) for key, item in value.items()}
 
 
-def _wanted(saved: StoredTensor, sharded: Any) -> _Wanted:
+def _wanted(saved: StoredTensor, sharded: Any) -> Wanted:
     """Return what this rank needs of a tensor. Its memory has no pages yet."""
     if sharded is None:
         memory = torch.empty(saved.shape, dtype=saved.dtype, device="cpu")
-        return _Wanted(memory, (0,) * len(saved.shape), None)
-    return _Wanted(empty_local(sharded), local_box(sharded)[1], sharded)
+        return Wanted(memory, (0,) * len(saved.shape))
+    return Wanted(empty_local(sharded), local_box(sharded)[1], sharded)
 
 
 def _add_copies(
-    name: str, saved: StoredTensor, wanted: _Wanted, copies: dict[StoredPiece, list[_Copy]]
+    name: str, saved: StoredTensor, wanted: Wanted, copies: dict[StoredPiece, list[_Copy]]
 ) -> None:
     """Add what to copy. Raises DataMismatchError if the chunks do not cover what is wanted."""
     left = wanted.memory.numel()

@@ -7,16 +7,17 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from iobench.checkpoint.any_format import Wanted
 from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.piece_reader import AT_ONCE, PieceReader, piece_reader, windows
-from iobench.checkpoint.stored import StoredPiece, empty_local, is_sharded, local_box, sharded_like
+from iobench.checkpoint.ranked.structure import local_box
+from iobench.checkpoint.stored import StoredPiece, empty_local, is_sharded
 from iobench.errors import DataMismatchError, StateMismatchError, TargetError, transfer_errors
 from iobench.formats.safetensors_file import SafetensorsFile, TensorInFile
 from iobench.formats.tensor_slices import GAP_BYTES, CutPart, Span, rows_of, spans
@@ -90,23 +91,12 @@ def load_sharded(
     return load.tensors(), transfer
 
 
-@dataclass
-class _Wanted:
-    """A part of a tensor, to be copied into `memory`. `sharded`: the DTensor of `like`."""
-
-    memory: torch.Tensor
-    sharded: Any = None
-
-    def value(self) -> Any:
-        return self.memory if self.sharded is None else sharded_like(self.sharded, self.memory)
-
-
 class _Part(NamedTuple):
     """A span, the memory for its elements, and what it is all of: None if there are others."""
 
     span: Span
     place: torch.Tensor
-    whole: _Wanted | None
+    whole: Wanted | None
 
 
 class ShardedLoad:
@@ -137,19 +127,19 @@ class ShardedLoad:
             made.update(f"{name} {file.size_bytes} ".encode() + file.header)
         return made.hexdigest()
 
-    def _want(self, file: SafetensorsFile, name: str, value: Any) -> _Wanted:
+    def _want(self, file: SafetensorsFile, name: str, value: Any) -> Wanted:
         stored = file.tensors[name]
         if is_sharded(value):
-            wanted = _Wanted(empty_local(value), value)
+            wanted = Wanted(empty_local(value), sharded=value)
             sizes, offsets = local_box(value)
             view = stored.slice(tuple(map(slice, offsets, map(add, offsets, sizes))))
         elif isinstance(value, torch.Tensor):
             device = "cpu" if value.is_meta else value.device
             view = stored.slice()
-            wanted = _Wanted(torch.empty(value.shape, dtype=value.dtype, device=device))
+            wanted = Wanted(torch.empty(value.shape, dtype=value.dtype, device=device))
         else:
             view = stored.slice(value)
-            wanted = _Wanted(torch.empty(view.shape, dtype=view.dtype, device="cpu"))
+            wanted = Wanted(torch.empty(view.shape, dtype=view.dtype, device="cpu"))
         if wanted.memory.is_cpu:
             wanted.memory = stored.room(view)
         found = spans(view)
@@ -211,7 +201,7 @@ class ShardedLoad:
 
     def tensors(self) -> dict[str, Any]:
         """Return what was read, by name."""
-        return {name: one.value() for name, one in self._wanted.items()}
+        return {name: one.tensor() for name, one in self._wanted.items()}
 
 
 def _difference(value: Any, stored: TensorInFile) -> tuple[str, str] | None:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import torch
 import xxhash
+from torch.distributed.tensor import DTensor
 
 from iobench.checkpoint.checksums import read_file
 from iobench.checkpoint.manifest import FileRecord, Manifest
@@ -25,6 +26,7 @@ from iobench.checkpoint.per_rank import PerRank
 from iobench.checkpoint.ranked.dcp_files import INDEX
 from iobench.checkpoint.ranked.structure import (
     StatePath,
+    local_box,
     name_of,
     parsed_skeleton,
     shared_skeleton,
@@ -40,7 +42,7 @@ from iobench.writers.copy_reader import CopyReader
 
 __all__ = [
     *("Compared", "StoredChunk", "StoredPiece", "StoredState", "StoredTensor"),
-    *("compare_state", "compared_with", "empty_local", "is_sharded", "local_box"),
+    *("compare_state", "compared_with", "empty_local", "is_sharded"),
     *("pieces_of", "resharded", "sharded_like", "one_by_one", "stored_state", "tensors_of"),
 ]
 
@@ -306,17 +308,6 @@ def compared_with(
     return Compared(sharded, gone)
 
 
-def local_box(sharded: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes and offsets of the part of a DTensor that this rank holds."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    mesh = sharded.device_mesh
-    if mesh.get_coordinate() is None:
-        return (0,) * sharded.ndim, (0,) * sharded.ndim
-    sizes, offsets = compute_local_shape_and_global_offset(sharded.shape, mesh, sharded.placements)
-    return tuple(sizes), tuple(offsets)
-
-
 def empty_local(sharded: Any) -> torch.Tensor:
     """Return new memory for this rank's part of a DTensor, on its device."""
     device = sharded._local_tensor.device
@@ -328,8 +319,6 @@ def empty_local(sharded: Any) -> torch.Tensor:
 
 def sharded_like(sharded: Any, local: torch.Tensor) -> Any:
     """Return a DTensor with the sharding of `sharded` on the memory `local`. No collective."""
-    from torch.distributed.tensor import DTensor
-
     whole = torch.empty(sharded.shape, dtype=sharded.dtype, device="meta")
     return DTensor.from_local(
         local,

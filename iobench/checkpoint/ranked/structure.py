@@ -38,6 +38,7 @@ __all__ = [
     "RankStructure",
     "StockValue",
     "ValueFiles",
+    "local_box",
     "local_state",
     "localized",
     "name_of",
@@ -285,6 +286,15 @@ def tied(sharded: list[DTensor | None]) -> Share:
     return share
 
 
+def local_box(sharded: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the sizes and offsets of the part of a DTensor that this rank holds."""
+    mesh = sharded.device_mesh
+    if mesh.get_coordinate() is None:  # nothing
+        return (0,) * sharded.ndim, (0,) * sharded.ndim
+    sizes, offsets = compute_local_shape_and_global_offset(sharded.shape, mesh, sharded.placements)
+    return tuple(sizes), tuple(offsets)
+
+
 class Held(NamedTuple):
     """The part of a tensor that this rank holds: the box of `sizes` at `offsets` of `shape`."""
 
@@ -304,18 +314,15 @@ class Held(NamedTuple):
                 f"{name} is a DTensor with the placements {whole.placements}: its values are not "
                 "reduced yet; redistribute it first"
             )
-        shape = tuple(whole.shape)
-        if whole.device_mesh.get_coordinate() is None:  # this rank holds nothing of it
-            return cls(local.dtype, shape, (0,) * len(shape), (0,) * len(shape))
-        expected, offsets = compute_local_shape_and_global_offset(
-            whole.shape, whole.device_mesh, whole.placements
-        )
-        if tuple(expected) != sizes and whole.numel():
+        expected, offsets = local_box(whole)
+        if whole.device_mesh.get_coordinate() is None:
+            sizes = expected
+        elif expected != sizes and whole.numel():
             raise StateError(
                 f"{name}: its local tensor has the shape {list(sizes)}, its placements "
                 f"{whole.placements} give {list(expected)}"
             )
-        return cls(local.dtype, shape, tuple(offsets), sizes)
+        return cls(local.dtype, tuple(whole.shape), offsets, sizes)
 
 
 class RankStructure:
