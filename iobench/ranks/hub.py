@@ -47,12 +47,10 @@ class _Peer:
 
 @dataclass(kw_only=True)
 class _Round:
-    """One call of all ranks: what they sent so far."""
+    """One call of all ranks, as the `first` one made it: what they sent so far."""
 
-    phase: str
-    kind: str
+    first: calls.Call
     until_s: float
-    deadline_s: float
     sent: dict[int, tuple[calls.Call, bytes]] = field(default_factory=dict)
 
 
@@ -258,28 +256,21 @@ class Hub:
                 self._put(rank, message, value, now_s)
 
     def _put(self, rank: int, message: calls.Call, value: bytes, now_s: float) -> None:
-        key, deadline_s = message.key, message.deadline_s
-        call = self._rounds.setdefault(
-            key,
-            _Round(
-                phase=message.phase,
-                kind=message.kind,
-                until_s=now_s + deadline_s,
-                deadline_s=deadline_s,
-            ),
-        )
-        if (call.phase, call.kind) != (message.phase, message.kind):
+        new = _Round(first=message, until_s=now_s + message.deadline_s)
+        call = self._rounds.setdefault(message.key, new)
+        first = call.first
+        if (first.phase, first.kind) != (message.phase, message.kind):
             self._break(
                 [rank],
                 f"rank {rank} (host {self._peers[rank].host}) is in phase {message.phase!r} "
-                f"({message.kind}), others are in {call.phase!r} ({call.kind}); all ranks must "
-                "make the same calls in the same order",
+                f"({message.kind}), others are in {first.phase!r} ({first.kind}); all ranks "
+                "must make the same calls in the same order",
             )
             return
         call.sent[rank] = message, value
         if len(call.sent) == self._size:
-            del self._rounds[key]
-            self._answer(key, call)
+            del self._rounds[message.key]
+            self._answer(message.key, call)
         else:
             self._check_present(call)
 
@@ -289,7 +280,7 @@ class Hub:
             one for one in self._missing(call) if one in self._peers and self._peers[one].closed
         ]
         if gone:
-            self._break(gone, f"{self._names(gone)} closed before phase {call.phase!r}")
+            self._break(gone, f"{self._names(gone)} closed before phase {call.first.phase!r}")
 
     def _answer(self, key: calls.Key, call: _Round) -> None:
         """Send every rank what it asked for: the values, or the errors of the ranks that failed."""
@@ -353,8 +344,9 @@ class Hub:
                 never = any(rank not in self._peers for rank in missing)
                 self._break(
                     missing,
-                    f"{self._names(missing)} did not reach phase {call.phase!r} within "
-                    f"{round(call.deadline_s, 1):g} s" + (f"; {calls.EVERY_RANK}" if never else ""),
+                    f"{self._names(missing)} did not reach phase {call.first.phase!r} within "
+                    f"{round(call.first.deadline_s, 1):g} s"
+                    + (f"; {calls.EVERY_RANK}" if never else ""),
                 )
                 return
 
@@ -426,7 +418,7 @@ def _packed(call: _Round, key: calls.Key, acknowledge: bool) -> list[bytes]:
     def answer(value: bytes, times: int = 1) -> bytes:
         return pack(calls.CallAnswer(key, acknowledge, times=times), len(value)) + value
 
-    match call.kind:
+    match call.first.kind:
         case "scatter":
             return [answer(value) for value in values[0].split(b"\n")]
         case "broadcast":
