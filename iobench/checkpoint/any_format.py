@@ -46,7 +46,7 @@ from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Wanted", "disjoint", "paths_elsewhere", "read_any", "read_pieces", "without"]
+__all__ = ["WantedTensor", "disjoint", "paths_elsewhere", "read_any", "read_pieces", "without"]
 
 
 def paths_elsewhere(ranks: JobRanks, like: Any) -> frozenset[StatePath]:
@@ -119,7 +119,7 @@ _LARGE = MIB
 
 
 @dataclass
-class Wanted:
+class WantedTensor:
     """The elements at `offsets` of a saved tensor, to be copied into `memory`."""
 
     memory: torch.Tensor
@@ -139,7 +139,7 @@ class _Copy(NamedTuple):
     dtype: torch.dtype
     begin: tuple[int, ...]
     place: torch.Tensor
-    wanted: Wanted
+    wanted: WantedTensor
 
     @property
     def is_whole(self) -> bool:
@@ -174,7 +174,7 @@ def read_pieces(
             raise DataMismatchError(f"lacks the tensor {min(lacking)}")
     sharded, gone = compared_with(like, stored, where, elsewhere)
     needed = {name for path, name in listed if path not in gone}
-    wanted: dict[str, Wanted] = {}
+    wanted: dict[str, WantedTensor] = {}
     copies: dict[StoredPiece, list[_Copy]] = defaultdict(list)
     with collector_paused():
         for name in names:
@@ -211,16 +211,16 @@ def _selected(value: Any, rank: int, ranks: int) -> Any:
     return {key: _selected(item, rank, ranks) for key, item in value.items()}
 
 
-def _wanted(saved: StoredTensor, sharded: Any) -> Wanted:
+def _wanted(saved: StoredTensor, sharded: Any) -> WantedTensor:
     """Return what this rank needs of a tensor. Its memory has no pages yet."""
     if sharded is None:
         memory = torch.empty(saved.shape, dtype=saved.dtype, device="cpu")
-        return Wanted(memory, (0,) * len(saved.shape))
-    return Wanted(empty_local(sharded), local_box(sharded)[1], sharded)
+        return WantedTensor(memory, (0,) * len(saved.shape))
+    return WantedTensor(empty_local(sharded), local_box(sharded)[1], sharded)
 
 
 def _add_copies(
-    name: str, saved: StoredTensor, wanted: Wanted, copies: dict[StoredPiece, list[_Copy]]
+    name: str, saved: StoredTensor, wanted: WantedTensor, copies: dict[StoredPiece, list[_Copy]]
 ) -> None:
     """Add what to copy. Raises DataMismatchError if the chunks do not cover what is wanted."""
     left = wanted.memory.numel()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from iobench.checkpoint.any_format import Wanted
+from iobench.checkpoint.any_format import WantedTensor
 from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.piece_reader import AT_ONCE, PieceReader, piece_reader, windows
 from iobench.checkpoint.ranked.structure import local_box
@@ -96,7 +96,7 @@ class _Part(NamedTuple):
 
     span: Span
     place: torch.Tensor
-    whole: Wanted | None
+    whole: WantedTensor | None
 
 
 class ShardedLoad:
@@ -127,19 +127,19 @@ class ShardedLoad:
             made.update(f"{name} {file.size_bytes} ".encode() + file.header)
         return made.hexdigest()
 
-    def _want(self, file: SafetensorsFile, name: str, value: Any) -> Wanted:
+    def _want(self, file: SafetensorsFile, name: str, value: Any) -> WantedTensor:
         stored = file.tensors[name]
         if is_sharded(value):
-            wanted = Wanted(empty_local(value), sharded=value)
+            wanted = WantedTensor(empty_local(value), sharded=value)
             sizes, offsets = local_box(value)
             view = stored.slice(tuple(map(slice, offsets, map(add, offsets, sizes))))
         elif isinstance(value, torch.Tensor):
             device = "cpu" if value.is_meta else value.device
             view = stored.slice()
-            wanted = Wanted(torch.empty(value.shape, dtype=value.dtype, device=device))
+            wanted = WantedTensor(torch.empty(value.shape, dtype=value.dtype, device=device))
         else:
             view = stored.slice(value)
-            wanted = Wanted(torch.empty(view.shape, dtype=view.dtype, device="cpu"))
+            wanted = WantedTensor(torch.empty(view.shape, dtype=view.dtype, device="cpu"))
         if wanted.memory.is_cpu:
             wanted.memory = stored.room(view)
         found = spans(view)

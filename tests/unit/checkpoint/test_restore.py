@@ -97,6 +97,8 @@ def test_only_damage_is_passed_over(copies: Any) -> None:
 class _WithRank1(JobRanks):
     """Rank 0 of 2; rank 1 has the `problems` with the first copies of step 2."""
 
+    problems: list[tuple[str, bool]]
+
     def __init__(self, *problems: tuple[str, bool]) -> None:
         two = Control(replace(World.single(), size=2, local_size=2))
         super().__init__(trainer=two, background=two, deadline_s=1.0)
@@ -108,8 +110,8 @@ class _WithRank1(JobRanks):
         del kind
         own = work()
         other = told = own if tell is None else tell(own)
-        if phase == "restore of step 2" and self.problems:  # type: ignore[attr-defined]
-            other = [*self.problems.pop(), None]  # type: ignore[attr-defined]
+        if phase == "restore of step 2" and self.problems:
+            other = [*self.problems.pop(), None]
         return own, [told, other]
 
 
