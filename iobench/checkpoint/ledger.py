@@ -64,7 +64,11 @@ class Ledger:
         return not self._unread
 
     def serial_of(self, save: Save) -> int:
-        """Return the serial number of `save`, or a new one if it has none."""
+        """Return the serial number of `save`, or a new one if it has none. Raises TransferError.
+
+        All manifests are read then: retention needs their times after the commit.
+        """
+        self._read()
         return save.serial or self.new_serial()
 
     def new_serial(self) -> int:
