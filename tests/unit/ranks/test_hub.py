@@ -27,7 +27,7 @@ def _put(kind: CallKind, number: int = 0, *, acknowledged: bool = True) -> Call:
 
 def _round(kind: CallKind, values: list[bytes]) -> _Round:
     sent = {rank: (_put(kind), value) for rank, value in enumerate(values)}
-    return _Round(phase="a", kind=kind, until_s=9, deadline_s=9, sent=sent)
+    return _Round(first=_put(kind), until_s=9, sent=sent)
 
 
 def _opened(packed: bytes) -> tuple[Any, bytes]:
