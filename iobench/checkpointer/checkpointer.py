@@ -20,7 +20,7 @@ from iobench.checkpoint.save import OnEvent, Save, SaveEvents
 from iobench.checkpoint.schedule import Every, Schedule
 from iobench.checkpoint.store import CheckpointStore, release_unclosed
 from iobench.checkpointer.opening import CheckpointerOptions, Opening, WhenFull
-from iobench.checkpointer.restoring import Stateful, expected_of, resume_into
+from iobench.checkpointer.restoring import Stateful, check_resumable, expected_of, resume_into
 from iobench.checkpointer.saving import Saving
 from iobench.errors import OptionError, UsageError
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
@@ -332,12 +332,15 @@ class Checkpointer:
         It is the step after that of the checkpoint, and 0 when there is none yet: the same script
         begins a run and goes on with it. Each object gets `load_state_dict` of the entry that
         `save` had under its name. Modules are compared with the checkpoint before anything is
-        loaded. In a job, a call of all ranks. Raises what `load` raises, and StateMismatchError
-        for a name that the checkpoint lacks; no object has changed then.
+        loaded. In a job, a call of all ranks. Optimizers of DTensors (FSDP2) get their own shards,
+        and need the module here too: their state is made first, so a parameter that never had a
+        gradient raises StateMismatchError; use `load` for such a model. Raises what `load` raises,
+        and StateMismatchError for a name that the checkpoint lacks; no object has changed then.
         """
-        like = expected_of(objects)
+        check_resumable(objects)
         if self.latest() is None:
             return 0
+        like = expected_of(objects)
         state = self.load("latest", on_corrupt=on_corrupt, like=like or None)
         assert self.loaded is not None
         step = self.loaded.step

@@ -290,31 +290,51 @@ class Stateful(Protocol):
         """Go on from `state_dict`."""
 
 
-def expected_of(objects: Mapping[str, Stateful]) -> dict[str, Any]:
-    """Return the states of the modules, which a checkpoint is compared with.
-
-    A new optimizer has no state yet, so its entry cannot be compared. Raises UsageError for what
-    cannot be restored from full tensors.
-    """
+def check_resumable(objects: Mapping[str, Stateful]) -> None:
+    """Raise UsageError for what `resume` does not take."""
     if not isinstance(objects, Mapping):
         raise UsageError(
             f"resume: takes objects by the names that save() gave them, such as "
             f'{{"model": model}}, not a {type(objects).__name__}'
         )
+    held = {id(p) for module in _modules(objects).values() for p in module.parameters()}
     for name, one in objects.items():
         if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
             raise UsageError(
                 f"resume: {name!r} is a {type(one).__name__}, without load_state_dict; "
                 "use load() for values"
             )
-        groups = getattr(one, "param_groups", [])
-        if any(is_sharded(p) for group in groups for p in group.get("params", ())):
+        if any(id(p) not in held for p in _parameters(one) if is_sharded(p)):
             raise UsageError(
-                f"resume: the parameters of {name!r} are sharded; call load(like=...) with a state "
-                "of torch.distributed.checkpoint.state_dict.get_state_dict, and set_state_dict"
+                f"resume: {name!r} has sharded parameters that are in none of the modules: give "
+                "the module too, or call load(like=...)"
             )
-    modules = {n: one for n, one in objects.items() if isinstance(one, torch.nn.Module)}
-    return {name: module.state_dict() for name, module in modules.items()}
+
+
+def expected_of(objects: Mapping[str, Stateful]) -> dict[str, Any]:
+    """Return the states that a checkpoint is compared with: their DTensors give the shardings.
+
+    They are those of the modules, and of optimizers with sharded parameters. The state of such an
+    optimizer, if it is new, is made here (zeros). Other optimizers have no state to compare yet.
+    """
+    modules = _modules(objects)
+    expected = {name: module.state_dict() for name, module in modules.items()}
+    for name, one in objects.items():
+        if isinstance(one, torch.optim.Optimizer) and any(map(is_sharded, _parameters(one))):
+            from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+            get_optimizer_state_dict(torch.nn.ModuleList(modules.values()), one)
+            expected[name] = one.state_dict()
+    return expected
+
+
+def _modules(objects: Mapping[str, Stateful]) -> dict[str, torch.nn.Module]:
+    return {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
+
+
+def _parameters(one: Stateful) -> list[torch.Tensor]:
+    groups = getattr(one, "param_groups", [])
+    return [parameter for group in groups for parameter in group.get("params", ())]
 
 
 def resume_into(objects: Mapping[str, Stateful], state: Any, where: str) -> None:

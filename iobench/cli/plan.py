@@ -71,7 +71,7 @@ def plan(
         --step WHEN: Time of a training step: intervals are shown in steps too. [the published one
             of the workload]
         --interval TIME: Also ETTR for this training time between two saves (30min).
-        --size SIZE: Bytes that each node saves (75GiB). [the workload at full size]
+        --size SIZE: Bytes that each node saves (75GiB). [the files of its ranks, at full size]
     """
     if nodes is None:
         raise UsageError("give --nodes: the nodes of the job")
@@ -100,7 +100,10 @@ def plan(
     else:
         check_effect(ctx, ("save", "restore", "persist"), "--results has the measured times")
         measured = _read(results)
-        title, candidates, notes = _measured(measured, size, blocking, slots, chosen)
+        nbytes = None if size is None else _size(size)
+        if nbytes is None:
+            nbytes = _node_bytes(chosen, measured.run.workload.name, gpus_per_node)
+        title, candidates, notes = _measured(measured, nbytes, blocking, slots, chosen)
     if chosen or measured:
         name = chosen or (measured.run.workload.name if measured else "")
         notes += _too_many_nodes(name, jobs)
@@ -163,23 +166,30 @@ def _read(path: Path) -> ResultFile:
 
 
 def _measured(
-    result: ResultFile, size: str | None, blocking: str | None, slots: int, workload: str | None
+    result: ResultFile, size: int | None, blocking: str | None, slots: int, workload: str | None
 ) -> tuple[str, list[SavingMethod], list[str]]:
     """Return title, candidates and notes of a result file."""
     from iobench.goodput.measured import from_results
-    from iobench.verification.imported import load_workload
 
-    size_bytes = None if size is None else _size(size)
-    if workload is not None and size_bytes is None:
-        size_bytes = load_workload(workload).size_bytes(result.run.workload.rank)
     candidates, notes = from_results(
-        result, size_bytes=size_bytes, blocking_s=_seconds(blocking, "--blocking"), slots=slots
+        result, size_bytes=size, blocking_s=_seconds(blocking, "--blocking"), slots=slots
     )
     measured = result.run.workload.name
     title = f"{measured} as measured in {result.path}"
     if workload is not None and workload != measured:
         title = f"{workload}, by the rates of {title}"
     return title, candidates, notes
+
+
+def _node_bytes(workload: str | None, recorded: str, gpus: int) -> int | None:
+    """Return what the ranks of a node save together; None if the recorded workload is not here."""
+    from iobench import workloads
+    from iobench.verification.imported import load_workload
+
+    if workload is None and recorded not in workloads.names():
+        return None
+    found = load_workload(workload or recorded)
+    return sum(found.size_bytes(rank) for rank in range(min(gpus, found.world_size)))
 
 
 def _published_step_s(workload: str | None, *, asked: bool) -> float | None:

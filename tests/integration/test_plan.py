@@ -54,6 +54,14 @@ def test_plan_with_the_reference_record(iobench_inside: Command) -> None:
     assert "scaled to 75.31 GiB by the measured rate" in table
 
 
+def test_a_node_saves_the_files_of_its_ranks(iobench_inside: Command) -> None:
+    """All 8 ranks of a node, or as many as it has GPUs; the first writes DCP's index too."""
+    workload = ("llama3.1-405b", "--nodes", "4", "--results", RECORD)
+    for gpus, size in (("8", "71.38 GiB"), ("1", "9.33 GiB")):
+        table = iobench_inside("plan", *workload, "--gpus-per-node", gpus).stdout
+        assert f"scaled to {size} by the measured rate" in table
+
+
 @pytest.mark.parametrize(("nodes", "warned"), [("1", False), ("2", True), ("1,64", True)])
 def test_a_job_larger_than_its_workload(nodes: str, warned: bool, iobench_inside: Command) -> None:
     """llama7b has 8 ranks: 2 nodes of 8 GPUs are no job of it, and a warning says what is one."""

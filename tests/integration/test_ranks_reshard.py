@@ -89,9 +89,12 @@ def test_views_of_one_process(pool: RankPool, tmp_path: Path) -> None:
 
 
 def test_resume(pool: RankPool, tmp_path: Path) -> None:
-    """One line begins a job and goes on with it, with other numbers of ranks too."""
-    assert pool.call(rank_states.resumes, str(tmp_path), 3, world=2) == [[0, 3.0]] * 2
-    assert pool.call(rank_states.resumes, str(tmp_path), 5, world=3) == [[3, 5.0]] * 3
+    """One line begins a job and goes on with it, also with other ranks: module and optimizer."""
+    ((_, whole), *_) = pool.call(rank_states.resumes, str(tmp_path / "whole"), 5, world=2)
+    ((first, _), *_) = pool.call(rank_states.resumes, str(tmp_path / "parts"), 3, world=2)
+    assert first == 0
+    found = pool.call(rank_states.resumes, str(tmp_path / "parts"), 5, world=3)
+    assert found == [[3, whole]] * 3
 
 
 @pytest.mark.parametrize("at", [20, -1])

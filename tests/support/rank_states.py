@@ -143,16 +143,24 @@ class _Module(torch.nn.Module):
 
 
 def resumes(size: int, directory: str, until: int) -> list[Any]:
-    """Train to step `until` as a script that is started again; return where it began."""
+    """Train to step `until` as a script that is started again; return where it began.
+
+    Also digests of the weight and of the optimizer's moments.
+    """
     module, extra = _Module(size, 0), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    objects = {"module": module, "extra": extra, "optimizer": optimizer}
     with iobench.Checkpointer(directory, world=in_world(size), deadline_s=60) as ckpt:
-        first = ckpt.resume({"module": module, "extra": extra})
+        first = ckpt.resume(objects)
         for step in range(first, until):
-            with torch.no_grad():
-                module.w.add_(1)
-            ckpt.save_async({"module": module.state_dict(), "extra": extra.state_dict()}, step)
-    gained = module.w.detach().full_tensor() - full()["w1"]
-    return [first, round(float(gained.mean()), 3)]
+            module.w.grad = sharded({"w": full(step)["w1"]}, "rows", size)["w"]
+            optimizer.step()
+            ckpt.save_async({name: one.state_dict() for name, one in objects.items()}, step)
+    values = optimizer.state[module.w]
+    moments = {name: values[name].full_tensor() for name in ("exp_avg", "exp_avg_sq")}
+    assert values["exp_avg"].to_local().shape == module.w.to_local().shape
+    whole = {"w": module.w.detach().full_tensor(), **moments, "step": values["step"]}
+    return [first, digest(whole)]
 
 
 def load_previous(size: int, directory: str) -> list[Any]:

@@ -99,13 +99,13 @@ def test_the_error_of_a_save_that_exists_names_it(tmp_path: Path) -> None:
         ckpt.save({"a": 1}, 499)
 
 
-def test_a_sharded_optimizer_is_refused(tmp_path: Path) -> None:
-    """Its state would be full tensors; the error says what to call."""
+def test_a_sharded_optimizer_without_its_module_is_refused(tmp_path: Path) -> None:
+    """Its state is made with the module; the error says what to give."""
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.weight.placements = ()  # type: ignore[attr-defined]  # what shows a DTensor
     with (
         Checkpointer(tmp_path, writer="buffered") as ckpt,
-        pytest.raises(UsageError, match=r"'optimizer' are sharded; call load\(like="),
+        pytest.raises(UsageError, match=r"in none of the modules.*load\(like="),
     ):
         ckpt.resume({"optimizer": optimizer})
