@@ -116,7 +116,7 @@ def _published(checkout: Path) -> list[Path]:
 
 def test_results_stay_small() -> None:
     """Everyone who clones the repository downloads them."""
-    assert sum(path.stat().st_size for path in _published(_ROOT)) < 3 * MIB
+    assert sum(path.stat().st_size for path in _published(_ROOT)) < 3.5 * MIB
 
 
 def test_own_records_are_not_published(tmp_path: Path) -> None:
