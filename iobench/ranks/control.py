@@ -34,7 +34,7 @@ from iobench.ranks.hub import Hub
 from iobench.ranks.member import Member
 from iobench.ranks.rendezvous import Interface, Meeting, meet
 from iobench.ranks.wire import sendable
-from iobench.ranks.world import World
+from iobench.ranks.world import OWN, World
 from iobench.units import parse_seconds
 
 __all__ = ["ClockOffset", "Control", "shared_control"]
@@ -228,7 +228,7 @@ class Control:
 
     def clock_offset(self) -> ClockOffset:
         """Measure the offset of CLOCK_MONOTONIC to that of rank 0. No other rank has to call it."""
-        if self._member is None or self.world.rank == 0 or self.world.launcher == "none":
+        if self._member is None or self.world.rank == 0 or self.world.launcher == OWN:
             return ClockOffset(offset_s=0.0, error_s=0.0)  # processes of this machine have one
         trips = [self._member.ping(number) for number in range(_PINGS)]
         before_s, there_s, after_s = min(trips, key=lambda trip: trip[2] - trip[0])

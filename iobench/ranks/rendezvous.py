@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iobench.errors import RankError, UsageError, transfer_errors
-from iobench.ranks.world import World, is_loopback
+from iobench.ranks.world import OWN, World, is_loopback
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -179,6 +179,8 @@ def meet(
     has a secret, and TransferError.
     """
     found = os.environ if environ is None else environ
+    if world.launcher == OWN:  # variables and process groups are those of other ranks
+        return _told(world, _Directory(world, runtime_directory()), None, deadline_s, {})
     wanted, token = found.get(_VARIABLE, ""), found.get(_TOKEN)
     if wanted.startswith("tcp://"):
         return _fixed(world, wanted, token, found)

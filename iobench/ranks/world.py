@@ -14,7 +14,10 @@ from iobench.errors import OptionError, UsageError
 __all__ = ["AnyWorld", "Launcher", "World", "is_loopback"]
 
 Launcher = str
-"""`torchrun`, `slurm`, `mpi`, or `none` for a process without ranks."""
+"""`torchrun`, `slurm`, `mpi`, `iobench` (OWN), or `none` for a process without ranks."""
+
+OWN = "iobench"
+"""The launcher of ranks that a run of iobench starts itself, on its own machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

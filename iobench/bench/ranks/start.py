@@ -16,7 +16,7 @@ from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.ranks.members import OPERATION_S, SETUP_S, Members, introduce
 from iobench.errors import JobError, RankError
 from iobench.ranks.control import Control
-from iobench.ranks.world import World
+from iobench.ranks.world import OWN, World
 
 __all__ = ["END", "NEXT", "Launched", "LocalRanks", "local_world"]
 
@@ -29,8 +29,15 @@ _PROGRAM = "iobench.bench.ranks.local_rank"
 
 def local_world(rank: int, size: int, job: str) -> World:
     """Return the world of a process among `size` of this machine that no launcher started."""
-    alone = World.single()
-    return replace(alone, rank=rank, size=size, local_rank=rank, local_size=size, job=job)
+    return replace(
+        World.single(),
+        rank=rank,
+        size=size,
+        local_rank=rank,
+        local_size=size,
+        job=job,
+        launcher=OWN,
+    )
 
 
 class Launched:

@@ -18,7 +18,7 @@ from iobench.errors import RankError, UsageError
 from iobench.ranks import rendezvous
 from iobench.ranks.hub import Hub
 from iobench.ranks.rendezvous import Meeting, meet
-from iobench.ranks.world import World
+from iobench.ranks.world import OWN, World
 
 _WORLD = replace(
     World.single(), size=2, nodes=2, job="4711.0", launcher="slurm", master="192.0.2.1"
@@ -153,6 +153,19 @@ def test_two_jobs_of_one_name_with_process_groups(
             assert (other.address, other.token) == (meeting.address, meeting.token)
             meeting.withdraw()
             assert store.num_keys() == 0
+
+
+def test_the_ranks_of_a_run_itself_need_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a job of several nodes do not apply: it would listen on another host. Nor do the
+    process groups of a peer in rank 0: the other ranks do not have them."""
+    monkeypatch.setattr(rendezvous, "_store_of_trainer", HashStore)
+    world = replace(_rank(0), launcher=OWN, job=f"test-{os.getpid()}")
+    environ = {"IOBENCH_STORE": "tcp://192.0.2.1:9", "GLOO_SOCKET_IFNAME": "nothing"}
+    meeting = meet(world, deadline_s=1, environ=environ)
+    assert meeting.server is not None
+    with meeting.server:
+        assert meeting.address[0].startswith("127.")
+    meeting.withdraw()
 
 
 def test_a_token_gives_the_secret(tmp_path: Path) -> None:
