@@ -257,7 +257,7 @@ def test_memory_is_bounded(kind: str, large: Path, tmp_path: Path) -> None:
 @pytest.mark.root
 def test_in_a_control_group(large: Path, tmp_path: Path) -> None:
     """With a limit in which the same tensors do not fit."""
-    with memory_group(560 * MIB) as group:
+    with memory_group(400 * MIB) as group:
         assert _peak(large, tmp_path / "resident", "resident", group.path).returncode == -9
         done = _peak(large, tmp_path / "out", "safetensors", group.path)
     assert done.returncode == 0, done.stderr
