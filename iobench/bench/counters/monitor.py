@@ -70,6 +70,7 @@ class Counted:
     """Growth of time and counters since `began_s` of time.perf_counter.
 
     `system_cpu_s` counts every process and the kernel; `growth` is None without a sampler.
+    `flushed`, of another machine, says whether its device flushed its cache; None for unknown.
     """
 
     began_s: float
@@ -79,6 +80,7 @@ class Counted:
     device: DeviceCounts
     interference: Interference
     growth: Growth | None
+    flushed: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

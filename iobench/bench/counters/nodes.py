@@ -1,61 +1,30 @@
-"""NodeCounts: the counters of another machine during an operation, and their sum over a job."""
+"""The counters of several machines during an operation, and their sum over a job."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
-from iobench.bench.counters.monitor import Counted, Monitor, foreign_bytes
-from iobench.bench.counters.monitor import Counters as _Counters
-from iobench.environment import DeviceCounters
+from iobench.bench.counters.monitor import Counted, Counters, foreign_bytes
 from iobench.results.records import DeviceCounts, Interference
 
-__all__ = ["NodeCounter", "NodeCounts", "over_machines"]
+__all__ = ["counted_here", "over_machines"]
 
 N = TypeVar("N", int, float)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeCounts:
-    """Growth of the counters of one machine while its ranks moved their files.
-
-    `device` is None where the target has no device there, or its counter does not count.
-    `flushed` says whether the device flushed its cache; None where the kernel does not count that.
-    """
-
-    device: DeviceCounters | None
-    system_cpu_s: float
-    steal_s: float | None
-    memory_stall_s: float | None
-    flushed: bool | None = None
+def counted_here(counters: Counters, *, device_counts: bool, flush_counts: bool) -> Counted:
+    """Stop `counters` of this machine, for another one; without a device that does not count."""
+    flushes = counters.flushes() if flush_counts else None
+    counted = counters.stop()
+    device = counted.device
+    if not device_counts:
+        device = replace(device, read_bytes=None, write_bytes=None)
+    return replace(counted, device=device, flushed=None if flushes is None else flushes > 0)
 
 
-class NodeCounter:
-    """Counts on this machine from its construction on."""
-
-    def __init__(self, monitor: Monitor, *, device_counts: bool, flush_counts: bool) -> None:
-        self._device_counts, self._flush_counts = device_counts, flush_counts
-        self._counters = _Counters(monitor)
-
-    def stop(self) -> NodeCounts:
-        """Return the growth since the construction."""
-        flushes = self._counters.flushes() if self._flush_counts else None
-        counted = self._counters.stop()
-        read, write = counted.device.read_bytes, counted.device.write_bytes
-        device = None
-        if self._device_counts and read is not None and write is not None:
-            device = DeviceCounters(read_bytes=read, write_bytes=write, flushes=flushes or 0)
-        return NodeCounts(
-            device=device,
-            system_cpu_s=counted.system_cpu_s,
-            steal_s=counted.interference.steal_s,
-            memory_stall_s=counted.interference.memory_stall_s,
-            flushed=None if flushes is None else flushes > 0,
-        )
-
-
-def over_machines(counted: Counted, others: Sequence[NodeCounts]) -> Counted:
+def over_machines(counted: Counted, others: Sequence[Counted]) -> Counted:
     """Return `counted` of this machine, whose `device` counts there, with those of the others.
 
     The bytes of devices are None unless every machine counts them: a part of the machines cannot
@@ -63,14 +32,13 @@ def over_machines(counted: Counted, others: Sequence[NodeCounts]) -> Counted:
     """
     if not others:
         return counted
-    own, device = counted.interference, counted.device
-    devices = [one.device for one in others]
-    read = _sum([device.read_bytes, *(one.read_bytes if one else None for one in devices)])
-    write = _sum([device.write_bytes, *(one.write_bytes if one else None for one in devices)])
+    every, device = [counted, *others], counted.device
+    read = _sum([one.device.read_bytes for one in every])
+    write = _sum([one.device.write_bytes for one in every])
     process = device.process_read_bytes, device.process_write_bytes
     return replace(
         counted,
-        system_cpu_s=counted.system_cpu_s + sum(one.system_cpu_s for one in others),
+        system_cpu_s=sum(one.system_cpu_s for one in every),
         device=DeviceCounts(
             read_bytes=read,
             write_bytes=write,
@@ -78,8 +46,8 @@ def over_machines(counted: Counted, others: Sequence[NodeCounts]) -> Counted:
             process_write_bytes=process[1],
         ),
         interference=Interference(
-            steal_s=_sum([own.steal_s, *(one.steal_s for one in others)]),
-            memory_stall_s=_sum([own.memory_stall_s, *(one.memory_stall_s for one in others)]),
+            steal_s=_sum([one.interference.steal_s for one in every]),
+            memory_stall_s=_sum([one.interference.memory_stall_s for one in every]),
             foreign_read_bytes=foreign_bytes(read, process[0]),
             foreign_write_bytes=foreign_bytes(write, process[1]),
         ),

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from iobench.bench import fio
 from iobench.bench.counters.monitor import Counted
-from iobench.bench.counters.nodes import NodeCounts, over_machines
+from iobench.bench.counters.nodes import over_machines
 from iobench.bench.processes.executor import Executor, Release
 from iobench.bench.processes.job import CheckpointRef, Done, Job
 from iobench.bench.ranks.loop import RESTORES_BEGIN, RESTORES_END, Looped
@@ -60,7 +60,7 @@ class RankGroup(Executor):
         self._ranks, self._setups, self._replicas = ranks, setups, replicas
         self._own: RankJob | None = None
         self._steps: Steps | None = None
-        self._nodes: list[NodeCounts] = []
+        self._nodes: list[Counted] = []
         """What the other machines counted during the last timed operation."""
 
     def _ready(self) -> Steps:
@@ -186,7 +186,7 @@ class RankGroup(Executor):
             yield "a process began late, by more than 1% of the time of the longest transfer"
         if device is None or self._ranks.local:
             return
-        if any(one.device is None for one in self._nodes):
+        if any(one.device.read_bytes is None for one in self._nodes):
             yield "not every node counts the device of the target: its counters are not used"
         if operation == "restore":
             yield _OWN_SLICES if self._same_bytes else self.members.restore_note

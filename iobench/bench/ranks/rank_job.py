@@ -14,7 +14,8 @@ from pathlib import Path
 
 from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
-from iobench.bench.counters.nodes import NodeCounter, NodeCounts
+from iobench.bench.counters.monitor import Counted, Counters
+from iobench.bench.counters.nodes import counted_here
 from iobench.bench.data.slicing import Sliced
 from iobench.bench.processes.job import CheckpointRef, Done, Job
 from iobench.bench.ranks.loop import RESTORES_BEGIN, RESTORES_END, Looped, restore_until
@@ -89,8 +90,8 @@ class RankJob(Job):
     """Whether the ranks restore together what rank 0 saved."""
     _transport: Transport | None = None
     _control: Control | None = None
-    _counter: NodeCounter | None = None
-    _counted: NodeCounts | None = None
+    _counters: tuple[_Storage, Counters] | None = None
+    _counted: Counted | None = None
     _fio = ExitStack()
     _measure: Callable[[], fio.FioSample] | None = None
 
@@ -160,18 +161,19 @@ class RankJob(Job):
         """Start the counters of this machine, unless another rank or the run counts there."""
         storage = self.machine and self.machine.counts and self.machine.under(ref.directory)
         if storage:
-            self._counter = NodeCounter(
-                storage.monitor,
+            self._counters = storage, Counters(storage.monitor)
+
+    def all_done(self) -> None:
+        """Stop the counters: all ranks are done, also the others of this machine."""
+        if self._counters is not None:
+            (storage, counters), self._counters = self._counters, None
+            self._counted = counted_here(
+                counters,
                 device_counts=storage.instruments.device_counts,
                 flush_counts=storage.instruments.flush_counts,
             )
 
-    def all_done(self) -> None:
-        """Stop the counters: all ranks are done, also the others of this machine."""
-        if self._counter is not None:
-            self._counted, self._counter = self._counter.stop(), None
-
-    def counted(self) -> NodeCounts | None:
+    def counted(self) -> Counted | None:
         """Return what this machine counted during the last timed operation of all ranks."""
         counted, self._counted = self._counted, None
         return counted

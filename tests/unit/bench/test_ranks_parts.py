@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from iobench.bench.counters.monitor import Counted
-from iobench.bench.counters.nodes import NodeCounts, over_machines
+from iobench.bench.counters.nodes import over_machines
 from iobench.bench.ranks.group import all_true, over_ranks
 from iobench.bench.ranks.steps import Lead, wait_until
 from iobench.bench.targets.cold import EvictedFiles
-from iobench.environment import DeviceCounters
 from iobench.results.records import DeviceCounts, Interference, Stored
 
 
@@ -65,11 +64,13 @@ COUNTED = Counted(
     ),
     growth=None,
 )
-NODE = NodeCounts(
-    device=DeviceCounters(read_bytes=5, write_bytes=250),
+NODE = replace(
+    COUNTED,
     system_cpu_s=3.0,
-    steal_s=0.2,
-    memory_stall_s=0.5,
+    device=DeviceCounts(
+        read_bytes=5, write_bytes=250, process_read_bytes=5, process_write_bytes=250
+    ),
+    interference=replace(COUNTED.interference, steal_s=0.2, memory_stall_s=0.5),
 )
 
 
@@ -88,7 +89,10 @@ def test_the_counters_of_all_machines_are_added() -> None:
 
 def test_a_machine_without_the_device_hides_all_devices() -> None:
     """A part of the devices cannot show that all bytes arrived."""
-    total = over_machines(COUNTED, [NODE, replace(NODE, device=None)])
+    total = over_machines(
+        COUNTED,
+        [NODE, replace(NODE, device=replace(NODE.device, read_bytes=None, write_bytes=None))],
+    )
     assert (total.device.read_bytes, total.device.write_bytes) == (None, None)
     assert total.interference.foreign_write_bytes is None
     assert total.device.process_write_bytes == 300

@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
-from iobench.bench.counters.monitor import Usage
-from iobench.bench.counters.nodes import NodeCounts
+from iobench.bench.counters.monitor import Counted, Usage
 from iobench.bench.processes.job import CheckpointRef, CheckpointSizes, Done, Job
 from iobench.bench.ranks.rank_job import RankJob
 from iobench.bench.ranks.wire import command_of, message_of, reply_of
-from iobench.environment import DeviceCounters
 from iobench.errors import JobError
 from iobench.results.codec import to_plain
-from iobench.results.records import Verified
+from iobench.results.records import DeviceCounts, Interference, Verified
 from iobench.writers.transfer import Fallback, PathCount, Transfer
 
 REF = CheckpointRef(contender=1, shape=0, directory=Path("/shared/step"))
@@ -99,11 +97,18 @@ def test_other_replies_come_back() -> None:
     nothing: Any = reply_of(partial(Job.prepare, shape=0, checkpoint=(0, 0)), None, "")
     assert nothing is None
     assert to_plain(array("q", [1, 2])) == [1, 2]
-    counts = NodeCounts(
-        device=DeviceCounters(read_bytes=1, write_bytes=2, flushes=3),
+    counts = Counted(
+        began_s=1.0,
+        elapsed_s=2.0,
+        cpu_s=0.5,
         system_cpu_s=1.0,
-        steal_s=0.0,
-        memory_stall_s=None,
+        device=DeviceCounts(
+            read_bytes=1, write_bytes=2, process_read_bytes=3, process_write_bytes=None
+        ),
+        interference=Interference(
+            steal_s=0.0, memory_stall_s=None, foreign_read_bytes=0, foreign_write_bytes=0
+        ),
+        growth=None,
         flushed=True,
     )
     assert reply_of(RankJob.counted, to_plain(counts), "") == counts
