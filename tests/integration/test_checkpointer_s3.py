@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.s3_servers import SERVERS, s3_server
+from support.s3_servers import s3_server
 
 from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.checkpoint.manifest import Manifest
@@ -27,7 +27,9 @@ from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(
+    scope="module", params=["moto", pytest.param("rclone", marks=pytest.mark.exhaustive)]
+)
 def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
     """Each of the two servers."""
     with s3_server(request.param) as running:

@@ -91,11 +91,3 @@ def test_claims_about_training(
     cells = [line.split(" | ") for line in table.stdout.splitlines() if "not comparable" in line]
     assert len(cells) == len(sides)
     assert all(cell[2].endswith(figure) for cell in cells)
-
-
-def test_claims_that_are_not_known_are_refused(iobench: Command) -> None:
-    done = iobench("reproduce", "gemini")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "iobench reproduce: unknown claim 'gemini'. Known: async, checkfreq, hybrid-io, pccheck.\n"
-    )

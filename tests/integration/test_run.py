@@ -181,16 +181,6 @@ def test_show_gives_the_same_table(run: Command, iobench_inside: Command, tmp_pa
         assert "buffered" in again.stdout
 
 
-def test_two_settings_of_one_writer(run: Command, direct: None) -> None:
-    """They are two rows, labelled by the setting that differs."""
-    settings = "odirect,block_size=1MiB,threads=3,odirect,block_size=2MiB,threads=5"
-    done = run("--writer", settings, "--size", "full", "--no-ceiling")
-    assert done.returncode == 0, done.stderr
-    for row in ("odirect block_size=1MiB threads=3", "odirect block_size=2MiB threads=5"):
-        assert len(re.findall(rf"^{row} +(?:save|restore) ", done.stdout, re.MULTILINE)) == 2
-    assert f"writers   {settings}".replace(",odirect,", ", odirect,") in done.stderr
-
-
 def test_without_fio(run: Command) -> None:
     """`--no-fio` runs no fio, and the report says so."""
     arguments = ("--writer", "buffered", "--no-fio", "--repeat", "1", "--format", "json")
@@ -208,22 +198,6 @@ def test_fio_is_missing(run: Command, fio_unknown: None, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "fio: not measured" in done.stdout
     assert "fio is not installed: apt-get install fio" in done.stderr
-
-
-@needs_fio
-def test_a_fio_that_fails(run: Command, fio_unknown: None, tmp_path: Path) -> None:
-    """The run has no ceiling, and the report has fio's message."""
-    program = tmp_path / "bin/fio"
-    program.parent.mkdir()
-    program.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo fio-3.33 && exit\necho no disk; exit 9'
-    )
-    program.chmod(0o755)
-    arguments = ("--writer", "buffered", "--size", "full", "--repeat", "1")
-    done = run(*arguments, PATH=f"{program.parent}:/usr/bin:/bin")
-    assert done.returncode == 0, done.stderr
-    assert "fio: not measured" in done.stdout
-    assert "no disk" in done.stdout
 
 
 def test_stdout_and_stderr(run: Command, tmp_path: Path) -> None:
@@ -245,14 +219,6 @@ def test_stdout_and_stderr(run: Command, tmp_path: Path) -> None:
     assert "null is INVALID" in page.read_text()
     assert done.stdout.startswith("Save: no valid figure: null is INVALID\n\ntiny, rank 0: ")
     assert "\x1b" not in done.stdout + done.stderr
-
-
-def test_another_rank(run: Command) -> None:
-    """Rank 1 of the HF Trainer only writes its rng state; it is replayed like any other."""
-    arguments = ("--writer", "buffered", "--size", "full", "--no-ceiling", "--format", "json")
-    document = document_of(run("--rank", "1", *arguments))
-    assert (document["workload"]["rank"], document["workload"]["files"]) == (1, 1)
-    assert {summary["verdict"] for summary in document["summaries"]} == {"VALID"}
 
 
 def test_a_file_system_that_is_named_by_default(

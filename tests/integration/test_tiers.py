@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.s3_servers import SERVERS, s3_server
+from support.s3_servers import s3_server
 from support.tiers import damage, events, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Memory, Remote, load_checkpoint
@@ -572,9 +572,11 @@ def test_wrong_options(wrong: dict[str, Any]) -> None:
 # A bucket.
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(
+    scope="module", params=["moto", pytest.param("rclone", marks=pytest.mark.exhaustive)]
+)
 def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
-    """Each of the two servers."""
+    """Each of the two servers; test_s3 and test_s3_proxy show how they differ."""
     with s3_server(request.param) as running:
         yield running
 

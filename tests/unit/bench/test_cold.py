@@ -85,14 +85,3 @@ def test_a_refused_drop_is_reported(file: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("iobench.bench.targets.cold._DROP_CACHES", "/dev/full")
     with locked(file):
         assert not make_cold([file]).dropped_caches
-
-
-def test_nothing_at_all_is_cold() -> None:
-    """No files and empty files have no pages."""
-    assert make_cold([]).resident_fraction == 0.0
-
-
-def test_an_empty_file(tmp_path: Path) -> None:
-    """Its fraction is not a division by zero."""
-    (tmp_path / "empty").touch()
-    assert make_cold([tmp_path / "empty"]).resident_fraction == 0.0

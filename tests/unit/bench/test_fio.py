@@ -50,11 +50,6 @@ def test_figures_of_a_save() -> None:
     assert sample.cpu_s == pytest.approx(0.2)
 
 
-def test_figures_of_a_restore() -> None:
-    """They come from the read side."""
-    assert parse(document(rw="read"), op="restore").elapsed_s == 0.25
-
-
 def test_notes_around_the_document() -> None:
     """Lines that fio prints before and after its JSON are ignored."""
     assert parse("fio: this platform is odd {x}\n" + document() + "\nbye\n").bytes == 4 * MIB
@@ -206,12 +201,6 @@ def test_what_does_not_fit_is_not_begun(tmp_path: Path) -> None:
     space = os.statvfs(tmp_path)
     with pytest.raises(FioError, match="free"):
         run_job(JOB, "save", tmp_path, 2 * space.f_blocks * space.f_frsize)
-
-
-def test_too_little_for_one_block(tmp_path: Path) -> None:
-    """Direct I/O cannot write less than 4 KiB."""
-    with pytest.raises(FioError, match="less than one block"):
-        run_job(JOB, "save", tmp_path, 100)
 
 
 def test_fio_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,10 +252,6 @@ def test_a_writer_that_stores_nothing_is_asked_nothing_else() -> None:
     assert len(judge(null, FULL).reasons) == 1
 
 
-def test_the_context_of_a_run() -> None:
-    assert Context.of(EXAMPLE.run) == Context(workload_bytes=SIZE, scale="2 of 32 layers")
-
-
 @pytest.mark.parametrize(
     "storage", [{"fs_type": "tmpfs"}, {"fs_type": "overlay", "upper": {"fs_type": "tmpfs"}}]
 )
@@ -282,11 +278,6 @@ def test_the_worst_verdict_stands_and_reasons_are_counted() -> None:
 def test_a_reason_twice_in_one_sample_counts_once() -> None:
     noted = judge(replace(SAVE, notes=("slow", "slow")), FULL)
     assert reasons(combine([noted, judge(SAVE, FULL)])) == ["1 of 2 samples: slow"]
-
-
-def test_nothing_has_no_verdict() -> None:
-    with pytest.raises(ValueError, match="no verdicts"):
-        combine([])
 
 
 def test_a_save_is_verified_by_the_restore_of_its_repetition() -> None:

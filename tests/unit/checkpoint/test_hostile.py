@@ -152,14 +152,6 @@ def test_bad_indexes(runs: Path, change: Any, told: str) -> None:
     assert told in str(_expect_the_older_one(runs))
 
 
-def test_a_good_index(runs: Path) -> None:
-    """The index that the bad ones are made of."""
-    _publish_index(runs, json.dumps(_INDEX).encode())
-    state = iobench.load_checkpoint(runs)
-    assert state["n"] == 5
-    assert np.array_equal(state["w"].numpy().ravel(), _TENSOR)
-
-
 def test_chunks_that_overlap(runs: Path) -> None:
     """They have as many elements as the tensor and leave a gap: memory that nothing has filled."""
     chunks = [[0, 0, 0, [0, 0], [2, 6]], [0, 1, 0, [1, 0], [2, 6]]]

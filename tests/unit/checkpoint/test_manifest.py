@@ -150,12 +150,6 @@ def test_names_that_are_not_text() -> None:
             Manifest.parse(text, "m")
 
 
-def test_unknown_file() -> None:
-    """A file that the manifest does not name is none of the checkpoint's."""
-    with pytest.raises(DataMismatchError, match="names no file 'other'"):
-        _MANIFEST.file("other")
-
-
 @given(st.lists(st.integers(0, 40), max_size=12), st.data())
 def test_pieces_of_every_size(sizes: list[int], data: st.DataObject) -> None:
     """Each checksum is that of the piece alone, however segments and pieces are cut."""

@@ -87,9 +87,3 @@ def test_nonsense(make) -> None:
         make()
     with pytest.raises(TypeError, match="unsupported operand"):
         KeepLast(3) | 5
-
-
-def test_both_periods() -> None:
-    """Hours and steps are two policies."""
-    with pytest.raises(OptionError, match="give either hours or steps"):
-        KeepEvery(hours=1, steps=1)

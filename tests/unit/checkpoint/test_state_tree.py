@@ -199,12 +199,6 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
 
 
-def test_one_element_of_many(expect_same: Callable[..., None]) -> None:
-    """A single element may have any stride, and counts as contiguous."""
-    state = [torch.arange(9)[8::4], torch.arange(9).view(3, 3)[2:, 2:]]
-    expect_same(state, _round_trip(state))
-
-
 def test_a_slice_is_saved_alone() -> None:
     """A small view of a large tensor saves its own bytes, not the whole storage."""
     (leaf,) = flatten({"part": torch.zeros(1000)[10:12]}).leaves.values()

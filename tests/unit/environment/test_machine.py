@@ -21,7 +21,7 @@ from iobench.environment.gpu import (
     parse_gpu_information,
     parse_nvidia_smi,
 )
-from iobench.environment.kernelfs import read_int, read_text, selected
+from iobench.environment.kernelfs import read_int, read_text
 from iobench.environment.memory import (
     available_bytes,
     cgroup_directories,
@@ -31,7 +31,6 @@ from iobench.environment.memory import (
     parse_meminfo,
 )
 from iobench.environment.mounts import parse_mountinfo
-from iobench.environment.software import package_version, parse_os_release
 from iobench.environment.uring import explain_refusal
 from iobench.units import MIB
 
@@ -54,11 +53,6 @@ def test_cpuinfo_counts_physical_cores() -> None:
     }
 
 
-def test_cpuinfo_of_a_virtual_machine() -> None:
-    """The hypervisor flag says that the CPU is virtual."""
-    assert parse_cpuinfo(CPU.format(n=0, socket=0, core=0, flags="hypervisor"))["virtual"] is True
-
-
 def test_cpuinfo_of_arm_has_no_model_name() -> None:
     """Implementer and part replace the name; the unknown topology is None."""
     found = parse_cpuinfo("processor : 0\nCPU implementer : 0x41\nCPU part : 0xd0c\n")
@@ -75,13 +69,6 @@ def test_meminfo_is_in_bytes() -> None:
     """Kilobytes become bytes; huge pages are a count and stay one."""
     text = "MemTotal:  24 kB\nHugePages_Total:   3\nbroken\n"
     assert parse_meminfo(text) == {"MemTotal": 24 * 1024, "HugePages_Total": 3}
-
-
-def test_chosen_word_of_a_kernel_list() -> None:
-    """The word in brackets; without brackets the whole text."""
-    assert selected("none [mq-deadline] kyber") == "mq-deadline"
-    assert selected("none") == "none"
-    assert selected(None) is None
 
 
 def test_small_files_that_are_missing_or_no_number(tmp_path: Path) -> None:
@@ -164,11 +151,6 @@ def test_memory_that_version_1_control_groups_leave(tmp_path: Path) -> None:
         "inactive_file 1\nactive_file 1\ntotal_inactive_file 400\ntotal_active_file 100\n"
     )
     assert available_bytes(tmp_path) == 2500
-
-
-def test_unknown_memory(tmp_path: Path) -> None:
-    """Neither the kernel nor a control group reports it."""
-    assert available_bytes(tmp_path) is None
 
 
 def test_nvidia_smi_lines() -> None:
@@ -345,17 +327,6 @@ def test_why_io_uring_is_refused(number: int, sysctl: int | None, word: str) -> 
     assert word in explain_refusal(number, sysctl)[0]
 
 
-def test_distribution_name() -> None:
-    """The pretty name, without its quotes."""
-    assert parse_os_release('NAME="D"\nPRETTY_NAME="Distro 12"\n') == "Distro 12"
-    assert parse_os_release("") is None
-
-
-def test_a_package_that_is_not_there_has_no_version() -> None:
-    """It is None, not an error."""
-    assert package_version("no-such-package-of-anyone") is None
-
-
 def test_the_running_machine_is_plain_json() -> None:
     """The description of this machine is equal after JSON, and has the version of iobench."""
     from iobench import __version__
@@ -438,11 +409,6 @@ def test_free_memory_taken_by_the_host(features: str, wanted: bool, tmp_path: Pa
     driver.mkdir(parents=True)
     (driver / "features").write_text(f"{features}\n")
     assert host_takes_free_memory(tmp_path) is wanted
-
-
-def test_no_balloon_takes_nothing(tmp_path: Path) -> None:
-    """A machine without the driver keeps its memory."""
-    assert not host_takes_free_memory(tmp_path)
 
 
 def test_the_rate_of_new_pages_is_that_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:

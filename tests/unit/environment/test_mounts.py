@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iobench.environment.mounts import find_mount, mount_of, parse_mountinfo
+from iobench.environment.mounts import find_mount, parse_mountinfo
 
 TABLE = r"""
 22 1 254:1 / / rw,relatime - ext4 /dev/vda1 rw,discard
@@ -94,17 +94,3 @@ def test_kind_of_storage(mount_point: str, kind: str) -> None:
     """The type decides; an unknown type on a device node is local."""
     mounts = {mount.mount_point: mount for mount in parse_mountinfo(TABLE)}
     assert mounts[mount_point].kind == kind
-
-
-def test_damaged_lines_are_left_out() -> None:
-    """An incomplete line gives no mount and no error."""
-    assert parse_mountinfo("22 1 254:1 / /\n\n22 1 254:1 / / rw -\n") == []
-
-
-def test_proc_is_on_proc() -> None:
-    """On the running system the mount of /proc is found, with its type."""
-    from pathlib import Path
-
-    mount = mount_of(Path("/proc/self"))
-    assert mount is not None
-    assert mount.fs_type == "proc"

@@ -22,11 +22,6 @@ def test_no_copy() -> None:
     assert tensor.tolist() == [0, 1, 0]
 
 
-def test_parameters_may_be_saved() -> None:
-    """A tensor that asks for its gradient gives its bytes all the same."""
-    assert len(tensor_bytes(torch.nn.Parameter(torch.ones(3)))) == 12
-
-
 def test_conjugated_and_negated_views() -> None:
     """Lazily conjugated and negated tensors give the bytes of what they stand for."""
     tensor = torch.tensor([1 + 2j, 3 - 4j])

@@ -98,11 +98,6 @@ def test_saves_that_cost_nothing_leave_only_recovery() -> None:
     assert goodput.lost_work_s(interval, costs, job) == pytest.approx(0, abs=1e-2)
 
 
-def test_training_for_no_time_between_saves_gets_nowhere() -> None:
-    job = job_with(1000)
-    assert goodput.ettr(0, Costs(blocking_s=1, restore_s=0), job) == 0
-
-
 @given(costs, jobs, st.floats(1, 1e3))
 def test_ettr_is_a_share_and_more_cost_never_helps(
     costs: Costs, job: TrainingJob, factor: float

@@ -62,9 +62,3 @@ def test_the_last_trial_predicts_the_next(
     history.add("a", step(size_bytes=1), measured(50, stall_s=10))
     history.add("a", step(size_bytes=100), measured(took_s, stall_s=stall_s))
     assert history.expected_s("a", size_bytes) == expected_s
-
-
-def test_of_a_setting_never_tried_nothing_is_expected() -> None:
-    """The caller must say which setting it is like."""
-    with pytest.raises(KeyError):
-        History().expected_s("a", 100)

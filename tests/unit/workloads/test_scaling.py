@@ -108,13 +108,6 @@ def test_the_error_names_the_smallest_size() -> None:
         workload.scaled(smallest - 1)
 
 
-def test_a_rank_that_writes_nothing_needs_no_scaling() -> None:
-    """A data parallel rank that does not write fits everywhere."""
-    workload = workloads.load("synthetic-1t")
-    assert workload.files(3071) == ()
-    assert workload.scaled(0, rank=3071) is workload
-
-
 def _estimate(workload: Workload, layers: int, embedding: bool, head: bool) -> int:
     """Return about the bytes of rank 0 with these blocks: 12 per parameter and 2.4 MB of small
     files."""

@@ -10,7 +10,6 @@ import pytest
 
 from iobench.errors import UnavailableError, UsageError
 from iobench.writers import registry
-from iobench.writers.base import Writer
 from iobench.writers.buffered import BufferedOptions, BufferedWriter
 from iobench.writers.image import FileImage
 from iobench.writers.odirect import ODirectOptions, ODirectWriter
@@ -45,52 +44,6 @@ def test_a_missing_directory_is_unavailable(writer, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="No such file or directory"):
         writer.require(tmp_path / "missing")
     assert not (tmp_path / "missing").exists()
-
-
-_MOVING = {
-    "write": lambda writer, target: writer.write(FileImage.of("f", [b"x"]), target),
-    "write with a keyword": lambda writer, target: writer.write(
-        image=FileImage.of("f", [b"x"]), target=target
-    ),
-    "write_many": lambda writer, target: writer.write_many([FileImage.of("f", [b"x"])], target),
-    "write_many of nothing": lambda writer, target: writer.write_many([], target),
-    "read": lambda writer, target: writer.read(FileImage.of("f", [bytearray(1)]), target),
-    "open": lambda writer, target: writer.open(f"{target}/f"),
-    "open_source": lambda writer, target: writer.open_source(f"{target}/f"),
-}
-
-
-class _Unchecked(Writer):
-    """A writer of another package: it derives from Writer alone and never checks its target."""
-
-    name = "unchecked"
-    summary = "takes whatever it gets"
-    Options = BufferedOptions
-
-    def write(self, image, target, *, durable=True, sync_directory=True):
-        pytest.fail(f"write to {target}")
-
-    def read(self, image, target, *, start=0, stop=None):
-        pytest.fail(f"read from {target}")
-
-    def open(self, target, size=None):
-        pytest.fail(f"open {target}")
-
-    def available(self, target="."):
-        pytest.fail(f"available in {target}")
-
-
-@pytest.mark.parametrize("moving", _MOVING.values(), ids=_MOVING)
-@pytest.mark.parametrize("writer", ["buffered", "odirect", "hybrid", "aiofiles", "other"])
-def test_a_writer_of_files_refuses_a_bucket(
-    writer: str, moving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In every operation, before it creates `./s3:`."""
-    monkeypatch.chdir(tmp_path)
-    made = _Unchecked() if writer == "other" else registry.make(writer)
-    with pytest.raises(UsageError, match="writes files and needs a directory; use --writer s3"):
-        moving(made, "s3://bucket/run")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("writer", ["buffered", "s3"])

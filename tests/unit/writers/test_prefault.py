@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from iobench import linux
-from iobench.errors import TransferError
 from iobench.formats import safetensors, torch_file
 from iobench.units import MIB
 from iobench.writers.blocks import prefault
@@ -65,12 +64,6 @@ def test_pages_appear_beyond_the_lead(lead: int) -> None:
         wait_for(memory, lead // HUGE_PAGE)
     assert pages(memory) == [False] * 4 + [True] * 12
     assert not memory.any()
-
-
-def test_a_small_file_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "Thread", None)
-    with ahead(np.zeros(64 * MIB, np.uint8)):
-        pass
 
 
 def test_it_skips_what_the_read_has_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,12 +185,6 @@ def test_loads_are_right(name: str, form: object, tmp_path: Path) -> None:
     form.save(state, "file", tmp_path, writer)
     found, _ = form.load("file", tmp_path, writer)
     assert all(torch.equal(found[key], tensor) for key, tensor in state.items())
-
-
-@pytest.mark.usefixtures("lead")
-def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(TransferError, match="file"):
-        safetensors.load("file", tmp_path, make("buffered"))
 
 
 @pytest.mark.usefixtures("lead")

@@ -11,7 +11,6 @@ from iobench.errors import OptionError, UnavailableError, UnknownNameError, Usag
 from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.null import NullWriter
-from iobench.writers.odirect import ODirectWriter
 
 
 @pytest.fixture
@@ -24,11 +23,6 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, EntryPoint
 
 def _entry(value: str) -> EntryPoint:
     return EntryPoint(name="other", value=value, group=registry.GROUP)
-
-
-def test_built_in_writers_are_registered() -> None:
-    """The built-in writers are found by the entry points of the installed package."""
-    assert {"null", "buffered", "uncached", "odirect"} <= set(registry.names())
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -62,13 +56,6 @@ def test_broken_registrations(value: str, reason: str, registered: dict[str, Ent
         registry.writer_class("other")
     assert reason in str(caught.value)
     assert "other" in registry.names()
-
-
-def test_make_sets_options() -> None:
-    """Options are given as text or typed."""
-    wanted = ODirectWriter.Options(block_size=8 << 20)
-    assert registry.make("odirect", block_size="8MiB").options == wanted
-    assert registry.make("odirect", block_size=8 << 20).options == wanted
 
 
 def _make_all(text: str) -> list[Writer]:

@@ -84,12 +84,6 @@ def test_streams_start_small() -> None:
     assert 900 * 8 * MIB > 7 * GIB
 
 
-def test_fixed_streams_do_not_grow() -> None:
-    """A requested size stays, and so does its limit."""
-    parts = StreamParts.expecting(None, fixed_bytes=5 * MIB, threads=8)
-    assert parts.size(MOST_PARTS) == 5 * MIB
-
-
 def _body(lengths: list[int]) -> tuple[PartBody, bytes]:
     data = content(sum(lengths))
     return PartBody(cut(data, lengths)), data.tobytes()
@@ -134,9 +128,3 @@ def test_a_body_is_no_copy() -> None:
     assert isinstance(piece, memoryview)
     assert piece[0] == 7
     assert len(piece) == MIB
-
-
-def test_an_empty_body() -> None:
-    """Without views it has no bytes."""
-    body = PartBody([])
-    assert (len(body), body.read(), body.seek(5)) == (0, b"", 0)

@@ -10,8 +10,6 @@ import pytest
 from iobench.errors import OptionError, UsageError
 from iobench.testing import content, cut
 from iobench.units import MIB
-from iobench.writers import registry
-from iobench.writers.image import FileImage
 from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Options
 from iobench.writers.s3_store.target import S3Target
@@ -97,36 +95,6 @@ def test_endpoints_with_a_login(url: str) -> None:
     with pytest.raises(OptionError) as caught:
         S3Options(endpoint_url=url)
     assert "s3cr3t" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["buffered", "uncached", "odirect"])
-def test_writers_of_files_refuse_buckets(name: str, tmp_path: Path, monkeypatch) -> None:
-    """In one line, and without creating a directory `s3:`."""
-    monkeypatch.chdir(tmp_path)
-    writer = registry.make(name)
-    image = FileImage.of("file", [bytearray(10)])
-    for call in (
-        lambda: writer.write(image, "s3://bucket/run"),
-        lambda: writer.read(image, "s3://bucket/run"),
-        lambda: writer.open("s3://bucket/run/file"),
-        lambda: writer.open_source("s3://bucket/run/file"),
-    ):
-        with pytest.raises(UsageError, match="use --writer s3"):
-            call()
-    assert not list(tmp_path.iterdir())
-
-
-def test_s3_refuses_directories(tmp_path: Path) -> None:
-    """In one line that shows the right form."""
-    writer = registry.make("s3")
-    image = FileImage.of("file", [bytearray(10)])
-    for call in (
-        lambda: writer.write(image, tmp_path),
-        lambda: writer.read(image, str(tmp_path)),
-        lambda: writer.open(tmp_path / "file"),
-    ):
-        with pytest.raises(UsageError, match="needs a target s3://bucket/prefix"):
-            call()
 
 
 @pytest.mark.parametrize("name", ["crc64nvme", "crc32c"])

@@ -89,16 +89,6 @@ def test_a_kernel_that_takes_nothing(make) -> None:
     assert caught.value.errno == errno.EAGAIN
 
 
-def test_other_errors_go_through(make) -> None:
-    """An error that is not transient is raised, both by a submission and by a wait."""
-    ring, ctx = make(errno.EAGAIN, errno.EBADF)
-    ring.write(3, 4096, 4096, 0, 1)
-    with pytest.raises(OSError, match="Bad file"):
-        ring.wait()
-    ring.close()
-    assert ctx.closed
-
-
 @pytest.mark.parametrize("number", [errno.EBADF, errno.EEXIST, errno.ENXIO])
 def test_nothing_is_submitted_after_a_failure(make, number: int) -> None:
     """A refused operation stays queued and must never be submitted; taken ones still complete."""
@@ -161,13 +151,6 @@ def test_a_kernel_without_io_uring(monkeypatch: pytest.MonkeyPatch) -> None:
     known["works"] = True
     with pytest.raises(UnavailableError, match="a ring of 4 operations"):
         open_ring(4)
-
-
-def test_no_binding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pyuring the error says so."""
-    monkeypatch.setitem(sys.modules, "pyuring", None)
-    with pytest.raises(UnavailableError, match=r"pip install pyuring==0\.3\.0"):
-        module._pyuring()
 
 
 def _require_io_uring() -> None:
