@@ -29,7 +29,8 @@ class Ledger:
 
     def __init__(self, store: CheckpointStore, keep: Retention) -> None:
         self._store, self._keep = store, keep
-        self._lock = threading.RLock()  # a signal handler that saves may run while it is held
+        # A signal handler that saves may run while it is held, so dictionaries are copied first.
+        self._lock = threading.RLock()
         self._saves: dict[int, Save] = {}
         self._replaceable: set[int] = set()
         self._serials: dict[int, int | None] = dict.fromkeys(store.steps())
@@ -91,7 +92,7 @@ class Ledger:
             replaced = self._saves.keys() & self._replaceable
             return {
                 step: serial
-                for step, serial in self._serials.items()
+                for step, serial in self._serials.copy().items()
                 if serial is not None and step not in replaced
             }
 
@@ -99,10 +100,11 @@ class Ledger:
         """Return serial number and seconds since the epoch of the readable checkpoints, by step."""
         self._read()
         with self._lock:
+            created_s = self._created_s.copy()
             return {
-                step: (serial, self._created_s[step])
-                for step, serial in self._serials.items()
-                if serial is not None and step in self._created_s
+                step: (serial, created_s[step])
+                for step, serial in self._serials.copy().items()
+                if serial is not None and step in created_s
             }
 
     def claim(self, save: Save) -> None:
@@ -120,7 +122,9 @@ class Ledger:
                     "to go on from there, call resume() or load() before the first save; to "
                     f"replace it, call remove({save.step}) first"
                 )
-            self._saves = {step: other for step, other in self._saves.items() if other.on_the_way}
+            for step, other in self._saves.copy().items():
+                if not other.on_the_way:
+                    self._saves.pop(step, None)
             self._saves[save.step] = save
 
     def _is_there(self, step: int) -> bool:
@@ -165,8 +169,9 @@ class Ledger:
         if spare is None:
             self._read()
         with self._lock:
-            saved = in_save_order(self._serials)
-            created_s = {step: self._created_s[step] for step in saved if step in self._created_s}
+            known_s = self._created_s.copy()
+            saved = in_save_order(self._serials.copy())
+            created_s = {step: known_s[step] for step in saved if step in known_s}
             kept = {spare, *self._held.elements()}
             obsolete = [step for step in self._keep.obsolete(created_s) if step not in kept]
         failures = self._store.retire(obsolete) if obsolete else {}
@@ -208,4 +213,4 @@ class Ledger:
     def resumed_from(self, step: int) -> None:
         """Allow saves to replace the checkpoints after `step`, from which training continues."""
         with self._lock:
-            self._replaceable = {other for other in self._serials if other > step}
+            self._replaceable = {other for other in list(self._serials) if other > step}

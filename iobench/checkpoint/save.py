@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -182,7 +183,7 @@ class SaveEvents:
         self._pid = os.getpid()
         # Reentrant, unlike Queue: a signal handler that saves may run in the middle of a `put`.
         self._events: queue.SimpleQueue[tuple[Save, SaveEvent] | None] = queue.SimpleQueue()
-        self._saves: dict[int, Save] = {}
+        self._saves = OrderedDict[int, Save]()
         # daemon: a callback that hangs holds up `close` for 10 s, and not the end of the process.
         self._thread = threading.Thread(
             target=_tell, args=(self._events, on_event), name="iobench-events", daemon=True
@@ -191,10 +192,10 @@ class SaveEvents:
 
     def watch(self, save: Save) -> None:
         """Tell of `save` from now on."""
-        while len(self._saves) >= _REMEMBERED:
-            del self._saves[next(iter(self._saves))]
         self._saves.pop(save.step, None)
         self._saves[save.step] = save
+        while len(self._saves) > _REMEMBERED:  # each step atomic: a signal handler may save too
+            self._saves.popitem(last=False)
         save.on_status = self._changed
 
     def _changed(self, save: Save) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from iobench.writers.device.cuda import cuda_device
 from iobench.writers.image import Bytes
 
 __all__ = ["Slot", "SlotPool"]
+
+SlotT = TypeVar("SlotT", bound="Slot")
 
 
 class Slot:
@@ -105,8 +108,9 @@ class SlotPool:
     ) -> None:
         """With `alone`, `grow` counts the slots; otherwise `count` stays until it is set."""
         self.count = self._most = count
-        self._free = deque(Slot() for _ in range(count))
-        self._slots = weakref.WeakSet(self._free)
+        # Not a WeakSet, which cannot be read while a signal handler or another thread adds to it.
+        self._made = list[weakref.ref[Slot]]()
+        self._free = deque(self._noted(Slot()) for _ in range(count))
         self._budget_bytes = budget_bytes
         self._streams = streams and budget_bytes is not None
         self._whole = whole or not streams
@@ -116,7 +120,16 @@ class SlotPool:
     @property
     def size_bytes(self) -> int:
         """Bytes of all slots together."""
-        return sum(slot.held_bytes for slot in self._slots)
+        return sum(slot.held_bytes for slot in self._existing())
+
+    def _noted(self, slot: SlotT) -> SlotT:
+        """Return a new slot, which `_existing` returns until it is collected."""
+        self._made.append(weakref.ref(slot, self._made.remove))
+        return slot
+
+    def _existing(self) -> list[Slot]:
+        """Return the slots that were made and not collected, in this order."""
+        return [slot for made in list(self._made) if (slot := made()) is not None]
 
     def grow(self, size_bytes: int) -> None:
         """Set the size of every slot to at least `size_bytes`.
@@ -184,7 +197,7 @@ class SlotPool:
         try:
             slot = self._free.pop()
         except IndexError:
-            self._slots.add(slot := Slot())
+            slot = self._noted(Slot())
         try:
             self.fit(slot, pinned=pinned)
         except BaseException:
@@ -223,7 +236,7 @@ class SlotPool:
 
     def free(self) -> None:
         """Free the memory of the free slots."""
-        for slot in tuple(self._free):
+        for slot in list(self._free):
             slot.free()
 
     def close(self) -> None:

@@ -224,7 +224,7 @@ class Backlog(Generic[_Key]):
         return len(self._keys)
 
     def __iter__(self) -> Iterator[_Key]:
-        return iter(tuple(self._keys))
+        return iter(list(self._keys))
 
     def add(self, key: _Key) -> None:
         """Add the files of one checkpoint. They are the first that `reduce` removes."""

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 __all__ = ["collector_paused"]
 
 
-_pauses = 0
-"""Bodies under way that have turned the collector off."""
+_pauses: list[None] = []
+"""One for each body under way that has turned the collector off; shared by threads, no lock."""
 
 
 @contextmanager
@@ -23,16 +23,15 @@ def collector_paused() -> Iterator[None]:
     threads, so the body must end within seconds. A collector that was off stays off, unless
     another thread turned it off during the body. It is on in a child that is forked meanwhile.
     """
-    global _pauses
     if not gc.isenabled():
         yield
         return
     try:
-        _pauses += 1
+        _pauses.append(None)
         gc.disable()
         yield
     finally:
-        _pauses -= 1
+        del _pauses[-1:]  # not pop: an interrupt may come before the append
         gc.enable()
 
 

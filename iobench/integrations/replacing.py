@@ -28,7 +28,7 @@ def replace(
         names = getattr(module, "__dict__", None)
         if not isinstance(names, dict):  # sys.modules may hold any object
             continue
-        for name in [name for name, value in list(names.items()) if value is stock]:
+        for name in [name for name, value in names.copy().items() if value is stock]:
             names[name] = ours
             replaced.append((names, name, stock))
     return replaced

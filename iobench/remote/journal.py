@@ -92,7 +92,7 @@ class DrainJournal:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / JOURNAL
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler that saves may run while it is held
 
     def events(self) -> list[DrainEvent]:
         """Return the events, oldest first. Raises TransferError, TargetError."""

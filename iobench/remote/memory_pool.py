@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from iobench import linux
 from iobench.checkpoint.manifest import Manifest
@@ -105,13 +104,10 @@ class MemoryPool(SlotPool):
         self._spare = min((available_bytes() or 0) // _SPARE_PART, _MOST_SPARE)
         self._numbers = itertools.count()
         self._counted = 0
-        # Not a WeakSet, which cannot be read while another thread adds to it.
-        self._made = list[weakref.ref[MemorySlot]]()
 
     def slots(self) -> list[MemorySlot]:
         """Return the slots that have memory, those that were made first first. In any thread."""
-        found = [made() for made in tuple(self._made)]
-        return sorted(slot for slot in found if slot is not None and len(slot.memory))
+        return sorted(slot for slot in cast(list[MemorySlot], self._existing()) if len(slot.memory))
 
     @property
     def size_bytes(self) -> int:
@@ -182,9 +178,7 @@ class MemoryPool(SlotPool):
         for tier, room in zip(self.tiers, self._rooms(), strict=True):
             if room >= self._size and (memory := tier.new(self._size)) is not None:
                 slot = MemorySlot(next(self._numbers), memory, tier.name, lazy=tier.lazy)
-                live = (made for made in self._made if made() is not None)
-                self._made = [*live, weakref.ref(slot)]
-                return slot
+                return self._noted(slot)
         return None
 
     def allocated(self) -> list[Slot]:

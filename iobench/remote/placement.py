@@ -137,7 +137,7 @@ class ObservedRates:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler that saves may run while it is held
         self._seen = {name: deque[Observation](maxlen=_KEPT) for name in (LOCAL, REMOTE)}
         self._current, self._since_s = "", 0.0
 

@@ -168,7 +168,7 @@ class DrainQueue:
     def _in_states(self, states: Collection[CopyState], *, local: bool = False) -> list[Queued]:
         """Return the entries in these states; those of many checkpoints are settled."""
         with self.changed:
-            found = [one for one in self._entries.values() if one.state in states]
+            found = [one for one in list(self._entries.values()) if one.state in states]
         found = [one for one in found if one.local or not local]
         return sorted(found, key=lambda one: one.serial, reverse=True)
 
@@ -184,5 +184,5 @@ class DrainQueue:
     def unsettled(self, steps: Collection[int]) -> set[int]:
         """Return those of `steps` whose local files are still needed: unknown ones too."""
         with self.changed:
-            settled = {one.step for one in self._entries.values() if one.state in _SETTLED}
+            settled = {one.step for one in list(self._entries.values()) if one.state in _SETTLED}
         return set(steps) - settled

@@ -14,8 +14,7 @@ import numpy as np
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UnavailableError
 from iobench.units import KIB
-from iobench.writers.availability import Availability
-from iobench.writers.base import Writer
+from iobench.writers.base import Availability, Writer
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.device.staging import staged
@@ -324,9 +323,9 @@ class PartSink(Sink):
             self._channel.close()
         finally:
             self._spare.clear()
-        # The stream's own meter counts the time that it waits for these threads.
-        for one in self._meters:
-            self._meter.add(one, {})
+        if self._channel.idle:  # else the collector runs this in one of them: they are counting
+            for one in self._meters:  # without seconds: the stream counts its waits for them
+                self._meter.add(one, {})
 
     def afterwards(self, call: Callable[[], None]) -> None:
         self._channel.afterwards(call)

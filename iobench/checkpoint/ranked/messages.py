@@ -186,7 +186,7 @@ class Turns:
 
     def remember(self, lease: Lease[Any]) -> None:
         """Record a snapshot of this rank, which rank 0 may announce."""
-        left = {n: one for n, one in list(self._waiting.items()) if not _has_ended(one)}
+        left = {n: one for n, one in self._waiting.copy().items() if not _has_ended(one)}
         self._waiting = {**left, lease.item.number: lease}
 
     def arrived(self) -> None:

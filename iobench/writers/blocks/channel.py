@@ -20,6 +20,8 @@ An exception may be raised at any point (Ctrl-C, a signal handler, MemoryError).
 collector or a signal handler may enter a method while its thread is in another one. Therefore:
 
 - The lock is reentrant, and each change of the state is one store or one call into C.
+- `list` copies a collection in one step. `tuple` does not: it makes an object after it has begun,
+  and the garbage collector of CPython 3.11 may run then.
 - `with` takes the RLock itself. `__exit__` of a Condition is Python code: Ctrl-C at its first
   instruction leaves the lock locked.
 - A wait checks its condition again after `_LOOK_AGAIN_S`: an interrupt may prevent a notification,
@@ -194,7 +196,7 @@ class Channel(Generic[T]):
                 self._changed.notify_all()
             if threading.current_thread() not in self._threads:
                 self._wait_until(self._drained, despite_failure=True)
-                for thread in tuple(self._threads):
+                for thread in list(self._threads):
                     if thread.ident is not None:
                         thread.join()
 
@@ -261,7 +263,7 @@ class Channel(Generic[T]):
     def end_all(self, state: LeaseState, worker: threading.Thread | None = None) -> None:
         """End the leases begun by `worker`, by default this thread. LOST is a failure."""
         worker = worker or threading.current_thread()
-        for lease in tuple(self._outstanding):
+        for lease in list(self._outstanding):
             if lease.worker is worker and lease.state is LeaseState.QUEUED:
                 lease.worker = None  # never begun: for another worker
             elif lease.worker is worker:
@@ -274,7 +276,7 @@ class Channel(Generic[T]):
 
     def _drained(self) -> bool:
         """Whether no submitted lease is outstanding; then no worker runs that does not linger."""
-        held = all(lease.state is LeaseState.HELD for lease in tuple(self._outstanding))
+        held = all(lease.state is LeaseState.HELD for lease in list(self._outstanding))
         return held and (self._lingers or not self._working())
 
     def _wait_until(self, met: Callable[[], bool], *, despite_failure: bool = False) -> None:
@@ -304,7 +306,7 @@ class Channel(Generic[T]):
 
     def _recover(self) -> None:
         """Clean up after dead workers, end leases that no worker may begin, start a worker."""
-        for lease in tuple(self._outstanding):
+        for lease in list(self._outstanding):
             if lease.worker is not None and not lease.worker.working:
                 self.end_all(LeaseState.LOST, lease.worker)
             elif lease.worker is None and lease.state in _ENDED:  # `end` was interrupted
@@ -336,7 +338,7 @@ class Channel(Generic[T]):
     def _queued(self, worker: Worker | None = None) -> list[Lease[T]]:
         """Return the leases that wait for `worker`, or for any worker, in order."""
         wanted = LeaseState.QUEUED, worker
-        return [one for one in tuple(self._outstanding) if (one.state, one.worker) == wanted]
+        return [one for one in list(self._outstanding) if (one.state, one.worker) == wanted]
 
     def _take(self, wait: bool) -> Lease[T] | None:
         with self._lock:
@@ -383,11 +385,11 @@ class Channel(Generic[T]):
     # The life of a worker.
 
     def _working(self) -> list[Worker]:
-        return [worker for worker in tuple(self._workers) if worker.working]
+        return [worker for worker in list(self._workers) if worker.working]
 
     def _start_worker(self) -> Worker | None:
         """Start a worker if there is work for one more. Raises RuntimeError if it cannot start."""
-        pending = [one for one in tuple(self._outstanding) if one.state in _PENDING]
+        pending = [one for one in list(self._outstanding) if one.state in _PENDING]
         for dead in set(self._workers).difference(alive := self._working()):
             self._workers.pop(dead, None)
         if len(alive) < min(self._max_workers, len(pending)):

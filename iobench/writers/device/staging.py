@@ -62,7 +62,7 @@ class DeviceCopies:
 
     def wait(self) -> None:
         """Wait until all copies queued so far are done, also after Ctrl-C. Raises TransferError."""
-        _wait_for_all(tuple(self._streams.values()))
+        _wait_for_all(list(self._streams.values()))
 
     def __enter__(self) -> Self:
         return self

@@ -139,7 +139,7 @@ class BackgroundSink(Sink):
         """
         try:
             self._channel.close(drop=failed)
-            if self._meters:
+            if self._meters and self._channel.idle:  # else they are still counting
                 self._meter.absorb(self._meters)
         finally:
             if len(block):

@@ -48,6 +48,8 @@ from iobench.writers.transfer import Meter
 
 __all__ = ["PathFile", "PathSupport"]
 
+_PAGES = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
+
 
 @dataclass(kw_only=True)
 class PathSupport:
@@ -96,12 +98,17 @@ class PathFile:
         self._cached = CachedFile(fd, support.dontcache, waits=self._only is None)
         self._lock = threading.RLock()
         self._direct = direct
-        self._alignment = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
 
     @property
     def unit(self) -> int:
         """Where ranges begin: at multiples of it. 1 without direct I/O."""
         return 1 if self._direct is None else self._direct.alignment.offset
+
+    @property
+    def _alignment(self) -> linux.DioAlignment:
+        """What direct I/O needs. Not a second attribute: no lock is held where it is read."""
+        direct = self._direct
+        return _PAGES if direct is None else direct.alignment
 
     def may_go_direct(self) -> bool:
         """Whether direct I/O may still be chosen for this file."""
@@ -261,7 +268,7 @@ class PathFile:
             return refusal
         if not offset % alignment.offset:
             self._support.direct.add(works)
-        self._direct, self._alignment = file, alignment
+        self._direct = file
         return ""
 
     def _tried(self, file: DirectFile, offset: int) -> str:

@@ -93,7 +93,7 @@ def hold(path: str | Path) -> HeldFile | None:
             return None
         with _lock:  # a forked child must find every descriptor
             space = os.statvfs(path)
-            later = found.st_size + sum(one.size_bytes for one in tuple(_held))
+            later = found.st_size + sum(one.size_bytes for one in list(_held))
             if len(_held) >= _MOST_HELD or space.f_bavail * space.f_frsize < 2 * later:
                 return None
             fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -19,7 +19,7 @@ from typing import Self
 from iobench import linux
 from iobench.errors import DataMismatchError, TargetError, TransferError, transfer_errors
 from iobench.regular_file import kind_of, open_regular
-from iobench.writers.availability import Availability
+from iobench.writers.base import Availability
 from iobench.writers.local.deferred_free import freed_later
 from iobench.writers.local.reused_file import with_space_of_spare
 from iobench.writers.transfer import Meter
@@ -46,7 +46,7 @@ _unsynced: set[str] = set()
 def sync_directory(directory: str | Path) -> None:
     """Make the names in `directory` durable."""
     path = os.path.abspath(directory)
-    made = [name for name in tuple(_unsynced) if os.path.dirname(name) == path]
+    made = [name for name in list(_unsynced) if os.path.dirname(name) == path]
     linux.sync_file(directory, os.O_DIRECTORY)
     _unsynced.difference_update(made)
 

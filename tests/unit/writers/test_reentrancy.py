@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 from support.fake_cufile import FakeCuFile
 from support.fake_device import FakeDevice
+from support.reentry import at_every_collection, everywhere
 
 from iobench.integrations import default_writer
 from iobench.integrations.redirect import call_counts
@@ -20,6 +18,7 @@ from iobench.integrations.redirect.call_counts import CallCounts, Count, merged
 from iobench.writers import gds
 from iobench.writers.base import Writer
 from iobench.writers.blocks import workers
+from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device import staging
 from iobench.writers.gds import CuFile
@@ -32,56 +31,10 @@ from iobench.writers.hybrid_paths.policy import (
     Pressure,
 )
 from iobench.writers.image import Bytes
+from iobench.writers.local import deferred_free, new_file
 from iobench.writers.s3_store import client as s3_client
 from iobench.writers.s3_store.client import S3Client, S3Options
 from iobench.writers.transfer import Meter
-
-_DEADLOCK_S = 10
-
-
-def _entered(module: Any, call: Callable[[], object], entry: Callable[[], object], at: int) -> bool:
-    """Make `call()`, and `entry()` before its bytecode number `at` in `module`; whether that came.
-
-    In a thread of its own, so that a deadlock is a failure.
-    """
-    count, failures = 0, list[BaseException]()
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename != module.__file__:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            count += 1
-            if count == at:
-                entry()
-        return trace
-
-    def run() -> None:
-        sys.settrace(trace)
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001 -- raised below
-            failures.append(error)
-        finally:
-            sys.settrace(None)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_DEADLOCK_S)
-    assert not thread.is_alive(), f"a deadlock, entered before bytecode {at}"
-    if failures:
-        raise failures[0]
-    return count >= at
-
-
-def _everywhere(module: Any, check: Callable[[Callable[..., bool]], bool]) -> None:
-    """Have `check` make its call with an entry at each bytecode, one after another."""
-    at = 1
-    while check(lambda call, entry, at=at: _entered(module, call, entry, at)):
-        at += 1
-    assert at > 5, "the module was never traced"
-
 
 _POOL_ENTRIES = pytest.mark.parametrize("entry", ["give", "take", "take and give"])
 
@@ -121,7 +74,7 @@ def test_block_pool(entry: str, kept: int) -> None:
             assert spare.ctypes.data in free + out
         return there
 
-    _everywhere(workers, check)
+    everywhere(workers, check)
 
 
 @_POOL_ENTRIES
@@ -144,7 +97,7 @@ def test_block_pool_that_frees_what_a_burst_took(entry: str) -> None:
             assert len(pool._free) == 2
         return there
 
-    _everywhere(workers, check)
+    everywhere(workers, check)
 
 
 def test_device_blocks() -> None:
@@ -166,7 +119,7 @@ def test_device_blocks() -> None:
         nested = [use]
         return enter(use, use)
 
-    _everywhere(gds, check)
+    everywhere(gds, check)
 
     def check_pinned(enter: Callable[..., bool]) -> bool:
         device, got = FakeDevice(), list[Bytes]()
@@ -178,7 +131,7 @@ def test_device_blocks() -> None:
         assert len({block.ctypes.data for block in got}) == len(got) == 1 + there
         return there
 
-    _everywhere(staging, check_pinned)
+    everywhere(staging, check_pinned)
 
 
 def test_default_writer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +148,7 @@ def test_default_writer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [one.name for one in got] == ["hybrid"] * (1 + there)
         return there
 
-    _everywhere(default_writer, check)
+    everywhere(default_writer, check)
 
 
 def test_memory_pressure(tmp_path: Path) -> None:
@@ -208,7 +161,7 @@ def test_memory_pressure(tmp_path: Path) -> None:
         assert {one.available_bytes for one in got} == {900 * 1024}
         return there
 
-    _everywhere(path_policy, check)
+    everywhere(path_policy, check)
 
 
 @pytest.mark.parametrize("enters", ["choose", "drop"])
@@ -230,7 +183,7 @@ def test_path_policy(call: str, enters: str) -> None:
             assert policy.choose(large).path == IoPath.UNCACHED
         return there
 
-    _everywhere(path_policy, check)
+    everywhere(path_policy, check)
 
 
 def test_call_counts(tmp_path: Path) -> None:
@@ -255,7 +208,7 @@ def test_call_counts(tmp_path: Path) -> None:
         assert functions["f"].stock["new"] == Count(calls=1, bytes=10)
         return there
 
-    _everywhere(call_counts, check)
+    everywhere(call_counts, check)
 
 
 def test_a_handler_that_ends_the_process_is_counted(
@@ -306,4 +259,49 @@ def test_s3_client(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [one.closed for one in made].count(False) == 1
         return there
 
-    _everywhere(s3_client, check)
+    everywhere(s3_client, check)
+
+
+def test_leases_of_a_channel() -> None:
+    """A lease ends in another thread while the leases are looked through."""
+
+    def check() -> tuple[Callable[[], object], Callable[[], object]]:
+        channel: Channel[int] = Channel(lambda: None, name="test", limit=99)
+        leases = [Lease(number) for number in range(50)]
+        for lease in leases:
+            channel.reserve(lease)
+        return lambda: channel.holds(leases[0]), lambda: channel.give_back(leases[9])
+
+    at_every_collection(check)
+
+
+def test_held_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread closes a file while the held ones are counted."""
+    path = tmp_path / "file"
+    path.write_bytes(b"0" * 10)
+    monkeypatch.setattr(deferred_free, "_LARGE", 1)
+    monkeypatch.setattr(deferred_free.linux, "file_system_type", lambda _: deferred_free._EXT)
+
+    def check() -> tuple[Callable[[], object], Callable[[], object]]:
+        others = [deferred_free.HeldFile(fd=-1, size_bytes=1) for _ in range(50)]
+        monkeypatch.setattr(deferred_free, "_held", set(others))
+
+        def hold() -> None:
+            held = deferred_free.hold(path)
+            assert held is not None
+            os.close(held.fd)
+
+        return hold, lambda: deferred_free._held.discard(others[9])
+
+    at_every_collection(check)
+
+
+def test_new_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread makes a directory while one is synced."""
+
+    def check() -> tuple[Callable[[], object], Callable[[], object]]:
+        made = {str(tmp_path / str(number)) for number in range(50)}
+        monkeypatch.setattr(new_file, "_unsynced", made)
+        return lambda: new_file.sync_directory(tmp_path), lambda: made.add(str(tmp_path / "new"))
+
+    at_every_collection(check)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import _thread
-import gc
 import mmap
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.reentry import at_every_collection
 
 from iobench.writers.base import Writer
 from iobench.writers.blocks.interrupt_safe import Worker
@@ -36,28 +36,21 @@ class _WorkerError(Exception):
     pass
 
 
-@pytest.mark.parametrize("skip", range(8))
-def test_blocks_while_the_garbage_collector_runs(skip: int) -> None:
-    """A finalizer lets another thread take blocks in the middle of a step: none is lost or mixed.
+def test_blocks_while_the_garbage_collector_runs() -> None:
+    """Another thread takes blocks in the middle of a step: none is lost or mixed."""
 
-    The callback stands for that thread; the collector runs at the first object that is made.
-    """
-    blocks = Blocks.of([(0, 5), (7, 12)], 1)
-    others, taken, runs = iter(blocks), list[tuple[int, int]](), count()
+    def check() -> tuple[Callable[[], object], Callable[[], object]]:
+        blocks = Blocks.of([(0, 5), (7, 12)], 1)
+        others, taken = iter(blocks), list[tuple[int, int]]()
 
-    def meanwhile(phase: str, _: dict[str, int]) -> None:
-        if phase == "start" and next(runs) == skip:
-            taken.extend(islice(others, 3))
+        def take() -> None:
+            own = list(blocks)
+            expected = [(one, one + 1) for one in (*range(5), *range(7, 12))]
+            assert sorted(own + taken) == expected
 
-    usual = gc.get_threshold()
-    gc.callbacks.append(meanwhile)
-    gc.set_threshold(1)
-    try:
-        own = list(blocks)
-    finally:
-        gc.set_threshold(*usual)
-        gc.callbacks.remove(meanwhile)
-    assert sorted(own + taken) == [(one, one + 1) for one in (*range(5), *range(7, 12))]
+        return take, lambda: taken.extend(islice(others, 3))
+
+    at_every_collection(check)
 
 
 @given(

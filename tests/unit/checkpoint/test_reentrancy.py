@@ -1,0 +1,231 @@
+"""A signal handler that saves, or another thread, changes what a save looks through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.reentry import at_every_collection, everywhere
+
+from iobench.checkpoint import ledger as ledger_file
+from iobench.checkpoint import save as saves
+from iobench.checkpoint import slots
+from iobench.checkpoint.ledger import Ledger
+from iobench.checkpoint.ranked.messages import Turns
+from iobench.checkpoint.retention import KeepAll, KeepLast
+from iobench.checkpoint.save import Save, SaveEvents
+from iobench.checkpoint.slots import Slot, SlotPool
+from iobench.checkpoint.staged import Backlog
+from iobench.checkpoint.store import CheckpointStore
+from iobench.ranks.together import JobRanks
+from iobench.remote import journal, memory_pool, placement, queue
+from iobench.remote.journal import DrainEvent, DrainJournal
+from iobench.remote.memory import Memory, MemoryTier
+from iobench.remote.memory_pool import MemoryPool
+from iobench.remote.placement import ObservedRates
+from iobench.remote.queue import DrainQueue, Queued
+from iobench.units import MIB
+from iobench.writers.blocks.channel import Lease
+
+_Calls = tuple[Callable[[], object], Callable[[], object]]
+
+
+def test_slots() -> None:
+    """Both saves get a slot, and both slots are counted."""
+
+    def check(enter: Callable[..., bool]) -> bool:
+        pool, got = SlotPool(1, MIB, streams=True), list[Slot]()
+        pool.grow(4096)
+        there = enter(
+            lambda: got.append(pool.take(pinned=False)), lambda: got.append(pool.take(pinned=False))
+        )
+        assert len({id(slot) for slot in got}) == len(got) == 1 + there
+        assert pool.size_bytes == 4096 * len(got)
+        return there
+
+    everywhere(slots, check)
+
+
+def test_slots_of_memory_tiers() -> None:
+    """The same for slots that are made when a save needs them."""
+
+    def check(enter: Callable[..., bool]) -> bool:
+        pool, got = MemoryPool([MemoryTier(Memory("4MiB"))]), list[Slot]()
+        pool.grow(MIB)
+        there = enter(
+            lambda: got.append(pool.take(pinned=False)), lambda: got.append(pool.take(pinned=False))
+        )
+        assert len({id(slot) for slot in got}) == len(got) == 1 + there
+        assert pool.size_bytes == MIB * len(got)
+        return there
+
+    everywhere(memory_pool, check)
+
+
+def test_slots_that_are_collected() -> None:
+    """They are not counted any more."""
+    pool = SlotPool(3)
+    pool.grow(4096)
+    kept = [pool.take(pinned=False) for _ in range(3)]
+    assert pool.size_bytes == 3 * 4096
+    del kept[0]
+    assert pool.size_bytes == 2 * 4096
+
+
+def test_remembered_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each save that is watched makes room for itself."""
+    monkeypatch.setattr(saves, "_REMEMBERED", 3)
+
+    def check(enter: Callable[..., bool]) -> bool:
+        events = SaveEvents(lambda *_: None)
+        new = [Save(step=step, status="copying", created_s=0.0) for step in range(5)]
+        for save in new[:3]:
+            events.watch(save)
+        there = enter(lambda: events.watch(new[3]), lambda: events.watch(new[4]))
+        assert new[3].step in events._saves
+        assert not there or new[4].step in events._saves
+        events.end()
+        return there
+
+    everywhere(saves, check)
+
+
+def test_states_of_copies() -> None:
+    """A save is queued while the queue is looked through."""
+
+    def entry(step: int) -> Queued:
+        return Queued(step=step, serial=step, since_s=0.0, created_s=0.0)
+
+    def check(enter: Callable[..., bool]) -> bool:
+        waiting = DrainQueue()
+        for step in range(3):
+            waiting.put(entry(step))
+
+        def look() -> None:
+            assert {0, 1, 2} <= {one.step for one in waiting.not_durable()} <= {0, 1, 2, 3}
+            assert waiting.unsettled([1, 4]) == {1, 4}
+
+        return enter(look, lambda: waiting.put(entry(3)))
+
+    everywhere(queue, check)
+
+
+def test_observed_rates() -> None:
+    """A handler that saves adds its rate, and waits for nothing."""
+
+    def check(enter: Callable[..., bool]) -> bool:
+        rates = ObservedRates()
+        there = enter(
+            lambda: rates.add(placement.LOCAL, 10, 1.0), lambda: rates.add(placement.LOCAL, 20, 1.0)
+        )
+        sizes = [one.size_bytes for one in rates.history().seen[placement.LOCAL]]
+        assert sorted(sizes) == ([10, 20] if there else [10])
+        return there
+
+    everywhere(placement, check)
+
+
+def test_journal(tmp_path: Path) -> None:
+    """Both events are whole lines."""
+
+    def check(enter: Callable[..., bool]) -> bool:
+        (tmp_path / journal.JOURNAL).unlink(missing_ok=True)
+        kept = DrainJournal(tmp_path)
+        event = DrainEvent(event="saved", at_s=time.time())
+        there = enter(lambda: kept.add(event), lambda: kept.add(event))
+        events, damaged = kept.read()
+        assert (len(events), damaged) == (1 + there, 0)
+        return there
+
+    everywhere(journal, check)
+
+
+def test_backlog() -> None:
+    """A checkpoint is removed in another thread while the backlog is looked through."""
+
+    def check() -> _Calls:
+        backlog: Backlog[int] = Backlog(lambda _: None)
+        for key in range(50):
+            backlog.add(key)
+        return lambda: list(backlog), lambda: backlog.reduce(1)
+
+    at_every_collection(check)
+
+
+def test_ledger() -> None:
+    """The manifests have been read in another thread."""
+
+    class Unread:
+        readers = 16
+
+        def steps(self) -> list[int]:
+            return list(range(50))
+
+        def serials(self) -> dict[int, int]:
+            return {step: step + 1 for step in range(50)}
+
+    def check() -> _Calls:
+        ledger = Ledger(cast(CheckpointStore, Unread()), KeepAll())
+        return ledger.serials, lambda: ledger._note({})
+
+    at_every_collection(check)
+
+
+def test_ledger_of_a_handler() -> None:
+    """It commits a checkpoint, and older ones are removed."""
+
+    class Store:
+        readers = 1
+
+        def steps(self) -> list[int]:
+            return []
+
+        def serials(self) -> dict[int, int]:
+            return {}
+
+        def retire(self, _: list[int]) -> dict[int, Exception]:
+            return {}
+
+        def sweep(self, *_: int, **__: int) -> list[Exception]:
+            return []
+
+    def save(step: int) -> Save:
+        return Save(step=step, status="committed", created_s=float(step))
+
+    def check(enter: Callable[..., bool]) -> bool:
+        ledger = Ledger(cast(CheckpointStore, Store()), KeepLast(2))
+        for step in range(3):
+            ledger.committed(save(step), step + 1)
+
+        def look() -> None:
+            assert 2 in ledger.serials()
+            ledger.ages()
+            ledger.tidy()
+            ledger.claim(save(5))
+            ledger.resumed_from(1)
+
+        there = enter(look, lambda: ledger.committed(save(9), 10))
+        assert ledger.holds(9) == there
+        return there
+
+    everywhere(ledger_file, check)
+
+
+def test_snapshots_that_wait() -> None:
+    """One is dropped in another thread while the next one is remembered."""
+    ranks = cast(JobRanks, SimpleNamespace(leads=False))
+
+    def lease(number: int) -> Lease[Any]:
+        return Lease(SimpleNamespace(number=number))
+
+    def check() -> _Calls:
+        turns = Turns(ranks, lambda: pytest.fail("nothing is announced"))
+        for number in range(50):
+            turns.remember(lease(number))
+        return lambda: turns.remember(lease(99)), lambda: turns.drop(9)
+
+    at_every_collection(check)
