@@ -42,7 +42,7 @@ from iobench.formats.collector import collector_paused
 from iobench.formats.tensors import tensor_from_bytes
 from iobench.ranks.together import JobRanks
 from iobench.units import MIB
-from iobench.writers.copy_reader import CopyReader
+from iobench.writers.base import CopyReader
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Transfer
 

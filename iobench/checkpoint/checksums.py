@@ -21,8 +21,8 @@ from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.ranks.exchange import WatchedImage
 from iobench.units import KIB, MIB
+from iobench.writers.base import CopyReader
 from iobench.writers.blocks.channel import Channel, Lease
-from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import Bytes, FileImage, WrappedImage
 from iobench.writers.transfer import Meter, Transfer
 

@@ -44,7 +44,7 @@ class Ledger:
 
     def _read(self, wanted: Callable[[int], bool] = lambda _: True) -> None:
         """Read the manifests of `wanted` steps that were not read yet. Raises TransferError."""
-        unread = sorted(filter(wanted, tuple(self._unread)))
+        unread = sorted(filter(wanted, list(self._unread)))
         if unread:
             self._note(outlines(self._store, unread))  # no lock: a trainer may claim meanwhile
 

@@ -22,7 +22,7 @@ from iobench.ranks.restore_mode import HeldBytes, OtherRankError, Reader
 from iobench.ranks.restore_plan import Range, RestoreMode
 from iobench.ranks.world import World
 from iobench.units import MIB
-from iobench.writers.copy_reader import CopyReader
+from iobench.writers.base import CopyReader
 from iobench.writers.image import Bytes, FileImage, Segment
 from iobench.writers.transfer import Transfer
 

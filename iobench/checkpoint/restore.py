@@ -26,9 +26,8 @@ from iobench.errors import (
     UsageError,
 )
 from iobench.ranks.together import ALONE, JobRanks
-from iobench.writers.base import Writer
+from iobench.writers.base import CopyReader, StoredReader, Writer
 from iobench.writers.config import load_writer
-from iobench.writers.copy_reader import CopyReader, StoredReader
 from iobench.writers.transfer import Transfer
 
 __all__ = [

@@ -27,8 +27,7 @@ from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
 from iobench.ranks.together import together
 from iobench.ranks.world import AnyWorld, World
 from iobench.text import parse_json
-from iobench.writers.base import Writer
-from iobench.writers.copy_reader import StoredReader
+from iobench.writers.base import StoredReader, Writer
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import S3Target, is_s3
 from iobench.writers.transfer import Meter, Transfer

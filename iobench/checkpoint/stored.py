@@ -38,7 +38,7 @@ from iobench.errors import DataMismatchError, StateMismatchError
 from iobench.formats import safetensors
 from iobench.formats.safetensors_runs import Kind, runs_of
 from iobench.formats.tensors import dtype_name, torch_dtype
-from iobench.writers.copy_reader import CopyReader
+from iobench.writers.base import CopyReader
 
 __all__ = [
     *("Compared", "StoredChunk", "StoredPiece", "StoredState", "StoredTensor"),

@@ -48,7 +48,6 @@ def exec_(command: list[str], config: str, report: Path | None = None) -> None:
     load_when_used("numpy")
     from iobench.integrations.default_writer import chosen_writer
     from iobench.integrations.redirect import launch as launching
-    from iobench.integrations.redirect.summary import summary
     from iobench.writers.local.new_file import check_replaceable, existing_file
 
     writer = chosen_writer(config)
@@ -57,7 +56,7 @@ def exec_(command: list[str], config: str, report: Path | None = None) -> None:
     if report is not None:
         check_replaceable(f"--report {report}", existing_file(report)[1])
     outcome = launching.launch(command, writer, lambda: _try_here(writer))
-    lines = (f"iobench exec: {printable(line)}" for line in summary(outcome, writer))
+    lines = (f"iobench exec: {printable(line)}" for line in launching.summary(outcome, writer))
     print_plan(lines, indent=" " * len("iobench exec:   "))
     if report is not None:
         try:

@@ -12,8 +12,7 @@ from iobench.report.render import render
 if TYPE_CHECKING:
     from iobench.peers.base import Peer
     from iobench.report.grid import Grid
-    from iobench.writers.availability import Availability
-    from iobench.writers.base import Writer
+    from iobench.writers.base import Availability, Writer
     from iobench.writers.options import OptionInfo
 
 
@@ -52,7 +51,7 @@ def _listed(
 ) -> dict[str, Any]:
     """Return the entry of the writer or peer that `load(name)` returns."""
     from iobench.errors import IobenchError
-    from iobench.writers.availability import Availability
+    from iobench.writers.base import Availability
 
     try:
         cls = load(name)
@@ -65,7 +64,7 @@ def _listed(
 def _available(one: Writer | Peer, target: str) -> Availability:
     from iobench.errors import UsageError
     from iobench.peers.base import Peer
-    from iobench.writers.availability import Availability
+    from iobench.writers.base import Availability
 
     try:
         one.check_scheme(target)

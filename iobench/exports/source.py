@@ -32,8 +32,7 @@ from iobench.verification import dcp
 from iobench.verification.file_tree import FileTree
 from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
 from iobench.verification.verify import inventory_of
-from iobench.writers.base import Writer
-from iobench.writers.copy_reader import StoredReader
+from iobench.writers.base import StoredReader, Writer
 
 __all__ = ["ExportSource", "StoredValue"]
 

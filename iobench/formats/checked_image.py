@@ -26,14 +26,14 @@ class RunningChecksums:
         self,
         parts: Mapping[int, AnyMemory],
         put: Callable[[int, int], None],
-        finish: Callable[[Mapping[int, int]], None],
+        finish: Callable[[Mapping[int, int]], None] = lambda _: None,
     ) -> None:
         """`parts` maps offsets to memory. `put(offset, crc)` gets each CRC32, `finish` all."""
         self._parts = sorted(parts.items())
         self._put, self._finish = put, finish
         self._found: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._position = self._running = 0
+        self._position = self._running = self._reached = 0
         self._done = False
 
     def reach(self, stop: int, host_bytes: HostBytes | None = None) -> None:
@@ -41,7 +41,7 @@ class RunningChecksums:
 
         `host_bytes` yields the bytes of parts on a device; without it all parts are on the host.
         """
-        if self._done:
+        if self._done or stop <= self._reached:  # no wait for a thread that is further
             return
         with self._lock:
             while len(self._found) < len(self._parts):
@@ -52,6 +52,7 @@ class RunningChecksums:
                     self._running = self._checksum(memory, start, begin, end, host_bytes)
                     self._position = start + end
                 if end < length:
+                    self._reached = max(self._reached, stop)
                     return
                 self._put(start, self._running)
                 self._found[start], self._running = self._running, 0

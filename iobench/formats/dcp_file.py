@@ -10,28 +10,24 @@ from __future__ import annotations
 import functools
 import io
 import itertools
-import threading
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from isal import isal_zlib
 
 from iobench.errors import UnavailableError
 from iobench.formats import torch_tensor
+from iobench.formats.checked_image import RunningChecksums
 from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.tensor_layouts import numbers
 from iobench.formats.torch_tensor import Settings, TensorFile
-from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 
 __all__ = ["ALIGNMENT", "DcpFile", "DcpItem"]
 
 ALIGNMENT = 64
 """Of the data in the file, like in a file of torch.save: for fast copies."""
-_THREADS = 2
 
 
 class DcpItem(NamedTuple):
@@ -96,7 +92,7 @@ class DcpFile:
             return FileImage.of(path, [])
         checksums = None
         if data is not None:
-            checksums = _Checksums(self._stored, data, [held[cut:] for cut in self._cuts[1:-1]])
+            checksums = _checksums(self._stored, data, [held[cut:] for cut in self._cuts[1:-1]])
         lengths = numbers(self._lengths)
         lengths[-1] += len(end)
         places = np.empty(len(lengths), dtype=np.int64)
@@ -147,59 +143,42 @@ class DcpFile:
         stored = [one for one in self._stored if one.start >= begin]
         stops = [one.data_start + one.data_bytes for one in stored]
         data = [memory[one.data_start : stop] for one, stop in zip(stored, stops, strict=True)]
-        checksums = _Checksums(stored, data, [memory[stop:] for stop in stops])
+        checksums = _checksums(stored, data, [memory[stop:] for stop in stops])
         return _image(path, places[filled], lengths[filled], (memory, held), checksums)
 
 
-class _Checksums:
-    """Puts the CRC32 of each tensor's data behind the data, when these bytes are first needed.
+def _checksums(
+    items: Sequence[DcpItem], data: Sequence[Bytes], tails: Sequence[Bytes]
+) -> RunningChecksums:
+    """Return what puts the CRC32 of the `data` of each item into `tails`, the memory behind it."""
+    at = {item.data_start: number for number, item in enumerate(items)}
 
-    So a writer stores the first tensors while the checksums of the next ones are computed, by the
-    thread of the writer or by the one that computes the checksums of the pieces.
-    """
+    def put(start: int, checksum: int) -> None:
+        number = at[start]
+        template = items[number].template
+        assert template is not None
+        tail = np.frombuffer(template.tail(checksum), dtype=np.uint8)
+        np.copyto(tails[number][: len(tail)], tail)
 
-    def __init__(
-        self, items: Sequence[DcpItem], data: Sequence[Bytes], tails: Sequence[Bytes]
-    ) -> None:
-        """`tails` is the memory behind the data of each of `items`."""
-        self._items, self._data, self._tails = items, data, tails
-        self._starts = [item.data_start + item.data_bytes for item in items]
-        self._stops = [item.stop for item in items]
-        self._left = set(range(len(items)))
-        self._lock = threading.Lock()
-
-    def put(self, start: int, stop: int) -> None:
-        """Put those that are between `start` and `stop` of the file."""
-        first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
-        if first < last and self._left:
-            with self._lock:  # a second thread waits, as it would compute the same ones
-                due = [number for number in range(first, last) if number in self._left]
-                for number, checksum in zip(due, self._computed(due), strict=True):
-                    template = self._items[number].template
-                    assert template is not None
-                    tail = np.frombuffer(template.tail(checksum), dtype=np.uint8)
-                    np.copyto(self._tails[number][: len(tail)], tail)
-                self._left.difference_update(due)
-
-    def _computed(self, due: list[int]) -> list[int]:
-        def checksum(number: int) -> int:
-            return int(isal_zlib.crc32(self._data[number]))
-
-        return map_in_workers(_THREADS, checksum, due)
+    return RunningChecksums(dict(zip(at, data, strict=True)), put)
 
 
 class _CheckedImage(ScatteredImage):
-    """An image whose checksums are put when a range of it is taken."""
+    """An image that completes `checksums` up to the end of each range that is taken."""
 
-    _checksums: _Checksums
+    _checksums: RunningChecksums
 
     def pieces(self, start: int, stop: int) -> list[AnyMemory]:
-        self._checksums.put(start, stop)
+        self._checksums.reach(stop)
         return super().pieces(start, stop)
 
 
 def _image(
-    path: str, addresses: Numbers, lengths: Numbers, owners: object, checksums: _Checksums | None
+    path: str,
+    addresses: Numbers,
+    lengths: Numbers,
+    owners: object,
+    checksums: RunningChecksums | None,
 ) -> FileImage:
     starts = list(itertools.accumulate(lengths.tolist(), initial=0))[:-1]
     kind = ScatteredImage if checksums is None else _CheckedImage

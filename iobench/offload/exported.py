@@ -26,8 +26,7 @@ from iobench.offload.layout import BLOCK, ParameterPiece, StateLayout
 from iobench.offload.record import GenerationRecord
 from iobench.offload.update import place
 from iobench.remote.source_file import LocalDamageError, SourceFile
-from iobench.writers.base import Writer
-from iobench.writers.copy_reader import StoredReader
+from iobench.writers.base import StoredReader, Writer
 from iobench.writers.image import Bytes, FileImage
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from iobench.errors import UnavailableError, UsageError
-from iobench.writers.availability import Availability
+from iobench.writers.base import Availability
 from iobench.writers.options import WriterOptions
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from iobench.peers.base import Peer, State
 from iobench.units import MIB
-from iobench.writers.availability import Availability
+from iobench.writers.base import Availability
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.s3_store.target import S3Target
 

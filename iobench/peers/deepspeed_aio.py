@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from iobench.peers.base import Peer, State
 from iobench.units import MIB
-from iobench.writers.availability import Availability
+from iobench.writers.base import Availability
 from iobench.writers.options import WriterOptions, option
 
 if TYPE_CHECKING:

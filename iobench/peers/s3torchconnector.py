@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 from iobench.peers.base import Peer, State, endpoint_url, region
 from iobench.units import MIB
-from iobench.writers.availability import Availability
+from iobench.writers.base import Availability
 from iobench.writers.options import WriterOptions, option
 
 __all__ = ["S3TorchConnector"]

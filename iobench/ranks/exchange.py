@@ -26,8 +26,8 @@ from iobench.ranks.control import Control
 from iobench.ranks.restore_plan import Range, ReadPlan, RingPiece
 from iobench.ranks.wire import Hello, Listener, Message, Welcome, Wire, introduce
 from iobench.units import MIB
+from iobench.writers.base import CopyReader
 from iobench.writers.blocks.workers import Blocks
-from iobench.writers.copy_reader import CopyReader
 from iobench.writers.image import FileImage, WrappedImage
 from iobench.writers.transfer import Meter
 

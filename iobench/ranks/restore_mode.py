@@ -27,7 +27,7 @@ from iobench.ranks.restore_plan import (
     shared,
 )
 from iobench.units import KIB, MIB
-from iobench.writers.copy_reader import CopyReader
+from iobench.writers.base import CopyReader
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter, Transfer
 

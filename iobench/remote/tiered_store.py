@@ -25,8 +25,7 @@ from iobench.errors import (
 )
 from iobench.remote.local_tier import LocalTier
 from iobench.units import format_size
-from iobench.writers.base import Writer
-from iobench.writers.copy_reader import CopyReader, StoredReader
+from iobench.writers.base import CopyReader, StoredReader, Writer
 from iobench.writers.image import FileImage, Ranges
 from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer

@@ -27,8 +27,7 @@ from iobench.replicas.recovery import (
     recovery_plan,
 )
 from iobench.replicas.replicator import Replicator
-from iobench.writers.base import Writer
-from iobench.writers.copy_reader import CopyReader
+from iobench.writers.base import CopyReader, Writer
 from iobench.writers.image import FileImage
 
 __all__ = ["ReplicaCandidates", "manifest_of"]

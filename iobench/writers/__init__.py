@@ -14,8 +14,7 @@ from iobench.errors import UnavailableError
 
 if TYPE_CHECKING:
     from iobench.writers.aiofiles import AiofilesWriter
-    from iobench.writers.availability import Availability
-    from iobench.writers.base import StoredObjects, Writer
+    from iobench.writers.base import Availability, StoredObjects, Writer
     from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
     from iobench.writers.buffered import BufferedWriter
     from iobench.writers.device.staging import staged
@@ -91,8 +90,7 @@ _MODULES = {
     "odirect": ("ODirectWriter",),
     "uncached": ("UncachedWriter",),
     "buffered": ("BufferedWriter",),
-    "availability": ("Availability",),
-    "base": ("StoredObjects", "Writer"),
+    "base": ("Availability", "StoredObjects", "Writer"),
     "blocks.workers": ("BlockPool", "Blocks", "run_workers"),
     "device.staging": ("staged",),
     "image": ("Bytes", "FileImage", "Segment"),

@@ -19,7 +19,7 @@ from aiofiles.threadpool import wrap
 
 from iobench.errors import DataMismatchError, UsageError, transfer_errors
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.availability import Availability
+from iobench.writers.base import Availability
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import Bytes, FileImage, Ranges
@@ -86,7 +86,7 @@ class AiofilesWriter(PosixWriter):
         raw = open(file.fd, "r+b", buffering=0, closefd=False)  # noqa: SIM115 -- of the file
 
         def write(views: list[Bytes], offset: int) -> None:
-            _run(_write_all(wrap(raw), views[0], offset, meter), Meter())
+            _run(_move("write", wrap(raw), views[0], offset, meter), Meter())
 
         return BlockStream(file, self.name, meter, PlainSink(write, self.options.block_size))
 
@@ -140,37 +140,32 @@ class AiofilesWriter(PosixWriter):
 async def _write(image: FileImage, handle: Any, start: int, stop: int, meter: Meter) -> None:
     with image.outgoing(start, stop, meter) as views:
         data = views[0] if len(views) == 1 else np.concatenate(views)
-        await _write_all(handle, data, start, meter)
-
-
-async def _write_all(handle: Any, data: Bytes, offset: int, meter: Meter) -> None:
-    """Write all of `data` at `offset` of an unbuffered handle."""
-    done = calls = 0
-    with meter.operation("write"):
-        await _to_its_end(handle.seek(offset))
-        while done < len(data):
-            done += await _to_its_end(handle.write(data[done:].data))
-            calls += 1
-    meter.count("aiofiles", len(data), calls)
+        await _move("write", handle, data, start, meter)
 
 
 async def _read(image: FileImage, handle: Any, start: int, stop: int, meter: Meter) -> None:
-    done = calls = 0
     with image.incoming(start, stop, meter) as views:
         block = views[0] if len(views) == 1 else np.empty(stop - start, dtype=np.uint8)
-        with meter.operation("read"):
-            await _to_its_end(handle.seek(start))
-            while done < len(block):
-                count = await _to_its_end(handle.readinto(block[done:].data))
-                calls += 1
-                if not count:
-                    raise DataMismatchError(f"the file ended at {start + done} while being read")
-                done += count
+        await _move("read", handle, block, start, meter)
         if len(views) > 1:
             with meter.phase("scatter"):
                 image.scatter(start, stop, block)
-    meter.count("aiofiles", stop - start, calls)
     image.filled(start, stop)
+
+
+async def _move(doing: str, handle: Any, data: Bytes, offset: int, meter: Meter) -> None:
+    """Write or read all of `data` at `offset` of an unbuffered handle."""
+    call = handle.write if doing == "write" else handle.readinto
+    done = calls = 0
+    with meter.operation(doing):
+        await _to_its_end(handle.seek(offset))
+        while done < len(data):
+            count = await _to_its_end(call(data[done:].data))
+            calls += 1
+            if not count and doing == "read":
+                raise DataMismatchError(f"the file ended at {offset + done} while being read")
+            done += count
+    meter.count("aiofiles", len(data), calls)
 
 
 def _run(work: Coroutine[Any, Any, _T], meter: Meter) -> _T:

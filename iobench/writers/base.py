@@ -1,24 +1,32 @@
-"""Writer: moves a file image to storage and back by one I/O path."""
+"""Writer: moves a file image to storage and back by one I/O path.
+
+CopyReader: reads the files of a checkpoint from the nearest of its copies.
+"""
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Protocol
 
 from iobench.errors import UnavailableError, UsageError, transfer_errors
-from iobench.writers.availability import Availability
 from iobench.writers.image import FileImage, Ranges
 from iobench.writers.options import WriterOptions
 from iobench.writers.source import LocalSource, Source
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Fallback, Meter, Transfer
 
-__all__ = ["Availability", "StoredObjects", "Writer", "check_ranges"]
+__all__ = [
+    *("Availability", "CopyReader", "StoredObjects", "StoredReader", "Writer"),
+    *("check_ranges", "remedy_of"),
+]
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 _MOVING = {
     "write": 1,
@@ -30,6 +38,20 @@ _MOVING = {
     "objects": 0,
 }
 """The methods that take a target, each with the position of this argument."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Availability:
+    """Whether a writer works on a target; if not (or only in part), why, and what to do."""
+
+    ok: bool
+    reason: str = ""
+    remedy: str = ""
+
+
+def remedy_of(error: OSError) -> str:
+    """Return what to do about a failed trial write in a directory; empty if unknown."""
+    return "Make room there, or name another directory." if error.errno in _FULL else ""
 
 
 class StoredObjects(Protocol):
@@ -272,3 +294,55 @@ def _with_scheme_checked(method: Callable[..., Any], position: int) -> Callable[
         return method(self, *args, **how)
 
     return checked
+
+
+class CopyReader(Protocol):
+    """The files of one checkpoint. Copies form a chain: each has the next one or is the last.
+
+    A copy reads from the next one what it lacks. What it has damaged is read from there when
+    `read_again` asks for it. Thread-safe.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the writer that reads it, for a Transfer."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether it is read past the page cache; see Writer.direct."""
+
+    @property
+    def location(self) -> str | Path:
+        """The directory or prefix of the files, for messages."""
+
+    def read(self, image: FileImage, ranges: Ranges | None = None) -> Transfer:
+        """Fill these ranges of the image of a file, or all of it; see Writer.read_ranges."""
+
+    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
+        """Fill the range of `piece`, which is damaged, from the next copy. False: none is left.
+
+        Call it again if it is damaged there too.
+        """
+
+    def open_source(self, target: str) -> Source:
+        """Open the file `target`, which is in `location`, to inspect it."""
+
+
+class StoredReader:
+    """What `writer` reads at `location`: the last copy of a chain."""
+
+    def __init__(self, writer: Writer, location: str | Path) -> None:
+        self._writer, self.location = writer, location
+        self.name, self.direct = writer.name, writer.direct
+
+    def read(self, image: FileImage, ranges: Ranges | None = None) -> Transfer:
+        if ranges is None:
+            return self._writer.read(image, self.location)
+        return self._writer.read_ranges(image, self.location, ranges)
+
+    def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
+        del image, start, stop, piece
+        return False
+
+    def open_source(self, target: str) -> Source:
+        return self._writer.open_source(target)

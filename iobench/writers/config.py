@@ -11,7 +11,9 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
+
+import msgspec
 
 from iobench.environment import machine_fingerprint
 from iobench.errors import (
@@ -67,43 +69,19 @@ class Tuned:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Tuned:
         """Make it from the table of a file. Raises UnknownNameError, OptionError."""
-        fields = {field.name: field for field in dataclasses.fields(cls)}
+        names = [field.name for field in dataclasses.fields(cls)]
         for name in values:
-            if name not in fields:
-                raise UnknownNameError("key of [tuned]", name, fields)
-        missing = [
-            name
-            for name, field in fields.items()
-            if name not in values and field.default is dataclasses.MISSING
-        ]
-        if missing:
-            raise OptionError(f"[tuned] lacks {', '.join(missing)}")
-        kinds = get_type_hints(cls)
-        return cls(**{name: _typed(name, kinds[name], value) for name, value in values.items()})
+            if name not in names:
+                raise UnknownNameError("key of [tuned]", name, names)
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise OptionError(f"[tuned]: {error}; iobench autotune writes it") from error
 
     def items(self) -> list[tuple[str, Any]]:
         """Return the names and values that are not None, in order."""
         named = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
         return [(name, value) for name, value in named if value is not None]
-
-
-def _typed(name: str, kind: Any, value: Any) -> Any:
-    text = str(kind)
-    if "tuple" in text:
-        inner = str if "tuple[str" in text else (int, float)
-        if isinstance(value, list) and all(_is(item, inner) for item in value):
-            return tuple(value)
-    elif kind is int and _is(value, int):
-        return value
-    elif "float" in text and _is(value, (int, float)):
-        return float(value)
-    elif "str" in text and isinstance(value, str):
-        return value
-    raise OptionError(f"[tuned] {name} = {value!r}: is not what iobench autotune writes there")
-
-
-def _is(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 SCHEMA = "iobench.writer/1"

@@ -18,7 +18,7 @@ from iobench import linux
 from iobench.environment.gpu import compatibility_mode, find_cufile, has_driver
 from iobench.errors import TransferError, UnavailableError
 from iobench.units import MIB
-from iobench.writers.availability import Availability
+from iobench.writers.base import Availability
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.device.base import Device, DeviceBytes
 from iobench.writers.device.staging import StagedImage

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Unpack
 
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.availability import Availability
-from iobench.writers.base import Writer
+from iobench.writers.base import Availability, Writer
 from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.options import NullValues, WriterOptions, option
-from iobench.writers.stream import BlockStream, Sink
+from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["NullOptions", "NullWriter"]
@@ -77,8 +76,17 @@ class NullWriter(Writer):
 
     def open(self, target: str | Path, size: int | None = None) -> BlockStream:  # noqa: ARG002
         meter = self._meter()
-        sink = NullSink(os.fspath(target), self._pool, meter)
-        return BlockStream(sink, self.name, meter, sink, durable=False)
+
+        def copy(views: list[Bytes], _: int) -> None:
+            length = 0
+            with self._pool.block() as block, meter.phase("gather"):
+                for view in views:
+                    block[length : length + len(view)] = view
+                    length += len(view)
+            meter.count("null", length)
+
+        sink = PlainSink(copy, self.options.block_size)
+        return BlockStream(_NoFile(os.fspath(target)), self.name, meter, sink, durable=False)
 
     def _copy(
         self, whole: FileImage, start: int, stop: int, meter: Meter, *, to_block: bool
@@ -95,29 +103,11 @@ class NullWriter(Writer):
             run_workers(self.options.threads, blocks, work, meter)
 
 
-class NullSink(Sink):
-    """Stores nothing, and takes the place of the new file of a stream too."""
+class _NoFile:
+    """Takes the place of the new file of a stream."""
 
-    def __init__(self, path: str, pool: BlockPool, meter: Meter) -> None:
-        self.path, self._pool, self._meter = path, pool, meter
-        self.block_size = pool.block_size
-        self._counted = 0  # bytes of the present block
-
-    def block(self, at_least: int) -> Bytes:  # noqa: ARG002
-        return self._pool.take()
-
-    def put(self, block: Bytes, offset: int) -> None:
-        self.drain(block, len(block), offset, last=False)
-        self._counted = 0
-        self._pool.give(block)
-
-    def drain(self, block: Bytes, filled: int, offset: int, *, last: bool) -> None:  # noqa: ARG002
-        self._meter.count("null", filled - self._counted)
-        self._counted = filled
-
-    def release(self, block: Bytes, *, failed: bool) -> None:  # noqa: ARG002
-        if len(block):
-            self._pool.give(block)
+    def __init__(self, path: str) -> None:
+        self.path = path
 
     def _do_nothing(self, *_: object, **how: object) -> None:
         pass

@@ -2,8 +2,7 @@
 
 write ─> block ─ when it is full ─> Sink.put ──┬─> PlainSink: the writing thread, at once
 flush, close ─> what fills no block ─> drain ──┼─> BackgroundSink: threads, or one io_uring
-                                               ├─> PartSink: parts of an S3 upload
-                                               └─> NullSink: nothing is stored
+                                               └─> PartSink: parts of an S3 upload
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from iobench.ranks.exchange import SentPiece, Transport
 from iobench.ranks.wire import HEAD, Wire
 from iobench.ranks.world import World
 from iobench.errors import DataMismatchError, RankError, TransferError
-from iobench.writers.copy_reader import StoredReader
+from iobench.writers.base import StoredReader
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 

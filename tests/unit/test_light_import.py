@@ -50,7 +50,7 @@ def test_exec_makes_every_writer_without_numpy() -> None:
     code = (
         "import sys; from iobench.cli.exec import load_when_used; load_when_used('numpy'); "
         "from iobench.integrations.default_writer import chosen_writer; "
-        "from iobench.integrations.redirect import launch, summary; "
+        "from iobench.integrations.redirect import launch; "
         "from iobench.writers import registry; "
         "made = [registry.make(name) for name in registry.names()]; "
         "before = 'numpy.version' in sys.modules; "

@@ -27,8 +27,7 @@ from iobench.ranks.restore_mode import Reader
 from iobench.ranks.restore_plan import Range
 from iobench.results.records import Verified
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec
-from iobench.writers.base import Writer
-from iobench.writers.copy_reader import StoredReader
+from iobench.writers.base import StoredReader, Writer
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 from iobench.writers.transfer import Meter, Transfer

@@ -12,8 +12,7 @@ import numpy as np
 
 from iobench.bench.data.slicing import FileSlice
 from iobench.errors import DataMismatchError
-from iobench.writers.availability import Availability
-from iobench.writers.base import Writer
+from iobench.writers.base import Availability, Writer
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 from iobench.writers.source import RangeSource, Source
 from iobench.writers.stream import BlockStream

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from iobench.errors import UnavailableError
 from iobench.integrations.redirect.call_counts import CallCounts, Count
-from iobench.integrations.redirect.redirect import fallbacks_of
+from iobench.integrations.redirect.redirect import fallbacks_of, reason_of
 from iobench.integrations.replacing import bypass, bypassed
 from iobench.integrations.stock_path import StockPath, Unsupported, path_of
 from iobench.writers.base import Writer
@@ -44,12 +43,9 @@ def dcp_stream(
             target = StockPath.of(path_of(path), chosen, stock_renames=False)
             opened = chosen.open(target.path)
     except Exception as why:  # noqa: BLE001 -- reported, and stock writes the file
-        reason = str(why)
+        reason = reason_of(why)
         if not isinstance(why, Unsupported):
-            reason = f"{type(why).__name__}: {why}"
             counts.say(f"{_NAME}: {path} is written by the stock class: {why}")
-        if isinstance(why, UnavailableError):
-            reason = f"writer {why.name} does not work there"
 
     def count(size_bytes: int = 0) -> Count:
         seconds = time.perf_counter() - began

@@ -1,4 +1,7 @@
-"""Launch: runs a command with the redirect in all its Python processes, and returns the outcome."""
+"""Launch: runs a command with the redirect in all its Python processes, and returns the outcome.
+
+`report` and `summary` show it.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,20 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from iobench.errors import UsageError
 from iobench.integrations.default_writer import CONFIG, EXEC
-from iobench.integrations.redirect.call_counts import Function, merged
+from iobench.integrations.redirect.call_counts import Count, Function, merged
+from iobench.units import MIB, format_rate, format_size
 from iobench.writers.base import Writer
 from iobench.writers.config import dump_writer
 from iobench.writers.local.new_file import write_text
 
-__all__ = ["SCHEMA", "ExecOutcome", "launch", "report", "write_report"]
+__all__ = ["SCHEMA", "ExecOutcome", "launch", "report", "summary", "write_report"]
 
 SCHEMA = "iobench.exec/1"
 _HOOK = Path(__file__).with_name("hook")
@@ -138,3 +142,49 @@ def report(outcome: ExecOutcome, command: Sequence[str], writer: Writer) -> dict
 def write_report(path: Path, document: Mapping[str, Any]) -> None:
     """Write the report completely or not at all. Raises OSError."""
     write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+_WORTH_A_RATE = 8 * MIB  # a rate of fewer bytes measures latency
+
+
+def summary(outcome: ExecOutcome, writer: Writer) -> Iterator[str]:
+    """Yield lines: calls of the writer, calls of stock with the reason, and failed calls."""
+    options = ",".join(writer.options.changed())
+    name = f"{writer.name},{options}" if options else writer.name
+    if not outcome.functions:
+        yield f"nothing was redirected to {name}: {_why_nothing(outcome)}"
+    else:
+        yield f"redirected to {name}, in {_number(outcome.processes, 'process', 'processes')}:"
+    width = max((len(function) for function in outcome.functions), default=0)
+    for function, entry in outcome.functions.items():
+        if entry.redirected.calls:
+            yield f"  {function:{width}}  {_moved(entry.redirected)}"
+        for text, times in entry.fallbacks.items():
+            yield f"  {function:{width}}  {_number(times, 'call')} fell back: {text}"
+        for reason, count in entry.stock.items():
+            example = f" ({count.example})" if count.example else ""
+            yield f"  {function:{width}}  {_plain(count)} by the stock function: {reason}{example}"
+        if entry.failed.calls:
+            yield f"  {function:{width}}  {_plain(entry.failed)} FAILED ({entry.failed.example})"
+    yield from outcome.problems
+
+
+def _why_nothing(outcome: ExecOutcome) -> str:
+    if outcome.processes:
+        return "the script saved and loaded nothing"
+    return "no Python process with iobench loaded torch or safetensors"
+
+
+def _moved(count: Count) -> str:
+    moved = f"{_plain(count)}, {format_size(count.bytes)}"
+    if count.bytes < _WORTH_A_RATE or not count.seconds:
+        return moved
+    return f"{moved}, {format_rate(count.bytes / count.seconds)}"
+
+
+def _plain(count: Count) -> str:
+    return f"{_number(count.calls, 'call')}, {count.seconds:.3f} s"
+
+
+def _number(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"

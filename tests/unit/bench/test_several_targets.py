@@ -20,7 +20,7 @@ from iobench.bench.rates import Rates
 from iobench.bench.targets.choose import split_targets
 from iobench.errors import TargetError, UnavailableError, UsageError
 from iobench.units import GIB
-from iobench.writers.availability import Availability
+from iobench.writers.base import Availability
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.odirect import ODirectWriter
 from iobench.writers.s3 import S3Writer

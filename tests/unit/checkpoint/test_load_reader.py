@@ -15,8 +15,8 @@ from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.stored import StoredPiece
 from iobench.errors import DataMismatchError
 from iobench.formats import tensor_slices
+from iobench.writers.base import StoredReader
 from iobench.writers.blocks.pages import pages_to_read_into
-from iobench.writers.copy_reader import StoredReader
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.image import Bytes, FileImage
 

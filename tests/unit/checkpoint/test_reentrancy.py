@@ -157,7 +157,7 @@ def test_backlog() -> None:
 
 
 def test_ledger() -> None:
-    """The manifests have been read in another thread."""
+    """A manifest has been read in another thread while those that were not read are chosen."""
 
     class Unread:
         readers = 16
@@ -170,7 +170,7 @@ def test_ledger() -> None:
 
     def check() -> _Calls:
         ledger = Ledger(cast(CheckpointStore, Unread()), KeepAll())
-        return ledger.serials, lambda: ledger._note({})
+        return lambda: ledger._read(lambda _: False), lambda: ledger._note({9: None})
 
     at_every_collection(check)
 

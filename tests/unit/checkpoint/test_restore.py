@@ -20,8 +20,8 @@ from iobench.errors import DataMismatchError, IobenchError, RankError, TransferE
 from iobench.ranks.control import Control
 from iobench.ranks.together import JobRanks
 from iobench.ranks.world import World
+from iobench.writers.base import CopyReader
 from iobench.writers.buffered import BufferedWriter
-from iobench.writers.copy_reader import CopyReader
 
 
 class _Copies(StoredCandidates):

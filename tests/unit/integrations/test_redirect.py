@@ -26,7 +26,7 @@ from iobench.integrations.redirect.launch import launch, write_report
 from iobench.integrations.redirect.process import Watch
 from iobench.integrations.redirect.redirect import Redirect
 from iobench.integrations.stock_path import Unsupported
-from iobench.writers.availability import Availability
+from iobench.writers.base import Availability
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
 

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from iobench.integrations.redirect.call_counts import Count, Function
-from iobench.integrations.redirect.launch import ExecOutcome
-from iobench.integrations.redirect.summary import summary
+from iobench.integrations.redirect.launch import ExecOutcome, summary
 from iobench.writers.registry import make
 
 _PAGE = Path(__file__).parents[3] / "docs" / "exec.md"

@@ -10,8 +10,8 @@ from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.piece_reader import PieceReader
 from iobench.checkpoint.stored import StoredPiece
 from iobench.units import GIB
+from iobench.writers.base import StoredReader
 from iobench.writers.buffered import BufferedWriter
-from iobench.writers.copy_reader import StoredReader
 from iobench.writers.image import Bytes
 
 

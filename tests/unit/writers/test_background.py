@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,11 +19,13 @@ from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct import engine as module
 from iobench.writers.direct import in_flight as flights
 from iobench.writers.direct.background import BackgroundSink
-from iobench.writers.direct.engine import BlockingEngine, DirectEngine
+from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
 from iobench.writers.direct.in_flight import OnComplete
-from iobench.writers.direct.uring_engine import RingEngine
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import DirectFile
+from iobench.writers.s3 import PartSink
+from iobench.writers.s3_store.parts import StreamParts
+from iobench.writers.s3_store.upload import S3Upload
 from iobench.writers.transfer import Meter, PathCount
 
 _Impatience = Callable[[threading.Event], AbstractContextManager[None]]
@@ -51,6 +54,10 @@ def pool() -> _Pool:
     return _Pool(_BLOCK)
 
 
+def _file(fd: int) -> DirectFile:
+    return DirectFile(fd=fd, alignment=DioAlignment(memory=512, offset=512))
+
+
 def _background(
     fd: int,
     pool: BlockPool,
@@ -60,7 +67,7 @@ def _background(
     *,
     ring: bool,
 ) -> BackgroundSink:
-    file = DirectFile(fd=fd, alignment=DioAlignment(memory=512, offset=512))
+    file = _file(fd)
 
     def write(engine: DirectEngine, part: Extent, done: OnComplete) -> None:
         engine.write(file, part, done)
@@ -281,3 +288,41 @@ def test_ctrl_c_while_the_rings_thread_ends(
             _release(writer, failed=True)
     assert os.fstat(fd).st_size == _BLOCK
     _drain(writer)  # all permits came back
+
+
+def test_release_in_one_of_its_threads(fd: int, pool: BlockPool) -> None:
+    """There the collector drops the stream: nothing is added up while the threads still count."""
+    file, meter, released = _file(fd), Meter(), threading.Event()
+
+    def write(engine: DirectEngine, part: Extent, done: OnComplete) -> None:
+        engine.write(file, part, done)
+        if not released.is_set():
+            _release(writer, failed=True)
+            released.set()
+
+    def engine(meter: Meter) -> DirectEngine:
+        return BlockingEngine(pool, meter, path="direct")
+
+    writer = BackgroundSink(pool, 1, engine, write, meter, ring=False)
+    _submit(writer, pool, range(1))
+    assert released.wait(10)
+    assert meter.paths == {}
+
+
+def test_release_of_an_upload_in_one_of_its_threads() -> None:
+    """The same for the parts of an object."""
+    released, meter = threading.Event(), Meter()
+
+    class Upload:
+        begun, stop = True, threading.Event()
+
+        def send(self, _: int, views: list[Bytes], own: Meter) -> None:
+            own.count("part upload", len(views[0]))
+            sink.release(_NONE, failed=True)
+            released.set()
+
+    parts = StreamParts(first_bytes=_BLOCK)
+    sink = PartSink(cast(S3Upload, Upload()), "s3://b/k", meter, parts=parts, threads=2)
+    sink.put(np.zeros(_BLOCK, dtype=np.uint8), 0)
+    assert released.wait(10)
+    assert meter.paths == {}

@@ -21,8 +21,7 @@ from iobench.testing import content
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct import in_flight
-from iobench.writers.direct.engine import BlockingEngine, DirectEngine
-from iobench.writers.direct.uring_engine import RingEngine
+from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
 from iobench.writers.hybrid_paths.cached_file import DontCache
 from iobench.writers.hybrid_paths.file import PathFile, PathSupport
 from iobench.writers.hybrid_paths.policy import IoPath

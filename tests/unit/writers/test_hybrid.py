@@ -17,9 +17,8 @@ from iobench.errors import UnavailableError
 from iobench.testing import content
 from iobench.units import KIB
 from iobench.writers import file_writer
-from iobench.writers.direct.engine import BlockingEngine
+from iobench.writers.direct.engine import BlockingEngine, RingEngine
 from iobench.writers.direct.in_flight import Ring, open_ring
-from iobench.writers.direct.uring_engine import RingEngine
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.hybrid_paths import file as path_file
 from iobench.writers.hybrid_paths.cached_file import CachedFile

@@ -16,7 +16,7 @@ from iobench.linux import DioAlignment
 from iobench.testing import content
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.direct.uring_engine import RingEngine
+from iobench.writers.direct.engine import RingEngine
 from iobench.writers.image import Bytes, Extent, FileImage
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter
