@@ -8,18 +8,19 @@ from typing import cast
 
 import pytest
 
+from iobench import Checkpointer
 from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.piece_reader import HeldFiles
 from iobench.checkpoint.ranked.messages import Part
 from iobench.checkpoint.ranked.plan import data_file
-from iobench.checkpoint.restore import Candidates
+from iobench.checkpoint.restore import Candidates, StoredCandidates, restore
+from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError, TargetError
 from iobench.ranks.together import ALONE
 from iobench.replicas.nearest import ReplicaCandidates
 from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, SaveHeader, Version
 from iobench.replicas.replicator import Replicator
-from iobench.writers.base import Writer
-from iobench.writers.registry import make
+from iobench.writers.buffered import BufferedWriter
 
 
 class _Attempt:
@@ -95,7 +96,7 @@ def _restoring(memory: _Memory | None = None) -> ReplicaCandidates:
     made = ReplicaCandidates(
         cast(Candidates, storage),
         ranks=ALONE,
-        writer=cast(Writer, make("buffered")),
+        writer=BufferedWriter(),
         replicator=cast(Replicator, memory),
     )
     made.look("latest")
@@ -143,6 +144,22 @@ def test_a_save_that_only_memory_has() -> None:
         assert not restoring.next_copy(30, "a wrong bit")
     assert (restoring.steps(), restoring.held()) == ([10, 20], None)
     assert restoring.version_of(20) == Version(2, 20, "")
+
+
+def test_a_damaged_manifest_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    """The newest checkpoint is the one to restore, though its age cannot be read."""
+    with Checkpointer(tmp_path) as ckpt:
+        for step in (1, 2):
+            ckpt.save({"step": step}, step)
+    (tmp_path / "step-2" / "manifest.json").write_text("{}")
+    writer = BufferedWriter()
+    stored = StoredCandidates(DirectoryStore(tmp_path), writer, {1: 1})
+    candidates = ReplicaCandidates(stored, ranks=ALONE, writer=writer, replicator=None)
+    candidates.look("latest")
+    with pytest.raises(DataMismatchError, match="step-2"):
+        restore(candidates, "latest")
+    with pytest.warns(RuntimeWarning, match="step 2 is skipped"):
+        assert restore(candidates, "latest", on_corrupt="previous")[0] == {"step": 1}
 
 
 def test_versions_that_were_loaded_from_storage() -> None:
