@@ -65,9 +65,9 @@ class Ledger:
         return not self._unread
 
     def serial_of(self, save: Save) -> int:
-        """Return the serial number of `save`, or a new one if it has none. Raises TransferError.
+        """Return the serial number of `save`, or a new one if it has none.
 
-        All manifests are read then: retention needs their times after the commit.
+        Reads all manifests: retention needs their times after the commit. Raises TransferError.
         """
         self._read()
         return save.serial or self.new_serial()
@@ -145,6 +145,7 @@ class Ledger:
         store. A checkpoint that cannot be removed does not fail the save. A RuntimeWarning names it
         once, and later saves try again.
         """
+        self._read()
         with self._lock:
             self._serials[save.step] = serial
             self._replaceable.discard(save.step)
