@@ -34,9 +34,7 @@ from iobench.results import (
     ResultWriter,
     Sample,
     contender_of,
-    utc_now,
 )
-from iobench.text import one_line
 
 __all__ = ["RunProgress", "Runner"]
 
@@ -313,15 +311,7 @@ class _Trials:
         """Yield a failure of each variant in a dead target; it takes no further part."""
         for variant in [one for one in remaining if one.target in self.dead]:
             error = self.dead[variant.target]
-            yield Failure(
-                run_id=self.run_id,
-                repetition=repetition,
-                order=order,
-                setting=variant.setting(),
-                operation="save",
-                error=one_line(error),
-                started_at=utc_now(),
-            )
+            yield self._trial(variant, repetition, order).failure("save", error)
             remaining.remove(variant)
             if not remaining:
                 raise error

@@ -13,7 +13,7 @@ from iobench.writers.local.deferred_free import HeldFile, free_later, freed_late
 from iobench.writers.local.new_file import sync_directory
 from iobench.writers.s3_store.target import S3Target, is_s3
 
-__all__ = ["remove_file", "remove_tree"]
+__all__ = ["entries_below", "remove_file", "remove_tree"]
 
 _TRIES = 1000  # each finds fewer entries
 
@@ -44,7 +44,7 @@ def remove_tree(directory: str | Path, *, last: str = "") -> None:
     held: list[HeldFile] = []
     with ExitStack() as afterwards:
         afterwards.callback(free_later, held)
-        held.extend(file for path in _files_below(directory) if (file := hold(path)))
+        held.extend(file for path in entries_below(directory, OSError) if (file := hold(path)))
         for left in reversed(range(_TRIES)):
             try:
                 _unlink_files(directory, last)
@@ -61,17 +61,22 @@ def remove_tree(directory: str | Path, *, last: str = "") -> None:
                     raise
 
 
-def _files_below(directory: str | Path) -> Iterator[str]:
-    """Yield the paths of all entries below that are not directories; there may be 100,000."""
+def entries_below(
+    directory: str | os.PathLike[str], ignored: type[OSError] = FileNotFoundError
+) -> Iterator[str]:
+    """Yield the path of everything below `directory` except directories; follow no links.
+
+    There may be 100,000. A directory whose listing raises `ignored` has no entries.
+    """
     inner = []
-    with suppress(OSError), os.scandir(directory) as entries:  # the removal itself raises
+    with suppress(ignored), os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 inner.append(entry.path)
             else:
                 yield entry.path
     for path in inner:
-        yield from _files_below(path)
+        yield from entries_below(path, ignored)
 
 
 def _unlink_files(directory: str | Path, last: str) -> None:

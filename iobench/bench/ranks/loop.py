@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from iobench.bench.counters.monitor import Usage
 from iobench.bench.processes.job import CheckpointRef, Job
-from iobench.bench.targets.cold import evict
-from iobench.bench.targets.entries import FilesBelow
+from iobench.bench.targets.cold import FilesBelow, evict
 from iobench.writers.s3_store.target import is_s3
 
 __all__ = ["RESTORES_BEGIN", "RESTORES_END", "Looped", "restore_until"]

@@ -20,8 +20,7 @@ from iobench.bench.data.slicing import Sliced
 from iobench.bench.processes.job import CheckpointRef, Done, Job
 from iobench.bench.ranks.loop import RESTORES_BEGIN, RESTORES_END, Looped, restore_until
 from iobench.bench.ranks.members import OPERATION_S, SETUP_S
-from iobench.bench.targets.cold import EvictedFiles, evict
-from iobench.bench.targets.entries import FilesBelow
+from iobench.bench.targets.cold import EvictedFiles, FilesBelow, evict
 from iobench.bench.targets.instruments import Instruments
 from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import reraise

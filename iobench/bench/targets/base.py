@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.counters.sampler import Sampler
-from iobench.bench.targets.cold import resident_bytes
-from iobench.bench.targets.entries import FilesBelow
+from iobench.bench.targets.cold import FilesBelow, resident_bytes
 from iobench.bench.targets.instruments import Changes, Instruments
 from iobench.bench.targets.settle import Patience
 from iobench.checkpoint.staged import Staged

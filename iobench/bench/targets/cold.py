@@ -10,10 +10,21 @@ from pathlib import Path
 from iobench import linux
 from iobench.bench.judging.verdict import RESIDENT_LIMIT
 from iobench.results.records import Cold
+from iobench.writers.removal import entries_below
 
-__all__ = ["EvictedFiles", "evict", "evict_file", "make_cold", "resident_bytes"]
+__all__ = ["EvictedFiles", "FilesBelow", "evict", "evict_file", "make_cold", "resident_bytes"]
 
 _DROP_CACHES = "/proc/sys/vm/drop_caches"
+
+
+@dataclass(frozen=True)
+class FilesBelow:
+    """The paths of all regular files below a directory; each iteration lists them again."""
+
+    directory: str | os.PathLike[str]
+
+    def __iter__(self) -> Iterator[str]:
+        return filter(os.path.isfile, entries_below(self.directory))
 
 
 @dataclass(frozen=True, kw_only=True)

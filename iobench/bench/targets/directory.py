@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iobench.bench.counters.monitor import Monitor
-from iobench.bench.targets.cold import make_cold
-from iobench.bench.targets.entries import FilesBelow
+from iobench.bench.targets.cold import FilesBelow, make_cold
 from iobench.bench.targets.instruments import Instruments
 from iobench.bench.targets.scratch import detach_mounts, scratch_directory
 from iobench.bench.targets.settle import Patience, settled

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from iobench import linux
 from iobench.bench.counters.monitor import Monitor
-from iobench.bench.targets.entries import entries_below
 from iobench.environment.mounts import mounts_in
 from iobench.environment.syncs import BY_A_LIBRARY, PROBE_BYTES, try_sync
 from iobench.results.records import Stored
+from iobench.writers.removal import entries_below
 
 __all__ = ["Changes", "Instruments"]
 
