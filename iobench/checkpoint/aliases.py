@@ -11,8 +11,8 @@ import torch
 
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensor_layouts import TensorLayouts
-from iobench.formats.tensors import dtype_name, tensor_bytes, torch_dtype
-from iobench.writers.image import Bytes
+from iobench.formats.tensors import dtype_name, tensor_bytes, tensor_memory, torch_dtype
+from iobench.writers.image import AnyMemory, Bytes
 
 __all__ = ["ALIGNMENT", "Leaf", "View", "share"]
 
@@ -62,6 +62,10 @@ class Leaf(NamedTuple):
         if isinstance(self.source, torch.Tensor):
             return tensor_bytes(self.source)
         return self.source
+
+    def memory(self) -> AnyMemory:
+        """Like `cpu_bytes`, also of a tensor on a CUDA device: this copies within the device."""
+        return tensor_memory(self.source) if isinstance(self.source, torch.Tensor) else self.source
 
 
 @dataclass(frozen=True, kw_only=True)

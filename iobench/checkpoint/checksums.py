@@ -23,6 +23,7 @@ from iobench.ranks.exchange import WatchedImage
 from iobench.units import KIB, MIB
 from iobench.writers.base import CopyReader
 from iobench.writers.blocks.channel import Channel, Lease
+from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage, WrappedImage
 from iobench.writers.transfer import Meter, Transfer
 
@@ -116,12 +117,16 @@ class PieceDigests:
 
 
 def _digests_of(image: FileImage, begin: int, sizes: list[int]) -> list[str]:
-    views = image.views(begin, begin + sum(sizes))
+    stop = begin + sum(sizes)
     if len(sizes) == 1:
         state = xxhash.xxh3_64()
-        for view in views:
+        for view in image.host_bytes(begin, stop):
             state.update(view.data)
         return [state.hexdigest()]
+    if image.on_device:  # through blocks that are used again
+        views = [view.copy() for view in image.host_bytes(begin, stop)]
+    else:
+        views = image.views(begin, stop)
     if list(map(len, views)) != sizes:  # one segment holds several pieces, or a piece is empty
         run = views[0] if len(views) == 1 else np.concatenate([_EMPTY, *views])
         ends = [0, *itertools.accumulate(sizes)]
@@ -156,11 +161,17 @@ def recorded(image: FileImage, pieces: Pieces, *, by_block: bool) -> Iterator[Re
     wait for it at every copy (docs/decisions/0040). If the writer takes the memory itself, because
     direct I/O is refused, the thread computes them all. Raises what the thread raised.
 
-    Of a StreamedImage the thread computes all of them, and raises why the save fails.
+    Of a StreamedImage the thread computes all of them, and raises why the save fails. Memory of a
+    device is copied for the checksums, apart from the copies of the writer.
     """
-    digests = PieceDigests(image, pieces)
+    with staged(image, Meter()) as on_host:
+        yield from _recorded(image, PieceDigests(on_host, pieces), by_block=by_block)
+
+
+def _recorded(image: FileImage, digests: PieceDigests, *, by_block: bool) -> Iterator[Recording]:
     streamed = image if isinstance(image, StreamedImage) else None
-    by_block = by_block and streamed is None and not image.in_one_piece(0, image.size_bytes)
+    at_once = streamed is not None or image.on_device or image.in_one_piece(0, image.size_bytes)
+    by_block = by_block and not at_once
     above = _SMALL if by_block else -1
     # A channel is a reference cycle with its function, so that must not hold the image's memory.
     channel: Channel[tuple[PieceDigests, int, StreamedImage | None]] = Channel(

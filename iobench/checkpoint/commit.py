@@ -25,6 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.place import (
@@ -248,10 +250,10 @@ class Committer(Generic[C]):
 
         The time is that of the slowest rank.
         """
-        assert memory is not None  # of the same save in all ranks
         assert self.tier is not None
         began_s = time.monotonic()
-        part, failed = memory[:share], ""
+        # A rank without a snapshot, because of its budget, writes nothing.
+        part, failed = np.empty(0, dtype=np.uint8) if memory is None else memory[:share], ""
         try:
             self.tier.probe(target, part)
         except IobenchError as error:

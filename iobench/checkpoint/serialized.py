@@ -26,6 +26,7 @@ from iobench.checkpoint.streamed import Streamed
 from iobench.checkpoint.structure import Structure
 from iobench.errors import StateError
 from iobench.formats.collector import collector_paused
+from iobench.formats.many_parts import PartsImage
 from iobench.formats.tensor_layouts import Located, TensorLayouts
 from iobench.units import GIB
 from iobench.writers.image import Bytes, FileImage
@@ -126,10 +127,14 @@ class Serialized:
         return self.structure.leaves(self.tensors, self.arrays)
 
     def image(self) -> FileImage:
-        """Return the tensor file on the trainer's own CPU memory, which must not change.
+        """Return the tensor file on the trainer's own memory, which must not change.
 
         Only tensors that are not contiguous are copied.
         """
+        if not self.on_cpu:
+            parts = (part for _, part in self.parts())
+            memories = (part.memory() if isinstance(part, Leaf) else part for part in parts)
+            return PartsImage(TENSORS, memories)
         return self.structure.image(TENSORS, self.located, self.tensors, self.arrays)
 
     def whole_image(self) -> FileImage:

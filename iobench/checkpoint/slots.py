@@ -33,7 +33,7 @@ class Slot:
     """
 
     def __init__(self) -> None:
-        self.memory: Bytes = np.empty(0, dtype=np.uint8)
+        self.free()
         self.begin = 0
 
     @property
@@ -48,28 +48,33 @@ class Slot:
         """
         if len(self.memory) < size_bytes:
             self.free()
-            self.memory = _map(size_bytes)
+            self.memory = memory = _map(size_bytes)
+            address, length = memory.ctypes.data + self.begin, len(memory) - self.begin
+            self._held = np.asarray(linux.MemorySpan(address, length, memory))
         if pinned:
-            _pin(self.memory, cuda_device(torch.device("cuda")))
+            _pin(self._held, cuda_device(torch.device("cuda")))
 
     def make_ready(self, device: Device | None = None) -> None:
         """Make the pages of the memory, in any thread, until it is freed. Raises OSError (ENOMEM).
 
         With a device it is then pinned for it. That raises UnavailableError.
         """
-        memory = self.memory
+        memory, held = self.memory, self._held
         # Small steps: the kernel holds the lock of the address space in each, and this thread may
         # have a low priority.
         for start in range(self.begin, len(memory), HUGE_PAGE):
             if self.memory is not memory:
                 return
             make_pages(memory[start : start + HUGE_PAGE])
-        if device is not None and len(memory) and not self.begin:
-            _pin(memory, device)
+        if device is not None and len(held):
+            _pin(held, device)
 
     def free(self) -> None:
         """Free the memory."""
-        self.memory = np.empty(0, dtype=np.uint8)  # not memory[:0]: a view keeps its base alive
+        # Not memory[:0]: a view keeps its base alive.
+        self.memory: Bytes = np.empty(0, dtype=np.uint8)
+        self._held: Bytes = self.memory
+        """What is pinned: the bytes from `begin` on, as an array that is no view of `memory`."""
 
 
 def _pin(memory: Bytes, device: Device) -> None:
@@ -210,11 +215,6 @@ class SlotPool:
 
         Raises StateError: the memory that was available for all may be in use by now.
         """
-        if pinned and self._begin:
-            raise StateError(
-                f"a state with CUDA tensors needs a budget of {format_size(self._size)}: only "
-                "tensors in host memory are written through less"
-            )
         if slot.begin != self._begin:
             slot.free()
             slot.begin = self._begin

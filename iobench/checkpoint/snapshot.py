@@ -24,10 +24,10 @@ from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.device.base import Device
 from iobench.writers.device.cuda import cuda_device
 from iobench.writers.device.staging import DeviceCopies
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import AnyMemory, Bytes, FileImage
 from iobench.writers.transfer import Meter
 
-__all__ = ["Content", "LazyCopy", "copy_image", "copy_into", "gpu_copies"]
+__all__ = ["Content", "LazyCopy", "copy_image", "copy_into", "gpus_of"]
 
 # Large enough for a memcpy past the caches of the CPU, small enough to end together.
 _BLOCK = 16 * MIB
@@ -66,7 +66,7 @@ class Content(Protocol):
         """Yield the offset in the file and the contents of each of its parts."""
 
     def image(self) -> FileImage:
-        """Return the file on the memory of a state in host memory."""
+        """Return the file on the memory of the state."""
 
     def whole_image(self) -> FileImage:
         """Like `image`, with the checksums that the format has."""
@@ -87,13 +87,13 @@ _C = TypeVar("_C", bound=Content)
 def copy_into(memory: Bytes, content: Content, copies: DeviceCopies | None = None) -> float:
     """Copy the file to the beginning of `memory`. On return the state may change.
 
-    Several threads copy CPU tensors without the GIL. GPU tensors are copied by `copies`; no copy is
-    in flight afterwards, also after an error. Returns the seconds in which pages of `memory` were
-    made.
+    Several threads copy CPU tensors without the GIL. GPU tensors are copied by `copies`; None:
+    after the work of this thread. No copy is in flight afterwards, also after an error. Returns the
+    seconds in which pages of `memory` were made.
     """
     if content.on_cpu:
         return copy_image(memory, content.image(), processes=content.processes)
-    with copies or gpu_copies(content) as streams:
+    with copies or DeviceCopies(gpus_of(content)) as streams:
         for begin, part in content.parts():
             if isinstance(part, Leaf) and not part.on_cpu:
                 if part.size_bytes:
@@ -105,8 +105,8 @@ def copy_into(memory: Bytes, content: Content, copies: DeviceCopies | None = Non
     return 0.0
 
 
-def gpu_copies(content: Content) -> DeviceCopies:
-    """Return the copies of the state's GPU tensors, ordered after the work of this thread.
+def gpus_of(content: Content) -> list[Device]:
+    """Return the devices of the state's GPU tensors.
 
     Raises StateError for a tensor that is neither in host memory nor on a CUDA device.
     """
@@ -120,7 +120,7 @@ def gpu_copies(content: Content) -> DeviceCopies:
                 f"{name}: a tensor on {device} cannot be saved; a state is on CPU and CUDA devices"
             )
         devices.append(cuda_device(device))
-    return DeviceCopies(devices)
+    return devices
 
 
 def copy_image(
@@ -146,6 +146,20 @@ def copy_image(
     blocks = Blocks(begin, end, _BLOCK if threads > 1 else _ALONE)
     run_workers(threads, blocks, work, meter)
     return meter.seconds.get("pages", 0.0)
+
+
+def _copy_from_gpu(
+    memory: Bytes, image: FileImage, begin: int, end: int, copies: DeviceCopies
+) -> None:
+    """Copy the bytes [begin, end) of an image to the same place in `memory`."""
+
+    def placed() -> Iterator[tuple[AnyMemory, AnyMemory]]:
+        position = begin
+        for piece in image.pieces(begin, end):
+            yield piece, memory[position : position + len(piece)]
+            position += len(piece)
+
+    copies.make(placed())
 
 
 def _versions(content: Content) -> dict[str, int]:
@@ -178,14 +192,19 @@ class LazyCopy(Generic[_C]):
         self._lease, self._persister = lease, persister
         content = lease.item.content
         self._content = content = content if waits else content.to_be_copied_later()
-        self._copies = None if content.on_cpu else gpu_copies(content)
+        gpus = [] if content.on_cpu else gpus_of(content)
         self._versions = {} if waits else _versions(content)
+        self._on_gpu: FileImage | None = None
         if lease.item.begin:
             lease.item.save.streamed = True
             head = content.whole_image()
+            if gpus:
+                self._on_gpu = content.image()
             lease.item.streamed = Streamed(
                 lease.item.begin, head, self._copy_rest, self._check_unchanged
             )
+        # After the images: a tensor that is not contiguous was copied within its device for them.
+        self._copies = DeviceCopies(gpus) if gpus else None
 
     def run(self) -> None:
         """Copy and submit."""
@@ -214,6 +233,8 @@ class LazyCopy(Generic[_C]):
             )
 
     def _stream(self, streamed: Streamed) -> None:
+        if self._copies is not None:
+            self._copies.wait()  # what the trainer has queued: the writer's streams do not know it
         self._lease.item.content = self._content.without_memory(streamed)
         if interpreter_end.begun():
             streamed.copy_rest()  # `submit` writes the file
@@ -230,6 +251,12 @@ class LazyCopy(Generic[_C]):
         """Copy what the slot has room for. `head` computes the checksum of a piece in two parts."""
         content, snapshot = self._content, self._lease.item
         middle, many = content.piece_end(snapshot.begin), content.processes
+        if self._copies is not None and self._on_gpu is not None:
+            end = self._on_gpu.size_bytes
+            _copy_from_gpu(snapshot.memory, head, snapshot.begin, middle, self._copies)
+            _copy_from_gpu(snapshot.memory, self._on_gpu, middle, end, self._copies)
+            self._on_gpu = None
+            return
         copy_image(snapshot.memory, head, begin=snapshot.begin, end=middle)
         snapshot.save.pages_s = copy_image(
             snapshot.memory, content.image(), begin=middle, processes=many

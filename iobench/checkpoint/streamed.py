@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from iobench.errors import TransferError
 from iobench.formats.many_parts import ManyParts
+from iobench.writers.device.base import Device
 from iobench.writers.image import AnyMemory, FileImage, Segment
 
 __all__ = ["Streamed", "StreamedImage"]
@@ -35,7 +36,7 @@ class Streamed:
         `copy(head)` copies the rest. `check` raises StateError if the state has changed before
         `taken`.
         """
-        self.begin = begin
+        self.begin, self.devices = begin, head.devices()
         self.taken = threading.Event()
         self._head: FileImage | None = head
         self._copy: Callable[[FileImage], None] | None = copy
@@ -117,6 +118,7 @@ class StreamedImage(ManyParts):
     def __init__(self, rest: FileImage, streamed: Streamed) -> None:
         super().__init__(rest.path, [0], rest.size_bytes)
         self._set(
+            on_device=bool(streamed.devices),
             begin=streamed.begin,
             _rest=rest,
             _streamed=streamed,
@@ -143,6 +145,9 @@ class StreamedImage(ManyParts):
             self._streamed.copy_rest()
             found += self._rest.pieces(max(begin, self.begin), end)
         return found
+
+    def devices(self) -> list[Device]:
+        return self._streamed.devices
 
     @functools.cached_property
     def segments(self) -> tuple[Segment, ...]:

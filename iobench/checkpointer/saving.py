@@ -273,8 +273,9 @@ class Saving:
         try:
             try:
                 self.persister.take(lease, pinned=True)
-                memory = lease.item.memory
-                save.pages_s = copy_into(memory, content)
+                if not lease.item.begin:  # otherwise it is written from the memory of the GPU
+                    memory = lease.item.memory
+                    save.pages_s = copy_into(memory, content)
             except Exception as error:
                 if not self.ranks.many:
                     raise

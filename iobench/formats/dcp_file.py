@@ -19,10 +19,11 @@ import torch
 from iobench.errors import UnavailableError
 from iobench.formats import torch_tensor
 from iobench.formats.checked_image import RunningChecksums
-from iobench.formats.many_parts import Numbers, ScatteredImage
+from iobench.formats.many_parts import Numbers, PartsImage, ScatteredImage
 from iobench.formats.tensor_layouts import numbers
 from iobench.formats.torch_tensor import Settings, TensorFile
-from iobench.writers.image import AnyMemory, Bytes, FileImage
+from iobench.writers.device.staging import DeviceCopies, StagedImage
+from iobench.writers.image import AnyMemory, Bytes, FileImage, HostBytes, WrappedImage
 
 __all__ = ["ALIGNMENT", "DcpFile", "DcpItem"]
 
@@ -104,6 +105,29 @@ class DcpFile:
         lengths, places = lengths[filled], places[filled]
         return _image(path, places, lengths, (held, apart, owners), checksums)
 
+    def device_image(
+        self, path: str, data: Sequence[AnyMemory], *, checked: bool, end: bytes = b""
+    ) -> FileImage:
+        """Return the file, then `end`, on the `data` of the tensors with elements.
+
+        Some of these are on a device; they are read after what this thread has queued there.
+        Without `checked` the image has other checksums.
+        """
+        held = np.frombuffer(bytearray(self._text + end), dtype=np.uint8)
+        cuts = [*self._cuts[:-1], len(held)]
+        texts = [held[start:stop] for start, stop in itertools.pairwise(cuts)]
+        plain = PartsImage(path, [texts[0], *itertools.chain(*zip(data, texts[1:], strict=True))])
+        devices = plain.devices()
+        if not checked or not devices:
+            return plain
+        copies = DeviceCopies(devices)
+        on_host = StagedImage(plain, _copies=copies, _device=devices[0], _unpinned={})
+        return _DeviceImage(
+            plain,
+            _checksums=_checksums(self._stored, data, texts[1:]),
+            _on_host=on_host.host_bytes,
+        )
+
     def streamed(self, checksum: Callable[[], int]) -> Iterator[Bytes | int]:
         """Yield the file in order: text, and the number of each tensor in place of its data.
 
@@ -148,7 +172,7 @@ class DcpFile:
 
 
 def _checksums(
-    items: Sequence[DcpItem], data: Sequence[Bytes], tails: Sequence[Bytes]
+    items: Sequence[DcpItem], data: Sequence[AnyMemory], tails: Sequence[Bytes]
 ) -> RunningChecksums:
     """Return what puts the CRC32 of the `data` of each item into `tails`, the memory behind it."""
     at = {item.data_start: number for number, item in enumerate(items)}
@@ -161,6 +185,17 @@ def _checksums(
         np.copyto(tails[number][: len(tail)], tail)
 
     return RunningChecksums(dict(zip(at, data, strict=True)), put)
+
+
+class _DeviceImage(WrappedImage):
+    """Like _CheckedImage; some of the memory is on a device."""
+
+    _checksums: RunningChecksums
+    _on_host: HostBytes
+
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
+        self._checksums.reach(stop, self._on_host)
+        return super().pieces(start, stop)
 
 
 class _CheckedImage(ScatteredImage):

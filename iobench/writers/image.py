@@ -18,7 +18,7 @@ import numpy as np
 
 from iobench.errors import UsageError
 from iobench.writers.blocks.pages import Bytes
-from iobench.writers.device.base import DeviceBytes
+from iobench.writers.device.base import Device, DeviceBytes
 
 if TYPE_CHECKING:
     from iobench.writers.transfer import Meter
@@ -138,6 +138,20 @@ class FileImage:
         for segment in self.segments:
             yield segment.offset, segment.memory
 
+    def devices(self) -> list[Device]:
+        """Return the devices that have some of the memory."""
+        if not self.on_device:
+            return []
+        found = (memory.device for _, memory in self.parts() if isinstance(memory, DeviceBytes))
+        return list(dict.fromkeys(found))
+
+    def host_bytes(self, start: int, stop: int) -> Iterator[Bytes]:
+        """Yield the bytes [start, stop) in order; each part is valid until the next one.
+
+        They are `views` of the memory itself. A staged image copies from its device.
+        """
+        yield from self.views(start, stop)
+
     def views(self, start: int, stop: int) -> list[Bytes]:
         """Return views of the bytes [start, stop) of the file, in order and without a copy.
 
@@ -202,7 +216,7 @@ class FileImage:
         """
 
     def released(self, start: int, stop: int) -> None:
-        """Note that a writer has copied or stored the bytes [start, stop) of host memory.
+        """Note that a writer has copied or stored the bytes [start, stop).
 
         `gather` and `outgoing` call it, in any thread. It does nothing here.
         """
@@ -294,6 +308,9 @@ class WrappedImage(FileImage):
 
     def parts(self) -> Iterator[tuple[int, AnyMemory]]:
         return self._image.parts()
+
+    def devices(self) -> list[Device]:
+        return self._image.devices()
 
     def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         return self._image.pieces(start, stop)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from support.fake_device import on_device
 
+import iobench
 from iobench import Checkpointer, linux
 from iobench.formats import safetensors, torch_file
 from iobench.integrations.dcp import StorageWriter
@@ -88,6 +89,40 @@ def test_prepared_checkpoints(waits: bool, tmp_path: Path) -> None:
         ckpt.prepare(state, wait=waits)
         ckpt.save_async(state, 1)
         assert torch.equal(ckpt.load()["w"], state["w"].cpu())
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("share", [0, 1 / 8, 1 / 2])
+def test_a_budget_below_the_state(share: float, lazy: bool, tmp_path: Path) -> None:
+    """The bytes are those of the call, after what another stream than the default one computed."""
+    weight, turned = (
+        torch.zeros(9_000_001, device="cuda"),
+        torch.randn(3000, 2000, device="cuda").t(),
+    )
+    size = weight.nbytes + turned.nbytes
+    with (
+        Checkpointer(tmp_path, writer="hybrid", budget=int(share * size), lazy=lazy) as ckpt,
+        torch.cuda.stream(torch.cuda.Stream()),
+    ):
+        for step in (1, 2):
+            torch.cuda._sleep(50_000_000)
+            weight.fill_(step)
+            if step == 1:
+                want = turned.cpu()
+                torch.cuda._sleep(50_000_000)
+            save = ckpt.save_async({"w": weight, "t": turned}, step)
+            if lazy:
+                ckpt.before_optimizer_step()
+            weight.fill_(-1)
+            assert save.streamed
+        ckpt.wait()
+        torch.cuda._sleep(50_000_000)
+        weight.fill_(3)
+        ckpt.save({"w": weight, "t": turned}, 3)
+    for step in (1, 2, 3):
+        found = iobench.load_checkpoint(tmp_path, step)
+        assert (found["w"] == step).all()
+        assert torch.equal(found["t"], want)
 
 
 def test_memory_in_use_is_not_overwritten(tmp_path: Path) -> None:

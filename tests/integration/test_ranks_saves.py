@@ -52,15 +52,19 @@ def test_rank_0_decides_which_snapshot_is_written(
 
 
 @pytest.mark.parametrize(
-    ("layout", "share", "lazy"),
-    [("rows", 1 / 8, False), ("rows", 1 / 2, True), ("mixed", 1 / 8, True), ("mixed", 1, False)],
+    ("layout", "share", "lazy", "gpu"),
+    [
+        *(("rows", 1 / 8, False, False), ("rows", 1 / 2, True, False)),
+        *(("mixed", 1 / 8, True, False), ("mixed", 1, False, False)),
+        *(("rows", 1 / 2, True, True), ("mixed", 1 / 8, False, True)),
+    ],
 )
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_budget_below_the_state(
-    ranks: RankPool, tmp_path: Path, size: int, layout: str, share: float, lazy: bool
+    ranks: RankPool, tmp_path: Path, size: int, layout: str, share: float, lazy: bool, gpu: bool
 ) -> None:
     """The files are bit for bit those of a save without a budget, of the moment of the call."""
-    found = ranks.first(size).call(rank_saves.streamed, str(tmp_path), layout, share, lazy)
+    found = ranks.first(size).call(rank_saves.streamed, str(tmp_path), layout, share, lazy, gpu)
     assert all(one == [["committed", share < 1, True]] * 2 for one in found)
     for step in (1, 2):
         have, want = tmp_path / f"have/step-{step}", tmp_path / f"want/step-{step}"

@@ -17,16 +17,23 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
+import pytest
+import torch
 
 from iobench import linux
+from iobench.checkpoint import aliases, persister, slots, snapshot
+from iobench.checkpoint.ranked import plan
+from iobench.checkpoint.ranked.plan import RankContent
+from iobench.checkpoint.serialized import Serialized
 from iobench.errors import TransferError
+from iobench.formats.tensors import tensor_bytes
 from iobench.testing.content import BrokenImage
 from iobench.writers.base import Writer
 from iobench.writers.device.base import CopyStream, Device, DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 from iobench.writers.transfer import Transfer
 
-__all__ = ["FakeBytes", "FakeDevice", "on_device"]
+__all__ = ["FakeBytes", "FakeDevice", "on_device", "states_on_a_gpu"]
 
 _NOT_YET = 0xDB  # the content of memory until the copy to it is made
 
@@ -44,8 +51,6 @@ class FakeBytes(DeviceBytes):
     @property
     def tensor(self) -> Any:
         """A CPU tensor that shares the memory, for restores into tensors of this device."""
-        import torch
-
         return torch.from_numpy(self.memory)
 
     def __len__(self) -> int:
@@ -201,8 +206,6 @@ class _FakeStream(CopyStream):
         self._later(to, out, within)
 
     def to_host(self, tensor: Any) -> Any:
-        import torch
-
         host = tensor.detach().as_subclass(torch.Tensor).clone()
         self._later(_raw(host), _raw(tensor), [])
         return host
@@ -229,10 +232,27 @@ def _raw(memory: Any) -> Bytes:
         return memory.memory
     if isinstance(memory, np.ndarray):
         return memory
-    import torch
-
     flat = memory.detach().as_subclass(torch.Tensor).view(-1).view(torch.uint8)
     return cast(Bytes, flat.numpy())
+
+
+def states_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """Let every tensor of a state that is saved count as one on a GPU, which is returned."""
+    fake = FakeDevice()
+
+    def memory_of(tensor: torch.Tensor) -> FakeBytes:
+        return FakeBytes(fake, tensor_bytes(tensor))
+
+    for kind in (Serialized, RankContent):
+        monkeypatch.setattr(kind, "on_cpu", False)
+    tensor_on_gpu = property(lambda leaf: not isinstance(leaf.source, torch.Tensor))
+    monkeypatch.setattr(aliases.Leaf, "on_cpu", tensor_on_gpu)
+    for module in (aliases, plan):
+        monkeypatch.setattr(module, "tensor_memory", memory_of)
+    monkeypatch.setattr(snapshot, "gpus_of", lambda _: [fake])
+    for module in (snapshot, slots, persister):
+        monkeypatch.setattr(module, "cuda_device", lambda _: fake)
+    return fake
 
 
 def on_device(writer_class: type[Writer], device: Any, *, mixed: bool = False) -> type[Writer]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 
 import iobench
@@ -23,6 +24,7 @@ from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.ranks.control import shared_control
+from tests.support.fake_device import states_on_a_gpu
 from tests.support.rank_pool import in_world, leave_world
 from tests.support.rank_states import digest, state_of
 
@@ -132,17 +134,24 @@ def failing(size: int, directory: str, what: str, how: str) -> list[Any]:
     return [first, second, third, steps, status]
 
 
-def streamed(size: int, directory: str, layout: str, share: float, lazy: bool) -> list[Any]:
+def streamed(
+    size: int, directory: str, layout: str, share: float, lazy: bool, gpu: bool
+) -> list[Any]:
     """Save two states without a budget, and with one of `share` of what this rank writes.
 
-    The tensors change as soon as they may.
+    The tensors change as soon as they may. With `gpu` those of the second save count as CUDA
+    tensors.
     """
     rank, found = in_world(size).rank, []
     states = {step: state_of(rank, size, layout, seed=step) for step in (1, 2)}
     with _checkpointer(size, f"{directory}/want") as want:
         sizes = [want.save(state, step).size_bytes for step, state in states.items()]
     budget = int(share * max(sizes))
-    with _checkpointer(size, f"{directory}/have", budget=budget, lazy=lazy) as ckpt:
+    with contextlib.ExitStack() as stack:
+        if gpu:
+            states_on_a_gpu(stack.enter_context(pytest.MonkeyPatch.context()))
+        ckpt = _checkpointer(size, f"{directory}/have", budget=budget, lazy=lazy)
+        stack.enter_context(ckpt)
         for step, state in states.items():
             save = ckpt.save_async(state, step)
             state["array"].fill(-1)

@@ -35,7 +35,7 @@ from iobench.formats.collector import collector_paused
 from iobench.formats.dcp_file import DcpFile
 from iobench.formats.many_parts import Numbers
 from iobench.formats.tensor_layouts import Located, numbers
-from iobench.formats.tensors import dtype_name, tensor_bytes, torch_dtype
+from iobench.formats.tensors import dtype_name, tensor_bytes, tensor_memory, torch_dtype
 from iobench.ranks.together import JobRanks
 from iobench.writers.image import Bytes, FileImage
 
@@ -335,7 +335,9 @@ class RankContent:
             yield item.data_start, leaf
 
     def image(self) -> FileImage:
-        """Return the file on the trainer's CPU memory, without the checksums in torch's format."""
+        """Return the file on the trainer's memory, without the checksums in torch's format."""
+        if not self.on_cpu:
+            return self._device_image(checked=False)
         places = self.plan.places
         apart = {}
         if places.apart:
@@ -352,12 +354,18 @@ class RankContent:
         return next((one.stop for one in items if one.start < position < one.stop), position)
 
     def whole_image(self, end: bytes = b"") -> FileImage:
-        """Return the file with its checksums, and then `end`, on the trainer's CPU memory.
+        """Return the file with its checksums, and then `end`, on the trainer's memory.
 
         A checksum is computed when a writer takes its bytes.
         """
+        if not self.on_cpu:
+            return self._device_image(checked=True, end=end)
         data = [tensor_bytes(self._view(*one)) for one in self._stored()]
         return self._image({number: data[number] for number in self.plan.places.apart}, data, end)
+
+    def _device_image(self, *, checked: bool, end: bytes = b"") -> FileImage:
+        data = [tensor_memory(self._view(*one)) for one in self._stored()]
+        return self.plan.file.device_image(data_file(self.rank), data, checked=checked, end=end)
 
     def _image(
         self, apart: dict[int, Bytes], data: list[Bytes] | None = None, end: bytes = b""

@@ -87,20 +87,23 @@ _AT_ONCE = 16 * MIB
 
 
 @contextmanager
-def staged(image: FileImage, meter: Meter) -> Iterator[FileImage]:
+def staged(
+    image: FileImage, meter: Meter, copies: DeviceCopies | None = None
+) -> Iterator[FileImage]:
     """Yield an image for a writer that only uses host memory: `image` itself, or a StagedImage.
 
     Enter it in the thread that calls the writer: copies are ordered after the work that this thread
     has queued on the device. On exit, also after an error, no copy is in flight, and all streams of
-    the device see the bytes that were read. Memory that could not be pinned is a fallback.
+    the device see the bytes that were read. Memory that could not be pinned is a fallback. With
+    `copies`, copies are ordered after the work of the thread that made these.
     """
     if not image.on_device:
         yield image
         return
-    devices = [memory.device for _, memory in image.parts() if isinstance(memory, DeviceBytes)]
+    devices = image.devices()
     unpinned: dict[str, None] = {}
-    with DeviceCopies(devices) as copies:
-        yield StagedImage(image, _copies=copies, _device=devices[0], _unpinned=unpinned)
+    with copies or DeviceCopies(devices) as streams:
+        yield StagedImage(image, _copies=streams, _device=devices[0], _unpinned=unpinned)
     for reason in unpinned:
         meter.fell_back("pinned memory", "pageable memory", reason)
 
@@ -120,7 +123,7 @@ class StagedImage(WrappedImage):
     @contextmanager
     def outgoing(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:
         if not self._on_device(start, stop):
-            self._image.taken(start, stop, self._host_bytes)
+            self._image.taken(start, stop, self.host_bytes)
             with self._image.outgoing(start, stop, meter) as views:
                 yield views
             return
@@ -147,12 +150,13 @@ class StagedImage(WrappedImage):
 
         def host_bytes(begin: int, end: int) -> Iterator[Bytes]:
             cut = end if isinstance(block, DeviceBytes) else min(max(begin, start), end)
-            yield from self._host_bytes(begin, cut)
+            yield from self.host_bytes(begin, cut)
             if cut < end:
                 yield cast(Bytes, block[cut - start : end - start])
 
         self._image.taken(start, stop, host_bytes)
         self._copies.make(pair for pair in pieces if not isinstance(pair[0], DeviceBytes))
+        self._image.released(start, stop)
         return stop - start
 
     def scatter(self, start: int, stop: int, block: AnyMemory) -> int:
@@ -169,8 +173,10 @@ class StagedImage(WrappedImage):
             yield piece, block[position : position + len(piece)]
             position += len(piece)
 
-    def _host_bytes(self, start: int, stop: int) -> Iterator[Bytes]:
-        """Yield the bytes [start, stop) of device memory in order, in host memory."""
+    def host_bytes(self, start: int, stop: int) -> Iterator[Bytes]:
+        if not self._on_device(start, stop):
+            yield from self._image.views(start, stop)
+            return
         while start < stop:
             with self._block(min(stop - start, _AT_ONCE)) as block:
                 self._copies.make(self._placed(start, start + len(block), block))

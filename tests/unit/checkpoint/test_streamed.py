@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.fake_cuda import FakeCuda
+from support.fake_device import states_on_a_gpu
 
 from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
 from iobench.checkpoint.slots import SlotPool
@@ -110,6 +112,40 @@ def test_the_bytes(writer: str, share: float, lazy: bool, runs: Path, tmp_path: 
         name = f"step-{step}/tensors.safetensors"
         assert (tmp_path / name).read_bytes() == (runs / "want" / name).read_bytes()
         assert load_checkpoint(tmp_path, step)["step"] == step
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("share", [0, 1 / 8, 1 / 2])
+@pytest.mark.parametrize(
+    "writer", ["buffered,block_size=64KiB", "hybrid,block_size=128KiB", "odirect", "uncached"]
+)
+def test_the_bytes_of_cuda_tensors(
+    writer: str, share: float, lazy: bool, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of CPU tensors, after the work that the trainer had queued on the GPU."""
+    first, second = _state(1), _state(2)
+    size = _size(first, runs)
+    with Checkpointer(runs / "want", writer="buffered") as want:
+        for step, state in ((1, first), (2, second), (3, first)):
+            want.save(state, step)
+    kept = first["large"].clone()
+    first["large"].zero_()
+    device = states_on_a_gpu(monkeypatch)
+    device.own.add(lambda: first["large"].copy_(kept))
+    with Checkpointer(runs / "have", writer=writer, budget=int(share * size), lazy=lazy) as ckpt:
+        for step, state in ((1, first), (2, second)):
+            save = ckpt.save_async(state, step)
+            if lazy:
+                ckpt.before_optimizer_step()
+            assert save.streamed
+            _change(state)
+            ckpt.wait()
+            assert ckpt._persister.pool.size_bytes <= int(share * size) + 4096
+        ckpt.save(_state(1), 3)
+    assert not device.pending
+    for step in (1, 2, 3):
+        name = f"step-{step}/tensors.safetensors"
+        assert (runs / "have" / name).read_bytes() == (runs / "want" / name).read_bytes()
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -290,18 +326,25 @@ def test_written_a_second_time() -> None:
 
 
 def test_refused(runs: Path) -> None:
-    """With on_full="raise" and for CUDA tensors; nothing is written then."""
+    """With on_full="raise"; nothing is written then."""
     state = _state()
     size = _size(state, runs)
     with Checkpointer(runs, writer="buffered", budget=size // 2, on_full="raise") as ckpt:
         with pytest.raises(StateError, match=r"2 slots need .* the budget is"):
             ckpt.save_async(state, 1)
         assert ckpt.steps() == []
+
+
+def test_only_the_budget_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are made of pinned memory: the beginning of a slot takes none."""
+    pinned = FakeCuda(monkeypatch).registered
     pool = SlotPool(2, MIB, streams=True)
     pool.grow(3 * MIB)
-    with pytest.raises(StateError, match=r"CUDA tensors needs a budget of 3\.00 MiB: only"):
-        pool.take(pinned=True)
-    assert pool.take(pinned=False).held_bytes == MIB
+    slot = pool.take(pinned=True)
+    assert pinned == {slot.memory.ctypes.data + 2 * MIB: MIB}
+    pool.give(slot)
+    pool.free()
+    assert not pinned
 
 
 def test_slots_of_a_budget() -> None:
