@@ -17,9 +17,10 @@ from typing import Self
 
 from iobench.checkpoint.manifest import MANIFEST, Manifest, name_of
 from iobench.checkpoint.staged import Backlog, remove_all, warn_of
-from iobench.errors import DataMismatchError, IobenchError, TargetError
+from iobench.errors import DataMismatchError, IobenchError, TargetError, TransferError
 from iobench.writers.base import StoredObjects, Writer
 from iobench.writers.image import FileImage
+from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.s3_store.upload import leaves_failed
 
@@ -64,8 +65,11 @@ class StagedObjects:
     def publish(self, manifest: Iterable[bytes]) -> None:
         """Write the manifest. On return the checkpoint is visible and durable.
 
-        Raises TransferError; then there is no checkpoint.
+        A time limit of the writer ends here: whether the manifest is visible must be known. Raises
+        TransferError, also if the limit has passed; then there is no checkpoint.
         """
+        if isinstance(self._writer, S3Writer) and not self._writer.client.time_limit.lift():
+            raise TransferError(f"{self.directory}: the time limit has passed")
         self._may_be_visible = True
         if self._serial is not None:
             self._writer.write(FileImage.of(f"{SERIAL}{self._serial}", []), self.directory)

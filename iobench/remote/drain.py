@@ -24,7 +24,7 @@ from iobench.errors import IobenchError, RankError, TargetError, TransferError, 
 from iobench.ranks.together import ALONE, JobRanks
 from iobench.remote.file_copier import DrainStep, FileCopier, shown_error, states_of
 from iobench.remote.journal import DrainEvent, DrainJournal, Event
-from iobench.remote.placement import LOCAL, REMOTE, ObservedRates
+from iobench.remote.placement import LOCAL, REMOTE, TierHistory, estimate
 from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
 from iobench.remote.remote import RemoteTier
 from iobench.remote.source_file import (
@@ -103,7 +103,7 @@ class Drain:
         self,
         local: DirectoryStore,
         remote: RemoteTier,
-        rates: ObservedRates,
+        rates: TierHistory,
         ranks: JobRanks = ALONE,
     ) -> None:
         self._local, self.remote, self._ranks = local, remote, ranks
@@ -281,7 +281,7 @@ class Drain:
 
     def eta_s(self, step: int) -> float | None:
         """Return the seconds until `step` is expected in the remote tier; None if unknown."""
-        found, ahead = self._rates.estimate(REMOTE), self.queue.to_copy()
+        found, ahead = estimate(self._rates.seen[REMOTE]), self.queue.to_copy()
         steps = [one.step for one in ahead]
         if found is None or step not in steps:
             return None

@@ -19,7 +19,7 @@ from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, transfer_errors
 from iobench.ranks.together import ALONE, JobRanks
 from iobench.remote.drain import Drain
-from iobench.remote.placement import LOCAL, ObservedRates
+from iobench.remote.placement import LOCAL, TierHistory
 from iobench.remote.queue import Queued
 from iobench.remote.remote import Remote, RemoteTier
 from iobench.remote.source_file import offloaded_bytes, stored_bytes
@@ -57,7 +57,7 @@ class LocalTier(DirectoryStore):
             options = replace(options, bandwidth_limit=max(1, limit // count))
         self.remote = RemoteTier(options)
         self.remote.check(self.directory)
-        self.rates = ObservedRates()
+        self.rates = TierHistory()
         self.drain = Drain(self, self.remote, self.rates, ranks)
 
     def keeping(self, keep: Retention) -> Retention:

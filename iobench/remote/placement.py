@@ -1,6 +1,6 @@
 """Placement: which tier the next checkpoint is written to, decided by measured throughput.
 
-ObservedRates: what was measured. Estimate: how long a tier takes for a byte, with its spread.
+TierHistory: what was measured. Estimate: how long a tier takes for a byte, with its spread.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import math
 import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from iobench.errors import OptionError
 from iobench.remote.journal import DrainEvent
 from iobench.units import format_seconds, parse_seconds
 
 __all__ = [
-    *("LOCAL", "REMOTE", "Estimate", "Observation", "ObservedRates", "Placement"),
-    *("PlacementDecision", "PlacementGoal", "TierHistory", "choose", "estimate", "failures"),
+    *("LOCAL", "REMOTE", "Estimate", "Observation", "Placement", "PlacementDecision"),
+    *("PlacementGoal", "TierHistory", "choose", "estimate", "failures"),
 ]
 
 LOCAL, REMOTE = "local", "remote"
@@ -37,8 +36,7 @@ _ERROR = 2.0 * math.sqrt(math.pi / 2)
 """Two standard errors of a median, of one value."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observation:
+class Observation(NamedTuple):
     """A transfer of `size_bytes` to a tier, which ended at `at_s` (monotonic seconds).
 
     It took `elapsed_s` until the bytes were durable. Not `ok`: the tier did not take them.
@@ -64,18 +62,42 @@ class Estimate:
         return self.s_per_byte * size_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TierHistory:
-    """What was `seen` of each tier, oldest first, and the tier chosen last, since `since_s`.
+    """The last 32 transfers `seen` of each tier, oldest first, and the tier chosen last.
 
-    `current` is empty before the first decision. Seconds are monotonic ones.
+    `current` is empty before the first decision, which was at `since_s` of the `clock`. Any thread
+    may add a transfer.
     """
 
-    seen: Mapping[str, Sequence[Observation]] = field(
-        default_factory=lambda: {LOCAL: (), REMOTE: ()}
-    )
+    seen: dict[str, Sequence[Observation]] = field(default_factory=lambda: {LOCAL: (), REMOTE: ()})
     current: str = ""
     since_s: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    # A signal handler that saves may run while it is held.
+    _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
+
+    def add(
+        self, tier: str, size_bytes: int, elapsed_s: float, *, ok: bool = True, ago_s: float = 0.0
+    ) -> None:
+        """Record a transfer that ended `ago_s` seconds ago; not `ok`: it failed."""
+        one = Observation(self.clock() - ago_s, size_bytes, elapsed_s, ok)
+        with self._lock:
+            self.seen[tier] = (*self.seen[tier][1 - _KEPT :], one)
+
+    def recall(self, events: Iterable[DrainEvent]) -> None:
+        """Begin with the rates in a journal."""
+        now_s = time.time()
+        for one in events:
+            moved = {"saved": (LOCAL, one.size_bytes), "durable": (REMOTE, one.sent_bytes)}
+            tier, size = moved.get(one.event, ("", 0))
+            if size and one.elapsed_s > 0:  # the clock may have been set back
+                self.add(tier, size, one.elapsed_s, ago_s=max(0.0, now_s - one.at_s))
+
+    def chosen(self, tier: str) -> None:
+        """Record a decision."""
+        if tier != self.current:
+            self.current, self.since_s = tier, self.clock()
 
 
 def failures(observations: Sequence[Observation]) -> int:
@@ -132,56 +154,12 @@ def _recent(newest_first: Sequence[float], tolerance: float) -> list[float]:
     return recent
 
 
-class ObservedRates:
-    """The last 32 transfers to each tier. Any thread may add one. `clock` gives seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.RLock()  # a signal handler that saves may run while it is held
-        self._seen = {name: deque[Observation](maxlen=_KEPT) for name in (LOCAL, REMOTE)}
-        self._current, self._since_s = "", 0.0
-
-    def add(
-        self, tier: str, size_bytes: int, elapsed_s: float, *, ok: bool = True, ago_s: float = 0.0
-    ) -> None:
-        """Record a transfer that ended `ago_s` seconds ago; not `ok`: it failed."""
-        at_s = self._clock() - ago_s
-        one = Observation(at_s=at_s, size_bytes=size_bytes, elapsed_s=elapsed_s, ok=ok)
-        with self._lock:
-            self._seen[tier].append(one)
-
-    def recall(self, events: Iterable[DrainEvent]) -> None:
-        """Begin with the rates in a journal."""
-        now_s = time.time()
-        for one in events:
-            moved = {"saved": (LOCAL, one.size_bytes), "durable": (REMOTE, one.sent_bytes)}
-            tier, size = moved.get(one.event, ("", 0))
-            if size and one.elapsed_s > 0:  # the clock may have been set back
-                self.add(tier, size, one.elapsed_s, ago_s=max(0.0, now_s - one.at_s))
-
-    def estimate(self, tier: str) -> Estimate | None:
-        """Return the estimate of a tier; None without a transfer since its last failure."""
-        return estimate(self.history().seen[tier])
-
-    def history(self) -> TierHistory:
-        """Return everything for `choose`."""
-        with self._lock:
-            seen = {tier: tuple(found) for tier, found in self._seen.items()}
-            return TierHistory(seen=seen, current=self._current, since_s=self._since_s)
-
-    def chosen(self, tier: str) -> None:
-        """Record a decision."""
-        with self._lock:
-            if tier != self._current:
-                self._current, self._since_s = tier, self._clock()
-
-
 PlacementGoal = Literal["durable", "bandwidth", "capacity"]
 
 _MARGIN = 1.05
 """A tier that is less than 5% faster is not worth a switch."""
-_SEPARATIONS = 2
-"""Transfers of each tier that must all confirm a difference: one slow transfer never switches."""
+_CONFIRMED = 2
+"""Recent transfers of each tier that a switch needs: one slow transfer never switches."""
 _PROBE_EVERY = 4
 """After so many transfers of the chosen tier, the other one is measured again."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
@@ -252,8 +230,8 @@ def choose(
     A tier that is `closed`, for the reason there, or whose last transfer failed, is left at once. A
     failed one may be probed after 30 s, and after each further failure twice as late, up to 10
     minutes; it is chosen again when new transfers show that it is faster. Between working tiers a
-    switch needs a difference of 5% and intervals that do not overlap, also without the last
-    transfer of either tier.
+    switch needs a difference of 5% and intervals that do not overlap, each of two transfers or
+    more.
     """
     seen, closed = history.seen, closed or {}
     failed = {
@@ -288,32 +266,22 @@ def _soonest(
 ) -> tuple[str, str]:
     """Return the tier with the soonest durable copy, as far as it is proved, and why."""
     (other,) = {LOCAL, REMOTE} - {current}
-    fast, slow = history.seen[other], history.seen[current]
-    found = estimate(fast), estimate(slow)
-    if None in found or not _is_faster(fast, slow):
+    found = [one for name in (other, current) if (one := estimate(history.seen[name]))]
+    if len(found) < 2 or not _is_faster(*found) or any(one.count < _CONFIRMED for one in found):
         return current, "no difference is proved"
-    times = [format_seconds(one.seconds(size_bytes)) for one in found if one is not None]
+    times = [format_seconds(one.seconds(size_bytes)) for one in found]
     shown = f"{other} takes {times[0]}, {current} {times[1]}"
     if history.current and now_s - history.since_s < placement.dwell_s:
         return current, f"{shown}; the last switch was too recent"
     return other, shown
 
 
-def _is_faster(fast: Sequence[Observation], slow: Sequence[Observation]) -> bool:
-    """Return whether a tier is faster, with any of the last transfers left out."""
-    return all(
-        _separated(fast[: len(fast) - cut], slow) and _separated(fast, slow[: len(slow) - cut])
-        for cut in range(_SEPARATIONS)
-    )
-
-
-def _separated(fast: Sequence[Observation], slow: Sequence[Observation]) -> bool:
-    one, other = estimate(fast), estimate(slow)
+def _is_faster(fast: Estimate | None, slow: Estimate | None) -> bool:
     return (
-        one is not None
-        and other is not None
-        and one.high < other.low
-        and one.s_per_byte * _MARGIN < other.s_per_byte
+        fast is not None
+        and slow is not None
+        and fast.high < slow.low
+        and fast.s_per_byte * _MARGIN < slow.s_per_byte
     )
 
 
@@ -324,5 +292,5 @@ def _is_due(own: Sequence[Observation], chosen: Sequence[Observation], now_s: fl
         return now_s - own[-1].at_s >= pause_s
     since_s = own[-1].at_s if own else float("-inf")
     newer = sum(one.at_s > since_s for one in chosen)
-    unconfirmed = newer > 0 and _separated(own, chosen)
-    return unconfirmed or newer >= _PROBE_EVERY or len(own) < _SEPARATIONS
+    unconfirmed = newer > 0 and _is_faster(estimate(own), estimate(chosen))
+    return unconfirmed or newer >= _PROBE_EVERY or len(own) < _CONFIRMED

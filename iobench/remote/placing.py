@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
@@ -22,7 +21,6 @@ from iobench.remote.local_tier import LocalTier
 from iobench.remote.placement import LOCAL, REMOTE, Placement, PlacementDecision, choose
 from iobench.units import MIB, format_size
 from iobench.writers.base import Writer
-from iobench.writers.s3 import S3Writer
 
 __all__ = ["Placing", "RemotePlace"]
 
@@ -34,8 +32,7 @@ _PROBE_PART, _LEAST_PROBE, _LARGEST_PROBE = 64, 4 * MIB, 64 * MIB
 class RemotePlace:
     """The remote tier. A save that fails there goes to `local`.
 
-    A bucket that does not have all files after `limit_s` seconds has failed. The limit does not end
-    the write of the manifest: whether that is visible must be known.
+    A bucket that does not have all files after `limit_s` seconds has failed.
     """
 
     tier: LocalTier
@@ -70,7 +67,7 @@ class RemotePlace:
             with self.store.staged(
                 save.step, serial=serial, replace=replace, shared=shared
             ) as staged:
-                yield _Limited(staged, self.writer)
+                yield staged
 
     def committed(self, save: Save, manifest: Manifest) -> None:
         elapsed_s, size, tier = time.monotonic() - self._began_s, manifest.size_bytes, self.tier
@@ -97,30 +94,6 @@ class RemotePlace:
             return 0
         part = max(_LEAST_PROBE, min(self.size_bytes // _PROBE_PART, _LARGEST_PROBE))
         return -(-min(self.size_bytes, part) // ranks)
-
-
-@dataclass(frozen=True)
-class _Limited:
-    """What is staged in a bucket; a `publish` goes on without the limit, if that has not passed."""
-
-    _staged: Staged
-    _writer: Writer
-
-    @property
-    def spare(self) -> Path | None:
-        return self._staged.spare
-
-    @property
-    def directory(self) -> str | Path:
-        return self._staged.directory
-
-    def remove(self, names: Iterable[str]) -> None:
-        self._staged.remove(names)
-
-    def publish(self, manifest: Iterable[bytes]) -> None:
-        if isinstance(self._writer, S3Writer) and not self._writer.client.time_limit.lift():
-            raise TransferError(f"{self.directory}: the time limit has passed")
-        self._staged.publish(manifest)
 
 
 @dataclass(frozen=True)
@@ -160,9 +133,8 @@ class Placing:
             return PlacementDecision(tier=LOCAL, reason="it replaces a local checkpoint")
         closed = {} if tier.remote.is_open else {REMOTE: f"{REMOTE} does not answer"}
         with transfer_errors("measuring", tier.directory):
-            found = os.statvfs(tier.directory)
-        free = found.f_bavail * found.f_frsize
+            free = shutil.disk_usage(tier.directory).free
         if free < size_bytes:
             closed[LOCAL] = f"{LOCAL} has {format_size(free)} free"
-        history, now_s = tier.rates.history(), time.monotonic()
-        return choose(history, self.choice, size_bytes=size_bytes, now_s=now_s, closed=closed)
+        now_s = time.monotonic()
+        return choose(tier.rates, self.choice, size_bytes=size_bytes, now_s=now_s, closed=closed)

@@ -362,7 +362,7 @@ def test_the_tier_that_is_not_chosen_is_probed(local: Path, remote: Path) -> Non
         for step in range(1, 6):
             ckpt.save_async(state(step, _SMALL), step)
             ckpt.wait()
-        probes = [one for one in rates.history().seen[LOCAL] if one.size_bytes != 10**6]
+        probes = [one for one in rates.seen[LOCAL] if one.size_bytes != 10**6]
         assert probes
         assert all(one.size_bytes == pytest.approx(4 * _SMALL, rel=0.01) for one in probes)
     assert not [name for name in _names(local) if name.startswith(".probe")]
@@ -378,9 +378,9 @@ def test_a_copy_that_waits_for_saves_is_measured(local: Path, remote: Path) -> N
             save = ckpt.save(state(1, _SMALL), 1)
             until(lambda: drain._limit.yielded_s > 0.1)
             assert save.copies[1].state == "draining"
-        until(lambda: bool(ckpt._tier and ckpt._tier.rates.history().seen[REMOTE]))
+        until(lambda: bool(ckpt._tier and ckpt._tier.rates.seen[REMOTE]))
         (copy,) = events(local, "durable")
-        (seen,) = ckpt._tier.rates.history().seen[REMOTE]
+        (seen,) = ckpt._tier.rates.seen[REMOTE]
         assert copy.elapsed_s == pytest.approx(seen.elapsed_s)
         assert seen.size_bytes == copy.sent_bytes >= 4 * _SMALL
 

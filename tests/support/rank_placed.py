@@ -134,7 +134,7 @@ def measures(size: int, local: str, remote: str) -> Any:
             ckpt.wait()
         if ckpt._tier is None or not ckpt._tier.drain.leads:
             return None
-        return [one.size_bytes for one in ckpt._tier.rates.history().seen[LOCAL]]
+        return [one.size_bytes for one in ckpt._tier.rates.seen[LOCAL]]
 
 
 def late(size: int, local: str, remote: str, environ: dict[str, str]) -> dict[str, Any]:

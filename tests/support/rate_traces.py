@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from iobench.remote.placement import Observation, Placement, TierHistory, choose, failures
+from iobench.remote.placement import Placement, TierHistory, choose, failures
 from iobench.units import GIB
 
 __all__ = ["LENGTH_S", "TRACES", "Replay", "Trace", "replay"]
@@ -110,7 +110,8 @@ def replay(trace: Trace, placement: Placement, *, noise: float, seed: int = 0) -
     """
     random_ = random.Random(seed)
     rates = {"local": trace.local, "remote": trace.remote}
-    history = TierHistory()
+    clock_s = 0.0
+    history = TierHistory(clock=lambda: clock_s)
     total_s = oracle_s = 0.0
     switches: list[str] = []
     reasons: list[str] = []
@@ -120,16 +121,10 @@ def replay(trace: Trace, placement: Placement, *, noise: float, seed: int = 0) -
         return None if took_s is None else took_s * math.exp(random_.gauss(0, noise))
 
     def observe(tier: str, now_s: float, took_s: float | None, size_bytes: int) -> None:
-        nonlocal history
+        nonlocal clock_s
         spent_s = _ERROR_S if took_s is None else took_s
-        one = Observation(
-            at_s=now_s + spent_s,
-            size_bytes=size_bytes,
-            elapsed_s=spent_s,
-            ok=took_s is not None,
-        )
-        seen = {**history.seen, tier: (*history.seen[tier][-31:], one)}
-        history = replace(history, seen=seen)
+        clock_s = now_s + spent_s
+        history.add(tier, size_bytes, spent_s, ok=took_s is not None)
 
     for number in range(SAVES):
         now_s = number * EVERY_S
@@ -138,7 +133,8 @@ def replay(trace: Trace, placement: Placement, *, noise: float, seed: int = 0) -
             if history.current:
                 switches.append(found.tier)
                 reasons.append(found.reason)
-            history = replace(history, current=found.tier, since_s=now_s)
+            clock_s = now_s
+            history.chosen(found.tier)
         known = {name: _seconds(rate, now_s, SIZE_BYTES) for name, rate in rates.items()}
         took = {name: moved(name, now_s, SIZE_BYTES) for name in rates}
         best = min((took_s, name) for name, took_s in known.items() if took_s is not None)[1]
