@@ -179,6 +179,28 @@ class Axes:
         return self.slices != (None,)
 
     @property
+    def cut(self) -> bool:
+        """Whether restores are slices of tensors, for which every contender allocates memory."""
+        return all(map(subset.ranks_of, self.subsets))
+
+    def takes(self, one: Contender) -> bool:
+        """Whether a contender takes part, with some restore mode and some slices."""
+        return any(
+            self._suits(one, mode, slices)
+            for mode, slices in product(self.restore_modes, self.slices)
+        )
+
+    def _suits(self, one: Contender, mode: RestoreMode | None, slices: str | None) -> bool:
+        """Whether a contender takes part: a peer saves alone, and has one way to restore.
+
+        Next to a peer our writers restore into new memory, which replicas do with slices only.
+        """
+        alone = mode is None and one.restore_mode == "all"
+        if not one.is_peer or (alone and slices is None):
+            return True
+        return self.cut and slices in (None, OFF) and (alone or mode == one.restore_mode)
+
+    @property
     def earlier(self) -> int:
         """How many checkpoints a background process needs in each target: one of each shape."""
         return len(self.shapes) if any(self.backgrounds) else 0
@@ -222,13 +244,11 @@ class Axes:
     def variants(self, contenders: Sequence[Contender]) -> Iterator[Variant]:
         """Yield every contender at every point that applies to it.
 
-        Peers have a format of their own, so they take part with the first serializer only. Each
-        process uses them for itself, so they take no part in restore modes and slices. A contender
-        that stores nothing takes no part next to a background process: there is nothing to share.
+        Peers have a format of their own, so they take part with the first serializer only, and with
+        one restore mode. A contender that stores nothing takes no part next to a background
+        process: there is nothing to share.
         """
         for one in contenders:
-            if one.is_peer and self.replicas:
-                continue
             for shape in self.shapes:
                 if one.is_peer and shape.serializer != self.shapes[0].serializer:
                     continue
@@ -236,7 +256,8 @@ class Axes:
                     *(self.numjobs, self.targets, self.restore_modes, self.slices),
                     self.backgrounds,
                 ):
-                    if (one, target) not in self.absent and (one.stores or not background):
+                    suits = self._suits(one, mode, slices) and (one.stores or not background)
+                    if suits and (one, target) not in self.absent:
                         yield Variant(
                             contender=one,
                             shape=shape,
@@ -256,13 +277,14 @@ class Axes:
                 for one in contenders
                 if not one.stores
             ]
+        with_them = " with --slices" if self.sliced else " with --restore-mode"
+        reasons += [
+            f"{one.label}{with_them if self.replicas else ''}: it takes part in restores of "
+            f"--restore-as tp=N, with --restore-mode {one.restore_mode} and --slices {OFF} or none"
+            for one in contenders
+            if not self.takes(one)
+        ]
         if self.replicas:
-            option = "--slices" if self.sliced else "--restore-mode"
-            reasons += [
-                f"{one.name} with {option}: each of its processes saves and restores for itself"
-                for one in contenders
-                if one.is_peer
-            ]
             return reasons
         serializers = dict.fromkeys(shape.serializer for shape in self.shapes)
         if len(serializers) == 1:

@@ -78,8 +78,10 @@ def make_plan(
     often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
     chosen, left_out = _chosen(writers, locations, often)
     asked = chosen
-    if axes.replicas:  # no peers, next to which our writers would restore into new memory
-        chosen = [WriterContender(one.writer) for one in asked if isinstance(one, WriterContender)]
+    chosen = [one for one in asked if axes.takes(one)]
+    if axes.replicas and not any(one.is_peer for one in chosen):
+        # No peers, next to which our writers would restore into new memory.
+        chosen = [WriterContender(one.writer) for one in chosen if isinstance(one, WriterContender)]
     if not chosen:
         raise _nothing(axes, asked)
     targets, absent = targets_of(locations, chosen)

@@ -58,6 +58,17 @@ class Peer(ABC):
     def __init__(self, options: WriterOptions | None = None) -> None:
         self.options = options or self.Options()
 
+    @property
+    def together(self) -> bool:
+        """Whether the ranks of a launcher restore a file together, after `join`."""
+        return False
+
+    def join(self) -> None:  # noqa: B027 -- few connect
+        """Connect with the same peer in the other ranks, which call it too."""
+
+    def leave(self) -> None:  # noqa: B027
+        """End what `join` began."""
+
     @abstractmethod
     def save(self, state: State, path: str) -> None:
         """Save `state` to `path`: a new file, a new directory, or `s3://bucket/key`."""

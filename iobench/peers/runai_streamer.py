@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from iobench.peers.base import Peer, State
+from iobench.writers.availability import Availability
 from iobench.writers.options import WriterOptions, option
 
 __all__ = ["RunaiStreamer"]
@@ -16,6 +17,9 @@ class RunaiStreamerOptions(WriterOptions):
     """Options of `runai-streamer`."""
 
     concurrency: int = option(16, help="Threads that read.", low=1, high=512, search=(4, 16, 32))
+    distributed: bool = option(
+        False, help="Each rank of torchrun reads a part of the file, and gloo passes it on."
+    )
 
 
 class RunaiStreamer(Peer):
@@ -29,6 +33,32 @@ class RunaiStreamer(Peer):
     Options = RunaiStreamerOptions
     options: RunaiStreamerOptions
 
+    @property
+    def together(self) -> bool:
+        return self.options.distributed
+
+    def available(self, target: str) -> Availability:
+        if self.together and "MASTER_ADDR" not in os.environ:
+            return Availability(
+                ok=False,
+                reason="distributed=true needs ranks that torch.distributed knows.",
+                remedy="Start iobench by torchrun.",
+            )
+        return super().available(target)
+
+    def join(self) -> None:
+        if self.together:
+            from torch import distributed
+
+            os.environ["RUNAI_STREAMER_DIST"] = "1"  # by default it uses NCCL alone
+            distributed.init_process_group("gloo")
+
+    def leave(self) -> None:
+        if self.together:
+            from torch import distributed
+
+            distributed.destroy_process_group()
+
     def save(self, state: State, path: str) -> None:
         raise NotImplementedError("peer:runai-streamer only restores")
 
@@ -38,5 +68,6 @@ class RunaiStreamer(Peer):
         os.environ["RUNAI_STREAMER_CONCURRENCY"] = str(self.options.concurrency)
         os.environ["RUNAI_STREAMER_MEMORY_LIMIT"] = "-1"
         with SafetensorsStreamer() as streamer:
-            streamer.stream_file(path, tensor_names=list(wanted))
+            # Before `join`, at the first use in a process, it reads alone.
+            streamer.stream_file(path, tensor_names=list(wanted), is_distributed=self.together)
             return dict(streamer.get_tensors())

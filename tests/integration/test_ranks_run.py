@@ -276,6 +276,40 @@ layout:
 """
 
 
+def test_peers_load_a_model_in_ranks(target: Path, tmp_path: Path) -> None:
+    """Next to our writers: each rank by itself, and the Run:ai streamer in its distributed mode."""
+    pytest.importorskip("runai_model_streamer")
+    workload = tmp_path / "small.yaml"
+    workload.write_text(_MODEL)
+    peers = "peer:safetensors,peer:runai-streamer,peer:runai-streamer,distributed=true"
+    done = torchrun(
+        [
+            *("--nnodes", "1", "--nproc-per-node", "2", "--master-port", job_number()),
+            *("-m", "iobench", "run", "-w", workload, "--target", target, "--slices", "off"),
+            *("--restore-mode", "all,all-gather", "--restore-as", "tp=2", "--size", "full"),
+            *("--writer", f"odirect,{peers}", "--repeat", "1", "--no-ceiling"),
+            *("-o", tmp_path / "run.jsonl"),
+        ],
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert os.listdir(target) == []
+    record = read(tmp_path / "run.jsonl")
+    assert {one.verdict for one in summarise(record).summaries} == {"VALID"}
+    restores = [one for one in record.samples if one.operation == "restore"]
+    found = [
+        (one.writer, one.options.get("distributed"), one.axes.restore_mode) for one in restores
+    ]
+    assert sorted(found, key=str) == [
+        ("odirect", None, "all"),
+        ("odirect", None, "all-gather"),
+        ("peer:runai-streamer", False, "all"),
+        ("peer:runai-streamer", True, "all-gather"),
+        ("peer:safetensors", None, "all"),
+    ]
+    assert len({one.bytes for one in restores}) == 1
+
+
 def test_the_device_reads_a_model_once(new_filesystem: Callable[..., Path], tmp_path: Path) -> None:
     """By the counter of a device of its own: four ranks of tensor parallelism read the model
     once together. By themselves they read it again where it is cut by columns."""

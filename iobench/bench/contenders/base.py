@@ -13,6 +13,7 @@ from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import Location
 from iobench.peers.base import Peer
 from iobench.ranks.restore_mode import Reader
+from iobench.ranks.restore_plan import RestoreMode
 from iobench.results.records import Verified
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
@@ -37,6 +38,8 @@ class Contender(ABC):
     """Whether it maps the files that it saves or restores (see `OperationMemory`)."""
     fresh = False
     """Whether a restore allocates the memory of its tensors."""
+    restore_mode: RestoreMode | None = None
+    """The only mode in which it restores with other ranks; None: all."""
 
     def __init__(self, by: Writer | Peer, name: str) -> None:
         self._by, self.name = by, name
@@ -72,6 +75,12 @@ class Contender(ABC):
     @abstractmethod
     def verify(self, replay: Replay, directory: Location) -> Verified:
         """Compare the restored tensors with the saved ones, and free them."""
+
+    def join(self) -> None:  # noqa: B027 -- optional
+        """Connect with the other ranks, which call it too."""
+
+    def leave(self) -> None:  # noqa: B027 -- optional
+        """End what `join` began."""
 
     def warm_up(self, directory: Location) -> None:  # noqa: B027 -- optional
         """Do the work of the first use in a process, such as imports; may use `directory`."""

@@ -41,6 +41,8 @@ class PeerContender(Contender):
     def __init__(self, peer: Peer) -> None:
         super().__init__(peer, f"{PREFIX}{peer.name}")
         self.peer, self.saves, self.maps_files = peer, peer.saves, peer.maps_files
+        self.restore_mode = "all-gather" if peer.together else "all"
+        self.join, self.leave = peer.join, peer.leave
         self._restored: list[State] = []
 
     def save(self, replay: Replay, directory: Location) -> Transfer:

@@ -152,15 +152,16 @@ class Job:
         one, replay = self.contenders[ref.contender], self.replays[ref.shape]
         if not len(replay.files):
             return self._done(one, replay, _nothing(one.name, "write"))
-        if ref.sliced is not None:
+        if isinstance(one, WriterContender) and ref.sliced is not None:
             return self._save_slices(one, replay, ref, ref.sliced)
+        if ref.sliced is not None and self._number:  # a peer saves in the first process
+            return self._done(one, replay, _nothing(one.name, "write"))
         done = self._done(one, replay, one.save(replay, self._own(ref.directory)))
         return replace(done, file_bytes=replay.file_bytes)
 
     def _save_slices(
-        self, one: Contender, replay: Replay, ref: CheckpointRef, sliced: Sliced
+        self, one: WriterContender, replay: Replay, ref: CheckpointRef, sliced: Sliced
     ) -> Done:
-        assert isinstance(one, WriterContender)  # others take no part
         ranges = self._slicing(ref.shape, sliced).ranges[self._number or 0]
         if not ranges:
             return self._done(one, replay, _nothing(one.name, "write"))
@@ -216,7 +217,8 @@ class Job:
     def _from(self, ref: CheckpointRef) -> str:
         """Return where the files are that restores read."""
         if ref.sliced is not None:
-            return ref.directory
+            peer = self.contenders[ref.contender].is_peer
+            return f"{ref.directory}/{own_name(0)}" if peer else ref.directory
         if self._source is None:
             return self._own(ref.directory)
         return f"{ref.directory}/{own_name(self._source)}"
@@ -224,9 +226,8 @@ class Job:
     def _reading(self, ref: CheckpointRef) -> Contender:
         """Return what restores the checkpoint; it reads files in slices like whole ones."""
         one = self.contenders[ref.contender]
-        if ref.sliced is None:
+        if ref.sliced is None or not isinstance(one, WriterContender):
             return one
-        assert isinstance(one, WriterContender)  # others take no part
         if ref not in self._of_slices:  # what it has restored is verified later
             slices = self._slicing(ref.shape, ref.sliced).slices
             writer = SlicedFiles(one.writer, ref.directory, slices, own_name)

@@ -119,19 +119,22 @@ class RankJob(Job):
         self._control = control
         if self.replica:
             self._transport = Transport(control)
+            for one in self.contenders:
+                one.join()
 
     def leave(self) -> None:
         """Close the connections."""
         if self._transport is not None:
             self._transport.close()
+            for one in self.contenders:
+                one.leave()
 
     def restore(self, ref: CheckpointRef) -> Done:
         """Restore the subset that was given to `scrub`; replicas do it together."""
-        if ref.restore_mode is None:
+        one, replay = self._reading(ref), self.sources[ref.shape]
+        if ref.restore_mode is None or not isinstance(one, WriterContender):
             return super().restore(ref)
         assert self._transport is not None  # `join` was called
-        one, replay = self._reading(ref), self.sources[ref.shape]
-        assert isinstance(one, WriterContender)  # others take no part
         reader = Reader(self._transport, ref.restore_mode)
         return self._done(one, replay, one.restore(replay, self._from(ref), reader))
 
