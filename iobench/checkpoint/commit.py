@@ -90,7 +90,7 @@ class Committer(Generic[C]):
     offering: Callable[[Order, Save], AbstractContextManager[PartOffer]] | None = None
     participant: SaveParticipant | None = None
     gone: Callable[[], list[int]] = list
-    """Returns the numbers of superseded saves that were not announced yet, in rank 0."""
+    """Returns the numbers of dropped saves that were not announced yet, in rank 0."""
     _order: Order | None = field(default=None, init=False)
 
     def commit(

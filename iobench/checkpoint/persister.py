@@ -126,7 +126,7 @@ class Persister(Generic[T]):
     def take(self, lease: Lease[Snapshot[T]], *, pinned: bool, on_full: OnFull = "wait") -> bool:
         """Give the snapshot a slot; return False when no slot is free and `on_full` is "skip".
 
-        "wait" waits for a free slot. "supersede" takes the slot of the oldest waiting snapshot,
+        "wait" waits for a free slot. "drop" takes the slot of the oldest waiting snapshot,
         which is then never written; without one it waits. Rank 0 decides about both for all ranks.
         `give` returns the slot, also after an exception in here. Raises StateError when the
         snapshot does not fit into memory.
@@ -371,14 +371,14 @@ class Persister(Generic[T]):
                 self._channel.end(other, LeaseState.DONE)
         turns.forget(snapshot.number)
         if snapshot.save.error is None:
-            snapshot.save.status = "superseded"
+            snapshot.save.status = "dropped"
 
     def _release(self, snapshot: Snapshot[T]) -> None:
         """Called when the lease has ended; a snapshot that still waits was never written."""
         if snapshot.save.status == "waiting":
             failure = self._made_channel.failure
             if failure is None:
-                snapshot.save.status = "superseded"
+                snapshot.save.status = "dropped"
             else:
                 snapshot.save.fail(failure)
         if self._turns is not None:

@@ -18,9 +18,7 @@ from iobench.writers.transfer import Transfer
 
 __all__ = ["Copy", "CopyState", "OnEvent", "Save", "SaveEvent", "SaveEvents", "Status"]
 
-CopyState = Literal[
-    "volatile", "durable", "waiting", "draining", "verified", "superseded", "failed"
-]
+CopyState = Literal["volatile", "durable", "waiting", "draining", "verified", "dropped", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +30,7 @@ class Copy:
       from now, or None when no rate was measured yet
     - `durable`: complete and visible in this tier
     - `verified`: durable, and read back from this tier with correct checksums
-    - `superseded`: it is not copied to this tier; a newer one is
+    - `dropped`: it is not copied to this tier; a newer one is
     - `failed`: the local files are damaged, so they are not copied
 
     `durable_at_s` is when this process made it durable in the remote tier, in seconds since the
@@ -45,7 +43,7 @@ class Copy:
     durable_at_s: float | None = field(default=None, compare=False)
 
 
-Status = Literal["copying", "waiting", "writing", "committed", "superseded", "skipped", "failed"]
+Status = Literal["copying", "waiting", "writing", "committed", "dropped", "skipped", "failed"]
 
 
 @dataclass(kw_only=True)
@@ -55,11 +53,11 @@ class Save:
     - `copying`: the snapshot is being taken (lazy saves); `waiting`: it is complete and waits for
       its turn to be written
     - `writing`, then `committed`: only `committed` means durable and visible
-    - `superseded`: a newer snapshot was written instead; `skipped`: no slot was free
+    - `dropped`: a newer snapshot was written instead; `skipped`: no slot was free
     - `failed`: `error` is a copy, without traceback, of what the Checkpointer raises
 
     `stall_s` is the time that the trainer waited, in this call and in `before_optimizer_step`.
-    `lag_wait_s` is the part of it in which the save waited for copies to the remote tier.
+    `backlog_wait_s` is the part of it in which the save waited for copies to the remote tier.
     `pages_s` is the part of the copy in which pages of host memory were made: in the first save of
     each slot, unless `prepare` has made them.
     `streamed`: the snapshot is larger than the budget, and is copied while it is written.
@@ -73,7 +71,7 @@ class Save:
     created_s: float
     size_bytes: int = 0
     stall_s: float = 0.0
-    lag_wait_s: float = 0.0
+    backlog_wait_s: float = 0.0
     pages_s: float = 0.0
     streamed: bool = False
     persist_s: float | None = None
@@ -110,7 +108,7 @@ class Save:
             self.on_status(self)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the save is committed, superseded, skipped or failed; return whether it is.
+        """Wait until the save is committed, dropped, skipped or failed; return whether it is.
 
         Returns False after `timeout_s` seconds; None: no limit. Raises nothing: `wait` of the
         Checkpointer raises what failed.
@@ -126,7 +124,7 @@ class Save:
     def result(self, timeout_s: float | None = None) -> Self:
         """Wait like `wait`; return this Save. Raises why it failed, and TimeoutError.
 
-        Look at its `status`: a save that is superseded or skipped has not failed.
+        Look at its `status`: a save that is dropped or skipped has not failed.
         """
         error = self.exception(timeout_s)
         if error is not None:
@@ -164,7 +162,7 @@ OnEvent = Callable[[Save, SaveEvent], object]
 _OF_STATUS: dict[Status, SaveEvent] = {
     "waiting": "copied",
     "committed": "committed",
-    "superseded": "dropped",
+    "dropped": "dropped",
     "skipped": "dropped",
     "failed": "failed",
 }

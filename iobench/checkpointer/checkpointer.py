@@ -61,9 +61,9 @@ class Checkpointer:
       path of a TOML file, see `load_writer`
     - `slots`: number of snapshots in host memory, 2 by default. With 1, a save waits until the
       previous one is on storage (CheckFreq). With more, it waits only for its copy (PCcheck). The
-      newest waiting snapshot is written next; older ones are dropped and become `superseded`
+      newest waiting snapshot is written next; older ones become `dropped`
     - `on_full`: what `save_async` does when no slot is free: "wait", "skip" this save, or
-      "supersede" the oldest waiting snapshot
+      "drop" the oldest waiting snapshot
     - `keep`: which checkpoints stay; the others are removed after a newer one is committed
     - `schedule`: decides when `due` returns True
     - `budget`: bytes that all slots together may take (`"16GiB"`). With less than a snapshot, the
@@ -74,7 +74,7 @@ class Checkpointer:
     - `reuse_files`: each save writes over the files of the checkpoint that `keep` dropped last
     - `on_event`: called with each Save and what has become of it, from one thread: "copied" (the
       snapshot is complete, nothing is durable), "committed" (durable and visible), "remote"
-      (durable in the remote tier, too), "dropped" (superseded or skipped) or "failed". No save
+      (durable in the remote tier, too), "dropped" (or skipped) or "failed". No save
       waits for it; its errors are RuntimeWarnings. `close` waits for its calls, 10 s at most
     - `tiers`: `[Memory("8GiB"), Remote("s3://bucket/run")]`: snapshots wait in the memory, as
       many as fit it; checkpoints are copied to the remote tier in the background. The directory
@@ -271,10 +271,10 @@ class Checkpointer:
         self._persister.raise_failure()
 
     def wait(self, until: Literal["committed", "remote"] = "committed") -> None:
-        """Wait until every save is committed, superseded or failed. Raise what failed.
+        """Wait until every save is committed, dropped or failed. Raise what failed.
 
         Replicas may still be on their way. With `until="remote"` wait also until every checkpoint
-        is durable in the remote tier or superseded, in a call of all ranks. Raises the error of an
+        is durable in the remote tier or dropped, in a call of all ranks. Raises the error of an
         attempt that fails meanwhile; the copies go on.
         """
         if until not in ("committed", "remote"):

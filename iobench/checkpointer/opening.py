@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointerOptions", "Opening", "WhenFull"]
 
-WhenFull = Literal["wait", "skip", "supersede", "raise"]
+WhenFull = Literal["wait", "skip", "drop", "raise"]
 """What a save does without a free slot. "raise" waits, and raises if the budget is too small."""
 
 _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -93,8 +93,8 @@ class CheckpointerOptions:
             self.given.check(self.location, self.__dict__, ranked=ranked)
         if self.placement is not None:
             self._check_placement(self.placement)
-        if self.in_order and self.on_full == "supersede":
-            raise OptionError("every_save: on_full='supersede' drops saves; use 'wait'")
+        if self.in_order and self.on_full == "drop":
+            raise OptionError("every_save: on_full='drop' drops saves; use 'wait'")
         if many is not None and not (type(many) is int and many > 0):
             raise OptionError(f"writers_per_node={many!r}: 1 or more, or None for all")
         if type(self.deadline_s) not in (int, float) or not self.deadline_s > 0:
@@ -102,7 +102,7 @@ class CheckpointerOptions:
         if slots is not None and (type(slots) is not int or slots < 1):
             raise OptionError(f"slots={slots!r}: a whole number, 1 or more")
         if self.on_full not in get_args(WhenFull):
-            raise OptionError(f"on_full={self.on_full!r}: 'wait', 'skip', 'supersede' or 'raise'")
+            raise OptionError(f"on_full={self.on_full!r}: 'wait', 'skip', 'drop' or 'raise'")
         for name, (classes, example) in _TYPES.items():
             value = getattr(self, name)
             if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
@@ -338,6 +338,6 @@ class Opening:
             local=self.tier,
             stored=None if self.tier is None else self.tier.copies,
             in_order=self.options.in_order or self.replicator is not None,
-            newest_first=self.options.on_full == "supersede",
+            newest_first=self.options.on_full == "drop",
             turns=turns,
         )

@@ -172,7 +172,7 @@ class Saving:
         save = Save(step=step, status="copying", created_s=time.time())
         if self.tier is not None:
             save.tiers = self.tier.copies
-            save.lag_wait_s = self.tier.drain.wait_for_lag(step)
+            save.backlog_wait_s = self.tier.drain.wait_for_backlog(step)
 
         def look() -> Any:
             self.finish_copy()

@@ -43,9 +43,9 @@ def tiers(directory: Path, format_: FormatOption = ListingFormat.TABLE) -> None:
         write_json(_document(found, memory), sys.stdout)
         return
     if found is not None:
-        lag = f", the oldest copy waits {format_seconds(found.lag_s)}" if found.lag_s else ""
+        waits = f", the oldest copy waits {format_seconds(found.backlog_s)}"
         print(f"local   {printable(found.directory)}")
-        print(f"remote  {printable(found.remote)}{lag}")
+        print(f"remote  {printable(found.remote)}{waits if found.backlog_s else ''}")
         if found.failure:
             print(f"        last attempt failed: {printable(found.failure)}")
     if memory is not None:
@@ -98,8 +98,10 @@ def _lost(found: TiersStatus | None, memory: MemoryStatus | None) -> str:
 
 
 def _document(found: TiersStatus | None, memory: MemoryStatus | None) -> dict[str, Any]:
-    document: dict[str, Any] = {"schema": "iobench.tiers/3"}
+    document: dict[str, Any] = {"schema": "iobench.tiers/4"}
     if found is not None:
         document |= {**asdict(found), "steps_at_risk": found.steps_at_risk}
-    held = None if memory is None else {**asdict(memory), "lag_s": memory.lag_s(time.time())}
+    held = None
+    if memory is not None:
+        held = {**asdict(memory), "backlog_s": memory.backlog_s(time.time())}
     return {**document, "memory": held}

@@ -64,11 +64,11 @@ class EngineOptions:
     memory_bytes: int
     iodepth: int
     block_size: int
-    max_lag: int
+    max_backlog: int
 
     @classmethod
     def parse(
-        cls, memory: str | int, iodepth: int, block_size: str | int, max_lag: int
+        cls, memory: str | int, iodepth: int, block_size: str | int, max_backlog: int
     ) -> EngineOptions:
         """Raises OptionError for values out of range."""
         size = parse_size(block_size, "block_size")
@@ -76,13 +76,13 @@ class EngineOptions:
             raise OptionError(f"block_size={block_size}: a multiple of 4096 bytes")
         if iodepth < 1:
             raise OptionError(f"iodepth={iodepth}: at least 1")
-        if max_lag < 0:
-            raise OptionError(f"max_lag={max_lag}: 0 or more steps")
+        if max_backlog < 0:
+            raise OptionError(f"max_backlog={max_backlog}: 0 or more steps")
         return cls(
             memory_bytes=parse_size(memory, "memory"),
             iodepth=iodepth,
             block_size=size,
-            max_lag=max_lag,
+            max_backlog=max_backlog,
         )
 
     @property
@@ -178,7 +178,7 @@ class Engine:
         then: Sequence[int] | None = None,
     ) -> None:
         """Update the parameters that have a gradient; return when they are new and at most
-        `max_lag` steps are not durable.
+        `max_backlog` steps are not durable.
 
         What `early` has updated counts for the chunks in `early` only: `model` gets no values of
         them, and those of all others. `finish` is called when they are new. The next step will
@@ -212,7 +212,7 @@ class Engine:
         """Call `update` for each chunk, write those that it changed, and call `finish`.
 
         Chunks that were updated early are done if they are in `early`; the others are read and
-        updated again. Waits as `max_lag` asks. The next pass is read in the order `then`.
+        updated again. Waits as `max_backlog` asks. The next pass is read in the order `then`.
         """
         check_fits(self.layout, groups)
         began_s, self._began_s = self._began_s or time.monotonic(), 0.0
@@ -247,7 +247,7 @@ class Engine:
         )
         self._submit(lambda writer: writer.commit(self._rows, commit))
         self._uncommitted = False
-        reached = self._generation - self.options.max_lag
+        reached = self._generation - self.options.max_backlog
         self._wait_for(lambda: self._durable_generation() >= reached)
 
     def _durable_generation(self) -> int:

@@ -66,20 +66,21 @@ class AdamW(Optimizer):
         maximize: bool = False,
         memory: str | int = _MEMORY,
         pins: int = 1,
-        max_lag: int = 1,
+        max_backlog: int = 1,
         overlap: bool = False,
         chunk_elements: int | None = None,
         iodepth: int = _IODEPTH,
         block_size: str | int = _BLOCK_SIZE,
     ) -> None:
         """Values up to `maximize` are those of the stock class. `pins`: how many pinned generations
-        are kept. `max_lag`: how many steps the newest durable generation may be behind when `step`
-        returns; with 0 each step is durable on return. `overlap`: update chunks while backward
-        still makes the gradients of others; takes memory for a second copy of the parameters.
+        are kept. `max_backlog`: how many steps the newest durable generation may be behind when
+        `step` returns; with 0 each step is durable on return. `overlap`: update chunks while
+        backward still makes the gradients of others; takes memory for a second copy of the
+        parameters.
         `chunk_elements`: elements that are read, updated and written together; by default as many
         as fit `memory` five times, at most 4 Mi. `iodepth`: blocks of `block_size` in flight in
         each direction."""
-        options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
+        options = EngineOptions.parse(memory, iodepth, block_size, max_backlog)
         if pins < 0:
             raise OptionError(f"pins={pins}: 0 or more")
         decay = self._weight_decay if weight_decay is None else weight_decay
@@ -98,7 +99,7 @@ class AdamW(Optimizer):
         step: Wanted = "latest",
         verify: bool = False,
         memory: str | int = _MEMORY,
-        max_lag: int = 1,
+        max_backlog: int = 1,
         overlap: bool = False,
         iodepth: int = _IODEPTH,
         block_size: str | int = _BLOCK_SIZE,
@@ -115,7 +116,7 @@ class AdamW(Optimizer):
         in use, UsageError for an unknown step, DataMismatchError when nothing whole is left.
         """
         optimizer = cls.__new__(cls)
-        options = EngineOptions.parse(memory, iodepth, block_size, max_lag)
+        options = EngineOptions.parse(memory, iodepth, block_size, max_backlog)
         # torch fills in the given dicts: after an error they would have other values.
         own: Any = [dict(one) if isinstance(one, dict) else one for one in params]
         state = optimizer._prepare(own, {}, directory, options, overlap=overlap)
@@ -154,8 +155,8 @@ class AdamW(Optimizer):
 
         With `overlap`, chunks that were updated during backward count if their gradients and the
         values of the groups are still the same, and are updated again if not.
-        On return the parameters are new. The state of at most `max_lag` steps is still on its way
-        to storage; `durable` says which steps are there. Without any gradient nothing happens.
+        On return the parameters are new. The state of at most `max_backlog` steps is still on its
+        way to storage; `durable` says which steps are there. Without any gradient nothing happens.
         Raises TransferError or DataMismatchError when storage failed: the parameters may be of two
         steps then, so continue with `resume`.
         """

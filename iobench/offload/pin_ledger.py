@@ -166,9 +166,9 @@ class PinLedger:
         """Release the pins that no checkpoint and no pending save needs. Waits for no pin."""
         with self._lock:
             for name, save in list(self._pending.items()):
-                if save.status in ("skipped", "superseded", "failed"):
+                if save.status in ("skipped", "dropped", "failed"):
                     del self._pending[name]
-                if save.status in ("skipped", "superseded"):
+                if save.status in ("skipped", "dropped"):
                     self._gone.add(name)
             self._removed()
             free = self._own - {*self._named.values(), *self._pending}

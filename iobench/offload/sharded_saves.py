@@ -133,7 +133,7 @@ class ShardedSaves:
             gone = [
                 name
                 for save, name in self._pending
-                if save.status in ("skipped", "superseded", "failed")
+                if save.status in ("skipped", "dropped", "failed")
             ]
             self._pending = [(save, name) for save, name in self._pending if name not in gone]
             if gone:

@@ -40,28 +40,28 @@ from iobench.writers.rate_limit import RateLimit, StoppedError
 __all__ = ["Drain", "exceeded", "late"]
 
 
-def exceeded(waiting: Sequence[Queued], max_lag_s: float, now_s: float) -> str:
+def exceeded(waiting: Sequence[Queued], max_backlog_s: float, now_s: float) -> str:
     """Return by what the oldest of `waiting` exceeds the limit; empty if it does not."""
     age_s = max((now_s - one.since_s for one in waiting), default=0.0)
-    if age_s <= max_lag_s:
+    if age_s <= max_backlog_s:
         return ""
-    return f"a copy has waited {format_seconds(age_s)}, {_limit(max_lag_s)}"
+    return f"a copy has waited {format_seconds(age_s)}, {_limit(max_backlog_s)}"
 
 
-def late(waiting: Sequence[Queued], max_lag_s: float, now_s: float) -> list[tuple[Queued, str]]:
+def late(waiting: Sequence[Queued], max_backlog_s: float, now_s: float) -> list[tuple[Queued, str]]:
     """Return the checkpoints to give up, each with the reason.
 
     The last saved one, the first of `waiting`, is kept.
     """
     return [
-        (one, f"it waited {format_seconds(now_s - one.since_s)}, {_limit(max_lag_s)}")
+        (one, f"it waited {format_seconds(now_s - one.since_s)}, {_limit(max_backlog_s)}")
         for one in waiting[1:]
-        if now_s - one.since_s > max_lag_s
+        if now_s - one.since_s > max_backlog_s
     ]
 
 
-def _limit(max_lag_s: float) -> str:
-    return f"max_lag is {format_seconds(max_lag_s)}"
+def _limit(max_backlog_s: float) -> str:
+    return f"max_backlog is {format_seconds(max_backlog_s)}"
 
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.5, 300.0, 1.5
@@ -90,7 +90,7 @@ class Drain:
 
     In a job of several ranks each rank moves its own files. Rank 0 decides which checkpoint is
     copied, tried again or given up, and publishes; a thread in each other rank does what it asks
-    for. `start`, `wait`, `finish` and `wait_for_lag` are calls of all ranks then.
+    for. `start`, `wait`, `finish` and `wait_for_backlog` are calls of all ranks then.
     """
 
     offload: PinnedFiles | None = None  # the generations of the checkpoints, copied too
@@ -109,7 +109,7 @@ class Drain:
         self._local, self.remote, self._ranks = local, remote, ranks
         self.leads = ranks.leads
         self.queue = DrainQueue(in_order=remote.options.every_save)
-        self._max_lag_s = remote.options.max_lag_s
+        self._max_backlog_s = remote.options.max_backlog_s
         self.journal = DrainJournal(local.directory)
         self._limit = RateLimit(remote.options.rate_bytes_per_s, self._must_yield)
         self._copier = FileCopier(
@@ -193,26 +193,26 @@ class Drain:
         """Record why a checkpoint was saved to `tier`."""
         self._note("placed", step=step, where=tier, why=why)
 
-    def wait_for_lag(self, step: int) -> float:
-        """Let the save of `step` wait while the lag exceeds its limit; return the seconds.
+    def wait_for_backlog(self, step: int) -> float:
+        """Let the save of `step` wait while the backlog exceeds its limit; return the seconds.
 
         It does not wait for a remote tier that fails, or if saves never wait.
         """
         waited_s = 0.0
-        if self.remote.options.past_lag == "wait":
+        if self.remote.options.past_backlog == "wait":
             again = True
             while again:
                 found_s, again = self._ranks.led("lag", lambda: self._wait_for_lag(step))
                 waited_s += found_s
         return waited_s
 
-    def _wait_for_lag(self, step: int) -> tuple[float, bool]:
+    def _wait_for_backlog(self, step: int) -> tuple[float, bool]:
         """Return the seconds, and whether to wait on."""
         began_s, first = time.monotonic(), ""
         until_s, again = self._until_s(), False
         with self.queue.changed:
             while self.failure is None and self._thread.is_alive() and not again:
-                why = exceeded(self.queue.not_durable(), self._max_lag_s, time.monotonic())
+                why = exceeded(self.queue.not_durable(), self._max_backlog_s, time.monotonic())
                 if not why:
                     break
                 first = first or why
@@ -310,7 +310,7 @@ class Drain:
             return False
         if not self.leads:
             return time.monotonic() < self._hurry_at_s
-        return not exceeded(self.queue.not_durable(), self._max_lag_s / 2, time.monotonic())
+        return not exceeded(self.queue.not_durable(), self._max_backlog_s / 2, time.monotonic())
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # at the trainer's priority then
@@ -396,7 +396,7 @@ class Drain:
         began_s, yielded_s = time.monotonic(), self._limit.yielded_s
         if entry.state == "durable":
             verified = self._step.verify(entry)
-            self._note("verified" if verified else "superseded", entry)
+            self._note("verified" if verified else "dropped", entry)
         elif (sent := self._step.send(entry, again=self._failed_in_a_row > 0)) is not None:
             paused_s = self._limit.yielded_s - yielded_s
             self._copied(entry, sent, time.monotonic() - began_s - paused_s)
@@ -431,8 +431,8 @@ class Drain:
                 self.queue.move(entry, there, of=NOT_DURABLE)
             elif serials.get(entry.step, 0) > entry.serial:
                 self._supersede(entry, "another node has saved this step later")
-            elif before == "superseded" and entry != newest:
-                self.queue.move(entry, "superseded", of=NOT_DURABLE)
+            elif before == "dropped" and entry != newest:
+                self.queue.move(entry, "dropped", of=NOT_DURABLE)
 
     def _events(self) -> list[DrainEvent]:
         """Return the events of saves, and of copies to this remote tier: another has others."""
@@ -440,15 +440,15 @@ class Drain:
         return [one for one in self.journal.events() if one.event == "saved" or one.remote == name]
 
     def _give_up_late(self) -> None:
-        """Supersede copies past the limit of the lag, except that of the newest save."""
-        if self.remote.options.past_lag != "supersede":
+        """Drop copies past the limit of the backlog, except that of the newest save."""
+        if self.remote.options.past_backlog != "drop":
             return
-        for entry, why in late(self.queue.not_durable(), self._max_lag_s, time.monotonic()):
+        for entry, why in late(self.queue.not_durable(), self._max_backlog_s, time.monotonic()):
             self._supersede(entry, why)
             self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
 
     def _give_up_unkept(self) -> None:
-        """Supersede copies that the retention of the remote tier would not keep."""
+        """Drop copies that the retention of the remote tier would not keep."""
         waiting = self.queue.not_durable()
         if len(waiting) > 1 and not self.remote.options.every_save:
             ages = {one.step: (one.serial, one.created_s) for one in waiting}
@@ -485,8 +485,8 @@ class Drain:
 
     def _supersede(self, entry: Queued, why: str) -> None:
         self._untidy = self._untidy or entry.state == "draining"
-        if self.queue.move(entry, "superseded", of=PENDING):
-            self._note("superseded", entry, why=why)
+        if self.queue.move(entry, "dropped", of=PENDING):
+            self._note("dropped", entry, why=why)
 
     def _fail(self, error: Exception) -> None:
         """Record a failed attempt and wait before the next one."""

@@ -203,9 +203,9 @@ class FileCopier:
         return sum(one["sent"] for one in every)
 
     def _hurry_after_s(self) -> float:
-        """Return the seconds after which copies no longer wait for saves: at half of the lag."""
+        """Return the seconds after which copies do not wait for saves: at half of the backlog."""
         waiting = [one.since_s for one in self._told.values() if one.state in NOT_DURABLE]
-        half_s = self.remote.options.max_lag_s / 2
+        half_s = self.remote.options.max_backlog_s / 2
         return min(waiting, default=time.monotonic()) + half_s - time.monotonic()
 
     def _scatter(self, orders: list[dict[str, Any]]) -> None:
@@ -372,7 +372,7 @@ class DrainStep:
                 self.remote.copy(place, entry.serial, self.copier.limit).publish(text)
             self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
             if not self.queue.move(entry, "durable", of=["draining"]):
-                if not self.queue.has(entry, ["superseded"]):  # removed or saved anew
+                if not self.queue.has(entry, ["dropped"]):  # removed or saved anew
                     self.remote.remove(entry.step)
                 return None
         return sent
@@ -388,7 +388,7 @@ class DrainStep:
         remote = self.remote
         self.copier.limit.begin()
         if not remote.holds(entry.step):
-            self.queue.move(entry, "superseded", of=["durable"])
+            self.queue.move(entry, "dropped", of=["durable"])
             return False
         try:
             found = self._manifest(entry)
@@ -396,7 +396,7 @@ class DrainStep:
         except LocalDamageError:  # of the local copy alone
             manifest = remote.store.manifest(entry.step)
         if manifest is None or manifest.serial != entry.serial:
-            self.queue.move(entry, "superseded", of=["durable"])
+            self.queue.move(entry, "dropped", of=["durable"])
             return False
         try:
             where = remote.store.locate(entry.step)

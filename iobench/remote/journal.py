@@ -38,7 +38,7 @@ Event = Literal[
     "waiting",
     "durable",
     "verified",
-    "superseded",
+    "dropped",
     "waited",
     "failed",
     "saved",
@@ -62,7 +62,7 @@ class DrainEvent:
     - `durable`: it is in the remote tier; this attempt has sent `sent_bytes` of its `size_bytes` in
       `elapsed_s`, without its pauses for saves
     - `verified`: it was read back from there, and every checksum is that of the manifest
-    - `superseded`: it is not copied; `why` says why
+    - `dropped`: it is not copied; `why` says why
     - `waited`: a save waited `elapsed_s` for copies, because of `why`
     - `placed`: a save went to the tier `where` ("local" or "remote"); `why` says why
     - `failed`: an attempt failed; `why` is the error
@@ -186,7 +186,7 @@ _THERE = ("durable", "verified")
 class CheckpointCopies:
     """A checkpoint of the local tier, "durable" or "damaged"; `remote` is its state there.
 
-    It is waiting, durable, verified, superseded or failed. `size_bytes`, of its files here, is None
+    It is waiting, durable, verified, dropped or failed. `size_bytes`, of its files here, is None
     for a damaged one. `optimizer_bytes` are those of a pinned generation, which is in the directory
     of the optimizer, and in the remote tier too.
     """
@@ -203,7 +203,7 @@ class CheckpointCopies:
 class TiersStatus:
     """Both tiers, as the directory and its journal describe them; the remote one is not asked.
 
-    `lag_s` is the age of the oldest checkpoint that waits for its copy; 0 without one.
+    `backlog_s` is the age of the oldest checkpoint that waits for its copy; 0 without one.
     `remote_step` was saved last of those in the remote tier. `failure` is the error of the last
     attempt, if it failed. The `damaged_lines` of the journal are left out.
     """
@@ -211,7 +211,7 @@ class TiersStatus:
     directory: str
     remote: str
     checkpoints: tuple[CheckpointCopies, ...]
-    lag_s: float
+    backlog_s: float
     local_step: int | None
     remote_step: int | None
     failure: str
@@ -254,7 +254,7 @@ def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
         directory=str(store),
         remote=opened.where,
         checkpoints=tuple(found),
-        lag_s=max((one.age_s for one in found if one.remote == "waiting"), default=0.0),
+        backlog_s=max((one.age_s for one in found if one.remote == "waiting"), default=0.0),
         local_step=max(serials)[1] if serials else None,
         remote_step=max(there)[1] if there else None,
         failure=attempts[-1].why if attempts and attempts[-1].event == "failed" else "",

@@ -62,7 +62,7 @@ class MemoryStatus:
     snapshots: tuple[HeldSnapshot, ...]
     ranks: int = 1
 
-    def lag_s(self, now_s: float) -> float:
+    def backlog_s(self, now_s: float) -> float:
         """Return the age of the oldest snapshot that is not written yet; 0 without one."""
         waiting = [one.created_s for one in self.snapshots if not one.written]
         return max(0.0, now_s - min(waiting)) if waiting else 0.0

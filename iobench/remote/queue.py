@@ -17,7 +17,7 @@ NOT_DURABLE: tuple[CopyState, ...] = ("waiting", "draining")
 PENDING: tuple[CopyState, ...] = (*NOT_DURABLE, "durable")
 """States of a copy that the drain works on."""
 _THERE: tuple[CopyState, ...] = ("durable", "verified")
-_SETTLED: tuple[CopyState, ...] = ("verified", "superseded", "failed")
+_SETTLED: tuple[CopyState, ...] = ("verified", "dropped", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.s3_store.upload import leaving_failed
 
-__all__ = ["OnLag", "Remote", "RemoteCopy", "RemoteTier"]
+__all__ = ["OnBacklog", "Remote", "RemoteCopy", "RemoteTier"]
 
 
 class RemoteCopy(Protocol):
@@ -53,7 +53,7 @@ class RemoteCopy(Protocol):
         """Make it a checkpoint with this manifest, durable on return. Raises TransferError."""
 
 
-OnLag = Literal["wait", "supersede"]
+OnBacklog = Literal["wait", "drop"]
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Remote:
     - `writer`: a Writer, or a text for `load_writer`, that copies and reads: "s3" for a bucket, and
       "hybrid" or another FileWriter for a directory
     - `bandwidth_limit`: bytes per second of all copies (`"500MiB"`)
-    - `max_lag`: how long a checkpoint may wait for its copy (`"10min"`)
-    - `on_lag`: past it, "supersede" gives up the copies of the oldest checkpoints that wait, except
+    - `max_backlog`: how long a checkpoint may wait for its copy (`"10min"`)
+    - `on_backlog`: past it, "drop" gives up the copies of the oldest checkpoints that wait, except
       that of the newest; "wait" makes the next save wait, as long as the remote tier answers. None:
-      "supersede", and "wait" with `every_save`
+      "drop", and "wait" with `every_save`
     - `every_save`: every checkpoint is copied, the oldest first, also one that `keep` would remove
-      at once. Needs `on_lag="wait"`
+      at once. Needs `on_backlog="wait"`
 
     Raises OptionError for values out of range.
     """
@@ -79,21 +79,21 @@ class Remote:
     keep: Retention = field(default_factory=KeepAll)
     writer: Writer | str = ""
     bandwidth_limit: int | str | None = None
-    max_lag: float | str = "1h"
-    on_lag: OnLag | None = None
+    max_backlog: float | str = "1h"
+    on_backlog: OnBacklog | None = None
     every_save: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.keep, Retention):
             raise OptionError(f"keep={self.keep!r}: takes a value such as KeepLast(3)")
-        if self.on_lag not in (None, *get_args(OnLag)):
-            raise OptionError(f"on_lag={self.on_lag!r}: 'wait' or 'supersede'")
-        if self.every_save and self.past_lag != "wait":
-            raise OptionError(f"every_save: needs on_lag='wait', not {self.on_lag!r}")
+        if self.on_backlog not in (None, *get_args(OnBacklog)):
+            raise OptionError(f"on_backlog={self.on_backlog!r}: 'wait' or 'drop'")
+        if self.every_save and self.past_backlog != "wait":
+            raise OptionError(f"every_save: needs on_backlog='wait', not {self.on_backlog!r}")
         if self.rate_bytes_per_s == 0:
             raise OptionError("bandwidth_limit=0: must be at least 1 byte per second")
-        if not self.max_lag_s > 0:
-            raise OptionError(f"max_lag={self.max_lag!r}: above 0 seconds")
+        if not self.max_backlog_s > 0:
+            raise OptionError(f"max_backlog={self.max_backlog!r}: above 0 seconds")
 
     @property
     def rate_bytes_per_s(self) -> int | None:
@@ -102,14 +102,14 @@ class Remote:
         return None if limit is None else parse_size(limit, "bandwidth_limit")
 
     @property
-    def past_lag(self) -> OnLag:
-        """What happens past the limit: `on_lag`, or its default."""
-        return self.on_lag or ("wait" if self.every_save else "supersede")
+    def past_backlog(self) -> OnBacklog:
+        """What happens past the limit: `on_backlog`, or its default."""
+        return self.on_backlog or ("wait" if self.every_save else "drop")
 
     @property
-    def max_lag_s(self) -> float:
+    def max_backlog_s(self) -> float:
         """How long a checkpoint may wait, in seconds."""
-        return parse_seconds(self.max_lag, "max_lag")
+        return parse_seconds(self.max_backlog, "max_backlog")
 
     def new_writer(self) -> Writer:
         """Return the writer. Raises UsageError when it cannot write to the location."""

@@ -96,9 +96,9 @@ def test_local_disk_removed(tmp_path: Path) -> None:
 
 
 def test_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a year: nothing is superseded, and the last save is the newest."""
+    """By a year: nothing is dropped, and the last save is the newest."""
     local, remote = tmp_path / "local", tmp_path / "remote"
-    with Checkpointer(local, tiers=[Remote(remote, max_lag="10min")]) as ckpt:
+    with Checkpointer(local, tiers=[Remote(remote, max_backlog="10min")]) as ckpt:
         ckpt.save(state(1, 1000), 1)
         until(lambda: settled(ckpt))
         now = time.time
@@ -106,11 +106,11 @@ def test_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ckpt.save(state(2, 1000), 2)
         until(lambda: settled(ckpt))
         assert ckpt.latest() == 2
-    with Checkpointer(local, tiers=[Remote(remote, max_lag="10min")]) as ckpt:
+    with Checkpointer(local, tiers=[Remote(remote, max_backlog="10min")]) as ckpt:
         until(lambda: settled(ckpt))
         assert ckpt.load()["step"] == 2
     assert load_checkpoint(remote)["step"] == 2
-    assert not events(local, "superseded")
+    assert not events(local, "dropped")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_bucket_that_is_gone_for_an_hour(
     is removed, and every one is copied when the bucket is back."""
     writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", max_attempts=1)
     local, simulated = tmp_path / "local", _SimulatedPauses()
-    remote = Remote("s3://bucket/run", writer=writer, max_lag="3h")
+    remote = Remote("s3://bucket/run", writer=writer, max_backlog="3h")
     with Checkpointer(local, keep=KeepLast(1), tiers=[remote]) as ckpt:
         ckpt.save(state(1, 1000), 1)
         until(lambda: settled(ckpt))

@@ -98,7 +98,7 @@ def _train(seed: int, directory: Path) -> Checkpointer:
     choose = training.random.choice
     options: dict[str, Any] = {
         "slots": choose((1, 2, 3)),
-        "on_full": choose(("wait", "skip", "supersede")),
+        "on_full": choose(("wait", "skip", "drop")),
         "lazy": choose((True, False)),
         "keep": choose((None, KeepLast(1), KeepLast(2))),
     }
@@ -137,4 +137,4 @@ def test_never_mixed_never_stale(runs: Path, part: int) -> None:
             loaded = load_checkpoint(directory, step, writer=reader)
             assert _values(loaded) == {float(step)}, f"schedule {seed}"
         shutil.rmtree(directory)
-    assert statuses == {"committed", "skipped", "superseded"}
+    assert statuses == {"committed", "skipped", "dropped"}

@@ -40,7 +40,7 @@ def test_same_bits(new_filesystem: Callable[..., Path]) -> None:
     stock = Stock([one.clone() for one in values], **VALUES)
     order, seen = random.Random(7), set[tuple[int, ...]]()
     directory = new_filesystem("ext4", 16 * MIB) / "state"  # in memory: a step syncs three times
-    options: Any = {"chunk_elements": 1024, "overlap": True, "max_lag": 2}
+    options: Any = {"chunk_elements": 1024, "overlap": True, "max_backlog": 2}
     with AdamW(parameters, directory, memory="1MiB", **VALUES, **options) as optimizer:
         for step in range(_STEPS):
             gradients = [torch.randn(one.shape, generator=made).to(one.dtype) for one in values]

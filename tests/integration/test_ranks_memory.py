@@ -46,7 +46,7 @@ def test_what_retention_would_drop_is_superseded(ranks: RankPool, tmp_path: Path
     """In all ranks."""
     found = ranks.first(3).call(rank_memory.spilled, str(tmp_path / "local"), 1)
     for one in found:
-        assert one["status"] == ["committed", *["superseded"] * 4, "committed"]
+        assert one["status"] == ["committed", *["dropped"] * 4, "committed"]
         assert one["order"] == [1, 6]
         assert one["steps"] == [6]
         assert one["copies"][5] == ["volatile", "durable"]
@@ -57,7 +57,7 @@ def test_what_retention_would_drop_is_superseded(ranks: RankPool, tmp_path: Path
     ("on_full", "expected"),
     [
         ("skip", ["committed", "committed", "skipped", "skipped"]),
-        ("supersede", ["committed", "superseded", "superseded", "committed"]),
+        ("drop", ["committed", "dropped", "dropped", "committed"]),
         ("wait", ["committed"] * 4),
     ],
 )
@@ -115,9 +115,9 @@ def test_a_damaged_snapshot(ranks: RankPool, tmp_path: Path) -> None:
     [
         {"on_full": "wait", "remote": {"every_save": True}},
         {"on_full": "skip", "lazy": True},
-        {"on_full": "supersede", "keep": 2, "remote": {}},
+        {"on_full": "drop", "keep": 2, "remote": {}},
     ],
-    ids=["wait", "skip", "supersede"],
+    ids=["wait", "skip", "drop"],
 )
 def test_ranks_at_different_speeds(
     ranks: RankPool, tmp_path: Path, options: dict[str, Any]
@@ -126,7 +126,7 @@ def test_ranks_at_different_speeds(
     found = ranks.first(3).call(rank_memory.many, str(tmp_path / "local"), 7, 20, options)
     statuses, steps, newest = found[0]
     assert found == [found[0]] * 3
-    assert set(statuses) <= {"committed", "superseded", "skipped"}
+    assert set(statuses) <= {"committed", "dropped", "skipped"}
     written = [step for step, status in enumerate(statuses) if status == "committed"]
     assert newest == float(written[-1])
     assert set(steps) <= set(written)

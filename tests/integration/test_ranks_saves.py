@@ -28,9 +28,9 @@ def pool(ranks: RankPool) -> FirstRanks:
 @pytest.mark.parametrize(
     ("slots", "on_full", "steps", "expected"),
     [
-        (3, "wait", [1, 2, 3], ["committed", "superseded", "committed"]),
+        (3, "wait", [1, 2, 3], ["committed", "dropped", "committed"]),
         (1, "skip", [1, 2], ["committed", "skipped"]),
-        (2, "supersede", [1, 2, 3], ["committed", "superseded", "committed"]),
+        (2, "drop", [1, 2, 3], ["committed", "dropped", "committed"]),
     ],
 )
 def test_rank_0_decides_which_snapshot_is_written(
@@ -41,7 +41,7 @@ def test_rank_0_decides_which_snapshot_is_written(
     steps: list[int],
     expected: list[str],
 ) -> None:
-    """The newest snapshot is next; all ranks write, skip and supersede the same ones."""
+    """The newest snapshot is next; all ranks write, skip and drop the same ones."""
     directory = tmp_path / "a"
     found = pool.call(rank_saves.gated, str(directory), slots, on_full, steps)
     assert found == [expected] * 2

@@ -287,9 +287,7 @@ def test_another_remote_tier_gets_the_checkpoints_too(local: Path, remote: Path)
             ckpt.save(state(step, _SMALL), step)
             until(lambda: settled(ckpt))
     journal = DrainJournal(local)
-    journal.add(
-        DrainEvent(event="superseded", at_s=time.time(), step=1, serial=1, remote=str(remote))
-    )
+    journal.add(DrainEvent(event="dropped", at_s=time.time(), step=1, serial=1, remote=str(remote)))
     with Checkpointer(local, tiers=[Remote(other)]) as ckpt:
         until(lambda: len([*other.glob("step-*")]) == 2 and settled(ckpt))
     verified = [one.remote for one in events(local, "verified")]
@@ -356,13 +354,13 @@ def test_a_copy_of_a_damaged_local_checkpoint_is_read_back(
 def test_superseded_past_max_lag(local: Path, remote: Path) -> None:
     """Only the newest one is copied when the remote tier was away for too long; so the local tier
     does not fill."""
-    tier = Remote(remote, max_lag=0.001)
+    tier = Remote(remote, max_backlog=0.001)
     with Checkpointer(local, keep=KeepLast(1), tiers=[tier]) as ckpt:
         ckpt.save(state(0, _SMALL), 0)
         until(lambda: settled(ckpt))
         _take_away(remote)
         saves = [ckpt.save(state(step, _SMALL), step) for step in (1, 2, 3)]
-        until(lambda: saves[0].copies[1].state == "superseded")
+        until(lambda: saves[0].copies[1].state == "dropped")
         ckpt.save(state(4, _SMALL), 4)
         assert len(_names(local)) < 4
         _bring_back(remote)
@@ -372,7 +370,7 @@ def test_superseded_past_max_lag(local: Path, remote: Path) -> None:
 
 
 def test_a_save_waits_for_the_lag(local: Path, remote: Path, monkeypatch: Any) -> None:
-    """With on_lag="wait", a save begins when the copy before it is done."""
+    """With on_backlog="wait", a save begins when the copy before it is done."""
     original = DrainStep.send
     sent: list[int] = []
 
@@ -382,7 +380,7 @@ def test_a_save_waits_for_the_lag(local: Path, remote: Path, monkeypatch: Any) -
         return found
 
     monkeypatch.setattr(DrainStep, "send", send)
-    with Checkpointer(local, tiers=[Remote(remote, max_lag=1e-6, on_lag="wait")]) as ckpt:
+    with Checkpointer(local, tiers=[Remote(remote, max_backlog=1e-6, on_backlog="wait")]) as ckpt:
         for step in (1, 2, 3):
             ckpt.save(state(step, _SMALL), step)
             assert sent[: step - 1] == list(range(1, step))
@@ -439,14 +437,14 @@ def test_how_long_a_save_has_waited(
         return found
 
     monkeypatch.setattr("iobench.remote.drain.exceeded", exceeds)
-    tier = Remote(remote, max_lag=1e-6, on_lag="wait")
+    tier = Remote(remote, max_backlog=1e-6, on_backlog="wait")
     with Checkpointer(local, tiers=[tier]) as ckpt:
-        assert ckpt.save(state(1, _SMALL), 1).lag_wait_s == 0.0
+        assert ckpt.save(state(1, _SMALL), 1).backlog_wait_s == 0.0
         save = ckpt.save(state(2, _SMALL), 2)
         assert held.sent, "it did not wait"
-        assert 0 < save.lag_wait_s <= save.stall_s
+        assert 0 < save.backlog_wait_s <= save.stall_s
     waited = events(local, "waited")[0]
-    assert (waited.step, waited.elapsed_s) == (2, save.lag_wait_s)
+    assert (waited.step, waited.elapsed_s) == (2, save.backlog_wait_s)
 
 
 def test_a_step_is_removed_and_saved_anew_everywhere(local: Path, remote: Path) -> None:
@@ -530,7 +528,7 @@ def test_the_command(local: Path, remote: Path, iobench_inside: Command) -> None
     assert "what was trained after step 7" in shown.stdout
     (one,) = found["checkpoints"]
     assert (one["step"], one["local"], one["remote"]) == (7, "durable", "verified")
-    assert (found["steps_at_risk"], found["lag_s"], found["memory"]) == (0, 0.0, None)
+    assert (found["steps_at_risk"], found["backlog_s"], found["memory"]) == (0, 0.0, None)
     assert (found["directory"], found["remote"]) == (str(local), str(remote))
     refused = iobench_inside("tiers", remote)
     assert refused.returncode == 2
@@ -558,8 +556,8 @@ def test_wrong_tiers(local: Path, tiers: Any, match: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"keep": 3}, {"bandwidth_limit": 0}, {"max_lag": 0}, {"on_lag": "stop"}),
-        *({"on_lag": "skip"}, {"every_save": True, "on_lag": "supersede"}),
+        *({"keep": 3}, {"bandwidth_limit": 0}, {"max_backlog": 0}, {"on_backlog": "stop"}),
+        *({"on_backlog": "skip"}, {"every_save": True, "on_backlog": "drop"}),
     ],
     ids=str,
 )

@@ -48,7 +48,7 @@ sys.stdin.readline()
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no tmpfs at /dev/shm")
 def test_memory_of_a_process(tmp_path: Path, iobench_inside: Callable[..., Any]) -> None:
-    """Fill, lag and snapshots, before and after the writes; nothing after a kill -9."""
+    """Fill, backlog and snapshots, before and after the writes; nothing after a kill -9."""
 
     run = tmp_path / "run"
 
@@ -70,7 +70,7 @@ def test_memory_of_a_process(tmp_path: Path, iobench_inside: Callable[..., Any])
                 (1, False),
                 (2, False),
             ]
-            assert held["lag_s"] > 0
+            assert held["backlog_s"] > 0
             text = iobench_inside("tiers", run).stdout
             assert f"of process {process.pid}" in text
             assert "lost: 2 snapshots that memory alone has\n" in text
@@ -81,7 +81,7 @@ def test_memory_of_a_process(tmp_path: Path, iobench_inside: Callable[..., Any])
             written = shown()
             assert [one["used_bytes"] for one in written["tiers"]] == [0, 0]
             assert [one["written"] for one in written["snapshots"]] == [True, True]
-            assert written["lag_s"] == 0
+            assert written["backlog_s"] == 0
         finally:
             process.send_signal(signal.SIGKILL)
     assert memory_status(run) is None

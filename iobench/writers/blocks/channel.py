@@ -4,7 +4,7 @@ A piece of work is a `Lease` on some memory. Callers submit it, workers take and
 
     HELD ----submit----> QUEUED ----next----> RUNNING ----end----> DONE
       |                    |                     |
-      | give_back          | superseded, or      | end after an error; LOST if
+      | give_back          | dropped, or         | end after an error; LOST if
       |                    | after a failure     | its worker died before that
       v                    v                     v
     FAILED               FAILED                FAILED or LOST
@@ -71,7 +71,7 @@ class Lease(Generic[T]):
         self.worker: Worker | None = None
 
 
-OnFull = Literal["wait", "skip", "supersede"]
+OnFull = Literal["wait", "skip", "drop"]
 
 _LOOK_AGAIN_S = 1.0
 
@@ -134,13 +134,13 @@ class Channel(Generic[T]):
     def reserve(self, lease: Lease[T], on_full: OnFull = "wait") -> bool:
         """Make `lease` outstanding, so that `submit` finds room. Return whether it is.
 
-        Without room, "skip" returns False. "supersede" ends the oldest queued lease as FAILED, or
+        Without room, "skip" returns False. "drop" ends the oldest queued lease as FAILED, or
         waits. The lease stays HELD: `submit` or `give_back` follows, also after an exception here.
         """
 
         def ready() -> bool:
             full = len(self._outstanding) >= self.limit
-            if full and on_full == "supersede" and (queued := self._queued()):
+            if full and on_full == "drop" and (queued := self._queued()):
                 self.end(queued[0], LeaseState.FAILED)
             if len(self._outstanding) < self.limit:
                 self._outstanding[lease] = None

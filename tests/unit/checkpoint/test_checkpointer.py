@@ -136,7 +136,7 @@ def test_does_not_wait_while_a_slot_is_free(make: Make, gated) -> None:
 
 
 def test_newest_waiting_is_next(make: Make, gated) -> None:
-    """When a save ends, the newest snapshot is written; older ones are reported as superseded."""
+    """When a save ends, the newest snapshot is written; older ones are reported as dropped."""
     ckpt = make(writer=gated, slots=4)
     ckpt.save_async(_state(1), 1)
     gated.begun.acquire()
@@ -146,21 +146,21 @@ def test_newest_waiting_is_next(make: Make, gated) -> None:
     ckpt.wait()
     assert _statuses(ckpt) == [
         (1, "committed"),
-        (2, "superseded"),
-        (3, "superseded"),
+        (2, "dropped"),
+        (3, "dropped"),
         (4, "committed"),
     ]
     assert ckpt.steps() == [1, 4]
 
 
 def test_supersede(make: Make, gated) -> None:
-    """With on_full="supersede" a new snapshot replaces the one that waits."""
-    ckpt = make(writer=gated, slots=2, on_full="supersede")
+    """With on_full="drop" a new snapshot replaces the one that waits."""
+    ckpt = make(writer=gated, slots=2, on_full="drop")
     ckpt.save_async(_state(1), 1)
     gated.begun.acquire()
     for step in (2, 3, 4):
         ckpt.save_async(_state(step), step)
-    assert _statuses(ckpt)[1:] == [(2, "superseded"), (3, "superseded"), (4, "waiting")]
+    assert _statuses(ckpt)[1:] == [(2, "dropped"), (3, "dropped"), (4, "waiting")]
     gated.let(2)
     ckpt.wait()
     assert _value(ckpt.load()) == 4
@@ -292,7 +292,7 @@ def test_a_save_is_waited_for(make: Make, gated) -> None:
     assert third.exception(30) is None
     assert [one.status for one in (first, second, third)] == [
         "committed",
-        "superseded",
+        "dropped",
         "committed",
     ]
     gated.error = TransferError(errno.EIO, "no disk")

@@ -67,7 +67,7 @@ def test_saves_that_are_committed(runs: Path) -> None:
 
 
 def test_saves_that_are_not(runs: Path, gated: Any) -> None:
-    """Superseded, skipped and failed ones."""
+    """Dropped, skipped and failed ones."""
     told = Told()
     with Checkpointer(runs, writer=gated, slots=2, on_full="skip", on_event=told) as ckpt:
         ckpt.save_async(_state(), 1)
@@ -87,9 +87,7 @@ def test_saves_that_are_not(runs: Path, gated: Any) -> None:
     assert isinstance(told.saves[-1].error, TransferError)
     gated.gate = threading.Semaphore(0)
     told.events.clear()
-    with Checkpointer(
-        runs / "b", writer=gated, slots=3, on_full="supersede", on_event=told
-    ) as ckpt:
+    with Checkpointer(runs / "b", writer=gated, slots=3, on_full="drop", on_event=told) as ckpt:
         for step in (1, 2, 3):
             ckpt.save_async(_state(), step)
             if step == 1:

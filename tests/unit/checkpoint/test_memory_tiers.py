@@ -117,7 +117,7 @@ def test_one_snapshot_is_in_one_memory(saving: Any, gated: Any) -> None:
 
 def test_the_newest_first(saving: Any, gated: Any) -> None:
     """A trainer that drops old snapshots gets the newest one written first, and the others too."""
-    with saving(*_two(), on_full="supersede") as ckpt:
+    with saving(*_two(), on_full="drop") as ckpt:
         ckpt.save_async(_state(0), 0)
         gated.begun.acquire()
         saves = [ckpt.save_async(_state(step), step) for step in (1, 2, 3)]
@@ -150,12 +150,12 @@ def test_full_memory_waits_for_storage(runs: Path, saving: Any, gated: Any) -> N
 
 
 def test_what_retention_would_remove_is_not_written(runs: Path, saving: Any, gated: Any) -> None:
-    """With KeepLast(2) and three that wait, the oldest is superseded."""
+    """With KeepLast(2) and three that wait, the oldest is dropped."""
     with saving(Memory("8MiB"), Local(runs / "a", keep=KeepLast(2))) as ckpt:
         saves = [ckpt.save_async(_state(step), step) for step in range(4)]
         gated.let(4)
         ckpt.wait()
-        assert _states(saves) == ["committed", "superseded", "committed", "committed"]
+        assert _states(saves) == ["committed", "dropped", "committed", "committed"]
         assert ckpt.steps() == [2, 3]
         assert saves[1].copies == []
 
@@ -292,12 +292,12 @@ def test_a_larger_state_while_smaller_ones_wait(runs: Path, saving: Any, gated: 
 
 
 def test_full_memory_supersedes_the_oldest(saving: Any, gated: Any) -> None:
-    """With on_full="supersede" nothing waits."""
-    with saving(Memory("2MiB"), on_full="supersede") as ckpt:
+    """With on_full="drop" nothing waits."""
+    with saving(Memory("2MiB"), on_full="drop") as ckpt:
         saves = [ckpt.save_async(_state(0), 0)]
         assert gated.begun.acquire(timeout=60)
         saves += [ckpt.save_async(_state(step), step) for step in (1, 2, 3)]
-        assert _states(saves) == ["writing", "superseded", "superseded", "waiting"]
+        assert _states(saves) == ["writing", "dropped", "dropped", "waiting"]
         assert saves[1].copies == []
         gated.let(2)
         ckpt.wait()

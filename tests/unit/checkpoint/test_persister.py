@@ -62,7 +62,7 @@ class _Trainer:
     def train(self) -> None:
         self.persister.prepare(1, wait=False)
         for step in range(4):
-            self.save(step, "supersede" if step % 2 else "wait")
+            self.save(step, "drop" if step % 2 else "wait")
         self.finish()
 
     def check(self, place: Place | None) -> None:
@@ -74,7 +74,7 @@ class _Trainer:
             self.persister.raise_failure()
         self.train()
         assert self.written[-1] == 3
-        ended = {"committed", "superseded", "failed"}
+        ended = {"committed", "dropped", "failed"}
         if place and place[0].co_name == "_release":  # it did not come to set the status
             ended.add("waiting")
         assert {save.status for save in self.saves} <= ended
@@ -176,7 +176,7 @@ def test_a_handler_saves_while_a_step_is_claimed(
         ckpt.save_async(state, 2)
         ckpt.wait()
         assert sorted(save.step for save in ckpt.saves) == [1, 2, 3]
-        assert {save.status for save in ckpt.saves} <= {"committed", "superseded"}
+        assert {save.status for save in ckpt.saves} <= {"committed", "dropped"}
 
 
 def test_a_handler_saves_while_slots_are_allocated(

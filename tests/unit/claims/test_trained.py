@@ -144,7 +144,7 @@ def test_a_stall_is_compared_by_the_median_of_each_block(example: ResultFile) ->
         ),
         (
             {},
-            {"saves": (TrainSave(step=1, status="superseded", stall_s=1.0, persist_s=None),)},
+            {"saves": (TrainSave(step=1, status="dropped", stall_s=1.0, persist_s=None),)},
             "only 0 of 3 checkpoints became durable",
         ),
     ],

@@ -30,7 +30,7 @@ from iobench.offload import Adam, AdamW
 
 def _pair(directory: Path, **values: Any) -> tuple[AdamW, Stock]:
     parameters = make_parameters()
-    ours = (*OPTIONS, "pins", "max_lag", "iodepth")
+    ours = (*OPTIONS, "pins", "max_backlog", "iodepth")
     options = OPTIONS | {k: v for k, v in values.items() if k in ours}
     group = VALUES | {k: v for k, v in values.items() if k not in ours}
     optimizer = AdamW(parameters, directory, **group, **options)
@@ -53,8 +53,8 @@ def _train(optimizer: AdamW, stock: Stock, steps: range) -> None:
         {"chunk_elements": 4096, "block_size": "4KiB"},
         {"chunk_elements": 2048, "memory": "100KiB", "iodepth": 1},  # two buffers
         {"chunk_elements": None, "memory": "2GiB"},  # one chunk
-        {"max_lag": 0, "pins": 0},
-        {"max_lag": 3, "pins": 3},
+        {"max_backlog": 0, "pins": 0},
+        {"max_backlog": 3, "pins": 3},
         {"maximize": True, "betas": (0.5, 0.9), "eps": 1e-3, "weight_decay": 0.0},
     ],
 )
@@ -288,13 +288,13 @@ def test_adam(tmp_path: Path) -> None:
 
 
 def test_lag(tmp_path: Path) -> None:
-    """With `max_lag=0` each step is durable on return; `wait` makes all of them so."""
-    optimizer, stock = _pair(tmp_path, max_lag=0)
+    """With `max_backlog=0` each step is durable on return; `wait` makes all of them so."""
+    optimizer, stock = _pair(tmp_path, max_backlog=0)
     with optimizer:
         for step in range(3):
             _train(optimizer, stock, range(step, step + 1))
             assert optimizer.durable() == step + 1
-    optimizer, stock = _pair(tmp_path / "lagging", max_lag=1)
+    optimizer, stock = _pair(tmp_path / "lagging", max_backlog=1)
     with optimizer:
         for step in range(5):
             _train(optimizer, stock, range(step, step + 1))
@@ -311,7 +311,7 @@ def test_lag(tmp_path: Path) -> None:
         (lambda d: AdamW(make_parameters(), d, memory="1KiB"), UsageError, "too small"),
         (lambda d: AdamW(make_parameters(), d, memory="x"), OptionError, "memory 'x'"),
         (lambda d: AdamW(make_parameters(), d, pins=-1), OptionError, "pins=-1"),
-        (lambda d: AdamW(make_parameters(), d, max_lag=-1), OptionError, "max_lag=-1"),
+        (lambda d: AdamW(make_parameters(), d, max_backlog=-1), OptionError, "max_backlog=-1"),
         (lambda d: AdamW(make_parameters(), d, iodepth=0), OptionError, "iodepth=0"),
         (lambda d: AdamW(make_parameters(), d, block_size=5000), OptionError, "block_size=5000"),
         (
@@ -482,7 +482,7 @@ def test_values_that_no_record_has_room_for(tmp_path: Path) -> None:
 
 def test_a_directory_that_others_have_replaced(tmp_path: Path) -> None:
     """A job that still trains must not be told that steps are durable in files that are gone."""
-    optimizer, stock = _pair(tmp_path / "state", max_lag=0)
+    optimizer, stock = _pair(tmp_path / "state", max_backlog=0)
     _train(optimizer, stock, range(1))
     shutil.rmtree(tmp_path / "state")
     with pytest.raises(TransferError, match="was removed or replaced since this optimizer opened"):

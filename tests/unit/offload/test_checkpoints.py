@@ -121,13 +121,13 @@ def test_what_resume_took_is_not_read_again(
 
 
 def test_pins_of_saves_that_came_to_nothing_are_released(tmp_path: Path) -> None:
-    """Superseded and failed saves, and removed checkpoints, keep no generation."""
+    """Dropped and failed saves, and removed checkpoints, keep no generation."""
     with _opened(tmp_path) as (optimizer, ckpt):
         for step in range(1, 6):
             _train(optimizer, step)
             ckpt.save_async({"step": step}, step)
         ckpt.wait()
-        assert {save.status for save in ckpt.saves} <= {"committed", "superseded"}
+        assert {save.status for save in ckpt.saves} <= {"committed", "dropped"}
         kept = ckpt.steps()
         ckpt.remove(kept[0])
         optimizer.wait()

@@ -406,7 +406,7 @@ def test_an_interrupt_while_step_waits_for_storage(
 ) -> None:
     """Ctrl-C that is caught, as in a notebook: the parameters are those of the step."""
     parameters = make_parameters()
-    with _made(tmp_path, parameters, max_lag=0) as optimizer:
+    with _made(tmp_path, parameters, max_backlog=0) as optimizer:
         backward(parameters, 0)
         optimizer.step()
         optimizer.zero_grad()
@@ -433,7 +433,7 @@ def test_an_interrupt_while_step_waits_for_storage(
 def test_an_interrupt_before_the_commit(tmp_path: Path, expected: list[Snapshot]) -> None:
     """The next step raises; what is durable is the step before."""
     parameters = make_parameters()
-    optimizer = _made(tmp_path, parameters, max_lag=0)
+    optimizer = _made(tmp_path, parameters, max_backlog=0)
     give_gradients(parameters, 0)
     optimizer.step()
     stream = optimizer._state.engine

@@ -75,11 +75,11 @@ def test_only_differences_are_sent() -> None:
     entries = [_queued(step, state="verified") for step in range(10_000)]
     copier.tell(entries)
     copier.tell(entries)
-    copier.tell([*entries[1:-1], replace(entries[-1], state="superseded")])
+    copier.tell([*entries[1:-1], replace(entries[-1], state="dropped")])
     assert len(hub.sent) == 2
     assert len(hub.sent[0]["states"]) == 10_000
     (changed,) = states_of(hub.sent[1]["states"])
-    assert (changed.step, changed.state) == (9_999, "superseded")
+    assert (changed.step, changed.state) == (9_999, "dropped")
     assert hub.sent[1]["gone"] == [[0, 0]]
 
 

@@ -63,7 +63,7 @@ def test_a_copy_that_is_given_up(
 
     def moves(self: Any, *args: Any) -> Any:
         found = original(self, *args)
-        assert drain.queue.move(entry, "superseded", of=PENDING)  # the trainer's thread
+        assert drain.queue.move(entry, "dropped", of=PENDING)  # the trainer's thread
         return found
 
     with monkeypatch.context() as patched:
@@ -71,7 +71,7 @@ def test_a_copy_that_is_given_up(
         assert drain._step.send(entry, again=False) is None
     found = drain.queue.get(3)
     assert found is not None
-    assert found.state == "superseded"
+    assert found.state == "dropped"
     names = {"send": {"step-1", "step-2"}, "publish": {"step-2", "step-3"}}
     assert _names(tmp_path / "remote") == names[during]
     assert load_checkpoint(tmp_path / "remote")["step"] == (2 if during == "send" else 3)
@@ -106,7 +106,7 @@ def test_a_copy_is_recorded_before_it_replaces_others(ckpt: Checkpointer, tmp_pa
 def test_a_given_up_copy_is_not_sent(ckpt: Checkpointer) -> None:
     """Not even if the drain's thread had chosen it before."""
     drain, entry = _drain(ckpt), _waiting(ckpt)
-    assert drain.queue.move(entry, "superseded", of=PENDING)
+    assert drain.queue.move(entry, "dropped", of=PENDING)
     assert drain._step.send(entry, again=False) is None
 
 

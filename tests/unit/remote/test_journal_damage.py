@@ -23,7 +23,7 @@ from iobench.remote.journal import JOURNAL, DrainEvent, DrainJournal, tiers_stat
 _EVENTS = tuple(
     replace(one, remote="/remote")
     for one in (
-        DrainEvent(event="remote", at_s=1.0, where="/remote", why="past 1 h: supersede"),
+        DrainEvent(event="remote", at_s=1.0, where="/remote", why="past 1 h: drop"),
         DrainEvent(event="saved", at_s=2.0, step=1, serial=1, size_bytes=10, elapsed_s=0.5),
         DrainEvent(event="durable", at_s=3.0, step=1, serial=1, sent_bytes=10, elapsed_s=0.5),
         DrainEvent(event="verified", at_s=4.0, step=1, serial=1),

@@ -21,14 +21,14 @@ def test_a_move_names_the_state_that_it_expects() -> None:
     queue, entry = DrainQueue(), _entry(1)
     queue.put(entry)
     assert queue.move(entry, "draining", of=NOT_DURABLE)
-    assert queue.move(entry, "superseded", of=PENDING)
+    assert queue.move(entry, "dropped", of=PENDING)
     assert not queue.move(entry, "durable", of=["draining"])
     assert not queue.move(entry, "draining", of=NOT_DURABLE)
     found = queue.get(1)
     assert found is not None
-    assert (found.state, found.durable_at_s) == ("superseded", None)
+    assert (found.state, found.durable_at_s) == ("dropped", None)
     assert not queue.has(entry)
-    assert queue.has(entry, ["superseded"])
+    assert queue.has(entry, ["dropped"])
 
 
 def test_a_step_that_was_saved_anew_keeps_its_state() -> None:
@@ -68,7 +68,7 @@ def test_ten_thousand_saves_leave_no_growing_list() -> None:
             assert queue.move(entry, "verified", of=["durable"])
             remote = [*remote, entry.step][-3:]
         for late in queue.pending()[3:]:
-            assert queue.move(late, "superseded", of=PENDING)
+            assert queue.move(late, "dropped", of=PENDING)
         dropped = [one for one in local[:-3] if one not in queue.unsettled(local)]
         local = [one for one in local if one not in dropped]
         queue.retired(dropped)

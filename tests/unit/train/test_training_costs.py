@@ -48,7 +48,7 @@ _ASYNC = replace(
     persisting=(False, True, True, False),
     saves=(
         TrainSave(step=1, status="committed", stall_s=0.5, persist_s=3.0),
-        TrainSave(step=3, status="superseded", stall_s=0.5, persist_s=None),
+        TrainSave(step=3, status="dropped", stall_s=0.5, persist_s=None),
     ),
     resumed_equal=False,
 )

@@ -138,14 +138,14 @@ def test_supersede() -> None:
     work = _Gated()
     _, oldest, newer = work.submitted(range(3))
     last = Lease(3)
-    assert work.channel.reserve(last, "supersede")
+    assert work.channel.reserve(last, "drop")
     assert (oldest.state, newer.state) == (LeaseState.FAILED, LeaseState.QUEUED)
     assert work.released == Counter([1])
     work.go_on.release(2)
     work.channel.wait(newer)
     assert work.channel.reserve(Lease(4))
     assert work.channel.reserve(Lease(5))
-    waiting = threading.Thread(target=lambda: work.channel.reserve(Lease(6), "supersede"))
+    waiting = threading.Thread(target=lambda: work.channel.reserve(Lease(6), "drop"))
     waiting.start()
     work.channel.give_back(last)
     waiting.join(SOON_S)
@@ -169,7 +169,7 @@ def test_the_newest_only() -> None:
 
 
 def test_room_comes_after_the_choice_of_the_next() -> None:
-    """A caller that waits for room cannot supersede what was queued before."""
+    """A caller that waits for room cannot drop what was queued before."""
     work = _Gated(limit=2, pick=_newest)
     states: list[LeaseState] = []
     work.channel._release = lambda _: states.append(leases[1].state)
@@ -181,11 +181,11 @@ def test_room_comes_after_the_choice_of_the_next() -> None:
     work.channel.close()
 
 
-@pytest.mark.parametrize(("on_full", "expected"), [("wait", [0, 2]), ("supersede", [0, 3])])
+@pytest.mark.parametrize(("on_full", "expected"), [("wait", [0, 2]), ("drop", [0, 3])])
 def test_a_worker_begins_with_the_lease_that_it_was_started_for(
     on_full: OnFull, expected: list[int]
 ) -> None:
-    """No newer lease takes its turn, and none supersedes it, however late its thread comes."""
+    """No newer lease takes its turn, and none drops it, however late its thread comes."""
     come, handled = threading.Event(), []
 
     def work() -> None:
@@ -195,7 +195,7 @@ def test_a_worker_begins_with_the_lease_that_it_was_started_for(
     channel = Channel[int](work, name="test", limit=3, pick=_newest)
     for number in range(3):
         channel.submit(Lease(number))
-    if on_full == "supersede":
+    if on_full == "drop":
         last = Lease(3)
         assert channel.reserve(last, on_full)
         assert [one.item for one in channel._outstanding] == [0, 2, 3]
@@ -261,7 +261,7 @@ def _submitters_life(work: _Work, leases: list[Lease[int]], *, drains: bool) -> 
             channel.submit(leases[3])
             channel.drain()
         else:
-            channel.reserve(leases[3], "supersede")
+            channel.reserve(leases[3], "drop")
             channel.submit(leases[3])
             channel.reserve(leases[4], "skip")
     finally:
@@ -404,10 +404,10 @@ class _Any(RuleBasedStateMachine):
 
     @precondition(lambda self: self.channel._queued())
     @rule(fate=st.sampled_from(_FATES))
-    def supersede(self, fate: str) -> None:
+    def drop(self, fate: str) -> None:
         oldest, full = self.channel._queued()[0], len(self.channel._outstanding) >= 3
         lease = self._new(fate)
-        self._expect(lambda: self.channel.reserve(lease, "supersede"))
+        self._expect(lambda: self.channel.reserve(lease, "drop"))
         failed = self.channel.failure is not None
         assert (oldest.state is LeaseState.FAILED) == (full or failed)
         assert (lease in self._reserved()) == (not failed)

@@ -1,4 +1,4 @@
-"""The lag: what exceeds it, and what is given up."""
+"""The backlog: what exceeds it, and what is given up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _THREE = [  # the last saved one first
 def test_exceeded() -> None:
     """The oldest one counts; it is exact at the limit."""
     assert exceeded(_THREE, 9.0, 10.0) == ""
-    assert exceeded(_THREE, 8.9, 10.0) == "a copy has waited 9 s, max_lag is 8.9 s"
+    assert exceeded(_THREE, 8.9, 10.0) == "a copy has waited 9 s, max_backlog is 8.9 s"
     assert exceeded([], 1.0, 10.0) == ""
 
 
@@ -23,4 +23,4 @@ def test_given_up() -> None:
     assert late(_THREE, 99.0, 10.0) == []
     assert [one.step for one, _ in late(_THREE, 4.9, 10.0)] == [2, 1]
     assert [one.step for one, _ in late(_THREE, 0.5, 10.0)] == [2, 1]
-    assert late(_THREE, 5.0, 10.0)[0][1] == "it waited 9 s, max_lag is 5 s"
+    assert late(_THREE, 5.0, 10.0)[0][1] == "it waited 9 s, max_backlog is 5 s"
