@@ -225,9 +225,8 @@ ORDERS = {
         "found = [m('safetensors.torch').save_file, m('torch').load, m('safetensors').safe_open]"
     ),
     "a class": (
-        "from safetensors import safe_open; import safetensors.torch as st\n"
-        "assert not hasattr(st.safe_open, '__wrapped__')  # the stock load_file opens by itself\n"
-        "found = [safe_open]; assert isinstance(safe_open | None, object)"
+        "from safetensors import safe_open; from safetensors.torch import safe_open as other\n"
+        "found = [safe_open, other]; assert isinstance(safe_open | None, object)"
     ),
     "after a failed import": (
         "import os, sys; os.rename('torch/part.py', 'torch/away.py')\n"

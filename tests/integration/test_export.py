@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,7 @@ from tests.support.rank_commands import job_number
 from tests.support.rank_pool import RankPool
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+SCRIPTS = Path(__file__).with_name("scripts")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch without a process group
 
@@ -244,6 +249,53 @@ def test_transformers_reads_it(tmp_path: Path, tied: bool) -> None:
     tokens = torch.arange(20).reshape(1, 20)
     assert torch.equal(found.eval()(tokens).logits, model(tokens).logits)
     assert iobench.verify(out).ok
+
+
+def _digests(tensors: dict[str, torch.Tensor]) -> dict[str, list[Any]]:
+    return {
+        name: [
+            str(one.dtype),
+            list(one.shape),
+            hashlib.sha256(one.contiguous().view(torch.uint8).numpy()).hexdigest(),
+        ]
+        for name, one in tensors.items()
+    }
+
+
+def test_vllm_reads_it(tmp_path: Path) -> None:
+    """vLLM's default loader yields the tensors of all shards, bit for bit; under `iobench exec`
+    by the writer."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed: its wheels need another torch (docs/export.md)")
+    made = torch.Generator().manual_seed(2)
+    model = {
+        f"model.layers.{number}.{name}.weight": torch.randn(64, 48, generator=made).to(dtype)
+        for number in range(6)
+        for name, dtype in (("q_proj", torch.bfloat16), ("norm", torch.float32))
+    }
+    with iobench.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save({"model": model | {"tied": model["model.layers.0.norm.weight"]}}, 1)
+    out = tmp_path / "out"
+    report = iobench.export(tmp_path / "run", out, key="model", max_shard_size="20KB")
+    assert len(report.files) > 2
+    program = [sys.executable, SCRIPTS / "vllm_weights.py", out]
+    told = tmp_path / "told.json"
+    exec_ = [*("-m", "iobench", "exec", "--config", "odirect", "--report", told, "--")]
+    for command in (program, [sys.executable, *exec_, *program]):
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+        (line,) = re.findall(r"^weights (.*)$", done.stdout, re.MULTILINE)
+        assert json.loads(line) == _digests(model)
+    counts = json.loads(told.read_text())["functions"]["safetensors.safe_open"]
+    assert counts["redirected"]["calls"] == len(report.files)
+    assert counts["redirected"]["bytes"] >= sum(one.nbytes for one in model.values())
+    assert counts["stock"] == {}
 
 
 # What is refused, and what stays.

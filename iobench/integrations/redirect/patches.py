@@ -17,7 +17,7 @@ from typing import Any
 from iobench.integrations.default_writer import redirected_writer
 from iobench.integrations.redirect.call_counts import CallCounts, Count
 from iobench.integrations.redirect.redirect import Redirect, fallbacks_of, reason_of
-from iobench.integrations.replacing import bypassed, replace
+from iobench.integrations.replacing import bypass, bypassed, replace
 from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["dcp", "safetensors", "safetensors_open", "torch"]
@@ -29,9 +29,19 @@ def torch(module: ModuleType, counts: CallCounts) -> None:
 
 
 def safetensors(module: ModuleType, counts: CallCounts) -> None:
-    """Replace safetensors.torch.save_file and load_file. The stock load_file opens files itself."""
-    opening = module.safe_open
-    vars(module)["safe_open"] = getattr(opening, "__wrapped__", opening)
+    """Replace safetensors.torch.save_file and load_file.
+
+    The stock load_file opens files by the stock class. Others import safe_open from this module,
+    like vLLM: theirs is the replaced one.
+    """
+    stock = module.load_file
+
+    @functools.wraps(stock)
+    def load_file(*args: Any, **kwargs: Any) -> Any:
+        with bypass():
+            return stock(*args, **kwargs)
+
+    replace(stock, load_file, module)
     _replace(module, counts, "safetensors.torch", ("save_file", "load_file"), "filename")
 
 
