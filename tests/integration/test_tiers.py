@@ -351,7 +351,7 @@ def test_a_copy_of_a_damaged_local_checkpoint_is_read_back(
     assert load_checkpoint(remote)["step"] == 1
 
 
-def test_superseded_past_max_lag(local: Path, remote: Path) -> None:
+def test_dropped_past_max_backlog(local: Path, remote: Path) -> None:
     """Only the newest one is copied when the remote tier was away for too long; so the local tier
     does not fill."""
     tier = Remote(remote, max_backlog=0.001)
@@ -369,7 +369,7 @@ def test_superseded_past_max_lag(local: Path, remote: Path) -> None:
     assert "step-1" not in _names(remote)
 
 
-def test_a_save_waits_for_the_lag(local: Path, remote: Path, monkeypatch: Any) -> None:
+def test_a_save_waits_for_the_backlog(local: Path, remote: Path, monkeypatch: Any) -> None:
     """With on_backlog="wait", a save begins when the copy before it is done."""
     original = DrainStep.send
     sent: list[int] = []

@@ -291,7 +291,7 @@ def test_a_larger_state_while_smaller_ones_wait(runs: Path, saving: Any, gated: 
         assert torch.equal(ckpt.load(3)["w"], larger["w"])
 
 
-def test_full_memory_supersedes_the_oldest(saving: Any, gated: Any) -> None:
+def test_full_memory_drops_the_oldest(saving: Any, gated: Any) -> None:
     """With on_full="drop" nothing waits."""
     with saving(Memory("2MiB"), on_full="drop") as ckpt:
         saves = [ckpt.save_async(_state(0), 0)]

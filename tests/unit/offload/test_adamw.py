@@ -287,7 +287,7 @@ def test_adam(tmp_path: Path) -> None:
     Adam.resume(make_parameters(), tmp_path).close()
 
 
-def test_lag(tmp_path: Path) -> None:
+def test_backlog(tmp_path: Path) -> None:
     """With `max_backlog=0` each step is durable on return; `wait` makes all of them so."""
     optimizer, stock = _pair(tmp_path, max_backlog=0)
     with optimizer:
