@@ -33,8 +33,10 @@ class Slot:
     """
 
     def __init__(self) -> None:
-        self.free()
+        self.memory: Bytes = np.empty(0, dtype=np.uint8)
         self.begin = 0
+        self._held: Bytes = self.memory
+        """What is pinned: the bytes from `begin` on, as an array that is no view of `memory`."""
 
     @property
     def held_bytes(self) -> int:
@@ -72,9 +74,7 @@ class Slot:
     def free(self) -> None:
         """Free the memory."""
         # Not memory[:0]: a view keeps its base alive.
-        self.memory: Bytes = np.empty(0, dtype=np.uint8)
-        self._held: Bytes = self.memory
-        """What is pinned: the bytes from `begin` on, as an array that is no view of `memory`."""
+        self.memory = self._held = np.empty(0, dtype=np.uint8)
 
 
 def _pin(memory: Bytes, device: Device) -> None:

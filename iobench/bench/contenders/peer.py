@@ -42,7 +42,6 @@ class PeerContender(Contender):
         super().__init__(peer, f"{PREFIX}{peer.name}")
         self.peer, self.saves, self.maps_files = peer, peer.saves, peer.maps_files
         self.restore_mode = "all-gather" if peer.together else "all"
-        self.join, self.leave = peer.join, peer.leave
         self._restored: list[State] = []
 
     def save(self, replay: Replay, directory: Location) -> Transfer:
@@ -105,6 +104,12 @@ class PeerContender(Contender):
     def verify(self, replay: Replay, directory: Location) -> Verified:  # noqa: ARG002
         restored, self._restored = self._restored, []
         return replay.verify_states(restored)
+
+    def join(self) -> None:
+        self.peer.join()
+
+    def leave(self) -> None:
+        self.peer.leave()
 
     def warm_up(self, directory: Location) -> None:
         tensor = torch.zeros(_WARM_UP_BYTES, dtype=torch.uint8)
