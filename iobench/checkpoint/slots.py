@@ -34,9 +34,9 @@ class Slot:
 
     def __init__(self) -> None:
         self.memory: Bytes = np.empty(0, dtype=np.uint8)
-        self.begin = 0
         self._held: Bytes = self.memory
         """What is pinned: the bytes from `begin` on, as an array that is no view of `memory`."""
+        self.begin = 0
 
     @property
     def held_bytes(self) -> int:
@@ -50,11 +50,14 @@ class Slot:
         """
         if len(self.memory) < size_bytes:
             self.free()
-            self.memory = memory = _map(size_bytes)
-            address, length = memory.ctypes.data + self.begin, len(memory) - self.begin
-            self._held = np.asarray(linux.MemorySpan(address, length, memory))
+            self._use(_map(size_bytes))
         if pinned:
             _pin(self._held, cuda_device(torch.device("cuda")))
+
+    def _use(self, memory: Bytes) -> None:
+        address, length = memory.ctypes.data + self.begin, len(memory) - self.begin
+        self.memory = memory
+        self._held = np.asarray(linux.MemorySpan(address, length, memory))
 
     def make_ready(self, device: Device | None = None) -> None:
         """Make the pages of the memory, in any thread, until it is freed. Raises OSError (ENOMEM).

@@ -202,7 +202,7 @@ class Drain:
         if self.remote.options.past_backlog == "wait":
             again = True
             while again:
-                found_s, again = self._ranks.led("lag", lambda: self._wait_for_lag(step))
+                found_s, again = self._ranks.led("backlog", lambda: self._wait_for_backlog(step))
                 waited_s += found_s
         return waited_s
 

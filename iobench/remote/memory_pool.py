@@ -49,7 +49,8 @@ class MemorySlot(Slot):
 
     def __init__(self, number: int, memory: Bytes, tier: str, *, lazy: bool) -> None:
         super().__init__()
-        self.number, self.memory, self.tier = number, memory, tier
+        self._use(memory)
+        self.number, self.tier = number, tier
         self.busy, self._lazy = False, lazy
         self.save: Save | None = None
         self.kept: Kept | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.fake_cuda import FakeCuda
 
 from iobench import (
     Checkpointer,
@@ -445,3 +446,15 @@ def test_memory_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None
     assert {slot.tier for slot in slots if isinstance(slot, MemorySlot)} == {"memory"}
     with pytest.raises(StateError, match="does not fit"):
         pool.take(pinned=False)
+
+
+def test_memory_for_cuda_tensors_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, until it is freed."""
+    pinned = FakeCuda(monkeypatch).registered
+    pool = MemoryPool([MemoryTier(Memory("4MiB"))])
+    pool.grow(MIB)
+    slot = pool.take(pinned=True)
+    assert pinned == {slot.memory.ctypes.data: len(slot.memory)}
+    pool.give(slot)
+    pool.free()
+    assert not pinned
