@@ -1052,7 +1052,7 @@ def test_in_a_forked_child(make: Make) -> None:
         ({"budget": True}, 'budget=True: takes a value such as "16GiB"'),
         ({"bandwidth_limit": 0.5}, 'bandwidth_limit=0.5: takes a value such as "500MiB"'),
         ({"lazy": "no"}, "lazy='no'"),
-        ({"on_full": "drop"}, "on_full='drop'"),
+        ({"on_full": "newest"}, "on_full='newest'"),
         ({"budget": "much"}, "not a size"),
         ({"bandwidth_limit": 0}, "bandwidth_limit=0"),
         ({"writer": "null"}, "stores nothing"),
