@@ -76,12 +76,8 @@ def make_plan(
     locations = target if isinstance(target, tuple) else (target,)
     several = len(locations) > 1
     often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
-    chosen, left_out = _chosen(writers, locations, often)
-    asked = chosen
-    chosen = [one for one in asked if axes.takes(one)]
-    if axes.replicas and not any(one.is_peer for one in chosen):
-        # No peers, next to which our writers would restore into new memory.
-        chosen = [WriterContender(one.writer) for one in chosen if isinstance(one, WriterContender)]
+    asked, left_out = _chosen(writers, locations, often)
+    chosen = _taking_part(axes, asked)
     if not chosen:
         raise _nothing(axes, asked)
     targets, absent = targets_of(locations, chosen)
@@ -129,6 +125,14 @@ def _chosen(
     if not chosen:
         raise UsageError(f"nothing to measure: {'; '.join(left_out)}")
     return chosen, left_out
+
+
+def _taking_part(axes: Axes, asked: Sequence[Contender]) -> list[Contender]:
+    chosen = [one for one in asked if axes.takes(one)]
+    if not axes.replicas or any(one.is_peer for one in chosen):
+        return chosen
+    # No peers, next to which our writers would restore into new memory.
+    return [WriterContender(one.writer) for one in chosen if isinstance(one, WriterContender)]
 
 
 def _nothing(axes: Axes, asked: Sequence[Contender]) -> UsageError:

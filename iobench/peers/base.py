@@ -66,7 +66,7 @@ class Peer(ABC):
     def join(self) -> None:  # noqa: B027 -- few connect
         """Connect with the same peer in the other ranks, which call it too."""
 
-    def leave(self) -> None:  # noqa: B027
+    def leave(self) -> None:  # noqa: B027 -- few connect
         """End what `join` began."""
 
     @abstractmethod

@@ -148,11 +148,40 @@ def test_the_bytes_of_cuda_tensors(
         assert (runs / "have" / name).read_bytes() == (runs / "want" / name).read_bytes()
 
 
+def test_cuda_tensors_are_read_after_queued_work(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the writer begins, everything has run that the trainer had queued on the GPU."""
+    state = _state()
+    size, ran = _size(state, runs), list[bool]()
+    device, begun = states_on_a_gpu(monkeypatch), threading.Event()
+    seen, copy_rest = list[bool](), Streamed.copy_rest
+
+    def at(_: int) -> None:
+        seen.append(bool(ran))
+        begun.set()
+
+    def late(streamed: Streamed) -> None:  # it waits for that work too
+        assert begun.wait(30)
+        copy_rest(streamed)
+
+    monkeypatch.setattr(Streamed, "copy_rest", late)
+    device.own.add(lambda: ran.append(True))
+    with Checkpointer(runs / "a", writer=Gated(at), budget=size // 2) as ckpt:
+        ckpt.save_async(state, 1)
+    assert seen[0]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("lazy", [False, True])
-def test_when_the_state_may_change(runs: Path, lazy: bool) -> None:
+def test_when_the_state_may_change(
+    runs: Path, lazy: bool, gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As soon as all but the budget was taken: not earlier, and not when all of it is written."""
     state = _state()
     size = _size(state, runs)
+    if gpu:
+        states_on_a_gpu(monkeypatch)
     go, may_end = threading.Semaphore(0), threading.Event()
     head = size - size // 2
 
