@@ -117,16 +117,15 @@ class DcpFile:
         cuts = [*self._cuts[:-1], len(held)]
         texts = [held[start:stop] for start, stop in itertools.pairwise(cuts)]
         plain = PartsImage(path, [texts[0], *itertools.chain(*zip(data, texts[1:], strict=True))])
-        devices = plain.devices()
-        if not checked or not devices:
+        if not checked:
             return plain
-        copies = DeviceCopies(devices)
-        on_host = StagedImage(plain, _copies=copies, _device=devices[0], _unpinned={})
-        return _DeviceImage(
-            plain,
-            _checksums=_checksums(self._stored, data, texts[1:]),
-            _on_host=on_host.host_bytes,
-        )
+        devices, on_host = plain.devices(), plain.host_bytes
+        if devices:
+            copies = DeviceCopies(devices)
+            staged = StagedImage(plain, _copies=copies, _device=devices[0], _unpinned={})
+            on_host = staged.host_bytes
+        checksums = _checksums(self._stored, data, texts[1:])
+        return _DeviceImage(plain, _checksums=checksums, _on_host=on_host)
 
     def streamed(self, checksum: Callable[[], int]) -> Iterator[Bytes | int]:
         """Yield the file in order: text, and the number of each tensor in place of its data.

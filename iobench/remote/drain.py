@@ -281,7 +281,7 @@ class Drain:
 
     def eta_s(self, step: int) -> float | None:
         """Return the seconds until `step` is expected in the remote tier; None if unknown."""
-        found, ahead = estimate(self._rates.seen[REMOTE]), self.queue.to_copy()
+        found, ahead = estimate(tuple(self._rates.seen[REMOTE])), self.queue.to_copy()
         steps = [one.step for one in ahead]
         if found is None or step not in steps:
             return None

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
@@ -67,23 +67,21 @@ class TierHistory:
     """The last 32 transfers `seen` of each tier, oldest first, and the tier chosen last.
 
     `current` is empty before the first decision, which was at `since_s` of the `clock`. Any thread
-    may add a transfer.
+    may add a transfer, and a signal handler that saves: an append is one step, and so is a copy.
     """
 
-    seen: dict[str, Sequence[Observation]] = field(default_factory=lambda: {LOCAL: (), REMOTE: ()})
+    seen: dict[str, deque[Observation]] = field(
+        default_factory=lambda: {name: deque(maxlen=_KEPT) for name in (LOCAL, REMOTE)}
+    )
     current: str = ""
     since_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
-    # A signal handler that saves may run while it is held.
-    _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
 
     def add(
         self, tier: str, size_bytes: int, elapsed_s: float, *, ok: bool = True, ago_s: float = 0.0
     ) -> None:
         """Record a transfer that ended `ago_s` seconds ago; not `ok`: it failed."""
-        one = Observation(self.clock() - ago_s, size_bytes, elapsed_s, ok)
-        with self._lock:
-            self.seen[tier] = (*self.seen[tier][1 - _KEPT :], one)
+        self.seen[tier].append(Observation(self.clock() - ago_s, size_bytes, elapsed_s, ok))
 
     def recall(self, events: Iterable[DrainEvent]) -> None:
         """Begin with the rates in a journal."""
@@ -233,7 +231,8 @@ def choose(
     switch needs a difference of 5% and intervals that do not overlap, each of two transfers or
     more.
     """
-    seen, closed = history.seen, closed or {}
+    seen = {name: tuple(found) for name, found in history.seen.items()}
+    closed = closed or {}
     failed = {
         name: f"{name} failed {count} times in a row"
         for name, found in seen.items()
@@ -266,7 +265,7 @@ def _soonest(
 ) -> tuple[str, str]:
     """Return the tier with the soonest durable copy, as far as it is proved, and why."""
     (other,) = {LOCAL, REMOTE} - {current}
-    found = [one for name in (other, current) if (one := estimate(history.seen[name]))]
+    found = [one for name in (other, current) if (one := estimate(tuple(history.seen[name])))]
     if len(found) < 2 or not _is_faster(*found) or any(one.count < _CONFIRMED for one in found):
         return current, "no difference is proved"
     times = [format_seconds(one.seconds(size_bytes)) for one in found]

@@ -26,7 +26,7 @@ from iobench.remote import journal, memory_pool, placement, queue
 from iobench.remote.journal import DrainEvent, DrainJournal
 from iobench.remote.memory import Memory, MemoryTier
 from iobench.remote.memory_pool import MemoryPool
-from iobench.remote.placement import ObservedRates
+from iobench.remote.placement import TierHistory
 from iobench.remote.queue import DrainQueue, Queued
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Lease
@@ -118,11 +118,11 @@ def test_observed_rates() -> None:
     """A handler that saves adds its rate, and waits for nothing."""
 
     def check(enter: Callable[..., bool]) -> bool:
-        rates = ObservedRates()
+        rates = TierHistory()
         there = enter(
             lambda: rates.add(placement.LOCAL, 10, 1.0), lambda: rates.add(placement.LOCAL, 20, 1.0)
         )
-        sizes = [one.size_bytes for one in rates.history().seen[placement.LOCAL]]
+        sizes = [one.size_bytes for one in rates.seen[placement.LOCAL]]
         assert sorted(sizes) == ([10, 20] if there else [10])
         return there
 

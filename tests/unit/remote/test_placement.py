@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +43,8 @@ def _seen(*seconds: float, begin_s: float = 0.0) -> list[Observation]:
 
 
 def _history(local: list[Observation], remote: list[Observation]) -> TierHistory:
-    return TierHistory(seen={"local": local, "remote": remote}, current="local", since_s=0.0)
+    seen = {"local": deque(local), "remote": deque(remote)}
+    return TierHistory(seen=seen, current="local", since_s=0.0)
 
 
 def _tier(history: TierHistory, placement: Placement | None = None, now_s: float = 1e4) -> str:
