@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from iobench.peers.base import Peer, State
-from iobench.writers.availability import Availability
+from iobench.writers.base import Availability
 from iobench.writers.options import WriterOptions, option
 
 __all__ = ["RunaiStreamer"]
