@@ -71,7 +71,13 @@ def bucket() -> Iterator[str]:
         yield server.target
 
 
-@pytest.mark.parametrize("checks", check_groups().values(), ids=check_groups())
+@pytest.mark.parametrize(
+    "checks",
+    [
+        pytest.param(checks, id=group, marks=[] if group in _OF_OTHERS else pytest.mark.exhaustive)
+        for group, checks in check_groups().items()
+    ],
+)
 def test_buckets(checks: tuple[Check, ...], bucket: str) -> None:
     """The same for `s3`, with parts of 5 MiB."""
     device = FakeDevice()

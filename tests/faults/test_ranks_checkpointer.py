@@ -79,8 +79,10 @@ def run(shared_run: SavedRun) -> Iterator[SavedRun]:
     shared_run.newest = newest_checked(shared_run.directory)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("phase", _POINTS)
+@pytest.mark.parametrize(
+    ("phase", "victim"),
+    [*((phase, 1) for phase in _POINTS), *((phase, 0) for phase in ("opening", "load", "write"))],
+)
 def test_killed(run: SavedRun, phase: str, victim: int) -> None:
     """kill -9 of a rank in each phase."""
     (point, saves), before = _POINTS[phase], run.newest

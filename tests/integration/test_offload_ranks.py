@@ -56,7 +56,7 @@ def test_other_ranks_have_no_state(tmp_path: Path) -> None:
     assert sorted(names) == ["rank-0-of-2", "rank-1-of-2"]
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_bits_with_bfloat16(size: int, tmp_path: Path) -> None:
     """Parameters of bfloat16, which is the default dtype too, with clipping and accumulation."""
     stock = run_job("stock-bf16", size, tmp_path)
@@ -97,7 +97,7 @@ class _Saved(NamedTuple):
         return to
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> _Saved:
     """A job that has saved three steps by Checkpointer(offload=...), and torch's."""
     size, base = request.param, tmp_path_factory.mktemp(f"saved{request.param}")
