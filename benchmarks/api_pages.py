@@ -10,18 +10,10 @@ import ast
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 _WIDTH = 100
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-class _Found(NamedTuple):
-    """Where a name is defined, and the statement after it: a constant has its docstring there."""
-
-    node: ast.stmt
-    after: ast.stmt | None
 
 
 def page_of(level: str, module: str) -> str:
@@ -31,7 +23,7 @@ def page_of(level: str, module: str) -> str:
     """
     tree = _tree(module)
     names = [one for one in _exported(tree) if not one.startswith("__")]
-    return "\n".join(line for name in names for line in _entry(level, name, _find(module, name)))
+    return "\n".join(line for name in names for line in _entry(level, name, *_find(module, name)))
 
 
 def _tree(module: str) -> ast.Module:
@@ -47,14 +39,17 @@ def _exported(tree: ast.Module) -> list[str]:
     return [one.name for one in tree.body if isinstance(one, _Function) and one.name[0] != "_"]
 
 
-def _find(module: str, name: str) -> _Found:
-    """Return the definition of `name`, in `module` or where that imports it from."""
+def _find(module: str, name: str) -> tuple[ast.stmt, ast.stmt | None]:
+    """Return the definition of `name`, in `module` or where that imports it from, and the statement
+    after it: a constant has its docstring there."""
     tree = _tree(module)
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.ClassDef | _Function) and node.name == name:
-            return _Found(node, None)
-        if isinstance(node, ast.AnnAssign | ast.Assign) and name in _targets(node):
-            return _Found(node, after)
+            return node, None
+        if isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if name in map(ast.unparse, targets):
+                return node, after
     for inner in ast.walk(tree):
         if isinstance(inner, ast.ImportFrom) and inner.module:
             for one in inner.names:
@@ -63,14 +58,8 @@ def _find(module: str, name: str) -> _Found:
     raise LookupError(f"{module} does not define or import {name}")
 
 
-def _targets(node: ast.AnnAssign | ast.Assign) -> list[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return [ast.unparse(one) for one in targets]
-
-
-def _entry(level: str, name: str, found: _Found) -> Iterator[str]:
+def _entry(level: str, name: str, node: ast.stmt, after: ast.stmt | None) -> Iterator[str]:
     yield f"{level} `{name}`\n"
-    node, after = found
     if isinstance(node, _Function):
         yield from _signature(name, node.args, node.returns)
         yield _text(node)

@@ -1,19 +1,21 @@
-"""A file system in memory (FUSE) whose reads and writes take a known time, for latency.py.
+"""A file system (FUSE) whose reads and writes take a known time, for latency.py.
 
     python benchmarks/delays.py DIRECTORY       mounts it there until it is unmounted
 
-A request takes the time that its offset decides: log-normal, 5 ms in the median, up to tens of ms.
-So two programs that move the same blocks see the same latencies, whatever the machine does. Needs
-root and `pip install mfusepy`, which uses Debian's libfuse2.
+Its files are in a directory of /dev/shm. A request takes the time that its offset decides:
+log-normal, 5 ms in the median, up to tens of ms. So two programs that move the same blocks see the
+same latencies, whatever the machine does. Needs root and `pip install mfusepy`, which uses Debian's
+libfuse2.
 """
 
 from __future__ import annotations
 
-import errno
-import stat
+import os
 import sys
+import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mfusepy as fuse
@@ -23,88 +25,69 @@ _MEDIAN_S, _SPREAD = 0.005, 0.8
 _REQUEST_BYTES = 64 * 1024
 
 
-def delay_s(offset: int) -> float:
-    """Return what a request at `offset` takes."""
+@contextmanager
+def delayed(offset: int) -> Iterator[None]:
+    """Make the body take what a request at `offset` takes."""
+    until_s = time.perf_counter()
     drawn = np.random.default_rng(offset // _REQUEST_BYTES).standard_normal()
-    return float(_MEDIAN_S * np.exp(_SPREAD * drawn))
+    until_s += float(_MEDIAN_S * np.exp(_SPREAD * drawn))
+    yield
+    time.sleep(max(0.0, until_s - time.perf_counter()))
 
 
 class Delays(fuse.Operations):
-    """One directory tree in memory; of a file only its bytes, its mode and its size."""
+    """Passes each call on to the working directory."""
 
     use_ns = True
 
-    def __init__(self) -> None:
-        self._files: dict[str, bytearray] = {}
-        self._directories = {"/"}
-
     def getattr(self, path: str, _: Any = None) -> dict[str, Any]:
-        if path in self._directories:
-            return {"st_mode": stat.S_IFDIR | 0o755, "st_nlink": 2}
-        if path not in self._files:
-            raise fuse.FuseOSError(errno.ENOENT)
-        size = len(self._files[path])
-        return {"st_mode": stat.S_IFREG | 0o644, "st_nlink": 1, "st_size": size}
+        found = os.lstat(f".{path}")
+        return {name: getattr(found, name) for name in ("st_mode", "st_nlink", "st_size")}
 
     def readdir(self, path: str, _: int) -> list[str]:
-        below = [Path(one) for one in (*self._files, *self._directories - {"/"})]
-        return [".", "..", *(one.name for one in below if str(one.parent) == path)]
+        return [".", "..", *os.listdir(f".{path}")]
 
-    def create(self, path: str, _mode: int, _info: Any = None) -> int:
-        self._files[path] = bytearray()
+    def create(self, path: str, mode: int, _: Any = None) -> int:
+        return os.open(f".{path}", os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+
+    def open(self, path: str, _: int) -> int:
+        return os.open(f".{path}", os.O_RDWR)
+
+    def release(self, _: str, fd: int) -> None:
+        os.close(fd)
+
+    def mkdir(self, path: str, mode: int) -> None:
+        os.mkdir(f".{path}", mode)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(f".{path}")
+
+    def unlink(self, path: str) -> None:
+        os.unlink(f".{path}")
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(f".{old}", f".{new}")
+
+    def truncate(self, path: str, length: int, _: Any = None) -> None:
+        os.truncate(f".{path}", length)
+
+    def read(self, _: str, size: int, offset: int, fd: int) -> bytes:
+        with delayed(offset):
+            return os.pread(fd, size, offset)
+
+    def write(self, _: str, data: bytes, offset: int, fd: int) -> int:
+        with delayed(offset):
+            return os.pwrite(fd, data, offset)
+
+    def _nothing(self, *_: Any) -> int:
         return 0
 
-    def mkdir(self, path: str, _mode: int) -> int:
-        self._directories.add(path)
-        return 0
-
-    def rmdir(self, path: str) -> int:
-        self._directories.discard(path)
-        return 0
-
-    def unlink(self, path: str) -> int:
-        del self._files[path]
-        return 0
-
-    def rename(self, old: str, new: str) -> int:
-        if old in self._directories:  # an empty one
-            self._directories ^= {old, new}
-        else:
-            self._files[new] = self._files.pop(old)
-        return 0
-
-    def truncate(self, path: str, length: int, _: Any = None) -> int:
-        file = self._files[path]
-        del file[length:]
-        file.extend(bytes(length - len(file)))
-        return 0
-
-    def read(self, path: str, size: int, offset: int, _: Any) -> bytes:
-        until_s = time.perf_counter() + delay_s(offset)
-        found = bytes(self._files[path][offset : offset + size])
-        time.sleep(max(0.0, until_s - time.perf_counter()))
-        return found
-
-    def write(self, path: str, data: bytes, offset: int, _: Any) -> int:
-        until_s = time.perf_counter() + delay_s(offset)
-        file = self._files[path]
-        file.extend(bytes(max(0, offset - len(file))))
-        file[offset : offset + len(data)] = data
-        time.sleep(max(0.0, until_s - time.perf_counter()))
-        return len(data)
-
-    def fsync(self, _path: str, _data: int, _info: Any) -> int:
-        return 0
-
-    def chmod(self, _path: str, _mode: int) -> int:
-        return 0
-
-    def chown(self, _path: str, _user: int, _group: int) -> int:
-        return 0
-
-    def utimens(self, _path: str, _times: Any = None) -> int:
-        return 0
+    fsync = chmod = chown = utimens = _nothing
 
 
 if __name__ == "__main__":
-    fuse.FUSE(Delays(), sys.argv[1], foreground=True, nothreads=True, big_writes=True)
+    at = os.path.abspath(sys.argv[1])
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as below:
+        os.chdir(below)
+        fuse.FUSE(Delays(), at, foreground=True, nothreads=True, big_writes=True)
+        os.chdir("/")

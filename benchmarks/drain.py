@@ -13,13 +13,11 @@ saved; on tmpfs it costs no device time, and as much memory again. The machine m
 
 from __future__ import annotations
 
-import argparse
-import random
 import time
 from pathlib import Path
 
+import arms
 import numpy as np
-import record
 import torch
 
 import iobench
@@ -27,8 +25,7 @@ from iobench.bench.targets.scratch import scratch_directory
 from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
 from iobench.remote.journal import DrainJournal
-from iobench.stats.estimates import median, paired_log_ratio
-from iobench.units import GIB, format_rate, parse_size
+from iobench.units import GIB, parse_size
 from iobench.writers.image import FileImage
 
 
@@ -52,36 +49,25 @@ def drains(memory: torch.Tensor, target: Path, writer: iobench.Writer, local: Pa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arms.options(__doc__, rounds=8)
     parser.add_argument("--local", type=Path, required=True)
-    parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--size", type=parse_size, default=4 * GIB)
-    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--writer", type=iobench.load_writer, default="hybrid")
-    record.add_option(parser)
     given = parser.parse_args()
-    seconds: dict[str, list[float]] = {"writer": [], "drain": []}
     monitor = DeviceMonitor(given.target)
-    with record.Record(given.record, target=given.target) as kept:
-        for turn in range(given.rounds):
+    with arms.Record(given.record, target=given.target) as kept:
+        for turn, arm in arms.in_rounds(("writer", "drain"), given.rounds):
             memory = torch.from_numpy(np.random.default_rng(turn).random(given.size // 8))
-            for arm in random.sample(list(seconds), 2):
-                with scratch_directory(given.target) as target:
-                    settle(target, monitor)
-                    more = (given.local,) if arm == "drain" else ()
-                    taken_s = {"writer": writes, "drain": drains}[arm](
-                        memory, target, given.writer, *more
-                    )
-                seconds[arm].append(taken_s)
-                kept.sample(arm, turn, taken_s, bytes=given.size)
-    for arm, found in seconds.items():
-        print(f"{arm:8}{format_rate(given.size / median(found))}")
-    ratio = paired_log_ratio(seconds["writer"], seconds["drain"])
-    held = ratio.interval
-    within = f", 95% interval {held.low:.3f} to {held.high:.3f}" if held else ""
-    print(f"the drain reaches {ratio.ratio:.3f} of the writer{within}")
+            with scratch_directory(given.target) as target:
+                settle(target, monitor)
+                if arm == "writer":
+                    taken_s = writes(memory, target, given.writer)
+                else:
+                    taken_s = drains(memory, target, given.writer, given.local)
+            kept.sample(arm, turn, taken_s, bytes=given.size)
+    kept.print_table()
+    ratio, interval, _ = kept.ratio("writer", "drain")
+    print(f"the drain reaches {ratio} of the writer, 95% interval {interval}")
 
 
 if __name__ == "__main__":

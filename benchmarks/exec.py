@@ -1,7 +1,7 @@
 r"""How long saves of scripts take that do not know iobench: as they are, and under `iobench exec`.
 
-    python benchmarks/exec.py --target /mnt/nvme --writer hybrid --size 1.5GiB --rounds 2 \
-        [--record FILE]
+    python benchmarks/exec.py --target /mnt/nvme [--writer hybrid] [--size 1.5GiB] [--rounds 2]
+        [--saves 3] [--pause 20] [--record FILE]
 
 Two scripts, a loop with torch.save and a stock Transformers Trainer, each as three arms: `stock`,
 whose clock stops when the call returns, the bytes being in the page cache still; `stock, synced`,
@@ -9,7 +9,7 @@ whose clock also has the fsync of every file and directory; and `exec`, which is
 The clock runs inside the script, around the save alone; it stops while the Trainer removes
 older checkpoints, which has a clock of its own, as `iobench exec` changes nothing there. Arms are
 interleaved in random order, each save begins after a sync and a pause that are not counted, as
-there is training between checkpoints, and losses of all arms must be equal. Prints JSON.
+there is training between checkpoints, and losses of all arms must be equal.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
-import statistics
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
-import record
+import arms
 
-from iobench.units import GIB, parse_size
+from iobench.units import parse_size
 
 _CLOCK = """
 import json, os, sys, time
@@ -118,85 +115,54 @@ _SCRIPTS = {"torch.save loop": _LOOP, "Transformers Trainer": _TRAINER}
 _ARMS = ("stock", "stock, synced", "exec")
 
 
-def _run(script: str, arm: str, arguments: argparse.Namespace, writer: str) -> tuple[Any, str]:
+def _run(script: str, arm: str, asked: argparse.Namespace) -> tuple[list[Any], str]:
     """(samples of one run of the script in one arm, its losses)."""
-    command = [sys.executable, "-c", script, str(parse_size(arguments.size)), str(arguments.saves)]
+    command = [sys.executable, "-c", script, str(asked.size), str(asked.saves)]
     if arm == "exec":
-        command = [sys.executable, "-m", "iobench", "exec", "--config", writer, "--", *command]
-    with tempfile.TemporaryDirectory(prefix="iobench-exec-bench-", dir=arguments.target) as place:
+        command = [
+            sys.executable,
+            "-m",
+            "iobench",
+            "exec",
+            "--config",
+            asked.writer,
+            "--",
+            *command,
+        ]
+    own = {"BENCH_SYNCED": str(int(arm == "stock, synced")), "BENCH_PAUSE_S": str(asked.pause)}
+    with tempfile.TemporaryDirectory(prefix="iobench-exec-bench-", dir=asked.target) as place:
         done = subprocess.run(
-            command,
-            cwd=place,
-            env=os.environ
-            | {
-                "BENCH_SYNCED": str(int(arm == "stock, synced")),
-                "BENCH_PAUSE_S": str(arguments.pause),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
+            command, cwd=place, env=os.environ | own, capture_output=True, text=True, check=False
         )
     if done.returncode:
         sys.exit(f"{arm} failed:\n{done.stderr}")
-    if arm == "exec":
-        summary = [line for line in done.stderr.splitlines() if line.startswith("iobench exec: ")]
-        print("\n".join(summary), file=sys.stderr)
+    summary = [line for line in done.stderr.splitlines() if line.startswith("iobench exec: ")]
+    print("\n".join(summary), file=sys.stderr)
     lines = done.stdout.splitlines()
     samples = [json.loads(line.removeprefix("SAMPLE ")) for line in lines if "SAMPLE " in line]
     return samples, next(line for line in lines if line.startswith("LOSS"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--target", type=Path, default=Path("."))
+    parser = arms.options(__doc__, rounds=2)
     parser.add_argument("--writer", default="hybrid", help="as --config of iobench exec")
-    parser.add_argument("--size", default="1.5GiB", help="of one checkpoint, about")
+    parser.add_argument("--size", type=parse_size, default="1.5GiB", help="of a checkpoint, about")
     parser.add_argument("--saves", type=int, default=3, help="of each run")
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--pause", type=float, default=20, help="idle seconds before each save")
     parser.add_argument("--only", default="", help="scripts whose name contains this")
-    record.add_option(parser)
-    arguments = parser.parse_args()
-    order = random.Random(1)
-    scripts = {name: script for name, script in _SCRIPTS.items() if arguments.only in name}
-    samples: dict[str, dict[str, list[Any]]] = {n: {arm: [] for arm in _ARMS} for n in scripts}
-    losses: dict[str, set[str]] = {name: set() for name in scripts}
-    with record.Record(arguments.record, target=arguments.target) as kept:
-        for turn in range(arguments.rounds):
-            for name, script in scripts.items():
-                for arm in order.sample(_ARMS, len(_ARMS)):
-                    found, loss = _run(script, arm, arguments, arguments.writer)
-                    samples[name][arm] += found
-                    losses[name].add(loss)
-                    for one in found:
-                        kept.sample(
-                            f"{name}: {arm}",
-                            turn,
-                            one["seconds"],
-                            bytes=one["bytes"],
-                            removal_s=one["removal_s"],
-                        )
-                    shown = ", ".join(
-                        f"{one['seconds']:.2f}+{one['removal_s']:.2f}" for one in found
-                    )
-                    print(f"{name}: {arm}: {shown} s (save + removal)", file=sys.stderr)
-    assert all(len(found) == 1 for found in losses.values()), losses
-    summary = {
-        name: {
-            arm: {
-                "GiB": round(found[0]["bytes"] / GIB, 3),
-                "median_s": round(statistics.median(one["seconds"] for one in found), 3),
-                "removal_median_s": round(statistics.median(one["removal_s"] for one in found), 3),
-                "range_s": [round(f(one["seconds"] for one in found), 3) for f in (min, max)],
-                "saves": len(found),
-            }
-            for arm, found in arms.items()
-        }
-        for name, arms in samples.items()
-    }
-    print(
-        json.dumps({"writer": arguments.writer, "scripts": summary, "samples": samples}, indent=1)
-    )
+    asked = parser.parse_args()
+    names = [(name, arm) for name in _SCRIPTS if asked.only in name for arm in _ARMS]
+    losses: dict[str, set[str]] = {}
+    with arms.Record(asked.record, target=asked.target) as kept:
+        for turn, (name, arm) in arms.in_rounds(names, asked.rounds):
+            found, loss = _run(_SCRIPTS[name], arm, asked)
+            losses.setdefault(name, set()).add(loss)
+            for one in found:
+                elapsed_s = one.pop("seconds")
+                kept.sample(f"{name}: {arm}", turn, elapsed_s, **one)
+    if any(len(found) != 1 for found in losses.values()):
+        sys.exit(f"losses differ between the arms: {losses}")
+    kept.print_table()
 
 
 if __name__ == "__main__":

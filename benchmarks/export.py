@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import random
 import shutil
 import statistics
 import subprocess
@@ -32,7 +31,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import record
+import arms
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import _consolidate_hf_safetensors as consolidation
@@ -41,7 +40,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 import iobench
 from iobench.exports.export import export
-from iobench.units import MIB, format_rate, format_seconds, parse_size
+from iobench.units import MIB, parse_size
 from iobench.verification.file_tree import FileTree
 from iobench.verification.reading import FileRange, read_ahead
 from iobench.verification.verify import verify
@@ -164,7 +163,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--group", default="", help=argparse.SUPPRESS)
-    record.add_option(parser)
+    parser.add_argument("--record", type=Path, metavar="FILE", help="a new file for every sample")
     arguments = parser.parse_args()
     size = 4 * _ROWS**2 * len(_names(parse_size(arguments.size)))
     if arguments.arm:
@@ -174,27 +173,23 @@ def main() -> None:
         work(arguments.arm, arguments.source, arguments.directory, size, arguments.memory)
         print(time.perf_counter() - began)
         return
-    arms = _ARMS if arguments.source is None else _ARMS[:-1]
-    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+    every = _ARMS if arguments.source is None else _ARMS[:-1]
     limit = parse_size(arguments.memory) + _PYTHON
     with (
         tempfile.TemporaryDirectory(dir=arguments.directory) as made,
         tempfile.TemporaryDirectory(dir=arguments.source or made) as source,
         control_group(limit) as group,
-        record.Record(arguments.record, target=arguments.directory) as samples,
+        arms.Record(arguments.record, target=arguments.directory) as kept,
     ):
         at = Path(made)
         make(size, Path(source), None if arguments.source else at / "hf")
-        for turn in range(arguments.repeat):
-            for arm in random.sample(arms, len(arms)):
-                seconds[arm].append(timed(arm, arguments, Path(source), at, group))
-                samples.sample(arm, turn, seconds[arm][-1], bytes=size)
-    writer, both = (statistics.median(seconds[arm]) for arm in ("writer", "both"))
-    for arm, found in seconds.items():
-        taken = statistics.median(found)
-        each = ", ".join(map(format_seconds, found))
-        parts = f"{writer / taken:.2f} of the writer, {both / taken:.2f} of both"
-        print(f"{arm:18} {format_rate(size / taken):14} {parts}; {each}", flush=True)
+        for turn, arm in arms.in_rounds(every, arguments.repeat):
+            kept.sample(arm, turn, timed(arm, arguments, Path(source), at, group), bytes=size)
+    kept.print_table()
+    taken = {arm: statistics.median(kept.seconds(arm)) for arm in every}
+    for arm in every:
+        parts = (f"{taken[base] / taken[arm]:.2f} of {base}" for base in ("writer", "both"))
+        print(f"{arm:18} {', '.join(parts)}")
 
 
 if __name__ == "__main__":

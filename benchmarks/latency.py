@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -33,31 +31,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import numpy as np
+import arms
 
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
 from iobench.units import KIB, MIB, parse_size
+from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import FileImage
 from iobench.writers.latency import Latency
 from iobench.writers.registry import make
-from iobench.writers.transfer import Transfer
 
 _RESERVED = Path("/proc/sys/vm/nr_hugepages")
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)
-Operation = str
-Rounds = dict[Operation, list[dict[float, float]]]
-
-
-def huge_pages(size_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Return memory in huge pages, like that of fio's buffers here."""
-    huge = 2 * MIB
-    room = mmap.mmap(-1, size_bytes + huge, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    room.madvise(mmap.MADV_HUGEPAGE)
-    memory = np.frombuffer(room, dtype=np.uint8)
-    begin = -memory.ctypes.data % huge
-    return memory[begin : begin + size_bytes]
 
 
 @contextmanager
@@ -86,18 +72,16 @@ def delays() -> Iterator[Path]:
                 time.sleep(0.02)
             yield Path(name)
         finally:
-            subprocess.run(["umount", name], check=False)
-            process.terminate()
+            if subprocess.run(["umount", name], check=False).returncode:
+                process.terminate()  # else it ends by itself, and removes its files
 
 
-def fill(memory: np.ndarray[tuple[int], np.dtype[np.uint8]], seed: int) -> None:
-    random_bytes = np.random.default_rng(seed)
-    for start in range(0, len(memory), 64 * MIB):
-        part = memory[start : start + 64 * MIB]
-        part[:] = np.frombuffer(random_bytes.bytes(len(part)), dtype=np.uint8)
+def points(latency: Latency) -> dict[float, float]:
+    """Return the seconds of each percentile; 100 is the longest."""
+    return {one: latency.percentile_s(one) for one in (*PERCENTILES, 100.0)}
 
 
-def by_odirect(image: FileImage, directory: Path, block_size: int) -> list[tuple[str, Transfer]]:
+def by_odirect(image: FileImage, directory: Path, block_size: int) -> dict[str, Latency]:
     writer = make("odirect", block_size=block_size, threads=1)
     saved = writer.write(image, directory)
     # As fio reads: each block into the same memory, which the caches of the CPU hold by then.
@@ -106,27 +90,20 @@ def by_odirect(image: FileImage, directory: Path, block_size: int) -> list[tuple
     again = FileImage.of(image.path, [block] * (image.size_bytes // block_size))
     restored = writer.read(again, directory)
     (directory / image.path).unlink()
-    return [("write", saved), ("read", restored)]
+    return {"write": saved.latencies["write"], "read": restored.latencies["read"]}
 
 
-def by_fio(
-    directory: Path, size_bytes: int, block_size: int
-) -> dict[Operation, dict[float, float]]:
-    common = [
-        *("fio", "--name=latency", f"--directory={directory}", f"--size={size_bytes}"),
-        *(f"--bs={block_size}", "--ioengine=psync", "--direct=1", "--thread", "--iomem=mmaphuge"),
-        *(
-            "--refill_buffers=1",
-            f"--fallocate={'none' if block_size < MIB else 'native'}",
-            "--lat_percentiles=1",
-            "--clat_percentiles=0",
-        ),
-        *("--percentile_list=" + ":".join(map(str, PERCENTILES)), "--output-format=json"),
-    ]
+def by_fio(directory: Path, size_bytes: int, block_size: int) -> dict[str, dict[float, float]]:
+    command = ["fio", "--name=latency", f"--directory={directory}", f"--size={size_bytes}"]
+    command += [f"--bs={block_size}", "--ioengine=psync", "--direct=1", "--thread"]
+    command += ["--iomem=mmaphuge", "--refill_buffers=1", "--output-format=json"]
+    command += [f"--fallocate={'none' if block_size < MIB else 'native'}"]
+    command += ["--lat_percentiles=1", "--clat_percentiles=0"]
+    command += ["--percentile_list=" + ":".join(map(str, PERCENTILES))]
     found = {}
     for operation, more in (("write", ["--end_fsync=1"]), ("read", ["--allow_file_create=0"])):
         done = subprocess.run(
-            [*common, f"--rw={operation}", *more], check=True, capture_output=True, text=True
+            [*command, f"--rw={operation}", *more], check=True, capture_output=True, text=True
         )
         latency = json.loads(done.stdout)["jobs"][0][operation]["lat_ns"]
         found[operation] = {
@@ -149,45 +126,41 @@ def main() -> None:
     asked.size = asked.size or (128 if asked.delays else 1024) * MIB
     asked.bs = asked.bs or (64 * KIB if asked.delays else MIB)
 
-    memory = huge_pages(asked.size)
+    memory = fresh_pages(asked.size, huge=True)  # huge pages, like those of fio's buffers
     image = FileImage.of("blocks", [memory])
-    fio: Rounds = defaultdict(list)
-    ours: Rounds = defaultdict(list)
-    pooled: dict[Operation, list[Latency]] = defaultdict(list)
-    pages = 8 + asked.bs // (2 * MIB)
+    found: dict[str, dict[str, list[dict[float, float]]]] = {"fio": {}, "odirect": {}}
+    pooled: dict[str, list[Latency]] = defaultdict(list)
     with (
-        reserved_pages(pages),
+        reserved_pages(8 + asked.bs // (2 * MIB)),
         delays() if asked.delays else nullcontext(asked.target) as target,
         scratch_directory(target) as directory,
     ):
         monitor = DeviceMonitor(directory)
-        for number in range(asked.rounds):
-            for arm in random.sample(("fio", "odirect"), 2):
-                fill(memory, number)
-                os.sync()
-                settle(directory, monitor)
-                if arm == "fio":
-                    for operation, found in by_fio(directory, asked.size, asked.bs).items():
-                        fio[operation].append(found)
-                    continue
-                for operation, transfer in by_odirect(image, directory, asked.bs):
-                    latency = transfer.latencies[operation]
+        for turn, arm in arms.in_rounds(found, asked.rounds):
+            arms.fill(memory, turn)
+            os.sync()
+            settle(directory, monitor)
+            if arm == "fio":
+                figures = by_fio(directory, asked.size, asked.bs)
+            else:
+                latencies = by_odirect(image, directory, asked.bs)
+                for operation, latency in latencies.items():
                     pooled[operation].append(latency)
-                    ours[operation].append(
-                        {one: latency.percentile_s(one) for one in (*PERCENTILES, 100.0)}
-                    )
-    print("| operation | percentile | odirect, all rounds (ms) | odirect (ms) | fio (ms) | ratio |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+                figures = {operation: points(one) for operation, one in latencies.items()}
+            for operation, one in figures.items():
+                found[arm].setdefault(operation, []).append(one)
+    rows = []
     for operation, latencies in pooled.items():
-        together = Latency.total(latencies)
-        for one in (*PERCENTILES, 100.0):
-            mine = statistics.median(found[one] for found in ours[operation])
-            other = statistics.median(found[one] for found in fio[operation])
-            name = "max" if one == 100 else f"p{one:g}"
-            print(
-                f"| {operation} | {name} | {1000 * together.percentile_s(one):.3f} "
-                f"| {1000 * mine:.3f} | {1000 * other:.3f} | {mine / other:.3f} |"
+        for point, together_s in points(Latency.total(latencies)).items():
+            name = "max" if point == 100 else f"p{point:g}"
+            mine, other = (
+                statistics.median(one[point] for one in found[arm][operation])
+                for arm in ("odirect", "fio")
             )
+            times = (f"{1000 * seconds:.3f}" for seconds in (together_s, mine, other))
+            rows.append([operation, name, *times, f"{mine / other:.3f}"])
+    head = ["operation", "percentile", "odirect, all rounds (ms)", "odirect (ms)", "fio (ms)"]
+    print("".join(arms.markdown([*head, "ratio"], rows)))
 
 
 if __name__ == "__main__":

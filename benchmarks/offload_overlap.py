@@ -21,19 +21,17 @@ from __future__ import annotations
 
 import argparse
 import math
-import random
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-import record
+import arms
 import torch
-from offload import parameters_of
+from offload import offload_options, parameters_of
 
 from iobench.bench.targets.scratch import scratch_directory
 from iobench.offload import AdamW
-from iobench.units import format_seconds
 
 
 class _Waits(torch.autograd.Function):
@@ -77,70 +75,47 @@ def train(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--parameters", type=float, default=3e8)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--memory", default="1GiB")
+    parser = offload_options(__doc__, steps=4)
     parser.add_argument("--backward", type=float)
     parser.add_argument("--clip", type=float)
     parser.add_argument("--norm", type=float, default=0.5)
-    record.add_option(parser)
-    arguments = parser.parse_args()
+    asked = parser.parse_args()
     with (
-        scratch_directory(arguments.target) as scratch,
-        record.Record(arguments.record, target=scratch) as samples,
+        scratch_directory(asked.target) as scratch,
+        arms.Record(asked.record, target=scratch) as kept,
     ):
-        measure(arguments, Path(scratch), samples)
+        measure(asked, scratch, kept)
 
 
-def measure(arguments: argparse.Namespace, scratch: Path, samples: record.Record) -> None:
+def measure(asked: argparse.Namespace, scratch: Path, kept: arms.Record) -> None:
     models, optimizers = {}, {}
-    count = int(arguments.parameters)
-    each = arguments.norm / math.sqrt(count)
+    count = int(asked.parameters)
+    each = asked.norm / math.sqrt(count)
     gradients = [torch.randn_like(one).mul_(each) for one in parameters_of(count)]
     for overlap in (False, True):
         models[overlap] = parameters_of(count)
         optimizers[overlap] = AdamW(
-            models[overlap],
-            scratch / str(overlap),
-            memory=arguments.memory,
-            pins=0,
-            overlap=overlap,
+            models[overlap], scratch / str(overlap), memory=asked.memory, pins=0, overlap=overlap
         )
         # Each slot is written once before: the first write of reserved space costs more.
-        train(optimizers[overlap], models[overlap], gradients, 2, 1e-3, arguments.clip)
-    updates: list[float] = []
+        train(optimizers[overlap], models[overlap], gradients, 2, 1e-3, asked.clip)
 
-    def arm(name: str) -> float:
-        overlap = name == "overlap"
-        backward_s = 0.0 if name == "update" else arguments.backward or statistics.median(updates)
-        optimizer, model = optimizers[overlap], models[overlap]
-        return train(optimizer, model, gradients, arguments.steps, backward_s, arguments.clip)
+    def arm(name: str, backward_s: float) -> float:
+        optimizer, model = optimizers[name == "overlap"], models[name == "overlap"]
+        return train(optimizer, model, gradients, asked.steps, backward_s, asked.clip) - backward_s
 
-    updates.append(arm("update"))
-    hidden: dict[str, list[float]] = {"in turn": [], "overlap": []}
-    for turn in range(arguments.rounds):
-        times = {}
-        for name in random.sample(["update", *hidden], 3):
-            backward_s = arguments.backward or statistics.median(updates)
-            times[name] = arm(name) - (0.0 if name == "update" else backward_s)
-            samples.sample(
-                name, turn, times[name], backward_s=backward_s, clip=arguments.clip or 0.0
-            )
-            if name == "update":
-                updates.append(times[name])
-        for name, found in hidden.items():
-            found.append(1 - times[name] / times["update"])
-        print(
-            f"round {turn}: update {format_seconds(times['update'])}; added to a backward of "
-            f"{format_seconds(backward_s)}: in turn {format_seconds(times['in turn'])}, overlap "
-            f"{format_seconds(times['overlap'])}",
-            flush=True,
-        )
-    for name, found in hidden.items():
-        print(f"{name:8} hides median {statistics.median(found):.0%}, worst {min(found):.0%}")
+    updates = [arm("update", 0.0)]
+    for turn, name in arms.in_rounds(("update", "in turn", "overlap"), asked.rounds):
+        backward_s = asked.backward or statistics.median(updates)
+        taken_s = arm(name, 0.0 if name == "update" else backward_s)
+        kept.sample(name, turn, taken_s, backward_s=backward_s, clip=asked.clip or 0.0)
+        if name == "update":
+            updates.append(taken_s)
+    kept.print_table()
+    for name in ("in turn", "overlap"):
+        both = zip(kept.seconds(name), kept.seconds("update"), strict=True)
+        hidden = [1 - taken_s / update_s for taken_s, update_s in both]
+        print(f"{name:8} hides median {statistics.median(hidden):.0%}, worst {min(hidden):.0%}")
     for optimizer in optimizers.values():
         optimizer.close()
 

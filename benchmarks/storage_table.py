@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import arms
 import numpy as np
+from support.filesystems import Filesystems
 from support.s3fs import mounted_s3fs
 
 from iobench import linux
@@ -35,88 +36,31 @@ from iobench.writers.image import FileImage
 PROBES = ("O_DIRECT", "RWF_DONTCACHE", "fallocate", "cachestat", "eviction", "O_TMPFILE")
 SIZE = 512 * MIB
 
-Mount = Callable[[Path, contextlib.ExitStack], Path]
-
-
-def run(*command: str | Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
-    return done.stdout.strip()
-
-
-def attach(undo: contextlib.ExitStack, at: Path, *arguments: str | Path) -> Path:
-    at.mkdir()
-    run("mount", *arguments, at)
-    undo.callback(run, "umount", "--lazy", at)
-    return at
-
-
-def on_image(kind: str, *mkfs: str, options: str = "rw") -> Mount:
-    def mount(base: Path, undo: contextlib.ExitStack) -> Path:
-        if not shutil.which(f"mkfs.{kind}"):
-            raise OSError(f"mkfs.{kind} is not installed")
-        image = base / "image"
-        image.touch()
-        os.truncate(image, SIZE)
-        run(f"mkfs.{kind}", "-q", *mkfs, image)
-        device = run("losetup", "--find", "--show", image)
-        try:
-            return attach(undo, base / "at", "-o", options, device)
-        finally:
-            run("losetup", "--detach", device)  # once it is unmounted
-
-    return mount
-
-
-def tmpfs(base: Path, undo: contextlib.ExitStack) -> Path:
-    return attach(undo, base / "at", "-t", "tmpfs", "-o", f"size={SIZE}", "table")
-
-
-def overlay(base: Path, undo: contextlib.ExitStack) -> Path:
-    root = on_image("ext4")(base, undo)
-    parts = {name: root / name for name in ("lower", "upper", "work")}
-    for part in parts.values():
-        part.mkdir()
-    options = ",".join(f"{name}dir={part}" for name, part in parts.items())
-    return attach(undo, base / "over", "-t", "overlay", "-o", options, "table")
-
-
-def bindfs(base: Path, undo: contextlib.ExitStack) -> Path:
-    if not shutil.which("bindfs"):
-        raise OSError("bindfs is not installed")
-    root, at = on_image("ext4")(base, undo), base / "fuse"
-    at.mkdir()
-    run("bindfs", root, at)
-    undo.callback(run, "umount", "--lazy", at)
-    return at
-
-
-def s3fs(base: Path, undo: contextlib.ExitStack) -> Path:  # noqa: ARG001 -- has its own
-    server = undo.enter_context(moto_s3())
-    return undo.enter_context(mounted_s3fs(server))
-
-
-KINDS: dict[str, Mount] = {
-    "ext4": on_image("ext4"),
-    "ext4, data=journal": on_image("ext4", options="data=journal"),
-    "xfs": on_image("xfs"),
-    "btrfs": on_image("btrfs"),
-    "btrfs, compress": on_image("btrfs", options="compress=zstd"),
-    "tmpfs": tmpfs,
-    "overlay (ext4)": overlay,
-    "FUSE (bindfs)": bindfs,
-    "FUSE (s3fs)": s3fs,
+KINDS = {
+    "ext4": ("ext4", "rw"),
+    "ext4, data=journal": ("ext4", "data=journal"),
+    "xfs": ("xfs", "rw"),
+    "btrfs": ("btrfs", "rw"),
+    "btrfs, compress": ("btrfs", "compress=zstd"),
+    "tmpfs": ("tmpfs", ""),
+    "overlay (ext4)": ("overlay", ""),
+    "FUSE (bindfs)": ("fuse", ""),
+    "FUSE (s3fs)": ("s3fs", ""),
 }
+"""Each with its file system and the options of the mount."""
 
 
 @contextlib.contextmanager
-def mounted(mount: Mount) -> Iterator[Path]:
+def mounted(kind: str, options: str) -> Iterator[Path]:
+    """Raises OSError or IobenchError where it cannot be mounted."""
     with contextlib.ExitStack() as undo:
-        base = Path(tempfile.mkdtemp(prefix="iobench-table-"))
-        undo.callback(shutil.rmtree, base)
-        room = attach(undo, base / "room", "-t", "tmpfs", "-o", "size=4g", "table")
-        yield mount(room, undo)
+        if kind == "s3fs":
+            yield undo.enter_context(mounted_s3fs(undo.enter_context(moto_s3())))
+            return
+        base = undo.enter_context(tempfile.TemporaryDirectory(prefix="iobench-table-"))
+        filesystems = Filesystems(Path(base))
+        undo.callback(filesystems.undo)
+        yield filesystems.make(kind, SIZE, options=options)
 
 
 def alignment(directory: Path) -> str:
@@ -154,11 +98,8 @@ def tried(writer: Writer, directory: Path) -> tuple[str, list[str]]:
 
 
 def print_table(title: str, columns: list[str], rows: dict[str, list[str]]) -> None:
-    print(f"\n{title}\n")
-    print("| " + " | ".join(["", *columns]) + " |")
-    print("|---" * (len(columns) + 1) + "|")
-    for name, cells in rows.items():
-        print("| " + " | ".join([name, *cells]) + " |")
+    cells = ([name, *cells] for name, cells in rows.items())
+    print(f"\n{title}\n\n{''.join(arms.markdown(['', *columns], cells, '---'))}", end="")
 
 
 def main() -> None:
@@ -175,7 +116,7 @@ def main() -> None:
         if not re.search(arguments.only, kind):
             continue
         try:
-            with mounted(mount) as directory:
+            with mounted(*mount) as directory:
                 probes = {probe.name: probe for probe in probe_directory(directory)}
                 found[kind] = [alignment(directory), *(short(probes[name]) for name in PROBES)]
                 all_did = [tried(registry.make(name), directory) for name in writers]

@@ -5,7 +5,7 @@
 
 A marked block is the text between two such lines; the first names the table and its arguments:
 
-    <!-- table: rates save results/reference-peers-llama7b.jsonl -->
+    <!-- table: show save results/reference-peers-llama7b.jsonl -->
     <!-- end -->
 
 `<!-- output: 18 iobench show ... -->` is the first 18 lines that the command prints on a terminal
@@ -24,16 +24,15 @@ import math
 import os
 import re
 import shlex
-import statistics
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import record as benchmark
+import arms
 from api_pages import page_of
 
 from iobench.bench.judging.ceiling import ABOVE_FIO
@@ -41,13 +40,8 @@ from iobench.cli.verbs import app_of
 from iobench.errors import ResultFileError
 from iobench.report.kinds import document_of
 from iobench.report.page.theme import DARK, SCHEME
-from iobench.report.row import Summary
-from iobench.report.summary import summarise
-from iobench.results import ResultFile, TrainBlock, read
-from iobench.results.setting import labels
-from iobench.stats.comparison import noise_floor
-from iobench.train.costs import TrainingCost, training_costs
-from iobench.units import GIB, MIB, format_seconds, format_size
+from iobench.results import read
+from iobench.units import GIB, format_size
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -55,8 +49,6 @@ BLOCK = re.compile(
     r"(<!-- (table|output|picture|rooms|api): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
 _WIDTH = 116
-
-Row = Sequence[str]
 
 
 def rendered(page: Path) -> str:
@@ -87,200 +79,41 @@ def _block(kind: str, arguments: Sequence[str], page: Path) -> str:
     return TABLES[name](ROOT / path, *rest) + "\n" + _source(ROOT / path, link)
 
 
-# Tables: each is a function of the record's path and of further words of the marker.
+# Tables: each is a function of the record's path and of a further word of the marker.
 
 
-def rates(path: Path, operation: str) -> str:
-    """A row per contender, the fastest first."""
-    report = summarise(read(path))
-    shown = [one for one in report.summaries if one.operation == operation]
-    baseline = str(report.baseline["name"]) if report.baseline else ""
-    with_fio = any(one.of_ceiling is not None for one in shown)
-    jobs = any(one.axes.numjobs != 1 for one in shown)
-    head = [operation, "GiB/s", "interval"]
-    head += [f"times `{baseline}`"] * bool(baseline) + ["of fio"] * with_fio
-    memory = any(one.memory and one.memory.total_bytes is not None for one in shown)
-    head += ["first done", "last done"] * jobs + ["CPU s/GiB"] + ["memory"] * memory
-    rows = []
-    for name, one in zip(labels(one.setting for one in shown), shown, strict=True):
-        row = [f"`{name}`", f"{one.median_bytes_per_s / GIB:.2f}", _interval(one)]
-        row += [_times(one)] * bool(baseline)
-        row += ["-" if one.of_ceiling is None else f"{one.of_ceiling:.0%}"] * with_fio
-        row += [f"{one.first_done_s:.2f} s", f"{one.last_done_s:.2f} s"] * jobs
-        row += [f"{one.cpu_s_per_gib:.2f}"]
-        rows.append(row + [_memory(one)] * memory)
-    return _table(head, rows) + _above_fio(shown)
-
-
-def _above_fio(shown: Sequence[Summary]) -> str:
-    """What may explain each rate of more than 105% of fio's."""
-    names: dict[str, list[str]] = {}
-    for name, one in zip(labels(one.setting for one in shown), shown, strict=True):
-        for reason in one.reasons:
-            if reason.startswith(ABOVE_FIO):
-                names.setdefault(reason.removeprefix(ABOVE_FIO), []).append(f"`{name}`")
-    lines = (f"Above fio ({', '.join(who)}): {why}." for why, who in names.items())
-    return "".join("\n" + "\n".join(textwrap.wrap(line, _WIDTH)) + "\n" for line in lines)
-
-
-def _memory(one: Summary) -> str:
-    total = one.memory.total_bytes if one.memory else None
-    return "-" if total is None else format_size(total)
-
-
-def _interval(one: Summary) -> str:
-    if one.ci95_bytes_per_s is None:
-        return "-"
-    low, high = one.ci95_bytes_per_s
-    return f"{low / GIB:.2f} - {high / GIB:.2f}"
-
-
-def _times(one: Summary) -> str:
-    if one.ratio is None:
-        return "-"
-    if one.ratio_ci95 is None:
-        return f"{one.ratio:.2f}"
-    return f"{one.ratio:.2f} ({one.ratio_ci95[0]:.2f} - {one.ratio_ci95[1]:.2f})"
-
-
-def noise(path: Path) -> str:
-    """How far one writer differs from itself."""
-    result, rows = read(path), []
-    for one in summarise(result).summaries:
-        floor = noise_floor(same for same in result.samples if same.operation == one.operation)
-        if floor is not None:
-            rate = f"{one.median_bytes_per_s / GIB:.2f}"
-            rows.append([one.operation, rate, _interval(one), f"{floor:.1%}"])
-    return _table(["", "GiB/s", "interval", "noise floor"], rows)
-
-
-def training(path: Path) -> str:
-    """What checkpoints cost a training loop, an arm a row."""
-    result = read(path)
-    costs = [one for one in training_costs(result) if one.mode != "none"]
-    stock = next((one for one in costs if one.writer.startswith("peer:")), None)
-    head = ["checkpoints", "stall", "steps while persisting", "persist", "overhead", "interval"]
-    rows = [
-        [
-            f"`{one.label}`",
-            format_seconds(one.stall_s or 0.0),
-            "-" if one.slowdown is None else f"{one.slowdown:+.1%}",
-            "-" if one.persist_s is None else format_seconds(one.persist_s),
-            "-" if one.overhead is None else f"{one.overhead:+.1%}",
-            "-"
-            if one.overhead_ci95 is None
-            else f"{one.overhead_ci95.low:+.1%} to {one.overhead_ci95.high:+.1%}",
-            *([_of_stock(result, one, stock)] if stock else []),
-        ]
-        for one in costs
-    ]
-    return _table([*head, *([f"of `{stock.label}`"] if stock else [])], rows)
-
-
-def _of_stock(result: ResultFile, one: TrainingCost, stock: TrainingCost) -> str:
-    """The overhead as a part of stock's in the same repetition; the median of these."""
-    if one is stock:
-        return "-"
-    own, other, plain = (
-        {block.repetition: block.wall_s for block in result.training if of(block)}
-        for of in (_arm(one), _arm(stock), lambda block: block.mode == "none")
+def show(path: Path, operation: str = "") -> str:
+    """The table of `iobench show`, and what explains rates of more than 105% of fio's; of saves or
+    of restores, if an operation is given."""
+    document = document_of([path])
+    (grid,) = document.tables
+    names = [" ".join(name.split()) for name, _ in grid.columns]
+    if baseline := document.data.get("baseline"):
+        names = [name.replace("baseline", f"`{baseline['name']}`") for name in names]
+    at = names.index("operation") if "operation" in names else 0
+    rows = [row for row in grid.rows if operation in ("", row[at])]
+    left_out = _LEFT_OUT | ({"operation"} if operation else set())
+    shown = [place for place, name in enumerate(names) if name not in left_out]
+    table = arms.markdown(
+        [operation or names[0], *(names[place] for place in shown[1:])],
+        ([f"`{row[0]}`", *(row[place] for place in shown[1:])] for row in rows),
     )
-    parts = [(own[turn] - plain[turn]) / (other[turn] - plain[turn]) for turn in plain]
-    return f"{statistics.median(parts):.2f}"
+    notes = (note for note in document.notes if note.startswith(ABOVE_FIO))
+    below = ("\n" + "\n".join(textwrap.wrap(note, _WIDTH)) + "\n" for note in notes)
+    return "".join((*table, *below))
 
 
-def _arm(one: TrainingCost) -> Callable[[TrainBlock], bool]:
-    return lambda block: (
-        (block.writer, block.mode, block.slots)
-        == (
-            one.writer,
-            one.mode,
-            one.slots,
-        )
-    )
+_LEFT_OUT = {"bytes", "step", "snapshot GiB/s", "peak memory", "peak dirty", "committed"}
+"""Columns for which a page is too narrow."""
 
 
-def arms(path: Path, only: str = "") -> str:
+def samples(path: Path, only: str = "") -> str:
     """The record of a benchmark script, an arm a row; `only` those whose name matches."""
-    found = {name: of for name, of in benchmark.read(path).arms.items() if re.search(only, name)}
-    with_rate = all("bytes" in one or "files" in one for of in found.values() for one in of)
-    with_cpu = all("cpu_s" in one and "bytes" in one for of in found.values() for one in of)
-    removes = any("removal_s" in one for of in found.values() for one in of)
-    head = ["arm", *["rate", "slowest - fastest"] * with_rate, "median time", "rounds"]
-    head += ["CPU s/GiB"] * with_cpu + ["removal"] * removes
-    rows = []
-    for name, samples in sorted(found.items(), key=_rank):
-        row = [name, *(_rates(samples) if with_rate else [])]
-        row += [f"{statistics.median(one['elapsed_s'] for one in samples):.3f} s"]
-        row += [str(len(samples))]
-        if with_cpu:
-            cpu_s = statistics.median(one["cpu_s"] / (one["bytes"] / GIB) for one in samples)
-            row.append(f"{cpu_s:.2f}")
-        if removes:
-            row.append(f"{statistics.median(one['removal_s'] for one in samples):.3f} s")
-        rows.append(row)
-    return _table(head, rows)
+    _, found = arms.read(path)
+    return arms.table({name: of for name, of in found.items() if re.search(only, name)})
 
 
-def shapes(path: Path, only: str = "") -> str:
-    """The record of shapes.py, an arm and a number of tensors a row; `only` those that match."""
-    found = benchmark.read(path).arms
-    return shape_table({name: of for name, of in found.items() if re.search(only, name)})
-
-
-def shape_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """By operation and number of tensors, the quickest first; figures are medians."""
-
-    def rank(arm: tuple[str, Sequence[Mapping[str, Any]]]) -> tuple[str, int, float]:
-        operation, elapsed_s = _rank(arm)
-        return operation, arm[1][0]["tensors"], elapsed_s
-
-    rows = []
-    for name, samples in sorted(found.items(), key=rank):
-        count, size = samples[0]["tensors"], samples[0]["bytes"]
-        elapsed_s = statistics.median(one["elapsed_s"] for one in samples)
-        per_tensor = [
-            statistics.median(one[key] for one in samples) / count * 1e6
-            for key in ("elapsed_s", "cpu_s", "caller_cpu_s")
-        ]
-        rate = f"{size / elapsed_s / MIB:.0f}"
-        row = [f"{count:,}", name.rpartition(",")[0], rate, *(f"{us:.1f}" for us in per_tensor)]
-        rows.append([*row, str(len(samples))])
-    head = ["arm", "MiB/s", "us/tensor", "CPU us/tensor", "CPU us/tensor, caller", "rounds"]
-    return _table(["tensors", *head], rows)
-
-
-def _rank(arm: tuple[str, Sequence[Mapping[str, Any]]]) -> tuple[str, float]:
-    """By the operation, which is an arm's first word; then the quickest first."""
-    name, samples = arm
-    return name.split()[0], statistics.median(one["elapsed_s"] for one in samples)
-
-
-def _rates(samples: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    files = "files" in samples[0]
-    key, unit, digits = ("files", 1, 0) if files else ("bytes", GIB, 2)
-    each = sorted(one[key] / one["elapsed_s"] / unit for one in samples)
-    noun = "files/s" if files else "GiB/s"
-    middle = statistics.median(each)
-    return f"{middle:.{digits}f} {noun}", f"{each[0]:.{digits}f} - {each[-1]:.{digits}f}"
-
-
-TABLES: Mapping[str, Callable[..., str]] = {
-    "rates": rates,
-    "noise": noise,
-    "training": training,
-    "arms": arms,
-    "shapes": shapes,
-}
-
-
-def _table(head: Row, rows: Iterable[Row]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "".join(map(_row, lines))
-
-
-def _row(cells: Row) -> str:
-    return f"| {' | '.join(cells)} |\n"
+TABLES: Mapping[str, Callable[..., str]] = {"show": show, "arms": samples}
 
 
 def records(directory: Path, page: Path) -> str:
@@ -295,7 +128,7 @@ def records(directory: Path, page: Path) -> str:
         command = shlex.join(_asked(_asked(first["command"], "-o"), "--target"))
         link = f"[`{path.stem.removeprefix('reference-')}`]({os.path.relpath(path, page.parent)})"
         rows.append([link, first["started_at"][:10], f"`{command}`"])
-    return "".join(["| record | date | command |\n", "|---|---|---|\n", *map(_row, rows)])
+    return "".join(arms.markdown(["record", "date", "command"], rows, "---"))
 
 
 # The text below a table: when, where and how it was measured.
@@ -315,7 +148,7 @@ def _origin(path: Path) -> tuple[str, Mapping[str, Any], Sequence[str], str]:
     try:
         run = read(path).run
     except ResultFileError:
-        header = benchmark.read(path).header
+        header, _ = arms.read(path)
         environment, command = header["environment"], header["command"]
         return header["started_at"], environment, _asked(command, "--record"), ""
     facts = {"machine": run.environment.machine, "storage": run.environment.storage}
@@ -373,7 +206,7 @@ def _rooms(package: Path, before: str) -> str:
         [f"`{part}`" if part.isidentifier() and part != "all" else part, str(count), f"{lines:,}"]
         for part, (count, lines) in sorted(sizes.items(), key=lambda one: -one[1][1])
     ]
-    return _table(["part", "files", "lines"], [*rows[1:], rows[0]])
+    return "".join(arms.markdown(["part", "files", "lines"], [*rows[1:], rows[0]]))
 
 
 def _output(lines: int, command: Sequence[str]) -> str:
@@ -426,8 +259,7 @@ class _Terminal(io.StringIO):
 
 def main() -> None:
     for path in map(Path, sys.argv[1:]):
-        table = shapes if benchmark.read(path).header["name"] == "shapes" else arms
-        print(table(path) + "\n" + _source(path.resolve(), str(path)))
+        print(samples(path) + "\n" + _source(path.resolve(), str(path)))
     if len(sys.argv) == 1:
         draw(ROOT)
         for page in PAGES:

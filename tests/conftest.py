@@ -6,7 +6,6 @@ import functools
 import gc
 import io
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from types import FrameType
 import pytest
 import typer.main
 from hypothesis import settings
+from support.filesystems import Filesystems
 from support.preloaded import run_preloaded
 from support.whole_run import WholeRun
 
@@ -34,9 +34,6 @@ from iobench.cli.main import run as run_command
 from iobench.environment.mounts import mount_of
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Channel
-
-_MKFS = {"ext4": ("-m", "0"), "xfs": (), "btrfs": ()}  # no room kept for root, who is us
-_NEEDS = {"fuse": "bindfs", **{kind: f"mkfs.{kind}" for kind in _MKFS}}
 
 NOBODY = 65534  # the user without rights
 # Of multiprocessing and torchrun, removed by their process unless it is killed; torch's cache.
@@ -141,81 +138,6 @@ def _signals() -> tuple[dict[signal.Signals, object], set[signal.Signals]]:
     return handlers, {*signal.pthread_sigmask(signal.SIG_BLOCK, ())}
 
 
-def _run(*command: str | Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
-    return done.stdout.strip()
-
-
-class _Filesystems:
-    """Mounts below one directory; whatever was mounted is undone, in reverse, by `undo`."""
-
-    def __init__(self, base: Path) -> None:
-        self._base = base
-        self._undo: list[list[str]] = []
-        self._images: Path | None = None
-
-    def make(self, kind: str, size_bytes: int = 512 * MIB) -> Path:
-        """Return the directory of a new, mounted file system of `kind`: tmpfs, ext4, xfs, btrfs,
-        overlay or fuse (bindfs). The last two are on an ext4 of their own."""
-        if os.geteuid() != 0:
-            pytest.skip("mounting needs root")
-        needed = _NEEDS.get(kind)
-        if needed and not shutil.which(needed):
-            pytest.skip(f"{needed} is not installed")
-        below = self.make("ext4", size_bytes) if kind in ("overlay", "fuse") else None
-        at = self._base / f"{kind}-{len(self._undo)}"
-        at.mkdir()
-        try:
-            if kind == "tmpfs":
-                self._mount("-t", "tmpfs", "-o", f"size={size_bytes}", "iobench-test", str(at))
-            elif below is None:
-                self._mount_image(kind, size_bytes, at)
-            else:
-                self._mount_over(kind, below, at)
-        except OSError as error:
-            pytest.skip(f"no {kind} can be mounted here: {error}")
-        return at
-
-    def undo(self) -> None:
-        for command in reversed(self._undo):
-            _run(*command)
-        self._undo.clear()
-
-    def _mount_image(self, kind: str, size_bytes: int, at: Path) -> None:
-        if self._images is None:  # in memory, so that syncs cost nothing
-            images = self._base / "images"
-            images.mkdir()
-            self._mount("-t", "tmpfs", "-o", "size=4g", "iobench-test", str(images))
-            self._images = images
-        image = self._images / f"{at.name}.img"
-        image.touch()
-        os.truncate(image, size_bytes)
-        _run(f"mkfs.{kind}", "-q", *_MKFS[kind], image)
-        # A device of our own and not `mount -o loop`: it detaches itself once it is unmounted.
-        device = _run("losetup", "--find", "--show", image)
-        try:
-            self._mount(device, str(at))
-        finally:
-            _run("losetup", "--detach", device)
-
-    def _mount_over(self, kind: str, below: Path, at: Path) -> None:
-        parts = {name: below / name for name in ("lower", "upper", "work")}
-        for part in parts.values():
-            part.mkdir()
-        if kind == "overlay":
-            options = ",".join(f"{name}dir={part}" for name, part in parts.items())
-            self._mount("-t", "overlay", "-o", options, "iobench-test", str(at))
-        else:
-            _run("bindfs", parts["upper"], at)
-            self._undo.append(["umount", "--lazy", str(at)])
-
-    def _mount(self, *arguments: str) -> None:
-        _run("mount", *arguments)
-        self._undo.append(["umount", "--lazy", arguments[-1]])
-
-
 @pytest.fixture
 def as_nobody() -> Callable[[Callable[[], None]], None]:
     """Run a function in a forked child without privileges; its failure is that of the test. The
@@ -267,9 +189,16 @@ def new_filesystem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFil
 
 @contextmanager
 def _filesystems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFilesystem]:
-    filesystems = _Filesystems(tmp_path_factory.mktemp("mounts"))
+    filesystems = Filesystems(tmp_path_factory.mktemp("mounts"))
+
+    def make(kind: str, size_bytes: int = 512 * MIB) -> Path:
+        try:
+            return filesystems.make(kind, size_bytes)
+        except OSError as error:
+            pytest.skip(f"no {kind} can be mounted here: {error}")
+
     try:
-        yield filesystems.make
+        yield make
     finally:
         filesystems.undo()
 

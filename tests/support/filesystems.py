@@ -1,17 +1,90 @@
-"""File systems that fail, and what is left of them."""
+"""File systems to mount, that fail, and what is left of them."""
 
 from __future__ import annotations
 
 import fcntl
 import functools
 import os
+import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["after_power_cut", "chroot", "no_private_mounts", "shut_down"]
+from iobench.units import MIB
+
+__all__ = ["Filesystems", "after_power_cut", "chroot", "no_private_mounts", "shut_down"]
+
+_MKFS = {"ext4": ("-m", "0"), "xfs": (), "btrfs": ()}  # no room kept for root, who is us
+_NEEDS = {"fuse": "bindfs", **{kind: f"mkfs.{kind}" for kind in _MKFS}}
+
+
+class Filesystems:
+    """Mounts below one directory; whatever was mounted is undone, in reverse, by `undo`."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._undo: list[list[str]] = []
+        self._images: Path | None = None
+
+    def make(self, kind: str, size_bytes: int = 512 * MIB, *, options: str = "rw") -> Path:
+        """Return the directory of a new, mounted file system of `kind`: tmpfs, ext4, xfs, btrfs,
+        overlay or fuse (bindfs). The last two are on an ext4 of their own. `options` are those of
+        a mount from an image. Raises OSError where it cannot be mounted."""
+        if os.geteuid() != 0:
+            raise PermissionError("mounting needs root")
+        needed = _NEEDS.get(kind)
+        if needed and not shutil.which(needed):
+            raise OSError(f"{needed} is not installed")
+        below = self.make("ext4", size_bytes) if kind in ("overlay", "fuse") else None
+        at = self._base / f"{kind}-{len(self._undo)}"
+        at.mkdir()
+        if kind == "tmpfs":
+            self._mount("-t", "tmpfs", "-o", f"size={size_bytes}", "iobench-test", str(at))
+        elif below is None:
+            self._mount_image(kind, size_bytes, at, options)
+        else:
+            self._mount_over(kind, below, at)
+        return at
+
+    def undo(self) -> None:
+        """Unmount all of them."""
+        for command in reversed(self._undo):
+            _run(*command)
+        self._undo.clear()
+
+    def _mount_image(self, kind: str, size_bytes: int, at: Path, options: str) -> None:
+        if self._images is None:  # in memory, so that syncs cost nothing
+            images = self._base / "images"
+            images.mkdir()
+            self._mount("-t", "tmpfs", "-o", "size=4g", "iobench-test", str(images))
+            self._images = images
+        image = self._images / f"{at.name}.img"
+        image.touch()
+        os.truncate(image, size_bytes)
+        _run(f"mkfs.{kind}", "-q", *_MKFS[kind], image)
+        # A device of our own and not `mount -o loop`: it detaches itself once it is unmounted.
+        device = _run("losetup", "--find", "--show", image)
+        try:
+            self._mount("-o", options, device, str(at))
+        finally:
+            _run("losetup", "--detach", device)
+
+    def _mount_over(self, kind: str, below: Path, at: Path) -> None:
+        parts = {name: below / name for name in ("lower", "upper", "work")}
+        for part in parts.values():
+            part.mkdir()
+        if kind == "overlay":
+            options = ",".join(f"{name}dir={part}" for name, part in parts.items())
+            self._mount("-t", "overlay", "-o", options, "iobench-test", str(at))
+        else:
+            _run("bindfs", parts["upper"], at)
+            self._undo.append(["umount", "--lazy", str(at)])
+
+    def _mount(self, *arguments: str) -> None:
+        _run("mount", *arguments)
+        self._undo.append(["umount", "--lazy", arguments[-1]])
 
 
 @functools.cache
@@ -69,4 +142,7 @@ def after_power_cut(root: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def _run(*command: str | Path) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+    return done.stdout.strip()

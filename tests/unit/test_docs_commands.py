@@ -130,7 +130,7 @@ def test_a_wrong_command_is_found(words: list[str]) -> None:
 def test_the_script_has_the_options(words: list[str]) -> None:
     """The script is in the repository and names each option."""
     script, *rest = words
-    source = (_ROOT / script).read_text() + (_ROOT / "benchmarks" / "record.py").read_text()
+    source = (_ROOT / script).read_text() + (_ROOT / "benchmarks" / "arms.py").read_text()
     assert [
         option for option in rest if option.startswith("-") and f'"{option}"' not in source
     ] == []

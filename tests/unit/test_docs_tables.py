@@ -30,7 +30,7 @@ def _script(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-_record, _api_pages, _tables = _script("record"), _script("api_pages"), _script("tables")
+_arms, _api_pages, _tables = _script("arms"), _script("api_pages"), _script("tables")
 _PAGES = [page for page in _tables.PAGES if _tables.BLOCK.search(page.read_text())]
 
 
@@ -135,11 +135,11 @@ def test_a_benchmark_record_becomes_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every sample counts: the median, the slowest and fastest round, by operation."""
-    path = tmp_path / "repeats.jsonl"
+    path = tmp_path / "drain.jsonl"
     monkeypatch.setattr(
-        sys, "argv", ["benchmarks/repeats.py", "--rounds", "3", "--record", str(path)]
+        sys, "argv", ["benchmarks/drain.py", "--rounds", "3", "--record", str(path)]
     )
-    with _record.Record(path, target=tmp_path) as samples:
+    with _arms.Record(path, target=tmp_path) as samples:
         for turn, seconds in enumerate((1.0, 4.0, 2.0)):
             samples.sample("save stock", turn, 2 * seconds, bytes=2**30, cpu_s=0.5)
             samples.sample("save ours", turn, seconds, bytes=2**30, cpu_s=0.25)
@@ -154,29 +154,18 @@ def test_a_benchmark_record_becomes_a_table(
         "| save ours | 0.50 GiB/s | 0.25 - 1.00 | 2.000 s | 3 | 0.25 |",
         "| save stock | 0.25 GiB/s | 0.12 - 0.50 | 4.000 s | 3 | 0.50 |",
     ]
-    assert "python benchmarks/repeats.py --rounds 3\n" in out
+    assert "python benchmarks/drain.py --rounds 3\n" in out
 
 
-def test_a_record_of_shapes_becomes_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A row for each arm and number of tensors, with medians per tensor."""
-    path = tmp_path / "shapes.jsonl"
-    monkeypatch.setattr(sys, "argv", ["benchmarks/shapes.py", "--record", str(path)])
-    with _record.Record(path, target=tmp_path) as samples:
-        for count, seconds in ((1000, 1.0), (1000, 2.0), (1000, 9.0), (100, 1.0)):
-            figures = {"bytes": 2**30, "tensors": count, "cpu_s": 0.5, "caller_cpu_s": 0.25}
-            samples.sample(f"save ours, {count}", 0, seconds, **figures)
-    monkeypatch.setattr(sys, "argv", ["tables.py", str(path)])
-    _tables.main()
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert rows[0] == (
-        "| tensors | arm | MiB/s | us/tensor | CPU us/tensor | CPU us/tensor, caller | rounds |"
-    )
-    assert rows[2:] == [
-        "| 100 | save ours | 1024 | 10000.0 | 5000.0 | 2500.0 | 1 |",
-        "| 1,000 | save ours | 512 | 2000.0 | 500.0 | 250.0 | 3 |",
+def test_a_table_of_costs_per_tensor() -> None:
+    """Medians per tensor, for samples that count tensors."""
+    samples = [
+        {"elapsed_s": seconds, "bytes": 2**30, "tensors": 1000, "cpu_s": 0.5, "caller_cpu_s": 0.25}
+        for seconds in (1.0, 2.0, 9.0)
     ]
+    head, _, row = _arms.table({"save ours, 1000": samples}).splitlines()
+    assert head.endswith("| CPU s/GiB | us/tensor | CPU us/tensor | CPU us/tensor, caller |")
+    assert row.endswith("| 2.000 s | 3 | 0.50 | 2000.0 | 500.0 | 250.0 |")
 
 
 def test_records_are_not_overwritten(tmp_path: Path) -> None:
@@ -184,13 +173,13 @@ def test_records_are_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
     path.write_text("old")
     with pytest.raises(ResultFileError, match="exists and is not overwritten"):
-        _record.Record(path, target=tmp_path)
+        _arms.Record(path, target=tmp_path)
     assert path.read_text() == "old"
 
 
 def test_without_a_record_nothing_is_written(tmp_path: Path) -> None:
     """The option is optional."""
-    with _record.Record(None, target=tmp_path) as samples:
+    with _arms.Record(None, target=tmp_path) as samples:
         samples.sample("arm", 0, 1.0)
     assert not list(tmp_path.iterdir())
 
@@ -198,7 +187,7 @@ def test_without_a_record_nothing_is_written(tmp_path: Path) -> None:
 def test_a_file_of_another_schema_is_refused() -> None:
     """A record of `iobench run` is not one of a script."""
     with pytest.raises(ResultFileError, match="an iobench result file, not a record of a script"):
-        _record.read(_ROOT / "results" / "reference-aa-llama7b.jsonl")
+        _arms.read(_ROOT / "results" / "reference-aa-llama7b.jsonl")
 
 
 def test_a_page_of_the_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

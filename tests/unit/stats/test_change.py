@@ -58,7 +58,7 @@ def test_a_rate_must_be_above_zero() -> None:
     ids=["normal", "heavy tails", "two-valued"],
 )
 def test_equal_noise_makes_up_no_change(draw: Draw) -> None:
-    """At most 5% of the series have one; benchmarks/change_points.py draws more of them."""
+    """At most 5% of the series have one; benchmarks/error_rates.py draws more of them."""
     random, runs = np.random.default_rng(1), 100
     for saves in (12, 60):
         series = (np.exp(draw(random, saves)).tolist() for _ in range(runs))
