@@ -79,13 +79,15 @@ class UsageError(IobenchError, ValueError):
 
 
 class UnknownNameError(UsageError):
-    """No writer, workload or option has this name. Lists the known ones, suggests the nearest."""
+    """No writer, workload or option has this name. Suggests the nearest, and lists a few names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
         near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(self.known) or 'none'}.")
+        if not near or len(self.known) <= _MOST_NAMES:
+            hint += f" Known: {', '.join(self.known) or 'none'}."
+        super().__init__(f"unknown {kind} {name!r}{hint}")
 
 
 class OptionError(UsageError):

@@ -77,12 +77,18 @@ def _usage(error: Any) -> NoReturn:
     if message.startswith("Usage:"):
         error.show()
         sys.exit(error.exit_code)
+    message = message.replace(". Did you mean", "; did you mean")
     command = f"{error.ctx.command_path} --help" if error.ctx else "iobench --help"
     if found := re.fullmatch(r"Invalid value for '(\S+)': Input should be (.*)", message):
         option, allowed = found.groups()  # pydantic's words, without the value
         after = sys.argv[sys.argv.index(option) + 1 :][:1] if option in sys.argv else []
         message = f"{' '.join((option, *after))}: must be {allowed}"
-    _fail(f"{message.rstrip('.')}; see {command}", error.exit_code)
+    if found := re.fullmatch(r"Invalid value for '(\S+)': '(.*)' is not one of (.*)", message):
+        option, value, listed = found.groups()  # typer's words
+        *some, last = listed.replace("'", "").split(", ")
+        message = f"{option} {value}: choose {', '.join(some)} or {last}"
+    end = " See" if message.endswith("?") else "; see"
+    _fail(f"{message.rstrip('.')}{end} {command}", error.exit_code)
 
 
 def _fail(message: str, code: int) -> NoReturn:

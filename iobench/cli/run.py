@@ -247,7 +247,7 @@ def _check_effects(
     else:
         check_effect(ctx, ("max_bytes",), "only --duration and --until have it")
     if repeat != "auto":
-        check_effect(ctx, ("precision", "max_time"), "only --repeat auto has these")
+        check_effect(ctx, ("precision", "max_time"), "it needs --repeat auto")
     if format_ is not ReportFormat.TABLE:
         check_effect(ctx, ("verbose",), f"--format {format_} has all details")
     if dry_run:

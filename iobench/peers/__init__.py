@@ -30,5 +30,4 @@ def peer_class(name: str) -> type[Peer]:
 
 def make(name: str, /, **values: str) -> Peer:
     """Make the peer `name` with options. Raises the errors of `peer_class`, and OptionError."""
-    cls = peer_class(name)
-    return cls(cls.Options.from_mapping(values))
+    return _PEERS.make(name, values)

@@ -132,6 +132,6 @@ def _mode(text: str) -> tuple[Mode, int | None]:
     background = name in _BACKGROUND
     if name not in _MODES or (equals and not (background and number.isdecimal() and int(number))):
         raise UsageError(
-            f"--mode {text!r}: {', '.join(_MODES[:-1])} or {_MODES[-1]}; async=1: one slot"
+            f"--mode {text!r}: choose {', '.join(_MODES[:-1])} or {_MODES[-1]}; async=1: one slot"
         )
     return cast(Mode, name), (int(number) if equals else 2) if background else None

@@ -49,8 +49,8 @@ class Pace:
         if (found := _BUDGET.fullmatch(text)) and 0 < float(found[1]) < 100:
             return cls(budget=float(found[1]) / 100)
         raise OptionError(
-            f"--every {text:.40}: a number of steps (20), so many persist times (2xpersist), or "
-            "what checkpoints may cost (3.5%)"
+            f"--every {text:.40}: give a number of steps (20), so many persist times (2xpersist), "
+            "or what checkpoints may cost (3.5%)"
         )
 
     def __str__(self) -> str:

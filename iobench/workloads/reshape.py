@@ -44,7 +44,7 @@ class Granularity:
             raise UnknownNameError("granularity", kind, _KINDS)
         if equals and kind != "shard":
             raise OptionError(f"--granularity {text}: only shard takes a size, as in shard=5GB")
-        shard_bytes = parse_size(size) if equals else _SHARD_BYTES
+        shard_bytes = parse_size(size, "--granularity shard=") if equals else _SHARD_BYTES
         if shard_bytes <= 0:
             raise OptionError(f"--granularity {text}: a shard must have at least 1 byte")
         return cls(kind=kind, shard_bytes=shard_bytes)

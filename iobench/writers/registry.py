@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from iobench.errors import UnavailableError, UnknownNameError, UsageError
+from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
 from iobench.writers.base import Writer
 
 __all__ = ["GROUP", "Registry", "make", "names", "split_specs", "writer_class"]
@@ -53,6 +54,16 @@ class Registry(Generic[T]):
             raise UnavailableError(shown, f"{entry.value} is not a {self._base.__name__}.")
         return found
 
+    def make(self, name: str, values: Mapping[str, Any]) -> T:
+        """Make the object `name` with some options; an error of an option names it."""
+        cls: Any = self.find(name)
+        try:
+            made: T = cls(cls.Options.from_mapping(values))
+        except (UnknownNameError, OptionError) as error:
+            error.args = (f"{self._noun} {name}: {error}",)
+            raise
+        return made
+
 
 _WRITERS: Registry[Writer] = Registry(GROUP, Writer, noun="writer")
 
@@ -69,8 +80,7 @@ def writer_class(name: str) -> type[Writer]:
 
 def make(name: str, /, **values: Any) -> Writer:
     """Make a writer by name with some options: `make("odirect", block_size="8MiB")`."""
-    cls = writer_class(name)
-    return cls(cls.Options.from_mapping(values))
+    return _WRITERS.make(name, values)
 
 
 def split_specs(text: str) -> list[tuple[str, dict[str, str]]]:

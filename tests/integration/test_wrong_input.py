@@ -26,6 +26,11 @@ CASES = {
     "run --duration 30": "--duration '30' has no unit",
     "run --restore-as half": "--restore-as half: must be same, or subset=PART",
     "run --granularity shard=0": "--granularity shard=0: a shard must have at least 1 byte",
+    "run --granularity shard=": "--granularity shard= '' is not a size; write 4096",
+    "run --writer odirect,threads=0": "writer odirect: option threads=0: must be from 1 to 256",
+    "run --writer null,uring,thread=1": "writer uring: unknown option 'thread'",
+    "run --workload lama7b": "unknown workload 'lama7b'; did you mean 'llama7b'?\n",
+    "run --precision 5%": "--precision: it needs --repeat auto; leave out --precision",
     "run --background yes": "--background yes: must be none or restore",
     "run --rules nope": "unknown rules 'nope'. Known: mlperf",
     "run -o run.jsonl": "run.jsonl exists and is not overwritten; choose another name",
@@ -34,7 +39,7 @@ CASES = {
     "run text.txt": "text.txt is neither a workload (*.yaml) nor a checkpoint",
     "run --target s3://": "names no bucket; write s3://bucket/prefix",
     "run --rank -1": "--rank -1: must be greater than or equal to 0; see iobench run --help",
-    "autotune --objective speed": "'speed' is not one of 'save', 'restore'",
+    "autotune --objective speed": "--objective speed: choose save, restore",
     "autotune --seed -1": "--seed -1",
     "autotune --max-time 10": "--max-time '10' has no unit",
     "autotune --max-bytes 0": "--max-bytes must be above zero, and is 0",
@@ -47,13 +52,13 @@ CASES = {
     "autotune --journal run.jsonl": "exists and is not overwritten; go on with it by --resume",
     "autotune --target s3://": "names no bucket; write s3://bucket/prefix",
     "autotune --writer peer:dcp": "unknown writer 'peer:dcp'. Known: aiofiles",
-    "train --mode fast": "--mode 'fast': none, sync, async",
-    "train --every 0": "--every 0: a number of steps (20)",
+    "train --mode fast": "--mode 'fast': choose none, sync, async",
+    "train --every 0": "--every 0: give a number of steps (20)",
     "train --steps 0": "--steps 0: must be greater than or equal to 1",
     "train --mode none": "--mode none: saves nothing; add sync",
     "train --target s3://bucket": "s3://bucket: is a bucket",
     "train --writer peer:dcp": "peer:dcp cannot save a training state",
-    "train --device tpu": "'tpu' is not one of 'cpu', 'cuda'",
+    "train --device tpu": "--device tpu: choose cpu or cuda",
     "plan": "give --nodes: the nodes of the job",
     f"plan --nodes 0 {_HAND}": "--nodes 0: write 2048, 64,512,2048",
     "plan --nodes 4 --save 30 --restore 30s": "--save '30' has no unit; write 30s or 30min",
@@ -76,12 +81,13 @@ CASES = {
     "show nope": "nope: no such file; iobench writes its records under results/",
     "show text.txt": "text.txt, line 1: not JSON; give a .jsonl file that iobench wrote",
     "show empty": "empty is a directory; give a result file (.jsonl)",
-    "show run.jsonl --format pdf": "'pdf' is not one of 'table', 'md'",
+    "show run.jsonl --format pdf": "--format pdf: choose table, md",
     "show run.jsonl run.jsonl": "--format table shows one record; give one",
     "report run.jsonl": "Missing option '-o' / '--output'; see iobench report --help",
     "report nope -o x.html": "nope: no such file; iobench writes its records",
     "compare run.jsonl": "one run is given; write iobench compare OLD NEW",
-    "compare run.jsonl run.jsonl": "is on both sides: a run does not differ from itself",
+    "compare run.jsonl run.jsonl": "the same run is on both sides; give two",
+    "compare run.jsonl same.jsonl": "the same run is on both sides; give two",
     "compare run.jsonl train.jsonl": "is a record of iobench train; give records of",
     "compare a b c": "-- must be given once, between the sides",
     "compare nope run.jsonl": "nope: no such file; iobench writes its records",
@@ -95,7 +101,7 @@ CASES = {
     "doctor --target=": "--target '': names nothing",
     "doctor --target s3://bucket": "s3://bucket: is a bucket",
     "doctor --target nope": "--target nope: no such directory; make it first",
-    "doctor --format xml": "'xml' is not one of 'table', 'json'",
+    "doctor --format xml": "--format xml: choose table or json",
     "writers --target nope": "--target nope: no such directory; make it first",
     "writers --target ftp://x": "ftp:// is not known; give a directory, or s3://bucket/prefix",
     "exec --config no.toml -- true": "no.toml: no such file; iobench auto",
@@ -112,7 +118,7 @@ CASES = {
     "offload export empty -o x.pt": "empty",
     "tiers nope": "nope",
     "replicas nope": "No such command 'nope'; see iobench replicas --help",
-    "workloads lsit": "Did you mean 'list'",
+    "workloads lsit": "No such command 'lsit'; did you mean 'list'? See iobench",
     "workloads show nope": "unknown workload 'nope'. Known: bloom-3b",
     "workloads show llama7b --rank 999": "has no rank 999: it has 0 to 7",
     "workloads import nope": "nope: does not exist",
@@ -127,7 +133,8 @@ CASES = {
 
 @pytest.mark.parametrize("command", CASES)
 def test_wrong_input(command: str, iobench_inside: Command, tmp_path: Path) -> None:
-    shutil.copy(_RECORD, tmp_path / "run.jsonl")
+    for name in ("run.jsonl", "same.jsonl"):
+        shutil.copy(_RECORD, tmp_path / name)
     shutil.copy(_TRAINING, tmp_path / "train.jsonl")
     (tmp_path / "text.txt").write_text("text\n")
     (tmp_path / "my.toml").write_text('schema = "iobench.writer/1"\nwriter = "buffered"\n')

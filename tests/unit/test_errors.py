@@ -55,6 +55,8 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
     """The message lists what is known and names the nearest."""
     message = str(UnknownNameError("writer", "odirct", ["uring", "odirect"]))
     assert message == "unknown writer 'odirct'; did you mean 'odirect'? Known: odirect, uring."
+    many = str(UnknownNameError("workload", "llama7c", ["llama7b", *"abcdefghijklmnopqrstuvwxyz"]))
+    assert many == "unknown workload 'llama7c'; did you mean 'llama7b'?"
     assert "did you mean" not in str(UnknownNameError("writer", "zzz", ["odirect"]))
     assert str(UnknownNameError("writer", "zzz", [])) == "unknown writer 'zzz'. Known: none."
 

@@ -323,8 +323,10 @@ def test_twins_of_an_aa_run_are_no_repetitions() -> None:
 def test_a_regression_is_exit_code_5(tmp_path: Path) -> None:
     old = save_as(REFERENCE, tmp_path / "old.jsonl")
     new = save_as(slowed("odirect", "save", 1.1), tmp_path / "new.jsonl")
-    assert run(old, save_as(REFERENCE, tmp_path / "again.jsonl"))[0] is None
-    assert isinstance(run(old, old)[0], UsageError)
+    again = save_as(slowed("odirect", "save", 1.0), tmp_path / "again.jsonl")
+    assert run(old, again)[0] is None
+    copy = save_as(REFERENCE, tmp_path / "copy.jsonl")
+    assert all(isinstance(run(old, same)[0], UsageError) for same in (old, copy))
     error, printed = run(old, new, "--strict")
     assert isinstance(error, RegressionError)
     assert error.exit_code == 5

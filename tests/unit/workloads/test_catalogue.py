@@ -50,9 +50,9 @@ def test_the_workloads_that_ship() -> None:
     assert all(workload.description for workload in loaded)
 
 
-def test_an_unknown_name_lists_the_known_and_suggests_the_nearest() -> None:
+def test_an_unknown_name_suggests_the_nearest() -> None:
     """A typing error gets the nearest name as an answer."""
-    with pytest.raises(UnknownNameError, match=r"did you mean 'llama7b'.*synthetic-1t-dist"):
+    with pytest.raises(UnknownNameError, match=r"did you mean 'llama7b'\?$"):
         workloads.load("lama7b")
     with pytest.raises(UnknownNameError, match="unknown model"):
         workloads.load_model("lama-7b")
