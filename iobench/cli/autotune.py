@@ -28,7 +28,7 @@ from iobench.cli.given import (
     quiet_stdout,
     the_workload,
 )
-from iobench.cli.pages import ReportOption, Shown
+from iobench.cli.pages import Shown
 from iobench.errors import UsageError
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
 
@@ -64,7 +64,6 @@ def autotune(
     journal: Path | None = None,
     resume: Path | None = None,
     format_: FormatOption = ListingFormat.TABLE,
-    report: ReportOption = None,
     dry_run: bool = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -89,8 +88,8 @@ def autotune(
         --rank N: The rank to replay.
         --seed N: Seed of data, order and draws. [random]
         --journal FILE: Where every measurement is kept. [results/<run>.jsonl]
-        --resume FILE: Continue this journal, with the options it began with; only -o and --report
-            may differ. A complete one gives its answer and its file again.
+        --resume FILE: Continue this journal, with the options it began with; only -o may differ.
+            A complete one gives its answer and its file again.
         --dry-run: Print the space, the bytes and the time expected, and end.
     """
     began_s = time.perf_counter() - _started_s_ago()
@@ -103,9 +102,7 @@ def autotune(
     check_config(output)
     if output.exists() and not dry_run and resume is None:  # a resumed tuning may write it again
         raise UsageError(f"-o {output}: exists; choose another name, or remove it")
-    if report is not None and dry_run:
-        raise UsageError("--report: --dry-run measures nothing; leave out --report")
-    shown = Shown(form=format_, page=report)
+    shown = Shown(form=format_)
     if resume is not None:
         _check_alone(ctx)
         with quiet_stdout(), preparing("reading the journal", quiet=quiet):
@@ -150,11 +147,11 @@ def autotune(
 
 def _check_alone(ctx: typer.Context) -> None:
     """Raise UsageError for options that are given with --resume and would have no effect."""
-    kept = ("resume", "output", "format_", "report", "quiet")
+    kept = ("resume", "output", "format_", "quiet")
     names = [option for name, option in given(ctx) if name not in kept]
     if names:
         raise UsageError(
-            f"--resume takes all but -o and --report from its journal; leave out {', '.join(names)}"
+            f"--resume takes all but -o from its journal; leave out {', '.join(names)}"
         )
 
 
@@ -166,8 +163,7 @@ def _tune(
     from iobench.tune.emit import emit, write
     from iobench.tune.tuning import run_tuning
 
-    stopped, progress = shown.stopped(journal.path, table=False), TuneProgress(quiet=quiet)
-    with stopped, quiet_stdout(), progress:
+    with quiet_stdout(), TuneProgress(quiet=quiet) as progress:
         outcome = run_tuning(tuning, journal, progress, began_s=began_s)
     write(output, emit(outcome, tuning, journal.header))
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from iobench.cli.given import QuietOption
 from iobench.cli.progress import VerifyProgress
 from iobench.ranks.world import World
 from iobench.report.render import write_json
@@ -38,7 +37,6 @@ def export(
     replace: bool = False,
     verify: bool = True,
     json: bool = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Write a checkpoint for other programs: Hugging Face, torch, DCP.
 
@@ -65,7 +63,7 @@ def export(
     from iobench.exports.export import export as write
 
     leads = World.detect().rank == 0
-    with VerifyProgress(output, quiet=quiet or not leads) as progress:
+    with VerifyProgress(output, quiet=not leads) as progress:
         report = write(
             checkpoint,
             output,

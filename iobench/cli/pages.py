@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iobench.cli.given import print_warning
 from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
 from iobench.report.render import render
 from iobench.text import printable
@@ -102,7 +101,7 @@ class Shown:
     """
 
     form: str
-    page: Path | None
+    page: Path | None = None
     details: bool = False
 
     def __post_init__(self) -> None:
@@ -118,30 +117,22 @@ class Shown:
             write_report(document, self.page)
 
     @contextmanager
-    def stopped(self, record: Path, *, table: bool = True) -> Iterator[None]:
-        """If the block raises, as when interrupted, show what is in `record`: the page, the table.
+    def stopped(self, record: Path) -> Iterator[None]:
+        """If the block raises, as when interrupted, show what is in `record`.
 
-        An error in that is a warning: what stopped the block counts.
+        An error in that is left out: what stopped the block counts.
         """
         try:
             yield
         except BaseException:
-            if record.exists() and (table or self.page is not None):
-                self._show_stopped(record, table=table)
+            with suppress(IobenchError):
+                if record.exists():
+                    self._show_stopped(record)
             raise
 
-    def _show_stopped(self, record: Path, *, table: bool) -> None:
+    def _show_stopped(self, record: Path) -> None:
         from iobench.report.kinds import document_of
 
-        try:
-            found = document_of([record])
-            if not any(grid.rows for grid in found.tables):
-                if self.page is not None:
-                    print("no report: nothing was measured yet", file=sys.stderr)
-            elif table:
-                self.show(found, record)
-            elif self.page is not None:
-                write_report(found, self.page)
-        except IobenchError as error:
-            if self.page is not None:
-                print_warning(f"no report: {error}")
+        found = document_of([record])
+        if any(grid.rows for grid in found.tables):
+            self.show(found, record)

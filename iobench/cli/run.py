@@ -76,7 +76,6 @@ def run(
     output: Path | None = None,
     format_: ReportFormat = ReportFormat.TABLE,
     verbose: bool = False,
-    report: Path | None = None,
     dry_run: bool = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -139,7 +138,6 @@ def run(
         -o, --output FILE: The result file. [results/<run>.jsonl]
         --format: How to print the report.
         -v, --verbose: Add machine, phases, latencies and all notes to the table.
-        --report FILE: Also write the report as one HTML file with charts.
         --dry-run: Print the plan, bytes and expected time (by short probes).
     """
     with ExitStack() as stack:
@@ -160,7 +158,7 @@ def run(
 
             if output is not None:
                 check_output(output)
-            shown = Shown(form=format_, page=report, details=verbose)
+            shown = Shown(form=format_, details=verbose)
             axes = Axes.parse(
                 serializer=serializer,
                 granularity=granularity,
@@ -251,7 +249,7 @@ def _check_effects(
     if format_ is not ReportFormat.TABLE:
         check_effect(ctx, ("verbose",), f"--format {format_} has all details")
     if dry_run:
-        check_effect(ctx, ("format_", "verbose", "report"), "--dry-run makes no report")
+        check_effect(ctx, ("format_", "verbose"), "--dry-run makes no report")
 
 
 def measure(

@@ -17,7 +17,7 @@ from iobench.cli.given import (
     the_directory,
     the_workload,
 )
-from iobench.cli.pages import ReportOption, Shown
+from iobench.cli.pages import Shown
 from iobench.errors import DataMismatchError
 from iobench.report.render import DocumentFormat
 
@@ -47,10 +47,8 @@ def train(
     model_params: int = 1_000_000,
     simulate_step: bool = False,
     device: DeviceKind = DeviceKind.CPU,
-    seed: int = 0,
     output: Path | None = None,
     format_: DocumentFormat = DocumentFormat.TABLE,
-    report: ReportOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Measure what checkpoints cost the training of a small GPT.
@@ -75,12 +73,11 @@ def train(
         --model-params N: Parameters of the small GPT that is trained, 100,000 or more.
         --simulate-step: Make a step last the workload's published step time; the CPU is idle in it.
         --device: Where to train.
-        --seed N: Seed of model and data.
         -o, --output FILE: The result file. [results/<run>.jsonl]
         --format: How to print the report.
     """
     check_output(output)
-    shown = Shown(form=format_, page=report)
+    shown = Shown(form=format_)
     directory = the_directory(target)
     with preparing("loading torch and trying the writers", quiet=quiet):
         from iobench.report.train import train_document
@@ -101,7 +98,6 @@ def train(
             model_params=model_params,
             simulate_step=simulate_step,
             device=device.value,
-            seed=seed,
         )
     path = output or default_path(f"train-{session.workload.name}")
     with shown.stopped(path):

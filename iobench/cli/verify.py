@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from iobench.cli.given import FormatOption, ListingFormat, QuietOption
+from iobench.cli.given import FormatOption, ListingFormat
 from iobench.cli.progress import VerifyProgress
 from iobench.errors import DataMismatchError, UsageError
 from iobench.report.render import write_json
@@ -25,7 +25,6 @@ def verify(
     values: bool = False,
     writer: str | None = None,
     format_: FormatOption = ListingFormat.TABLE,
-    quiet: QuietOption = False,
 ) -> None:
     """Check that checkpoints are whole; exit code 4 if they are not.
 
@@ -48,7 +47,7 @@ def verify(
         raise UsageError("--against compares one PATH with OTHER, without --record")
     reports: dict[str, VerifyReport] = {}
     for path in paths:
-        with VerifyProgress(path, quiet=quiet) as progress:
+        with VerifyProgress(path) as progress:
             if against is not None:
                 reports[path] = verify_against(
                     path, against, writer=writer, values=values, progress=progress.read

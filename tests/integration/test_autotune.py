@@ -89,10 +89,8 @@ def check(document: dict[str, Any], output: Path) -> None:
 
 def test_on_a_file_system(tune: Tune, target: Path, output: Path) -> None:
     """The writer of the file takes the measured path; no other file is left."""
-    page = output.with_name("report.html")
-    document = tune(target, "--writer", "buffered,odirect", "--report", page)
+    document = tune(target, "--writer", "buffered,odirect")
     check(document, output)
-    assert f"{document['chosen']} at " in page.read_text()
     assert os.listdir(target) == []
     tuned = read_config(output).tuned
     assert tuned is not None
@@ -201,7 +199,6 @@ def start(
             [
                 *("-m", "iobench", "autotune", "-w", tiny_path, "--target", target),
                 *(*_QUICK, "-o", output, "--journal", journal, "--writer", "buffered,odirect"),
-                *("--report", journal.with_suffix(".html")),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -228,19 +225,15 @@ def test_interrupted_and_resumed(
     journal: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Ctrl-C leaves only the journal, and the page of --report; --resume measures what is
-    missing."""
+    """Ctrl-C leaves only the journal; --resume measures what is missing."""
     process = start(8)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=_PATIENCE_S)
     assert (process.returncode, stdout) == (130, ""), stderr
-    page = journal.with_suffix(".html")
-    assert stderr.splitlines()[-3:] == [
-        f"report: {page}",
+    assert stderr.splitlines()[-2:] == [
         f"go on with iobench autotune --resume {journal}",
         "iobench: interrupted; temporary files are removed",
     ]
-    assert "Not confirmed" in page.read_text()
     assert os.listdir(target) == []
     assert not output.exists()
     before = journal.read_bytes()

@@ -80,7 +80,7 @@ def refused(
         options = {"-w": tiny_path, "--target": target, "-o": tmp_path / "run.jsonl"}
         given = [str(argument) for argument in arguments]
         defaults = [part for pair in options.items() if pair[0] not in given for part in pair]
-        done = iobench_inside("run", "--size", "full", "--no-ceiling", *defaults, *arguments)
+        done = iobench_inside("run", "--size", "full", "--no-fio", *defaults, *arguments)
         check(done, code, *words)
         assert os.listdir(target) == os.listdir(here) == []
         assert not (tmp_path / "run.jsonl").exists()
@@ -295,7 +295,7 @@ def test_a_closed_stream_is_no_file_of_the_run(
     tiny_path: Path, target: Path, tmp_path: Path, closed: str
 ) -> None:
     """Otherwise the next opened file would get its number, and output would go there."""
-    arguments = ("run", tiny_path, "--target", target, "--no-ceiling", "--repeat", "1")
+    arguments = ("run", tiny_path, "--target", target, "--no-fio", "--repeat", "1")
     arguments += ("--writer", "buffered", "--size", "full", "-o", tmp_path / "run.jsonl")
     if closed == "all":  # by the shell, before Python starts
         command = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "iobench")
@@ -353,7 +353,7 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
     """A terminal shows a bar in place of lines, the report, and its cursor again."""
     text = in_terminal(
         [
-            *("run", "-w", tiny_path, "--target", target, "--no-ceiling", "--repeat", "1"),
+            *("run", "-w", tiny_path, "--target", target, "--no-fio", "--repeat", "1"),
             *("--writer", "buffered", "--size", "full", "-o", tmp_path / "run.jsonl"),
             "-v",
         ],
@@ -530,7 +530,7 @@ def test_a_working_directory_that_is_read_only(
 
 def test_a_run_without_arguments(iobench_inside: Command, target: Path) -> None:
     """The workload llama7b, by the default writers, in this directory, also without results/."""
-    done = iobench_inside("run", "--dry-run", "--size", "700MiB", "--no-ceiling", cwd=target)
+    done = iobench_inside("run", "--dry-run", "--size", "700MiB", "--no-fio", cwd=target)
     assert done.returncode == 0
     assert "workload  llama7b, rank 0" in done.stderr
     assert "writers   buffered, odirect, hybrid" in done.stderr
@@ -543,7 +543,7 @@ def test_a_quiet_run(
     """The workload is given by position; stderr only has the path of the record."""
     record = tmp_path / "run.jsonl"
     done = iobench_inside(
-        *("run", tiny_path, "-q", "--target", target, "--no-ceiling", "--repeat", "1"),
+        *("run", tiny_path, "-q", "--target", target, "--no-fio", "--repeat", "1"),
         *("--writer", "buffered", "--size", "full", "-o", record),
     )
     assert (done.returncode, done.stderr) == (0, f"record: {record}\n")
@@ -658,7 +658,7 @@ def test_a_disk_that_fills_up_in_mid_run(
     process = Preloaded(
         [
             *("-m", "iobench", "run", "-w", tiny_path, "--target", place),
-            *("--writer", writer, "--no-ceiling", "--repeat", "1000", "--size", "full"),
+            *("--writer", writer, "--no-fio", "--repeat", "1000", "--size", "full"),
             *("-o", record),
         ],
         stdout=subprocess.PIPE,

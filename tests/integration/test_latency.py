@@ -69,7 +69,7 @@ def test_a_run_records_and_shows_them(
     record = tmp_path / "run.jsonl"
     done = iobench_inside(
         *("run", tiny_path, "--target", target, "--repeat", "2", "-v"),
-        *("--writer", "buffered,aiofiles", "--no-ceiling", "-o", record),
+        *("--writer", "buffered,aiofiles", "--no-fio", "-o", record),
     )
     assert done.returncode == 0, done.stderr
     for heading in ("block write", "block read", "p99.9", "sync"):

@@ -38,7 +38,7 @@ def test_processes_side_by_side(
         "--size",
         "full",
     )
-    done = iobench_inside(*arguments, *more, "--no-ceiling", "-o", tmp_path / "run.jsonl")
+    done = iobench_inside(*arguments, *more, "--no-fio", "-o", tmp_path / "run.jsonl")
     assert done.returncode == 0, done.stderr
     assert os.listdir(target) == []
     assert "first done (s)" in done.stdout
@@ -71,7 +71,7 @@ def test_slices_of_processes(
     done = iobench_inside(
         *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--numjobs", "1,2"),
         *("--slices", "off,all", "--restore-as", "same,subset=0.3", "--repeat", "2"),
-        *("--size", "full", "--no-ceiling", "--format", "json", "-o", tmp_path / "run.jsonl"),
+        *("--size", "full", "--no-fio", "--format", "json", "-o", tmp_path / "run.jsonl"),
     )
     assert done.returncode == 0, done.stderr
     assert os.listdir(target) == []
@@ -97,7 +97,7 @@ def test_serializers_and_granularities_side_by_side(
     done = iobench_inside(
         *("run", "-w", tiny_path, "--target", target, "--writer", "buffered,peer:safetensors"),
         *("--serializer", "safetensors,torch", "--granularity", "blob,layer", "--repeat", "1"),
-        *("--size", "full", "--no-ceiling", "--format", "json", "-o", tmp_path / "run.jsonl"),
+        *("--size", "full", "--no-fio", "--format", "json", "-o", tmp_path / "run.jsonl"),
         *("--baseline", "buffered serializer=torch granularity=layer"),
     )
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ def test_one_process_fails_or_brings_wrong_bytes(
     """Its contender fails with the cause, or with wrong bytes; the others go on, all at once."""
     done = iobench(
         *("run", "-w", tiny_path, "--target", target, "--writer", "failing,meeting,wrong"),
-        *("--numjobs", "2", "--repeat", "1", "--size", "full", "--no-ceiling", "--seed", "1"),
+        *("--numjobs", "2", "--repeat", "1", "--size", "full", "--no-fio", "--seed", "1"),
         *("-o", tmp_path / "run.jsonl"),
         PYTHONPATH=meddling(tmp_path),
     )

@@ -96,7 +96,7 @@ def test_one_table(iobench_inside: Command, tiny_path: Path, target: Path, tmp_p
     names = ["buffered", "peer:torch-save", "peer:torch-save-mmap", "peer:safetensors", "peer:dcp"]
     done = iobench_inside(
         *("run", "-w", tiny_path, "--target", target, "--writer", ",".join(names)),
-        *("--repeat", "1", "--size", "full", "--no-ceiling", "--format", "json"),
+        *("--repeat", "1", "--size", "full", "--no-fio", "--format", "json"),
         *("-o", tmp_path / "run.jsonl"),
     )
     assert done.returncode == 0, done.stderr

@@ -36,7 +36,7 @@ def _run(
 ) -> tuple[ResultFile, str, str]:
     """Run the command in all ranks; return the record, and what rank 0 prints."""
     common = ["run", "--repeat", "1", "--size", "full"]
-    common += [] if fio else ["--no-ceiling"]
+    common += [] if fio else ["--no-fio"]
     environments = [own | environ for own in placed(_RANKS, job_number(), nodes[_RANKS[0]].address)]
     with RankCommand.started(
         (*common, *arguments, "-o", tmp_path / "run.jsonl"),

@@ -67,7 +67,7 @@ def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> No
     job, more = job_number(), {"PYTHONPATH": meddling(tmp_path)}
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "failing,meeting,wrong"),
-        *("--repeat", "1", "--size", "full", "--no-ceiling", "--seed", "1"),
+        *("--repeat", "1", "--size", "full", "--no-fio", "--seed", "1"),
         *("--restore-as", "same,subset=0.3", "-o", tmp_path / "run.jsonl"),
     )
     environments = [slurm(rank, 2, job) | more for rank in range(2)]
@@ -167,7 +167,7 @@ def test_a_rank_ends_in_a_save(how: str, tiny_path: Path, target: Path, tmp_path
     }
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "stuck", "--size", "full"),
-        *("--repeat", "1", "--no-ceiling", "-o", tmp_path / "run.jsonl"),
+        *("--repeat", "1", "--no-fio", "-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 2, job) | more for rank in range(2)]
     with RankCommand.started(arguments, environments, tmp_path) as ranks:
@@ -219,7 +219,7 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
     job = job_number()
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "odirect", "--repeat", "1"),
-        *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-ceiling"),
+        *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-fio"),
         *("--restore-as", "same,subset=0.3,tp=2"),
         *("-o", tmp_path / "run.jsonl"),
     )
@@ -317,7 +317,7 @@ def test_the_device_reads_a_model_once(new_filesystem: Callable[..., Path], tmp_
     workload.write_text(_MODEL)
     arguments = (
         *("run", "-w", workload, "--target", target, "--writer", "odirect", "--repeat", "1"),
-        *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-ceiling"),
+        *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-fio"),
         *("--restore-as", "tp=4", "--slices", "all", "-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 4, job) for rank in range(4)]

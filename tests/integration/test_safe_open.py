@@ -430,7 +430,7 @@ def test_the_page(
     test_ranks_run.py has ranks that load together.
     """
     words, _ = re.findall(r"^    iobench (run .*)$", _PAGE.read_text(), re.MULTILINE)
-    small = ("--size", "8MiB", "--repeat", "1", "--no-ceiling", "--target", target)
+    small = ("--size", "8MiB", "--repeat", "1", "--no-fio", "--target", target)
     done = iobench_inside(*words.split(), *small, "-o", tmp_path / "run.jsonl")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("restore-as=tp=8") >= 4

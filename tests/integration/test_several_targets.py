@@ -71,7 +71,7 @@ def test_a_directory_and_a_bucket(
 ) -> None:
     """The default writers take part where they work; no file or object is left."""
     bucket, record = f"{server.target}/several", tmp_path / "run.jsonl"
-    how = ("--no-ceiling", "-o", str(record))
+    how = ("--no-fio", "-o", str(record))
     command = arguments(tiny_path, target, bucket, repeat=1)
     done = iobench_inside(*command, *how, **server.environment)
     assert done.returncode == 0, done.stderr
@@ -125,7 +125,7 @@ def broken_run(
         [
             *("-c", _BREAKING.replace("BREAK", how), broken),
             *arguments(tiny_path, target, broken, repeat=3),
-            *("--writer", writers, "--no-ceiling", "-o", record),
+            *("--writer", writers, "--no-fio", "-o", record),
         ],
         timeout=_PATIENCE_S,
     )
@@ -180,7 +180,7 @@ def test_one_interrupt_cleans_every_target(
     with Preloaded(
         [
             *("-m", "iobench", *arguments(tiny_path, *places, repeat=1000)),
-            *("--writer", "buffered", "--no-ceiling", "-o", tmp_path / "run.jsonl"),
+            *("--writer", "buffered", "--no-fio", "-o", tmp_path / "run.jsonl"),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -169,7 +169,7 @@ def test_help_fits(path: tuple[str, ...]) -> None:
 def test_a_run_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's plan and its report."""
     monkeypatch.setattr(directory, "settled", lambda *_: contextlib.nullcontext())
-    common = ("run", "tiny.yaml", "--size", "full", "--no-ceiling", "--repeat", "1")
+    common = ("run", "tiny.yaml", "--size", "full", "--no-fio", "--repeat", "1")
     common += ("--numjobs", "1,2", "--restore-as", "same,subset=0.1", "--writer", "buffered,uring")
     monkeypatch.setattr(planning, "expected_line", lambda _: "expected  about 5.1 s")
     (_, uncut), (_, plan) = (printed(*common, "--dry-run", columns=one) for one in (None, 80))

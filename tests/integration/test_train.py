@@ -65,7 +65,6 @@ def test_turns(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path:
     done = iobench_inside(
         *("train", "-w", tiny_path, "--target", target, "-o", record, "--size", "full", *SMALL),
         *("--writer", "buffered", "--mode", "sync", "--repeat", "2", "--format", "md"),
-        *("--report", tmp_path / "report.html"),
     )
     assert done.returncode == 0, done.stderr
     blocks = read(record).training
@@ -73,7 +72,6 @@ def test_turns(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path:
     assert [(block.repetition, block.order) for block in blocks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [block.resumed_equal for block in blocks] == [None, True, None, None]
     assert "| buffered sync |" in done.stdout
-    assert 'data-chart="stall"' in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("every", ["2xpersist", "3.5%"])
@@ -110,8 +108,6 @@ def test_pace(
         (("--every", "2xpersist", "--mode", "sync"), "add async to --mode"),
         (("--simulate-step",), "no published step time"),
         (("--model-params", "5000000"), "choose a smaller model"),
-        (("--seed", "-1"), "--seed"),
-        (("--seed", "4294967296"), "--seed"),
     ],
 )
 def test_refused(
@@ -126,11 +122,11 @@ def test_refused(
 
 def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     """Ctrl-C between blocks: exit code 130, an empty target, and the record says so. What was
-    measured is printed, and in the page of --report."""
-    record, page = tmp_path / "run.jsonl", tmp_path / "report.html"
+    measured is printed."""
+    record = tmp_path / "run.jsonl"
     command = (
         *("-m", "iobench", "train", "-w", tiny_path, "--target", target),
-        *("-o", record, "--report", page, "--size", "full", "--steps", "20", "--every", "10"),
+        *("-o", record, "--size", "full", "--steps", "20", "--every", "10"),
         *("--mode", "async", "--writer", "buffered", "--model-params", "100000"),
         *("--repeat", "1000"),
     )
@@ -149,8 +145,7 @@ def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     assert end is not None
     assert end.status == "interrupted"
     assert "buffered" in table
-    assert printed.splitlines()[-3:] == [
-        *(f"record: {record}", f"report: {page}"),
+    assert printed.splitlines()[-2:] == [
+        f"record: {record}",
         "iobench: interrupted; temporary files are removed",
     ]
-    assert "interrupted" in page.read_text()

@@ -24,7 +24,7 @@ _DOCS = Path(__file__).parents[2] / "docs"
 _STEP = re.compile(r"^    (\w[^\n]*)$|^```(python|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"`(\w+\.(?:py|toml))`[^`]*:$")  # the name of the file that a block shows
 _SMALL = {
-    "run": "--size full --no-ceiling --repeat 1",
+    "run": "--size full --no-fio --repeat 1",
     "train": "--size full --steps 4 --every 2 --model-params 100000 --repeat 1",
     "autotune": "--max-time 2h --max-bytes 60MiB --size 1536KiB --seed 1",
 }

@@ -111,7 +111,7 @@ def test_run(installed: Path, tmp_path: Path) -> None:
     assert Path(where.stdout.strip()).is_relative_to(installed.parent)
     chosen = ["--workload", "llama7b", "--writer", "buffered", "--size", "16MiB"]
     done = subprocess.run(
-        [installed / "iobench", "run", *chosen, "--repeat", "1", "--no-ceiling"],
+        [installed / "iobench", "run", *chosen, "--repeat", "1", "--no-fio"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -35,7 +35,7 @@ CASES = {
     "run --rules nope": "unknown rules 'nope'. Known: mlperf",
     "run -o run.jsonl": "run.jsonl exists and is not overwritten; choose another name",
     "run -o missing/x.jsonl": "-o missing/x.jsonl: there is no directory missing; make it first",
-    "run --report page.txt": "--report page.txt: the name must end with .html or .htm",
+    "compare run.jsonl run.jsonl --report page.txt": "--report page.txt: the name must end with",
     "run text.txt": "text.txt is neither a workload (*.yaml) nor a checkpoint",
     "run --target s3://": "names no bucket; write s3://bucket/prefix",
     "run --rank -1": "--rank -1: must be greater than or equal to 0; see iobench run --help",
