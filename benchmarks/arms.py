@@ -16,12 +16,14 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iobench.bench.targets.scratch import scratch_directory
 from iobench.environment.machine import describe_environment
 from iobench.errors import ResultFileError
 from iobench.results import utc_now
@@ -130,6 +132,16 @@ def read(path: Path) -> tuple[Sample, dict[str, list[Sample]]]:
     for sample in lines[1:]:
         arms.setdefault(sample["arm"], []).append(sample)
     return lines[0], arms
+
+
+@contextmanager
+def recording(asked: argparse.Namespace) -> Iterator[tuple[Path, Record]]:
+    """Yield a directory in the target, which is removed, and the record."""
+    with (
+        scratch_directory(asked.target) as scratch,
+        Record(asked.record, target=asked.target) as kept,
+    ):
+        yield scratch, kept
 
 
 # Tables.

@@ -105,13 +105,10 @@ def intervals(asked: argparse.Namespace) -> None:
 
 def _stop(repeat: Repeat, rates: Sequence[float]) -> int:
     """After how many repetitions `repeat` stops when one series of these rates is measured."""
-    precision = repeat.precision
-    assert precision is not None
     for done in range(repeat.times, len(rates)):
         counted = rates[: repeat.deciding(done)]
         interval = median_interval(counted)
-        assert interval is not None
-        if interval.high - interval.low <= precision * median(counted):
+        if interval.high - interval.low <= repeat.precision * median(counted):
             return done
     return len(rates)
 

@@ -20,7 +20,6 @@ import torch
 
 from iobench.bench import fio
 from iobench.bench.targets.cold import make_cold
-from iobench.bench.targets.scratch import scratch_directory
 from iobench.formats import safetensors
 from iobench.units import GIB, MIB, parse_size
 from iobench.writers.registry import make
@@ -48,10 +47,7 @@ def main() -> int:
     transfers: dict[str, Transfer] = {}
     print(f"{torch.cuda.get_device_name()}, {asked.size / GIB:.1f} GiB, {asked.target}")
     job = fio.FioJob(ioengine="io_uring", block_size=16 * MIB, iodepth=8)
-    with (
-        arms.Record(asked.record, target=asked.target) as kept,
-        scratch_directory(asked.target) as directory,
-    ):
+    with arms.recording(asked) as (directory, kept):
         every = _arms(directory, state, transfers)
         for turn, name in arms.in_rounds([*every, "fio"], asked.rounds):
             if name == "fio":

@@ -34,7 +34,6 @@ from pathlib import Path
 import arms
 import torch
 
-from iobench.bench.targets.scratch import scratch_directory
 from iobench.offload import AdamW
 from iobench.units import MIB, format_seconds, format_size
 
@@ -106,10 +105,7 @@ def main() -> None:
     parser.add_argument("--iodepth", type=int, default=8)
     parser.add_argument("--block-size", default="4MiB")
     asked = parser.parse_args()
-    with (
-        scratch_directory(asked.target) as scratch,
-        arms.Record(asked.record, target=scratch) as kept,
-    ):
+    with arms.recording(asked) as (scratch, kept):
         measure(asked, scratch, kept)
 
 

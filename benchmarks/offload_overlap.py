@@ -30,7 +30,6 @@ import arms
 import torch
 from offload import offload_options, parameters_of
 
-from iobench.bench.targets.scratch import scratch_directory
 from iobench.offload import AdamW
 
 
@@ -80,10 +79,7 @@ def main() -> None:
     parser.add_argument("--clip", type=float)
     parser.add_argument("--norm", type=float, default=0.5)
     asked = parser.parse_args()
-    with (
-        scratch_directory(asked.target) as scratch,
-        arms.Record(asked.record, target=scratch) as kept,
-    ):
+    with arms.recording(asked) as (scratch, kept):
         measure(asked, scratch, kept)
 
 

@@ -32,7 +32,6 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from iobench import Checkpointer, KeepLast, linux
 from iobench.bench.targets.cold import make_cold
-from iobench.bench.targets.scratch import scratch_directory
 from iobench.bench.targets.settle import Patience, settled
 from iobench.environment import DeviceMonitor
 from iobench.formats import safetensors, torch_file
@@ -191,10 +190,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="arms whose name matches this, and all saves")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    with (
-        arms.Record(asked.record, target=asked.target) as kept,
-        scratch_directory(asked.target) as scratch,
-    ):
+    with arms.recording(asked) as (scratch, kept):
         monitor = DeviceMonitor(scratch)
         for count in map(int, asked.tensors.split(",")):
             directory, patience = scratch / str(count), Patience()

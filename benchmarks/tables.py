@@ -36,10 +36,14 @@ import arms
 from api_pages import page_of
 
 from iobench.bench.judging.ceiling import ABOVE_FIO
+from iobench.claims.claims import study
+from iobench.claims.reproduction import judge_records
 from iobench.cli.verbs import app_of
 from iobench.errors import ResultFileError
+from iobench.report.claims import claims_document
 from iobench.report.kinds import document_of
 from iobench.report.page.theme import DARK, SCHEME
+from iobench.report.render import markdown_table
 from iobench.results import read
 from iobench.units import GIB, format_size
 
@@ -74,6 +78,8 @@ def _block(kind: str, arguments: Sequence[str], page: Path) -> str:
     path = rest.pop()
     if name == "records":
         return records(ROOT / path, page)
+    if name == "claims":
+        return claims(path)
     up = os.path.relpath(ROOT, page.parent)
     link = f"[{Path(path).name}]({path if up == '.' else f'{up}/{path}'})"
     return TABLES[name](ROOT / path, *rest) + "\n" + _source(ROOT / path, link)
@@ -114,6 +120,14 @@ def samples(path: Path, only: str = "") -> str:
 
 
 TABLES: Mapping[str, Callable[..., str]] = {"show": show, "arms": samples}
+
+
+def claims(name: str) -> str:
+    """What `iobench reproduce` says of the reference records of a study."""
+    about = study(name)
+    found = [read(path) for path in sorted((ROOT / "results").glob(f"reference-{name}-*.jsonl"))]
+    (grid,) = claims_document(about, found, judge_records(about, found)).tables
+    return "\n".join((*markdown_table(grid), ""))
 
 
 def records(directory: Path, page: Path) -> str:
@@ -211,7 +225,8 @@ def _rooms(package: Path, before: str) -> str:
 
 def _output(lines: int, command: Sequence[str]) -> str:
     """The first `lines` lines that `iobench ...` prints on a terminal of 80 columns."""
-    terminal = _Terminal()
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
     plain = {"COLUMNS": "80", "LINES": "40", "TERM": "dumb", "NO_COLOR": "1"}
     with chdir(ROOT), mock.patch.dict(os.environ, plain), redirect_stdout(terminal):
         app_of()(list(command[1:]), standalone_mode=False)
@@ -223,15 +238,12 @@ def _picture(command: Sequence[str]) -> str:
     """The picture for each colour scheme, with the chart's text for those who cannot see it."""
     (record,) = [ROOT / one for one in command if one.endswith(".jsonl")]
     chart, *_ = document_of([record]).charts.values()
-    dark, name = _dark(command[-1]), command[-1]
+    name = command[-1]
+    dark = name.replace(".svg", "-dark.svg")
     return (
         f'<picture>\n<source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
         f'<img alt="{html.escape(chart.alt)}" src="{name}">\n</picture>\n'
     )
-
-
-def _dark(name: str) -> str:
-    return name.removesuffix(".svg") + "-dark.svg"
 
 
 def draw(directory: Path) -> list[Path]:
@@ -248,13 +260,8 @@ def draw(directory: Path) -> list[Path]:
                 text = (directory / name).read_text(encoding="utf-8")
                 for colour, ours in SCHEME.items():
                     text = text.replace(f'"{ours}"', f'"{DARK[colour]}"')
-                (directory / _dark(name)).write_text(text, encoding="utf-8")
+                (directory / name.replace(".svg", "-dark.svg")).write_text(text, encoding="utf-8")
     return drawn
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def main() -> None:

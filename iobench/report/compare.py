@@ -434,9 +434,7 @@ def _labelled(comparison: RunComparison) -> Iterator[tuple[str, ComparisonRow]]:
 
 
 def notes(comparison: RunComparison) -> Iterator[str]:
-    """Yield which runs are compared, by which floor, and what is known of single rows."""
-    yield f"before: {', '.join(comparison.old)}"
-    yield f"now: {', '.join(comparison.new)}"
+    """Yield by which floor runs are compared, and what is known of single rows."""
     if comparison.one_run_a_side:
         yield (
             "one run a side: two runs of unchanged code differ by more than their samples do; "

@@ -116,14 +116,15 @@ def _markdown(document: Document) -> Iterator[str]:
         yield ""
         if grid.title:
             yield from (f"**{_escape(grid.title)}**", "")
-        yield from _markdown_table(grid)
+        yield from markdown_table(grid)
     notes = (*document.notes, *document.details.notes)
     if notes:
         yield ""
     yield from (f"- {_escape(note)}" for note in notes)
 
 
-def _markdown_table(grid: Grid) -> Iterator[str]:
+def markdown_table(grid: Grid) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
     yield _row(name for name, _ in grid.columns)
     yield _row("---:" if figure else "---" for _, figure in grid.columns)
     yield from map(_row, grid.rows)

@@ -142,32 +142,24 @@ def test_a_run_imports_no_charts() -> None:
     assert done.stdout.split() == []
 
 
-def test_the_page_of_what_stopped(
+def test_what_stopped_is_shown(
     recorded: ResultFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of what was measured; no page, and one line at most, where there is nothing or it fails."""
+    """The table of what was measured; nothing where nothing was, or where it cannot be read."""
     lines = recorded.path.read_text().splitlines(keepends=True)
-    record, page = tmp_path / "record.jsonl", tmp_path / "page.html"
-    for kept, said in (
-        (None, ""),
-        (1, "no report: nothing was measured yet"),
-        (20, f"report: {page}"),
-    ):
+    record = tmp_path / "record.jsonl"
+    for kept, said in ((None, ""), (1, ""), (20, f"record: {record}")):
         if kept is not None:
             record.write_text("".join(lines[:kept]))
-        _stop(record, page)
-        assert capsys.readouterr().err.strip() == said
-        assert page.exists() == said.startswith("report: ")
-    _stop(record, None)
-    assert capsys.readouterr().err == ""
+        _stop(record)
+        shown = capsys.readouterr()
+        assert shown.err.strip() == said
+        assert ("GiB/s" in shown.out) == bool(said)
     record.write_text("no record")
-    _stop(record, page)
-    assert capsys.readouterr().err.startswith("warning: no report: ")
+    _stop(record)
+    assert capsys.readouterr() == ("", "")
 
 
-def _stop(record: Path, page: Path | None) -> None:
-    with (
-        pytest.raises(KeyboardInterrupt),
-        Shown(form="table", page=page).stopped(record, table=False),
-    ):
+def _stop(record: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Shown(form="table").stopped(record):
         raise KeyboardInterrupt
