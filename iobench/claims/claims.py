@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self, cast
 
 from iobench.errors import UnknownNameError
 from iobench.stats.estimates import Interval
@@ -33,6 +32,12 @@ class Side:
 
     writer: str = ""
     mode: str = "none"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse `hybrid lazy=1`, or `none`."""
+        writer, _, mode = text.rpartition(" ")
+        return cls(writer=writer, mode=mode)
 
     def __str__(self) -> str:
         return f"{self.writer} {self.mode}".strip()
@@ -102,8 +107,7 @@ class ClaimFinding:
     """Our figure for a claim: `ours` in the claim's unit, None where there is no such figure.
 
     `ci95` is its interval, with the confidence that `pairs` pairs reach, 95% at most. `setting`
-    describes the measured setting. `reason` explains the answer. With `bound` the figure is an
-    upper bound, computed and not from training.
+    describes the measured setting. `reason` explains the answer.
     """
 
     claim: Claim
@@ -113,85 +117,67 @@ class ClaimFinding:
     answer: Answer
     reason: str
     pairs: int
-    bound: bool = False
 
 
-def _hybrid_io() -> Iterator[Claim]:
-    ours, theirs = Side(writer="hybrid", mode="sync"), Side(writer="buffered", mode="sync")
-    figures: tuple[tuple[str, ClaimMeasure, float], ...] = (
-        ("writes 1.7x", "save", 1.7),
-        ("restores 1.6x", "restore", 1.6),
-    )
-    for workload, wall in (("llama7b", 0.12), ("gpt5b-nemo", 0.17)):
-        shortened: tuple[str, ClaimMeasure, float] = (f"wall clock -{wall:.0%}", "wall clock", wall)
-        for text, measure, value in (*figures, shortened):
-            yield Claim(
-                text=text,
-                workload=workload,
-                measure=measure,
-                value=value,
-                ours=ours,
-                theirs=theirs,
-            )
+_TABLE = """
+hybrid-io, llama7b, writes 1.7x, save, 1.7, hybrid sync, buffered sync
+hybrid-io, llama7b, restores 1.6x, restore, 1.6, hybrid sync, buffered sync
+hybrid-io, llama7b, wall clock -12%, wall clock, 0.12, hybrid sync, buffered sync
+hybrid-io, gpt5b-nemo, writes 1.7x, save, 1.7, hybrid sync, buffered sync
+hybrid-io, gpt5b-nemo, restores 1.6x, restore, 1.6, hybrid sync, buffered sync
+hybrid-io, gpt5b-nemo, wall clock -17%, wall clock, 0.17, hybrid sync, buffered sync
+checkfreq, gpt5b-nemo, overhead <= 3.5%, overhead, 0.035, hybrid lazy=1, none
+checkfreq, llama3-8b, overhead <= 3.5%, overhead, 0.035, hybrid lazy=1, none
+pccheck, gpt5b-nemo, overhead about 3%, overhead, 0.03, hybrid lazy=2, none
+pccheck, llama3-8b, overhead about 3%, overhead, 0.03, hybrid lazy=2, none
+async, gpt5b-nemo, stall 54.2x shorter, stall, 54.2, hybrid async=2, peer:torch-save sync
+async, gpt5b-nemo, stall 54.2x shorter, stall, 54.2, hybrid lazy=2, peer:torch-save sync
+async, gpt5b-nemo, stall 54.2x shorter, stall, 54.2, hybrid async=2, hybrid sync
+"""
+"""Study, workload, text, measure and figure of each claim, our side, and the other one. Of two
+workloads one has a rank that writes the whole model, and one several with a shard each."""
 
 
-def _overhead(text: str, value: float, mode: str) -> tuple[Claim, ...]:
-    """Return claims for a rank that writes the whole model and for one of several with a shard."""
-    return tuple(
+def _study(name: str, source: str, every: str, *, interval_claimed: bool = False) -> Study:
+    rows = ([cell.strip() for cell in line.split(",")] for line in _TABLE.strip().splitlines())
+    claims = (
         Claim(
             text=text,
             workload=workload,
-            measure="overhead",
-            value=value,
-            ours=Side(writer="hybrid", mode=mode),
-            theirs=Side(),
+            measure=cast(ClaimMeasure, measure),
+            value=float(value),
+            ours=Side.parse(ours),
+            theirs=Side.parse(theirs),
         )
-        for workload in ("gpt5b-nemo", "llama3-8b")
+        for of, workload, text, measure, value, ours, theirs in rows
+        if of == name
     )
-
-
-def _stalls() -> Iterator[Claim]:
-    stock, own = Side(writer="peer:torch-save", mode="sync"), Side(writer="hybrid", mode="sync")
-    for mode, theirs in (("async=2", stock), ("lazy=2", stock), ("async=2", own)):
-        yield Claim(
-            text="stall 54.2x shorter",
-            workload="gpt5b-nemo",
-            measure="stall",
-            value=54.2,
-            ours=Side(writer="hybrid", mode=mode),
-            theirs=theirs,
-        )
+    return Study(
+        name=name,
+        source=source,
+        claims=tuple(claims),
+        every=every,
+        interval_claimed=interval_claimed,
+    )
 
 
 CLAIMS = {
     one.name: one
     for one in (
-        Study(
-            name="hybrid-io",
-            source="DDN on Hybrid-IO: per thread, LLaMA2-7B and NeMo GPT-5B",
-            claims=tuple(_hybrid_io()),
-            every="10",
-        ),
-        Study(
-            name="checkfreq",
-            source="CheckFreq (FAST '21): one snapshot in memory, as often as 3.5% allow",
-            claims=_overhead("overhead <= 3.5%", 0.035, "lazy=1"),
-            every="3.5%",
+        _study("hybrid-io", "DDN on Hybrid-IO: per thread, LLaMA2-7B and NeMo GPT-5B", "10"),
+        _study(
+            "checkfreq",
+            "CheckFreq (FAST '21): one snapshot in memory, as often as 3.5% allow",
+            "3.5%",
             interval_claimed=True,
         ),
-        Study(
-            name="pccheck",
-            source="PCcheck (ASPLOS '25): several snapshots in memory, every 10 iterations",
-            claims=_overhead("overhead about 3%", 0.03, "lazy=2"),
-            every="10",
+        _study(
+            "pccheck",
+            "PCcheck (ASPLOS '25): several snapshots in memory, every 10 iterations",
+            "10",
             interval_claimed=True,
         ),
-        Study(
-            name="async",
-            source="ByteCheckpoint (NSDI '25, arXiv 2407.20143): stall, on average",
-            claims=tuple(_stalls()),
-            every="10",
-        ),
+        _study("async", "ByteCheckpoint (NSDI '25, arXiv 2407.20143): stall, on average", "10"),
     )
 }
 

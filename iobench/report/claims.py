@@ -16,7 +16,7 @@ from iobench.results import ResultFile
 from iobench.stats.estimates import interval_heading
 from iobench.units import count_of
 
-SCHEMA = "iobench.findings/3"
+SCHEMA = "iobench.findings/4"
 
 _ANSWERS = {
     Answer.YES: "Shown here",
@@ -71,7 +71,7 @@ def _grid(findings: Sequence[ClaimFinding]) -> Grid:
 def _ours(one: ClaimFinding) -> str:
     if one.ours is None:
         return ""
-    return f"{'at most ' if one.bound else ''}{_figure(one.ours, one.claim.measure)}"
+    return _figure(one.ours, one.claim.measure)
 
 
 def _interval(one: ClaimFinding) -> str:

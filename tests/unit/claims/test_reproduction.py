@@ -54,60 +54,10 @@ def test_a_ratio_holds_if_its_whole_interval_does(
     assert "hybrid over buffered, rank 0, 1.00 GiB of 12.55 GiB, 6 pairs" in found.setting
 
 
-def test_the_wall_clock_is_computed_and_not_called_reproduced(record: ResultFile) -> None:
-    """A save takes 12.55 s with buffered and half of it with hybrid; a step takes 3.87 s. The
-    most that is saved is 38%. It is 12% for up to (6.28 / 0.12 - 12.55) / 3.87 = 10 steps
-    between saves."""
-    found = judged(record, "wall clock", 0.12)
-    save_s = record.run.workload.full_bytes / record.run.workload.bytes
-    assert found.ours == pytest.approx(save_s / 2 / (save_s + 3.87))
-    assert found.answer is Answer.NOT_COMPARABLE
-    assert "computed, not trained; it would hold up to a save every 10 steps" in found.reason
-
-
-@pytest.mark.parametrize(
-    ("value", "steps", "every"), [(0.117, 10.6, "10 steps"), (0.32, 1.8, "step")]
-)
-def test_the_steps_between_saves_are_never_rounded_up(
-    record: ResultFile, value: float, steps: float, every: str
-) -> None:
-    """With a save every 11 steps, less than 11.7% of the wall clock is saved."""
-    save_s = record.run.workload.full_bytes / record.run.workload.bytes
-    assert (save_s / 2 / value - save_s) / 3.87 == pytest.approx(steps, abs=0.1)
-    found = judged(record, "wall clock", value)
-    assert f"it would hold up to a save every {every}, and" in found.reason
-
-
-def test_what_even_a_save_after_every_step_cannot_give_is_a_no(record: ResultFile) -> None:
-    found = judged(record, "wall clock", 0.9)
-    assert found.answer is Answer.NO
-    assert found.reason == "not even with a save after every step"
-
-
-@pytest.mark.parametrize("ratios", [(0.98, 1.03, 1.2), (0.9, 0.95, 1.2)])
-def test_a_gain_that_the_median_never_reaches_has_no_steps(
-    record: ResultFile, ratios: tuple[float, ...]
-) -> None:
-    """The claim is within the interval, but the median is below it even with a save after every
-    step."""
-    samples = tuple(
-        replace(s, elapsed_s=1 / ratios[(s.repetition - 1) % 3] if s.writer == "hybrid" else 1.0)
-        for s in record.samples
-    )
-    found = judged(replace(record, samples=samples), "wall clock", 0.12)
-    assert found.answer is Answer.NOT_COMPARABLE
-    assert found.reason == (
-        "computed, not trained; by the median not even a save after every step gains as much"
-    )
-
-
 @pytest.mark.parametrize(("pairs", "said"), [(1, "1 pair"), (2, "2 pairs"), (4, "4 pairs")])
-@pytest.mark.parametrize(("measure", "value"), [("save", 1.2), ("wall clock", 0.9)])
-def test_fewer_than_five_pairs_decide_nothing(
-    record: ResultFile, pairs: int, said: str, measure: ClaimMeasure, value: float
-) -> None:
+def test_fewer_than_five_pairs_decide_nothing(record: ResultFile, pairs: int, said: str) -> None:
     few = replace(record, samples=tuple(s for s in record.samples if s.repetition <= pairs))
-    found = judged(few, measure, value)
+    found = judged(few, "save", 1.2)
     assert (found.answer, found.reason) == (Answer.UNDECIDED, f"{said}, 5 needed")
     assert (found.ci95 is None, found.pairs) == (pairs == 1, pairs)
 
@@ -187,19 +137,18 @@ def test_a_record_of_several_settings_is_refused(
 
 
 def test_claims_without_a_record_are_left_out(record: ResultFile) -> None:
-    """The record has the three claims of hybrid-io on llama7b. A record of another workload alone
-    is refused."""
+    """The record has the two claims of hybrid-io on the files of llama7b. A record of another
+    workload alone is refused."""
     found = judge_records(study("hybrid-io"), [record])
-    assert [one.claim.workload for one in found] == ["llama7b"] * 3
+    assert [one.claim.workload for one in found] == ["llama7b"] * 2
     other = replace(record.run, workload=replace(record.run.workload, name="gpt2-xl"))
     with pytest.raises(ResultFileError, match="none of the records is of llama7b or gpt5b-nemo"):
         judge_records(study("hybrid-io"), [replace(record, run=other)])
 
 
-@pytest.mark.parametrize("measure", ["save", "wall clock"])
-def test_two_records_of_one_workload_are_refused(record: ResultFile, measure: ClaimMeasure) -> None:
+def test_two_records_of_one_workload_are_refused(record: ResultFile) -> None:
     """Neither is chosen silently; the error names both."""
-    about = replace(CLAIMS["hybrid-io"], claims=(claim(measure, 1.7),))
+    about = replace(CLAIMS["hybrid-io"], claims=(claim("save", 1.7),))
     records = [replace(record, path=Path(name)) for name in ("old.jsonl", "new.jsonl")]
     with pytest.raises(ResultFileError) as caught:
         judge_records(about, records)
@@ -213,7 +162,7 @@ def test_two_records_that_no_claim_is_about(record: ResultFile) -> None:
     """No claim uses them, so they do not conflict."""
     other = replace(record.run, workload=replace(record.run.workload, name="gpt2-xl"))
     others = [replace(record, run=other)] * 2
-    assert len(judge_records(study("hybrid-io"), [*others, record])) == 3
+    assert len(judge_records(study("hybrid-io"), [*others, record])) == 2
 
 
 def test_an_unknown_claim_is_named() -> None:

@@ -27,7 +27,7 @@ _RECORDS = "results/reference-"
         (f"show {_RECORDS}autotune-llama7b.jsonl", "tuning/1", {"loss_ci95", "ratio_ci95"}),
         (
             f"reproduce async --results {_RECORDS}async-gpt5b-nemo.jsonl",
-            "findings/3",
+            "findings/4",
             {"ci95"},
         ),
         (
