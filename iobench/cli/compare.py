@@ -56,8 +56,8 @@ def compare(
     allowed = parse_percent(threshold, "--threshold")
     before, after = (_read(side) for side in _sides(runs))
     old, new = (", ".join(str(one.path) for one in side) for side in (before, after))
-    held = [(one.run.run_id, one.samples) for one in before]
-    if any((one.run.run_id, one.samples) in held for one in after):
+    held = [(one.run, one.samples) for one in before]
+    if any((one.run, one.samples) in held for one in after):
         raise UsageError(f"{old} and {new}: the same run is on both sides; give two")
     differing = report.unlike_runs(before, after)
     if differing and not force:
