@@ -32,6 +32,7 @@ from iobench.stats.change import find_change
 from iobench.stats.comparison import Comparison, Finding, compare_runs
 from iobench.stats.estimates import median, median_interval
 
+_HILLS = "another hill for each seed"
 _Array = NDArray[np.float64]
 _Draw = Callable[[np.random.Generator, tuple[int, ...]], _Array]
 """Logarithms of rates, of a shape."""
@@ -218,9 +219,6 @@ def autotune(asked: argparse.Namespace) -> None:
     with ProcessPoolExecutor(asked.jobs) as pool:
         heads = [head for one in noises for head in (f"{one}%: decided", "wrong")]
         print_table(["storage", *heads], rows())
-
-
-_HILLS = "another hill for each seed"
 
 
 def _tuned(name: str, seed: int, noise: float) -> NDArray[np.int_]:

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,8 @@ def arms_of(at: Path, state: State, spec: str) -> Iterator[dict[str, Arm]]:
                 tensor.zero_()
             evict()
 
-        removed = lambda: shutil.rmtree(at / name, ignore_errors=True)  # noqa: E731
-        return [Arm(run=save, before=removed), Arm(run=load, before=before)]
+        remove = partial(shutil.rmtree, at / name, ignore_errors=True)
+        return [Arm(run=save, before=remove), Arm(run=load, before=before)]
 
     def evict() -> None:
         make_cold(path for path in at.rglob("*") if path.is_file())

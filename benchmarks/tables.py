@@ -93,7 +93,7 @@ def show(path: Path, operation: str = "") -> str:
     of restores, if an operation is given."""
     document = document_of([path])
     (grid,) = document.tables
-    names = [" ".join(name.split()) for name, _ in grid.columns]
+    names = [" ".join(name.split()).replace(" (s)", ", s") for name, _ in grid.columns]
     if baseline := document.data.get("baseline"):
         names = [name.replace("baseline", f"`{baseline['name']}`") for name in names]
     at = names.index("operation") if "operation" in names else 0
@@ -226,7 +226,7 @@ def _rooms(package: Path, before: str) -> str:
 def _output(lines: int, command: Sequence[str]) -> str:
     """The first `lines` lines that `iobench ...` prints on a terminal of 80 columns."""
     terminal = io.StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    terminal.isatty = lambda: True
     plain = {"COLUMNS": "80", "LINES": "40", "TERM": "dumb", "NO_COLOR": "1"}
     with chdir(ROOT), mock.patch.dict(os.environ, plain), redirect_stdout(terminal):
         app_of()(list(command[1:]), standalone_mode=False)
