@@ -17,7 +17,7 @@
     |-- JobError                      1  one of several concurrent processes failed or ended
     |   `-- RankError                    the same for ranks of a job; names them
     |-- ReplicaError                  1  a copy in memory was not made, or cannot be read
-    `-- TransferError (OSError)       1  a write, read, sync or commit failed; nothing was published
+    `-- TransferError (OSError)       1  a write, read, sync or commit failed
         `-- SaveError (RuntimeError)     the same in a drop-in for torch.save
 
 Where a builtin fits, an error is that too: it is in brackets.
@@ -204,7 +204,11 @@ class ReplicaError(IobenchError):
 
 
 class TransferError(IobenchError, OSError):
-    """A write, read, sync or commit failed. Nothing was published under the final name."""
+    """A write, read, sync or commit failed.
+
+    On failure the name has what it had before. If only the sync of the directory failed, it has the
+    whole new file, which a crash can still take back.
+    """
 
     @classmethod
     def wrap(cls, error: OSError, doing: str, path: object) -> TransferError:

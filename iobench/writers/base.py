@@ -145,9 +145,10 @@ class Writer(ABC):
         files can then sync the directory once. A replaced file passes its owner and permissions
         to the new one, as far as this process may set them.
 
-        On failure the name keeps what it had before. Raises TransferError, UnavailableError when
-        the I/O path is unavailable at the target, and TargetError when the name is that of a
-        directory, pipe or device.
+        On failure the name has what it had before. If only the sync of the directory failed, it has
+        the whole new file, which a crash can still take back. Raises TransferError,
+        UnavailableError when the I/O path is unavailable at the target, and TargetError when the
+        name is that of a directory, pipe or device.
         """
 
     def write_many(
@@ -161,8 +162,8 @@ class Writer(ABC):
         """Write many files. On return each file is in the state in which `write` leaves it.
 
         A writer may wait for storage once for many files: that wait is the largest cost of writing
-        them one by one. On failure each name holds the whole new file, or what it held before.
-        Raises what `write` raises. The Transfer counts all files; its clock runs once over all of
+        them one by one. It is not one transaction: on failure each name has the whole new file, or
+        what it had before. Raises what `write` raises. The Transfer counts all files; its clock runs once over all of
         them. An image is taken when it is needed and released soon after: `images` may be a
         generator that makes them.
         """

@@ -43,7 +43,8 @@ class Transfer:
     `latencies` has the duration of each `write`, `read` and `sync` of a block or file, and of each
     `upload` of a part: from the call to its return, or from the submission of an asynchronous
     operation until this process took its completion.
-    `durable` says whether the bytes are on storage, under their final name, on return.
+    `durable` says whether the bytes are on storage on return. With `sync_directory=False` their
+    name is not durable yet.
     `decisions` counts the operations of a writer that chooses by path and reason: "direct: large".
     `completed` maps each tick of `TICK_S` seconds of time.perf_counter to the bytes of the
     operations that ended in it. Padding counts, as in `paths`.

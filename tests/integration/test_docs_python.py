@@ -159,6 +159,17 @@ def _s3() -> Iterator[Names]:
     assert torch.equal(names["state"]["weight"], names["model"].weight)
 
 
+def _writers() -> Iterator[Names]:
+    """The files are those of the stock libraries."""
+    import safetensors.torch as stock
+
+    names = {**_training(), "iobench": iobench, "torch": torch}
+    yield names
+    assert torch.equal(stock.load_file("runs/model.safetensors")["weight"], torch.ones(3))
+    assert torch.load("runs/state.pt")["step"] == names["state"]["step"] == 7
+    assert torch.equal(names["tensors"]["weight"], torch.ones(3))
+
+
 def _gds() -> Iterator[Names]:
     names = {**_training(), "safetensors": safetensors, "torch_file": torch_file}
     names["writer"] = iobench.load_writer("buffered")
@@ -243,6 +254,7 @@ _STAND_INS: dict[str, Callable[[], Iterator[Names]]] = {
     "run-over-ranks.md": _launchers,
     "offload.md": _offload,
     "s3.md": _s3,
+    "writers-in-your-framework.md": _writers,
 }
 
 
