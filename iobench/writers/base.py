@@ -163,9 +163,9 @@ class Writer(ABC):
 
         A writer may wait for storage once for many files: that wait is the largest cost of writing
         them one by one. It is not one transaction: on failure each name has the whole new file, or
-        what it had before. Raises what `write` raises. The Transfer counts all files; its clock runs once over all of
-        them. An image is taken when it is needed and released soon after: `images` may be a
-        generator that makes them.
+        what it had before. Raises what `write` raises. The Transfer counts all files; its clock
+        runs once over all of them. An image is taken when it is needed and released soon after:
+        `images` may be a generator that makes them.
         """
         self.check_scheme(target)
         none = self._meter().transfer(self.name, "write", 0, durable=durable, files=0)
