@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from iobench.errors import UsageError
 from iobench.formats.tensors import tensor_memory
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
@@ -44,18 +43,4 @@ def load(
     Raises UsageError for a tensor whose memory differs from its values: one that is not contiguous,
     or a lazy conjugate or negation.
     """
-    listed = list(tensors)
-    for index, tensor in enumerate(listed):
-        _check_fillable(index, tensor)
-    return writer.read(image(path, listed), target)
-
-
-def _check_fillable(index: int, tensor: torch.Tensor) -> None:
-    """Raise UsageError for a tensor whose image is a copy: the restore would fill that copy."""
-    if tensor.layout != torch.strided:
-        return  # sparse and the like: `image` raises UsageError
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        raise UsageError(
-            f"tensor {index} of shape {tuple(tensor.shape)} is not contiguous, or a view that "
-            "conjugates or negates; load into a new tensor and copy from that"
-        )
+    return writer.read(FileImage.of(path, tensors), target)

@@ -14,6 +14,7 @@ import torch
 from iobench import linux
 from iobench.errors import UsageError
 from iobench.writers.device.base import DeviceBytes
+from iobench.writers.device.tensors import device_bytes, resolved, tensor_bytes, tensor_memory
 from iobench.writers.image import AnyMemory, Bytes
 
 __all__ = [
@@ -73,23 +74,6 @@ def allocate_on(device: str | torch.device) -> Allocate | None:
     return OnDevice(wanted)
 
 
-def tensor_bytes(tensor: torch.Tensor) -> Bytes:
-    """Return the tensor's bytes as a view; as a copy only when it is not contiguous.
-
-    The view keeps the memory alive. Raises UsageError for a tensor that is not dense CPU memory.
-    """
-    flat: Any = _flat(tensor, here=tensor.is_cpu).numpy()
-    view: Bytes = flat
-    return view
-
-
-def tensor_memory(tensor: torch.Tensor) -> AnyMemory:
-    """Return the tensor's bytes for an image: `tensor_bytes`, or its memory on a CUDA device."""
-    if tensor.device.type != "cuda":
-        return tensor_bytes(tensor)
-    return device_bytes(_flat(tensor, here=True))
-
-
 def storages_bytes(storages: Sequence[torch.UntypedStorage]) -> list[Bytes]:
     """Return the bytes of each storage in host memory, in views that keep them all. None is empty.
 
@@ -103,38 +87,6 @@ def storages_bytes(storages: Sequence[torch.UntypedStorage]) -> list[Bytes]:
     first = min(addresses)
     whole = np.asarray(linux.MemorySpan(first, max(stops) - first, storages))
     return [whole[a - first : b - first] for a, b in zip(addresses, stops, strict=True)]
-
-
-def device_bytes(flat: torch.Tensor) -> DeviceBytes:
-    """Return a one-dimensional uint8 tensor on a CUDA device as memory of an image."""
-    from iobench.writers.device.cuda import CudaBytes
-
-    return CudaBytes(flat)
-
-
-def _flat(tensor: torch.Tensor, *, here: bool) -> torch.Tensor:
-    """Return the tensor's bytes on its device, as one-dimensional uint8.
-
-    Raises UsageError unless `here`, which says that the device is supported, and for a sparse
-    tensor.
-    """
-    if not here or tensor.layout != torch.strided:
-        raise UsageError(
-            f"a tensor of layout {tensor.layout} on {tensor.device} has no plain bytes; "
-            "call .cpu() or .to_dense() first"
-        )
-    if not tensor.numel():
-        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    dense = resolved(tensor).contiguous()
-    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
-
-
-def resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """Return `tensor` detached, with lazy conjugation and negation applied to its memory."""
-    plain = tensor.detach()
-    if plain.is_conj() or plain.is_neg():
-        return plain.resolve_conj().resolve_neg()
-    return plain
 
 
 def tensor_from_bytes(

@@ -9,6 +9,7 @@ import bisect
 import functools
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import numpy as np
 
 from iobench.errors import UsageError
 from iobench.writers.blocks.pages import Bytes
-from iobench.writers.device.base import Device, DeviceBytes
+from iobench.writers.device.base import AnyMemory, Device, DeviceBytes
 
 if TYPE_CHECKING:
     from iobench.writers.transfer import Meter
@@ -35,8 +36,6 @@ __all__ = [
     "in_batches",
 ]
 
-AnyMemory: TypeAlias = "Bytes | DeviceBytes"
-"""The memory of a segment: on the host or on a device."""
 Ranges: TypeAlias = Sequence[tuple[int, int]]
 """Ranges [start, stop) of a file, in its order. They do not overlap."""
 HostBytes: TypeAlias = Callable[[int, int], Iterator[Bytes]]
@@ -44,25 +43,31 @@ HostBytes: TypeAlias = Callable[[int, int], Iterator[Bytes]]
 
 
 def _as_bytes(memory: Any) -> AnyMemory:
-    """Return `memory` (any contiguous buffer) as a one-dimensional uint8 view, without a copy."""
+    """Return `memory` as a one-dimensional uint8 view, without a copy; see `FileImage.of`."""
     if isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.ndim == 1:
         view: Bytes = memory
     elif isinstance(memory, DeviceBytes):
         return memory
+    elif _is_tensor(memory):
+        from iobench.writers.device.tensors import in_place_memory
+
+        return in_place_memory(memory)
     else:
         try:
             view = np.frombuffer(memory, dtype=np.uint8)
         except (TypeError, ValueError, BufferError) as error:
-            hint = ""
-            if hasattr(memory, "data_ptr"):
-                hint = " For a torch tensor use iobench.formats.tensors.tensor_memory(tensor)."
             raise UsageError(
                 f"a segment's memory must offer a contiguous buffer, "
-                f"{type(memory).__name__} does not ({error}).{hint}"
+                f"{type(memory).__name__} does not ({error})"
             ) from error
     if not view.flags.c_contiguous:
         raise UsageError("a segment's memory must be contiguous; make a contiguous copy first")
     return view
+
+
+def _is_tensor(memory: Any) -> bool:
+    """Whether it is a torch tensor. This does not load torch: before, no tensor exists."""
+    return isinstance(memory, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,8 +119,9 @@ class FileImage:
     def of(cls, path: str, memories: Iterable[Any]) -> FileImage:
         """Make an image of `memories` in this order; empty ones are skipped.
 
-        Each has a contiguous buffer (bytes, memoryview, numpy array, mmap), or is DeviceBytes.
-        Raises UsageError for any other memory.
+        Each has a contiguous buffer (bytes, memoryview, numpy array, mmap), is a dense, contiguous
+        torch tensor on the CPU or a CUDA device, or is DeviceBytes. Raises UsageError for any other
+        memory.
         """
         views = [view for view in map(_as_bytes, memories) if len(view)]
         ends = itertools.accumulate(len(view) for view in views)

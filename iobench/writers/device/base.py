@@ -8,11 +8,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from iobench.writers.blocks.pages import Bytes
 
-__all__ = ["CopyStream", "Device", "DeviceBytes"]
+__all__ = ["AnyMemory", "CopyStream", "Device", "DeviceBytes"]
+
+
+AnyMemory: TypeAlias = "Bytes | DeviceBytes"
+"""The memory of a segment: on the host or on a device."""
 
 
 class DeviceBytes(ABC):

@@ -21,8 +21,8 @@ import torch
 from iobench.errors import TransferError, UsageError
 from iobench.linux import PAGE
 from iobench.units import KIB
-from iobench.writers.device.base import CopyStream, Device, DeviceBytes
-from iobench.writers.image import AnyMemory, Bytes
+from iobench.writers.blocks.pages import Bytes
+from iobench.writers.device.base import AnyMemory, CopyStream, Device, DeviceBytes
 
 __all__ = ["CudaBytes", "CudaDevice", "cuda_device"]
 

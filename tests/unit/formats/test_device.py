@@ -9,8 +9,9 @@ import torch
 from support.fake_device import FakeBytes, FakeDevice
 
 from iobench.errors import UsageError
-from iobench.formats import raw, safetensors, tensors, torch_file
+from iobench.formats import raw, safetensors, torch_file
 from iobench.writers import registry
+from iobench.writers.device import tensors
 
 
 def _state() -> dict[str, torch.Tensor]:
@@ -37,7 +38,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     for module in (safetensors, torch_file):
         monkeypatch.setattr(module, "allocate_on", allocate_on)
     monkeypatch.setattr(safetensors, "located_dense", lambda _: None)
-    for module in (safetensors, raw):
+    for module in (safetensors, raw, tensors):
         monkeypatch.setattr(
             module, "tensor_memory", lambda t: device_bytes(tensors._flat(t, here=True))
         )

@@ -7,6 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,15 +81,38 @@ def test_gaps_and_overlaps_are_refused(offset: int, length: int) -> None:
         FileImage(path="f", segments=(Segment(offset=offset, length=length, memory=memory),))
 
 
-def test_tensors_get_a_hint() -> None:
-    """For a torch tensor without a buffer (bfloat16) the message names tensor_memory."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (), (0, 4)])
+def test_tensors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """The image has the memory of a tensor itself, of any dtype and shape, also of a parameter."""
+    tensor = torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
+    image = FileImage.of("f", [b"head", tensor])
+    assert image.size_bytes == 4 + tensor.numel() * dtype.itemsize
+    for view in image.views(4, image.size_bytes):
+        view[:] = 1
+    assert bool((tensor.reshape(-1).view(torch.uint8) == 1).all())
 
-    class Tensor:
-        def data_ptr(self) -> int:
-            return 0
 
-    with pytest.raises(UsageError, match="tensor_memory"):
-        FileImage.of("f", [Tensor()])
+def test_a_parameter_that_is_trained() -> None:
+    """Its values can be read into: the image is of the detached tensor."""
+    tensor = torch.nn.Parameter(torch.ones(2))
+    FileImage.of("f", [tensor]).views(0, 8)[0][:] = 0
+    assert tensor.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(2, 3).T,
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, device="meta"),
+    ],
+)
+def test_tensors_that_would_be_copied_are_refused(tensor: torch.Tensor) -> None:
+    """A read would fill the copy, and the tensor would keep its values."""
+    with pytest.raises(UsageError, match=r"contiguous copy first|to_dense"):
+        FileImage.of("f", [tensor])
 
 
 def test_memory_with_holes_is_refused() -> None:
