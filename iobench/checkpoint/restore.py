@@ -27,7 +27,7 @@ from iobench.errors import (
 )
 from iobench.ranks.together import ALONE, JobRanks
 from iobench.writers.base import CopyReader, StoredReader, Writer
-from iobench.writers.config import load_writer
+from iobench.writers.config import writer_of
 from iobench.writers.transfer import Transfer
 
 __all__ = [
@@ -158,7 +158,7 @@ def load_checkpoint(
     For evaluation and export: it takes no lock, asks no other rank and changes nothing. It reads
     checkpoints of one process and of several ranks. See `Checkpointer.load`.
     """
-    chosen = load_writer(writer) if isinstance(writer, str) else writer
+    chosen = writer_of(writer)
     stored = StoredCandidates(store_at(location, chosen), chosen)
     return restore(stored, step, on_corrupt=on_corrupt, like=like)[0]
 

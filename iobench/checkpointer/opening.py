@@ -30,7 +30,7 @@ from iobench.ranks.world import AnyWorld, World
 from iobench.replicas.partner import Partner
 from iobench.units import parse_size
 from iobench.writers.base import Writer
-from iobench.writers.config import load_writer
+from iobench.writers.config import writer_of
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class CheckpointerOptions:
     @functools.cached_property
     def own_writer(self) -> Writer:
         """The writer of the location."""
-        return load_writer(self.writer) if isinstance(self.writer, str) else self.writer
+        return writer_of(self.writer)
 
     @functools.cached_property
     def given(self) -> GivenTiers | None:

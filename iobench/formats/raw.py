@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from iobench.formats.tensors import tensor_memory
-from iobench.writers.base import Writer
+from iobench.writers.config import WriterLike, writer_of
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer
 
@@ -24,23 +24,22 @@ def save(
     tensors: Iterable[torch.Tensor],
     path: str,
     target: str | Path,
-    writer: Writer,
+    writer: WriterLike,
     *,
     durable: bool = True,
     sync_directory: bool = True,
 ) -> Transfer:
     """Write the tensors' bytes to `target/path`; see `Writer.write` for durability."""
-    return writer.write(
-        image(path, tensors), target, durable=durable, sync_directory=sync_directory
-    )
+    made = image(path, tensors)
+    return writer_of(writer).write(made, target, durable=durable, sync_directory=sync_directory)
 
 
 def load(
-    tensors: Iterable[torch.Tensor], path: str, target: str | Path, writer: Writer
+    tensors: Iterable[torch.Tensor], path: str, target: str | Path, writer: WriterLike
 ) -> Transfer:
     """Fill `tensors` from `target/path`, in the given order.
 
     Raises UsageError for a tensor whose memory differs from its values: one that is not contiguous,
     or a lazy conjugate or negation.
     """
-    return writer.read(FileImage.of(path, tensors), target)
+    return writer_of(writer).read(FileImage.of(path, tensors), target)

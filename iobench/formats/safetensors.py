@@ -23,7 +23,7 @@ from iobench.formats.tensors import (
     tensor_from_bytes,
     tensor_memory,
 )
-from iobench.writers.base import Writer
+from iobench.writers.config import WriterLike, writer_of
 from iobench.writers.image import AnyMemory, FileImage
 from iobench.writers.transfer import Transfer
 
@@ -65,7 +65,7 @@ def save(
     tensors: Mapping[str, torch.Tensor],
     path: str,
     target: str | Path,
-    writer: Writer,
+    writer: WriterLike,
     *,
     metadata: Mapping[str, str] | None = None,
     durable: bool = True,
@@ -73,7 +73,7 @@ def save(
 ) -> Transfer:
     """Write `tensors` to the safetensors file `target/path`; see `Writer.write` for durability."""
     made = image(path, tensors, metadata)
-    return writer.write(made, target, durable=durable, sync_directory=sync_directory)
+    return writer_of(writer).write(made, target, durable=durable, sync_directory=sync_directory)
 
 
 def read_header(path: str, target: str | Path, writer: Inspectable) -> tuple[bytes, int]:
@@ -154,7 +154,7 @@ def _tensor(file: str, name: str, kind: Kind, part: AnyMemory, at: int) -> torch
 def load(
     path: str,
     target: str | Path,
-    writer: Writer,
+    writer: WriterLike,
     *,
     device: str | torch.device = "cpu",
     allocate: Allocate | None = None,
@@ -165,7 +165,8 @@ def load(
     `allocate` replaces `device`; see `prepare`. Raises what `prepare` raises, and DataMismatchError
     for a file that was replaced after its header was read.
     """
-    file, allocate = os.path.join(target, path), allocate or allocate_on(device)
+    writer, file = writer_of(writer), os.path.join(target, path)
+    allocate = allocate or allocate_on(device)
     with InspectedFile.opened(file, writer) as source:
         tensors, image = _prepare(path, file, *_header(file, source), allocate)
     moved = writer.read(image, target)

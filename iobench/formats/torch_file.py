@@ -21,6 +21,7 @@ from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
 from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
 from iobench.units import MIB
 from iobench.writers.base import Writer
+from iobench.writers.config import WriterLike, writer_of
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 from iobench.writers.source import BytesSource, ImageSource, Source
 from iobench.writers.transfer import Transfer
@@ -36,7 +37,7 @@ def save(
     state: Any,
     path: str,
     target: str | Path,
-    writer: Writer,
+    writer: WriterLike,
     *,
     crc: bool = True,
     durable: bool = True,
@@ -54,6 +55,7 @@ def save(
 
     Raises TransferError, and passes on what pickling raises. Then nothing is published.
     """
+    writer = writer_of(writer)
     began = time.perf_counter()
     described = torch_image.image(path, state, target, crc=crc, **options)
     if described is None:
@@ -180,7 +182,7 @@ def _damage(file: str, source: Source) -> Iterator[None]:
 def load(
     path: str,
     target: str | Path,
-    writer: Writer,
+    writer: WriterLike,
     *,
     device: str | torch.device = "cpu",
     allocate: Allocate | None = None,
@@ -193,7 +195,8 @@ def load(
     see `prepare`. Raises what `prepare` raises, and DataMismatchError for a file that was replaced
     after its inspection.
     """
-    file, allocate = os.path.join(target, path), allocate or allocate_on(device)
+    writer, file = writer_of(writer), os.path.join(target, path)
+    allocate = allocate or allocate_on(device)
     with InspectedFile.opened(file, writer) as source:
         state, image = _prepare(path, file, source, allocate, weights_only)
     moved = writer.read(image, target)

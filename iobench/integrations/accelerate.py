@@ -22,10 +22,11 @@ from typing import Any
 from iobench.errors import UsageError
 from iobench.exports.staged_directory import StagedDirectory, shared_token
 from iobench.integrations.decoupled import commit_decoupled
-from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.needs import needs
 from iobench.integrations.routed import routed
 from iobench.writers.base import Writer
+from iobench.writers.config import WriterLike
 from iobench.writers.removal import remove_tree
 
 with needs("accelerate", "accelerate>=1"):

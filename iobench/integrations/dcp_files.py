@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from iobench.errors import TransferError
-from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.default_writer import chosen_writer
+from iobench.writers.config import WriterLike
 from iobench.writers.removal import remove_file
 from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer

@@ -33,10 +33,10 @@ from iobench.formats.many_parts import WindowImage
 from iobench.formats.tensor_slices import GAP_BYTES
 from iobench.integrations.dcp_files import DcpLocation, DcpStorage
 from iobench.integrations.dcp_writer import metadata_name
-from iobench.integrations.default_writer import WriterLike
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.pages import pages_to_read_into
+from iobench.writers.config import WriterLike
 from iobench.writers.image import Bytes
 
 __all__ = ["StorageReader"]

@@ -31,9 +31,9 @@ from torch.futures import Future
 from iobench.errors import TargetError, UsageError
 from iobench.integrations.dcp_files import DcpLocation, DcpStorage
 from iobench.integrations.dcp_items import ItemStream, gpu_copies, on_host
-from iobench.integrations.default_writer import WriterLike
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.workers import map_in_workers
+from iobench.writers.config import WriterLike
 from iobench.writers.device.staging import DeviceCopies
 from iobench.writers.transfer import Transfer
 

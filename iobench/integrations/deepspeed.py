@@ -28,11 +28,12 @@ from iobench.errors import TransferError, UsageError, transfer_errors
 from iobench.formats import torch_file
 from iobench.integrations import torch_dropins
 from iobench.integrations.background import BackgroundFiles
-from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.needs import needs
 from iobench.units import parse_size
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.buffered import BufferedWriter
+from iobench.writers.config import WriterLike
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import sync_directory
 from iobench.writers.s3_store.target import is_s3

@@ -9,15 +9,12 @@ import threading
 
 from iobench.errors import UnavailableError, UsageError
 from iobench.writers.base import Writer
-from iobench.writers.config import load_writer
+from iobench.writers.config import WriterLike, writer_of
 
 __all__ = [
-    *("CONFIG", "EXEC", "WriterLike"),
+    *("CONFIG", "EXEC"),
     *("chosen_writer", "redirected_writer", "set_default_writer"),
 ]
-
-WriterLike = Writer | str | os.PathLike[str]
-"""A Writer, the name of one (`odirect,block_size=8MiB` with options), or the path of a config."""
 
 EXEC = "IOBENCH_EXEC"
 """Environment variable of `iobench exec`: the directory that contains `CONFIG`."""
@@ -81,7 +78,7 @@ def _config_of_exec() -> str | None:
 
 
 def _made(writer: WriterLike) -> Writer:
-    made = writer if isinstance(writer, Writer) else load_writer(writer)
+    made = writer_of(writer)
     if not made.stores:
         raise UsageError(f"writer {made.name!r} stores nothing; choose one that stores files")
     return made

@@ -17,8 +17,9 @@ import os
 from typing import Any, ClassVar, Self
 
 from iobench.formats import torch_file
-from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.needs import needs
+from iobench.writers.config import WriterLike
 from iobench.writers.transfer import Transfer
 
 with needs("dlio_benchmark", "dlio_benchmark @ git+https://github.com/argonne-lcf/dlio_benchmark"):

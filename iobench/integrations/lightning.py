@@ -20,9 +20,10 @@ from iobench.errors import OptionError
 from iobench.formats import torch_file
 from iobench.integrations import torch_dropins
 from iobench.integrations.background import BackgroundFiles, absolute
-from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.needs import needs
 from iobench.units import parse_size
+from iobench.writers.config import WriterLike
 from iobench.writers.removal import remove_file
 from iobench.writers.transfer import Transfer
 

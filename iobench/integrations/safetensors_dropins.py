@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from iobench.integrations import safetensors_open, safetensors_transfer
-from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import (
     Unsupported,
@@ -22,6 +22,7 @@ from iobench.integrations.stock_path import (
     check_stock_can_save,
     log_fallback,
 )
+from iobench.writers.config import WriterLike
 
 if TYPE_CHECKING:
     from iobench.ranks.restore_plan import RestoreMode

@@ -13,7 +13,7 @@ import torch
 from torch.serialization import DEFAULT_PROTOCOL
 
 from iobench.integrations import torch_transfer
-from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import (
     NotPicklable,
@@ -22,6 +22,7 @@ from iobench.integrations.stock_path import (
     check_stock_can_save,
     log_fallback,
 )
+from iobench.writers.config import WriterLike
 
 __all__ = ["load", "save"]
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from iobench.errors import UsageError
 from iobench.exports.staged_directory import StagedDirectory, remove_killed, shared_token
 from iobench.integrations.decoupled import commit_decoupled
-from iobench.integrations.default_writer import WriterLike, chosen_writer
+from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.needs import needs
 from iobench.integrations.routed import routed
 from iobench.writers.base import Writer
+from iobench.writers.config import WriterLike
 
 with needs("transformers", "transformers>=5"):
     import transformers

@@ -23,7 +23,7 @@ from iobench.remote.object_copy import ObjectCopy
 from iobench.remote.source_file import SourceFile
 from iobench.units import format_seconds, parse_seconds, parse_size
 from iobench.writers.base import Writer
-from iobench.writers.config import load_writer
+from iobench.writers.config import writer_of
 from iobench.writers.file_writer import FileWriter
 from iobench.writers.rate_limit import RateLimit
 from iobench.writers.s3 import S3Writer
@@ -113,8 +113,7 @@ class Remote:
 
     def new_writer(self) -> Writer:
         """Return the writer. Raises UsageError when it cannot write to the location."""
-        name = self.writer or ("s3" if is_s3(self.location) else "hybrid")
-        writer = load_writer(name) if isinstance(name, str) else name
+        writer = writer_of(self.writer or ("s3" if is_s3(self.location) else "hybrid"))
         writer.check_scheme(self.location)
         if not writer.stores:
             raise UsageError(f"writer {writer.name!r} stores nothing; choose another writer")

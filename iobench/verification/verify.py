@@ -23,7 +23,7 @@ from iobench.verification.inventory import (
 from iobench.verification.reading import Layer, OnRead, read_all
 from iobench.verification.values import ValueCounts
 from iobench.writers.base import Writer
-from iobench.writers.config import load_writer
+from iobench.writers.config import writer_of
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.s3_store.target import is_s3
 
@@ -94,9 +94,7 @@ def verify(
 
 def writer_for(path: str | Path, writer: Writer | str | None) -> Writer:
     """Return `writer`, or the best one for `path`. Raises UsageError for an unknown one."""
-    if isinstance(writer, Writer):
-        return writer
-    return load_writer(writer or ("s3" if is_s3(path) else "hybrid"))
+    return writer_of(writer or ("s3" if is_s3(path) else "hybrid"))
 
 
 def inventory_of(location: FileTree) -> VerifyInventory:

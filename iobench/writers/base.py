@@ -42,11 +42,17 @@ _MOVING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Availability:
-    """Whether a writer works on a target; if not (or only in part), why, and what to do."""
+    """Whether a writer works on a target; if not (or only in part), why, and what to do.
+
+    It is true if the writer works: `if writer.available(target)`.
+    """
 
     ok: bool
     reason: str = ""
     remedy: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
 
 
 def remedy_of(error: OSError) -> str:

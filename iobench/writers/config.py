@@ -9,6 +9,7 @@ import re
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,13 @@ from iobench.writers.base import Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.transfer import Fallback
 
-__all__ = ["SCHEMA", "Tuned", "WriterConfig", "dump_writer", "load_writer", "read_config"]
+__all__ = [
+    *("SCHEMA", "Tuned", "WriterConfig", "WriterLike"),
+    *("dump_writer", "load_writer", "read_config", "writer_of"),
+]
+
+WriterLike = Writer | str | os.PathLike[str]
+"""A Writer, the name of one (`odirect,block_size=8MiB` with options), or the path of a config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,13 +170,22 @@ def load_writer(
     RuntimeWarning, and each of its Transfers records that among its `fallbacks`. A writer of files
     cannot replace one of buckets, nor the reverse: both raise UnavailableError.
 
-    Raises UsageError for a file that is not a writer's or has a newer schema. Raises
+    Raises UsageError for a file that is not a writer's or has a newer schema, and for a `fallback`
+    without a target: a writer that is not tried is never replaced. Raises
     UnknownNameError and OptionError for its content. Raises UnavailableError with a remedy for a
     writer that does not work here.
     """
     config, name, options = _read_text(path_or_name)
     options = {**options, **overrides}
     place = _trial_target(target, config)
+    if fallback is not None:
+        with suppress(UnavailableError):  # matters only if it is needed
+            _made(fallback)
+        if target is None and (config is None or config.tuned is None):
+            raise UsageError(
+                f"fallback={fallback!r}: needs target=DIRECTORY or s3://bucket/prefix, where the "
+                "writer is tried"
+            )
     try:
         made = config.make(**options) if config else registry.make(name, **options)
         if place is not None:
@@ -183,6 +199,11 @@ def load_writer(
     if config and config.tuned:
         _check_machine(config.path, config.tuned)
     return made
+
+
+def writer_of(writer: WriterLike) -> Writer:
+    """Return `writer`, or the one that `load_writer` makes of it."""
+    return writer if isinstance(writer, Writer) else load_writer(writer)
 
 
 def _read_text(
@@ -279,9 +300,13 @@ def _require(writer: Writer, place: str | Path, *, given: bool) -> None:
             raise
 
 
-def _replacement(text: str, error: UnavailableError, place: str | Path | None) -> Writer:
+def _made(text: str) -> Writer:
     config, name, options = _read_text(text)
-    writer = config.make(**options) if config else registry.make(name, **options)
+    return config.make(**options) if config else registry.make(name, **options)
+
+
+def _replacement(text: str, error: UnavailableError, place: str | Path | None) -> Writer:
+    writer = _made(text)
     if place is not None:
         try:
             writer.check_scheme(place)

@@ -345,6 +345,33 @@ def test_a_typo_is_no_reason_for_a_fallback(tmp_path: Path) -> None:
         load_writer("odirct", fallback="buffered", target=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("fallback", "error"),
+    [("nonsense", UnknownNameError), ("odirect,threads=no", OptionError), ("a,b", UsageError)],
+)
+def test_a_wrong_fallback_is_an_error_at_once(
+    fallback: str, error: type[Exception], tmp_path: Path
+) -> None:
+    """Also where the writer works and the fallback is not needed."""
+    with pytest.raises(error):
+        load_writer("buffered", fallback=fallback, target=tmp_path)
+
+
+def test_a_fallback_without_a_target(tmp_path: Path) -> None:
+    """Nothing would be tried, and so the fallback never be taken: the call says what it needs."""
+    path = _file(tmp_path, dump_writer(load_writer("buffered")))
+    for writer in ("buffered", path):
+        with pytest.raises(UsageError, match="needs target=DIRECTORY"):
+            load_writer(writer, fallback="odirect")
+
+
+@pytest.mark.usefixtures("refusing")
+def test_an_answer_is_true_if_the_writer_works(tmp_path: Path) -> None:
+    """`if writer.available(target)` is what it looks like."""
+    assert load_writer("buffered").available(tmp_path)
+    assert not load_writer("refusing").available(tmp_path)
+
+
 def test_another_machine_warns_once(tmp_path: Path) -> None:
     """Only the first load of a file from another machine warns."""
     path = _file(tmp_path, dump_writer(BufferedWriter(), TUNED))
