@@ -111,8 +111,8 @@ def test_a_tuning_eliminates_liars(
     """A trial of each ends in an error that names the lie; that of an honest writer does not."""
     root = quiet_ext4(shared_filesystems, tmp_path.name)
     kinds: dict[str, type[Liar]] = {liar.name: liar for liar in LIARS}
-    known = registry.writer_class
-    monkeypatch.setattr(registry, "writer_class", lambda name: kinds.get(name) or known(name))
+    known = registry._WRITERS.find
+    monkeypatch.setattr(registry._WRITERS, "find", lambda name: kinds.get(name) or known(name))
     with TrialRunner.on(
         target_of(str(root), []),
         workload=workloads.load(str(tiny_path)),

@@ -259,9 +259,9 @@ class Refusing(BufferedWriter):
 
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = registry.writer_class
+    known = registry._WRITERS.find
     monkeypatch.setattr(
-        registry, "writer_class", lambda name: Refusing if name == "refusing" else known(name)
+        registry._WRITERS, "find", lambda name: Refusing if name == "refusing" else known(name)
     )
 
 
