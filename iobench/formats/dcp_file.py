@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ __all__ = ["ALIGNMENT", "DcpFile", "DcpItem"]
 
 ALIGNMENT = 64
 """Of the data in the file, like in a file of torch.save: for fast copies."""
+_GROUP = 16 << 20
+"""Bytes of the tensors whose checksums one thread computes at a time, or one larger tensor."""
 
 
 class DcpItem(NamedTuple):
@@ -93,7 +96,7 @@ class DcpFile:
             return FileImage.of(path, [])
         checksums = None
         if data is not None:
-            checksums = _checksums(self._stored, data, [held[cut:] for cut in self._cuts[1:-1]])
+            checksums = _Checksums(self._stored, data, [held[cut:] for cut in self._cuts[1:-1]])
         lengths = numbers(self._lengths)
         lengths[-1] += len(end)
         places = np.empty(len(lengths), dtype=np.int64)
@@ -124,7 +127,7 @@ class DcpFile:
             copies = DeviceCopies(devices)
             staged = StagedImage(plain, _copies=copies, _device=devices[0], _unpinned={})
             on_host = staged.host_bytes
-        checksums = _checksums(self._stored, data, texts[1:])
+        checksums = _Checksums(self._stored, data, texts[1:])
         return _DeviceImage(plain, _checksums=checksums, _on_host=on_host)
 
     def streamed(self, checksum: Callable[[], int]) -> Iterator[Bytes | int]:
@@ -166,44 +169,68 @@ class DcpFile:
         stored = [one for one in self._stored if one.start >= begin]
         stops = [one.data_start + one.data_bytes for one in stored]
         data = [memory[one.data_start : stop] for one, stop in zip(stored, stops, strict=True)]
-        checksums = _checksums(stored, data, [memory[stop:] for stop in stops])
+        checksums = _Checksums(stored, data, [memory[stop:] for stop in stops])
         return _image(path, places[filled], lengths[filled], (memory, held), checksums)
 
 
-def _checksums(
-    items: Sequence[DcpItem], data: Sequence[AnyMemory], tails: Sequence[Bytes]
-) -> RunningChecksums:
-    """Return what puts the CRC32 of the `data` of each item into `tails`, the memory behind it."""
-    at = {item.data_start: number for number, item in enumerate(items)}
+class _Checksums:
+    """The CRC32s of the data of tensors, each in the memory behind the data when it is needed.
 
-    def put(start: int, checksum: int) -> None:
-        number = at[start]
-        template = items[number].template
-        assert template is not None
-        tail = np.frombuffer(template.tail(checksum), dtype=np.uint8)
-        np.copyto(tails[number][: len(tail)], tail)
+    In groups of tensors: a thread that takes a part of the file computes those of its groups only,
+    and waits for no thread that takes another part.
+    """
 
-    return RunningChecksums(dict(zip(at, data, strict=True)), put)
+    def __init__(
+        self, items: Sequence[DcpItem], data: Sequence[AnyMemory], tails: Sequence[Bytes]
+    ) -> None:
+        """`tails` is the memory behind the data of each of `items`."""
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        self._groups: list[RunningChecksums] = []
+        at = {item.data_start: number for number, item in enumerate(items)}
+
+        def put(start: int, checksum: int) -> None:
+            number = at[start]
+            template = items[number].template
+            assert template is not None
+            tail = np.frombuffer(template.tail(checksum), dtype=np.uint8)
+            np.copyto(tails[number][: len(tail)], tail)
+
+        group: dict[int, AnyMemory] = {}
+        for number, (item, memory) in enumerate(zip(items, data, strict=True)):
+            if not group:
+                self._starts.append(item.start)
+            group[item.data_start] = memory
+            if item.stop - self._starts[-1] >= _GROUP or number + 1 == len(items):
+                self._stops.append(item.stop)
+                self._groups.append(RunningChecksums(group, put))
+                group = {}
+
+    def reach(self, start: int, stop: int, host_bytes: HostBytes | None = None) -> None:
+        """Put those that are between `start` and `stop` of the file."""
+        first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
+        for group in self._groups[first:last]:
+            group.reach(stop, host_bytes)
 
 
 class _DeviceImage(WrappedImage):
     """Like _CheckedImage; some of the memory is on a device."""
 
-    _checksums: RunningChecksums
+    _checksums: _Checksums
     _on_host: HostBytes
 
     def pieces(self, start: int, stop: int) -> list[AnyMemory]:
-        self._checksums.reach(stop, self._on_host)
+        self._checksums.reach(start, stop, self._on_host)
         return super().pieces(start, stop)
 
 
 class _CheckedImage(ScatteredImage):
-    """An image that completes `checksums` up to the end of each range that is taken."""
+    """An image whose checksums are put when a range of it is taken."""
 
-    _checksums: RunningChecksums
+    _checksums: _Checksums
 
     def pieces(self, start: int, stop: int) -> list[AnyMemory]:
-        self._checksums.reach(stop)
+        self._checksums.reach(start, stop)
         return super().pieces(start, stop)
 
 
@@ -212,7 +239,7 @@ def _image(
     addresses: Numbers,
     lengths: Numbers,
     owners: object,
-    checksums: RunningChecksums | None,
+    checksums: _Checksums | None,
 ) -> FileImage:
     starts = list(itertools.accumulate(lengths.tolist(), initial=0))[:-1]
     kind = ScatteredImage if checksums is None else _CheckedImage

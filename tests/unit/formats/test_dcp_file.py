@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import random
+from unittest import mock
 
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iobench.formats import dcp_file
 from iobench.formats.dcp_file import ALIGNMENT, DcpFile
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.blocks.workers import map_in_workers
@@ -35,11 +37,21 @@ def _taken(image: FileImage, step: int) -> bytes:
     return found
 
 
-@given(kinds=_tensors, end=st.binary(max_size=9), step=st.integers(50, 5000))
+@given(
+    kinds=_tensors,
+    end=st.binary(max_size=9),
+    step=st.integers(50, 5000),
+    group=st.sampled_from([1, 3000, 1 << 24]),
+)
 def test_the_file_is_a_row_of_torchs_files(
-    kinds: list[tuple[torch.dtype, list[int]]], end: bytes, step: int
+    kinds: list[tuple[torch.dtype, list[int]]], end: bytes, step: int, group: int
 ) -> None:
     """From the trainer's memory and from a copy in a slot: the same bytes, with checksums."""
+    with mock.patch.object(dcp_file, "_GROUP", group):
+        _compare(kinds, end, step)
+
+
+def _compare(kinds: list[tuple[torch.dtype, list[int]]], end: bytes, step: int) -> None:
     tensors = [
         torch.arange(int(np.prod(shape, dtype=int))).to(dtype).reshape(shape)
         for dtype, shape in kinds
@@ -61,6 +73,24 @@ def test_the_file_is_a_row_of_torchs_files(
     assert _taken(file.image_in("f", slot, end), step) == whole
     assert slot[: file.size_bytes].tobytes() == whole[: file.size_bytes]
     assert slot[file.size_bytes :].tolist() == [7, 7, 7]
+
+
+def test_the_end_of_a_file_needs_no_checksum_of_its_begin() -> None:
+    """Those of other groups are computed when they are taken: no thread waits for them before."""
+    tensors = [torch.zeros(1000), torch.ones(1000)]
+    file = DcpFile([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
+    data = [tensor_bytes(tensor) for tensor in tensors]
+    addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+    with mock.patch.object(dcp_file, "_GROUP", 1):
+        image = file.image("f", addresses, {}, tensors, data=data)
+    last = file.items[1]
+    one_group = file.image("f", addresses, {}, tensors, data=data)
+    for one, later in ((image, True), (one_group, False)):
+        tensors[0].zero_()
+        one.views(last.start, one.size_bytes)
+        tensors[0].add_(1)
+        found = b"".join(view.tobytes() for view in one.views(0, last.start))
+        assert (found[: file.items[0].length] == _saved(tensors[0])) is later
 
 
 def test_threads_take_ranges_in_any_order() -> None:
