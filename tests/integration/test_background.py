@@ -36,7 +36,7 @@ def test_saves_next_to_restores(
         assert found is not None
         assert (found.writer, found.error, found.mismatches) == (readers[one.writer], "", 0)
         assert found.lead_s > 0
-        assert found.backlog_s > 0
+        assert found.lag_s > 0
         assert found.bytes > 0
         assert 0 < found.reading_s <= one.elapsed_s + 1e-6
     shown = iobench_inside("show", tmp_path / "run.jsonl", "--format", "json")

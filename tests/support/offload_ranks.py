@@ -218,6 +218,8 @@ def _with_checkpoints(
             _say(loaded=state["step"], before=before, digest=digest(optimizer))
         for step in range(optimizer.updates, steps):
             train_step(model, optimizer, step, even=even)
+            if step + 1 == steps:
+                ckpt.wait()  # a save next to one that is on its way may be without a pin
             ckpt.save_async({"model": model.state_dict(), "step": step + 1}, step + 1)
             _say(step=step + 1, digest=digest(optimizer))
 
