@@ -29,11 +29,11 @@ def together(
     deadline_s: float,
     kind: CallKind = "all-gather",
 ) -> tuple[T, list[Any]]:
-    """Call `work` in every rank. Return its own result, and what all ranks tell, in rank order.
+    """Call `work` in every rank. Return its result, and those of all ranks, in rank order.
 
-    `tell` makes JSON of a result; without it the result is JSON itself. With `kind` "gather" only
-    rank 0 gets what all tell, the others an empty list. With "scatter" rank 0 tells a list, and
-    each rank gets its own item of it, as the only one.
+    `tell` makes JSON of a result for the others; without it the result is JSON itself. With `kind`
+    "gather" only rank 0 gets the list; it is empty in the others. With "scatter" the result of rank
+    0 is a list, and each rank gets its own item of it, as the only one.
 
     If either raises, so does this in every rank: the rank's own error where it happened, a
     RankError that names the rank in the others. The ranks can go on after that.
@@ -54,9 +54,9 @@ def begin_together(
     kind: CallKind = "all-gather",
     acknowledged: bool = False,
 ) -> tuple[T, Callable[[], list[Any]]]:
-    """Like `together`, with a function that waits for what all ranks tell. Call it once.
+    """Like `together`, but return a function that waits for the results of all ranks. Call it once.
 
-    An error of `work` is raised at once, after the other ranks were told. Unless `acknowledged`,
+    An error of `work` is raised at once, after the other ranks have got it. Unless `acknowledged`,
     rank 0 does not wait until the others have the values: a trainer waits for this.
     """
     own, value, failure = cast(T, None), None, None
