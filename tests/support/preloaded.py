@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import types
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,10 @@ _MODULES = (
 _BEGIN = "from support.preloaded import serve; serve()"
 _LONGEST = 200_000  # bytes of a request: less than a socket's buffer
 _PR_SET_CHILD_SUBREAPER = 36
+# A signal that arrives between `os.scandir()`, or importlib's open of a module, and its `with`
+# leaves the object to the collector, which closes it and warns. In the tests' own process, which
+# no signal interrupts, these warnings are errors.
+_LEFT_BY_A_SIGNAL = ("unclosed scandir iterator", r"unclosed file <_io\.FileIO name='[^']*\.pyc'")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 _servers: list[_Server] = []
@@ -176,6 +181,8 @@ def _adopt_orphans(wanted: bool) -> None:
 
 def serve() -> None:
     """Import, and answer requests."""
+    for message in _LEFT_BY_A_SIGNAL:
+        warnings.filterwarnings("ignore", message, ResourceWarning)
     for name in _MODULES:
         importlib.import_module(name)
     _build_the_command_line()
