@@ -31,8 +31,6 @@ from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
 from iobench.results.setting import AxisValues, Setting
 from iobench.workloads.reshape import Shape
 
-__all__ = ["Axes", "Variant"]
-
 _MOST_JOBS = 256
 _SAME = "same"
 _NONE, _RESTORE = "none", "restore"

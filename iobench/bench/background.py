@@ -25,8 +25,6 @@ from iobench.errors import JobError
 from iobench.results.records import BackgroundRestores
 from iobench.writers.registry import make
 
-__all__ = ["Background", "Restores"]
-
 _WARM_UP = "warm-up-background"
 
 

@@ -17,8 +17,6 @@ from iobench.errors import FioError
 from iobench.results import CeilingSample, Operation, Run
 from iobench.results.setting import at_target
 
-__all__ = ["CeilingJobs"]
-
 # In simulations this lowers the ceiling by at most 0.1% when rates scatter by 10%, and by 0.3% when
 # they scatter by 20% (docs/statistics.md).
 _BEATEN = 0.95

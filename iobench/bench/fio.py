@@ -35,22 +35,10 @@ from typing import Any
 
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.targets.cold import evict_file
-from iobench.environment.software import fio_version
 from iobench.errors import FioError
 from iobench.results.records import Operation
 from iobench.units import KIB, MIB, format_size, format_size_exact
 from iobench.writers.local.deferred_free import freed_later
-
-__all__ = [
-    "FILE_NAME",
-    "JOBS",
-    "FioJob",
-    "FioSample",
-    "cleanup",
-    "fio_version",
-    "run_job",
-    "started",
-]
 
 FILE_NAME = "iobench-ceiling.fio"
 _ALIGNMENT = 4 * KIB  # of sizes and offsets: enough for O_DIRECT on every block device

@@ -22,8 +22,6 @@ from iobench.results import (
     utc_now,
 )
 
-__all__ = ["header"]
-
 _LISTED = 1000  # files in a record, whose lines a reader limits; there may be 100,000
 
 

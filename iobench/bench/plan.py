@@ -10,27 +10,17 @@ from typing import Any
 from iobench.bench.axes import Axes, Variant
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data.subset import ranks_of
-from iobench.bench.fio import JOBS, fio_version
+from iobench.bench.fio import JOBS
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.rules import Rules
 from iobench.bench.processes.job import Job
 from iobench.bench.targets.base import Target
 from iobench.environment.memory import available_bytes
+from iobench.environment.software import fio_version
 from iobench.errors import OptionError, TargetError, UsageError
 from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
 from iobench.workloads.specs import FileSpec, size_of
-
-__all__ = [
-    "DEFAULT_SECONDS",
-    "LEAST_POOL",
-    "POOL_SHARE",
-    "READER_POOL",
-    "RESERVE",
-    "Plan",
-    "WorldSize",
-    "first_of_each_target",
-]
 
 RESERVE = "5% of the free space and 256 MiB stay free"
 """What `DirectoryTarget.free_bytes` leaves out, for messages."""

@@ -32,8 +32,6 @@ from iobench.verification.imported import is_path, load_workload
 from iobench.workloads import Workload
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["make_plan", "plan_lines"]
-
 _FULL = "full"
 
 

@@ -16,8 +16,6 @@ from iobench.units import GIB, MIB
 from iobench.workloads import FileSpec, TensorSpec
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Rates", "measure_rates"]
-
 _PROBE_BYTES, _REMOTE_PROBE_BYTES = 256 * MIB, 32 * MIB
 _REST_S = 0.25  # before each sample: settle, removing files, starting fio
 _OWN_S_PER_BYTE = 0.3 / GIB  # untimed work: renewing the pool, digests, verification

@@ -36,8 +36,6 @@ from iobench.results import (
     contender_of,
 )
 
-__all__ = ["RunProgress", "Runner"]
-
 _Record = Sample | CeilingSample | Failure
 _WARM_UP = "warm-up"  # a checkpoint that is not measured
 

@@ -11,8 +11,6 @@ from iobench.bench.contenders.base import Contender
 from iobench.bench.processes.job import Done, own_name
 from iobench.workloads.specs import FileFormat, FileSpec
 
-__all__ = ["StoredFile", "manifest", "stored_files"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:

@@ -34,8 +34,6 @@ from iobench.text import one_line
 from iobench.workloads.specs import FileSpec
 from iobench.writers.transfer import PathCount, Transfer
 
-__all__ = ["Clock", "Trial"]
-
 _UNRECORDABLE = -1
 _SHARED = ("all processes restored the same files, and those of a machine share its page cache",)
 

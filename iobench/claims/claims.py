@@ -9,11 +9,6 @@ from typing import Literal, Self, cast
 from iobench.errors import UnknownNameError
 from iobench.stats.estimates import Interval
 
-__all__ = [
-    "CLAIMS",
-    *("Answer", "Claim", "ClaimFinding", "ClaimMeasure", "Side", "Study", "study"),
-]
-
 ClaimMeasure = Literal["save", "restore", "wall clock", "overhead", "stall"]
 
 

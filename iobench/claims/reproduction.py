@@ -21,15 +21,6 @@ from iobench.stats.comparison import LEAST_SAMPLES, Comparison, Finding, few_pai
 from iobench.stats.estimates import Interval, Ratio, median, paired_log_ratio
 from iobench.units import count_of, format_seconds, format_size
 
-__all__ = [
-    "check_one_setting",
-    "finding",
-    "floor_words",
-    "judge_records",
-    "judge_training",
-    "shard",
-]
-
 
 def finding(
     claim: Claim,

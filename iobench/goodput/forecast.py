@@ -14,8 +14,6 @@ from iobench.goodput.job import MONTH_S, Costs, TrainingJob
 from iobench.goodput.measured import SavingMethod
 from iobench.stats.estimates import CONFIDENCE, Interval
 
-__all__ = ["Forecast", "Method", "Proposal", "Saved", "forecast"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Method:

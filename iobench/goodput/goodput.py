@@ -11,14 +11,6 @@ import math
 
 from iobench.goodput.job import Costs, TrainingJob
 
-__all__ = [
-    "best_interval_s",
-    "ettr",
-    "lost_work_s",
-    "optimal",
-    "shortest",
-]
-
 _MOST_STEPS = 200  # of Newton's method; fewer than 10 are usual
 
 

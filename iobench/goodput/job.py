@@ -7,13 +7,6 @@ from dataclasses import dataclass
 
 from iobench.errors import OptionError
 
-__all__ = [
-    "DAY_S",
-    "MONTH_S",
-    "Costs",
-    "TrainingJob",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:

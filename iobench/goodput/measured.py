@@ -22,8 +22,6 @@ from iobench.results.setting import labels
 from iobench.stats.estimates import median
 from iobench.units import count_of, format_size
 
-__all__ = ["SavingMethod", "by_hand", "from_results"]
-
 _RESAMPLES = 1000
 _SEED = 20260131
 

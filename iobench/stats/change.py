@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from iobench.stats.estimates import median
 
-__all__ = ["LEAST_CHANGE", "LEAST_LENGTH", "ChangePoint", "find_change"]
-
 LEAST_CHANGE = 0.10
 """Smaller changes of the median are never claimed: SNIA calls a drift of 10% steady."""
 LEAST_LENGTH = 3

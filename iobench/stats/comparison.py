@@ -33,24 +33,6 @@ from iobench.stats.estimates import (
 )
 from iobench.units import count_of
 
-__all__ = [
-    "LEAST_FLOOR",
-    "LEAST_SAMPLES",
-    "Comparison",
-    "Fastest",
-    "Finding",
-    "compare_paired",
-    "compare_pairs",
-    "compare_runs",
-    "control_floor",
-    "fastest",
-    "few_pairs",
-    "noise_floor",
-    "rates",
-    "rates_by_repetition",
-    "twins",
-]
-
 LEAST_FLOOR = 0.02
 """Differences up to 2% are never claimed: a convention, for machines whose floor is unknown."""
 LEAST_SAMPLES = 5

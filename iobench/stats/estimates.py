@@ -16,28 +16,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "CONFIDENCE",
-    "ENOUGH_SAMPLES",
-    "NO_INTERVAL",
-    "Interval",
-    "Ratio",
-    "SteadyState",
-    "confidence_of",
-    "highest",
-    "huber_mean",
-    "interval_heading",
-    "log_ratio",
-    "median",
-    "median_interval",
-    "outliers",
-    "paired_log_ratio",
-    "paired_logs",
-    "rate",
-    "steady_state",
-    "student_quantile",
-]
-
 NO_INTERVAL = "1 sample: no interval"
 
 _GRID = 20_001

@@ -23,8 +23,6 @@ from iobench.stats.estimates import (
     steady_state,
 )
 
-__all__ = ["OverTime", "RateChange", "all_steady", "over_time", "rates_by_round", "round_length"]
-
 _ROUND_S = 60.0
 _LEAST_ROUNDS = 10
 

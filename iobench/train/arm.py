@@ -13,8 +13,6 @@ from iobench.units import format_size_exact, parse_size
 from iobench.writers import registry
 from iobench.writers.base import Writer
 
-__all__ = ["NONE", "SLOWER_MEMORY", "Arm", "Mode", "arm_of", "choose_arms"]
-
 Mode = Literal["none", "sync", "async", "lazy", "memory", "spill"]
 
 SLOWER_MEMORY = 2

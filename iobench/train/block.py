@@ -17,8 +17,6 @@ from iobench.train.arm import Arm
 from iobench.train.saver import Saver, saver_for
 from iobench.train.trainer import Trainer
 
-__all__ = ["GAUGES", "Reference", "TrainingBlocks", "due", "timed_step", "warm_up"]
-
 GAUGES = ("/proc/meminfo", "/proc/{pid}/status")
 """The files that a sampler of blocks reads: dirty pages, resident memory of the process `pid`."""
 

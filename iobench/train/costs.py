@@ -13,8 +13,6 @@ from iobench.stats.comparison import compare_pairs
 from iobench.stats.estimates import Interval, highest, median, median_interval
 from iobench.units import format_size_exact
 
-__all__ = ["TrainingCost", "blocks_by_arm", "training_costs"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCost:

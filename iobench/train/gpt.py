@@ -8,8 +8,6 @@ from torch.nn import functional
 
 from iobench.errors import OptionError
 
-__all__ = ["CONTEXT", "VOCABULARY", "Gpt"]
-
 VOCABULARY = 256  # bytes
 CONTEXT = 64  # tokens
 _HEAD = 16  # width of an attention head

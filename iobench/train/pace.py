@@ -16,13 +16,6 @@ from iobench.train.block import timed_step, warm_up
 from iobench.train.saver import saver_for
 from iobench.train.trainer import Trainer
 
-__all__ = [
-    "Pace",
-    "StepTimes",
-    "probe",
-    "whole_intervals",
-]
-
 _PERSISTS = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?)xpersist")
 _BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 

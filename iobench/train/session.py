@@ -37,13 +37,6 @@ from iobench.units import MIB, count_of, format_seconds, format_size, parse_size
 from iobench.verification.imported import load_workload
 from iobench.workloads.workload import Workload
 
-__all__ = [
-    "Session",
-    "TrainingProgress",
-    "make_session",
-    "memcpy_bytes_per_s",
-]
-
 _MEMCPY_BYTES, _MEMCPY_ROUNDS = 256 * MIB, 5
 
 

@@ -12,8 +12,6 @@ import torch
 
 from iobench.train.gpt import CONTEXT, VOCABULARY, Gpt
 
-__all__ = ["Trainer"]
-
 
 class Trainer:
     """Trains a Gpt of about `params` parameters with AdamW on `device`.

@@ -8,8 +8,6 @@ from iobench.errors import OptionError
 from iobench.tune.measurement import Measurement
 from iobench.units import GIB, format_size_exact
 
-__all__ = ["DEFAULT_BYTES", "DEFAULT_SECONDS", "NOTHING", "SLACK", "Budget", "Cost"]
-
 DEFAULT_SECONDS, DEFAULT_BYTES = 180.0, 80 * GIB
 SLACK = 1.25
 """Factor by which trials of the confirmation are expected to last longer than earlier trials."""

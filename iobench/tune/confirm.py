@@ -12,8 +12,6 @@ from iobench.stats.comparison import LEAST_FLOOR, LEAST_SAMPLES, Comparison, Fin
 from iobench.stats.estimates import ENOUGH_SAMPLES, huber_mean, median, paired_logs
 from iobench.tune.race import effects_and_noise
 
-__all__ = ["Confirmation", "ConfirmedChoice"]
-
 _CHANGED, _CHANGED_ERRORS = 0.10, 3.0  # of a logarithm; standard errors of two rounds' median
 _LIMIT = 1.96  # standard errors: normal noise stays below in 97.5% of all cases
 

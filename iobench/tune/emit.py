@@ -18,8 +18,6 @@ from iobench.units import format_size
 from iobench.writers.config import Tuned, dump_writer, read_config
 from iobench.writers.local.new_file import write_text
 
-__all__ = ["check_config", "emit", "write"]
-
 
 def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
     """Return the text of the file from which `iobench.load_writer` makes the tuned writer."""

@@ -16,8 +16,6 @@ from iobench.tune.search import LAST_ROUNDS, LOOK_ROUNDS, Search, TuningSizes
 from iobench.tune.space import Candidate, Space
 from iobench.units import format_size
 
-__all__ = ["CLOSE", "Finals"]
-
 CLOSE = 2.0
 """A writer whose loss is at most this many times the leader's is a family that may still win."""
 _CLEARLY_WORSE = 1.25  # times the best, in every round of the look

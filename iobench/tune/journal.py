@@ -23,16 +23,6 @@ from iobench.results.records import EndStatus
 from iobench.tune.measurement import Measurement, Phase, Step
 from iobench.tune.space import Candidate
 
-__all__ = [
-    "SCHEMA",
-    "Journal",
-    "TrialRecord",
-    "TuningRecord",
-    "check_new",
-    "read_header",
-    "read_journal",
-]
-
 SCHEMA = "iobench.tune/1"
 _NEEDED = {
     "asked": ("workload", "target", "objective", "rank", "max_s", "max_bytes"),

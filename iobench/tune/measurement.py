@@ -9,8 +9,6 @@ from iobench.results.records import Sample
 from iobench.tune.space import Candidate
 from iobench.units import GIB
 
-__all__ = ["Measure", "Measurement", "Phase", "Step"]
-
 _OWN_S_PER_BYTE = 0.5 / GIB  # new random bytes, digests, removing files
 
 Phase = Literal["probe", "race", "refine", "confirm"]

@@ -14,8 +14,6 @@ from iobench.tune.measurement import Measurement
 from iobench.tune.stall import SAVES as STALL_SAVES
 from iobench.units import GIB, format_rate, format_seconds, format_size
 
-__all__ = ["Goal", "Objective"]
-
 Goal = Literal["save", "restore", "balanced", "stall"]
 
 

@@ -19,8 +19,6 @@ from iobench.tune.race import RaceEntry, effects_and_noise
 from iobench.tune.rounds import History
 from iobench.tune.space import Candidate, Space
 
-__all__ = ["Outcome", "Standing"]
-
 _SEARCHABLE = 0.07  # noise of a log: with more the race often leads to the wrong settings
 _CLEARLY_WORSE = math.log(1.25)  # a writer that never came nearer is no candidate
 _AT_END = ", and is the best of the last rounds; no difference shown over all rounds"

@@ -28,8 +28,6 @@ from numpy.typing import NDArray
 
 from iobench.stats.comparison import Comparison, Finding, compare_pairs
 
-__all__ = ["Race", "RaceEntry", "RaceStatus", "effects_and_noise"]
-
 _Z = 3.5  # high, because the best of many leads partly by luck; measured in docs/autotune.md
 _UNKNOWN_NOISE = 0.10  # of a log, while too few rounds have been run to estimate it
 _LEAST_NOISE = 0.01

@@ -29,8 +29,6 @@ from iobench.tune.space import Candidate, Dimension, Space
 from iobench.units import format_size
 from iobench.writers import registry
 
-__all__ = ["ReplayedTuning", "replay"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedTuning:

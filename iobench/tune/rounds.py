@@ -16,13 +16,6 @@ from iobench.tune.race import Race, RaceStatus
 from iobench.tune.search import ROUNDS
 from iobench.tune.space import Candidate
 
-__all__ = [
-    "History",
-    "NoProgress",
-    "Rounds",
-    "TuningProgress",
-]
-
 
 @dataclass(kw_only=True)
 class History:

@@ -12,18 +12,6 @@ from iobench.tune.budget import NOTHING, SLACK, Cost
 from iobench.tune.space import Space
 from iobench.units import MIB, format_size, format_size_exact
 
-__all__ = [
-    "LAST_ROUNDS",
-    "LOOK_ROUNDS",
-    "ROUNDS",
-    "SMALLER",
-    "Planner",
-    "Search",
-    "TuningSizes",
-    "plan",
-    "too_small",
-]
-
 _PROBE = 64 * MIB
 _LEAST = 16 * MIB
 

@@ -20,14 +20,6 @@ from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.options import OptionInfo, WriterOptions
 
-__all__ = [
-    "Candidate",
-    "Dimension",
-    "Origin",
-    "Space",
-    "space_of",
-]
-
 Origin = Literal["baseline", "known-good", "drawn", "refined"]
 """`baseline`: the setting that the winner is compared with. `known-good`: a setting that did well
 on some storage before. `drawn`: a random setting of the space. `refined`: one near a leader."""

@@ -15,8 +15,6 @@ from iobench.results import Stored, utc_now
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 
-__all__ = ["SAVES", "SLOTS", "Stalled", "measure_stall"]
-
 SLOTS = 2
 """Snapshots that memory holds."""
 SAVES = SLOTS + 3

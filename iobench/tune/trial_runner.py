@@ -32,8 +32,6 @@ from iobench.workloads import Workload
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["TrialRunner", "warm_up_bytes"]
-
 _KEPT_WRITERS = 12  # writers kept open, with their staging memory
 _WARM_UP_BYTES = 32 * MIB  # more than most settings have in flight
 

@@ -22,8 +22,6 @@ from iobench.tune.search import ROUNDS, SMALLER, Planner, Search, TuningSizes, p
 from iobench.tune.space import Candidate, Space
 from iobench.units import format_seconds, format_size
 
-__all__ = ["Tuner"]
-
 _FINALISTS = 4
 _MOST_DRAWN = 8
 _NEAR = 1.4  # times the leader's loss: families whose best setting is refined

@@ -41,8 +41,6 @@ from iobench.verification.imported import load_workload
 from iobench.workloads import Workload
 from iobench.workloads.specs import FileSpec
 
-__all__ = ["Tuning", "TuningRequest", "expected", "files_digest", "run_tuning"]
-
 _LARGEST = GIB  # of one trial, unless the user asks for more
 _POOL_SHARE = 0.25  # of the available memory: the pools of four sizes, the others smaller
 _LEAST_POOL = GIB

@@ -18,9 +18,6 @@ from iobench.results.records import Verified
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Contender", "WriterContender"]
-
-
 _FRESH = "with peers, restores go to new memory that is allocated inside the clock"
 
 

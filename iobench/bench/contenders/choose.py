@@ -13,8 +13,6 @@ from iobench.bench.targets.base import Location
 from iobench.errors import IobenchError, UnknownNameError, UsageError
 from iobench.writers import registry
 
-__all__ = ["choose", "find_baseline", "refusals"]
-
 _ALL = "all"
 _BASELINE = f"{peers.PREFIX}torch-save"
 _HARNESS = "null"  # left out of `all`: it stores nothing

@@ -26,8 +26,6 @@ from iobench.writers.registry import make
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.transfer import Meter, PathCount, Transfer
 
-__all__ = ["PeerContender"]
-
 _WARM_UP_BYTES = 64 * KIB
 _FOR_RESTORES = "buffered"  # writes the files of peers that only restore
 

@@ -7,8 +7,6 @@ from typing import Protocol
 from iobench import linux
 from iobench.environment.memory import peak_bytes, private_bytes, reset_peak
 
-__all__ = ["Keeper", "OperationMemory"]
-
 
 class Keeper(Protocol):
     """Something that keeps memory between its operations, such as a writer's staging blocks."""

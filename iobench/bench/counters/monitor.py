@@ -15,8 +15,6 @@ from iobench.environment import DeviceCounters
 from iobench.environment.memory import memory_stall_s
 from iobench.results.records import DeviceCounts, Interference
 
-__all__ = ["Counted", "Counters", "Growth", "Monitor", "Usage", "foreign_bytes"]
-
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7  # columns of the cpu line of /proc/stat
 

@@ -9,8 +9,6 @@ from typing import TypeVar
 from iobench.bench.counters.monitor import Counted, Counters, foreign_bytes
 from iobench.results.records import DeviceCounts, Interference
 
-__all__ = ["counted_here", "over_machines"]
-
 N = TypeVar("N", int, float)
 
 

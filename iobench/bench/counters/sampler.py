@@ -12,8 +12,6 @@ from typing import Literal, Self
 
 from iobench.environment.device import parse_stat
 
-__all__ = ["CounterSource", "FileSampler", "Reading", "Sampler"]
-
 _PROGRAM = Path(__file__).with_name("sampling.py")
 _INTERVAL_MS = 100
 

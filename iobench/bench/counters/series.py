@@ -11,8 +11,6 @@ from iobench.bench.counters.monitor import Counted
 from iobench.results.records import Operation, Series
 from iobench.writers.transfer import TICK_S
 
-__all__ = ["INTERVAL_S", "by_growth", "by_ticks", "make_series"]
-
 INTERVAL_S = 0.1
 
 

@@ -23,8 +23,6 @@ from iobench.writers.base import Writer
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import Bytes
 
-__all__ = ["Digests"]
-
 _PART = 32 * MIB  # of small tensors, in one thread
 _STEP = 16 * MIB  # so that a long tensor is never resident as a whole
 

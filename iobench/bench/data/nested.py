@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["flat", "leaves", "nested"]
-
 
 def nested(named: Mapping[str, Any]) -> dict[Any, Any]:
     """Return nested dicts for names such as `state/0/exp_avg`; digits become int keys."""

@@ -23,8 +23,6 @@ from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
 
-__all__ = ["RandomPool", "Window", "Windows"]
-
 _CHUNK = 4 * MIB
 _SCRUBBED = 64 * MIB  # one call
 _ALIGNMENT = 64  # of torch's CPU allocator; memory aligned to 512 would spare direct I/O its copy

@@ -32,8 +32,6 @@ from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["Replay"]
-
 
 class Replay:
     """The files of one rank, replayed repeatedly, each time with new random bytes.

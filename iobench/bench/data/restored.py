@@ -16,8 +16,6 @@ from iobench.workloads.specs import FileFormat
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["RestoredFile"]
-
 _READ_AGAIN_STEP = 64 * MIB  # so that a long tensor is never resident as a whole
 
 

@@ -18,8 +18,6 @@ from iobench.writers.source import RangeSource, Source
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["SliceImage", "SlicedFiles"]
-
 
 class SliceImage(FileImage):
     """The bytes [start, stop) of the image `whole`, as the image of the file `path`.

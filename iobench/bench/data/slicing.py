@@ -10,8 +10,6 @@ from typing import NamedTuple
 from iobench.ranks.restore_plan import Range, fitting_align, slices, writers_of
 from iobench.units import MIB
 
-__all__ = ["ALL", "OFF", "FileSlice", "Sliced", "Slicing"]
-
 OFF, ALL = "off", "all"
 """The first job writes everything; every job writes a slice. Otherwise so many of each node do."""
 

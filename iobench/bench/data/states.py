@@ -15,8 +15,6 @@ from iobench.formats.safetensors_header import file_order
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 from iobench.workloads.specs import FileSpec, TensorSpec
 
-__all__ = ["Cut", "States", "TensorDict", "WindowPlacement", "payload_sizes"]
-
 TensorDict = dict[str, torch.Tensor]
 Cut = Callable[[TensorSpec], tuple[slice, ...]]
 """Returns the slice of a tensor; () for all of it."""

@@ -20,10 +20,6 @@ from iobench.writers.base import Writer
 from iobench.writers.image import FileImage, Segment
 from iobench.writers.transfer import Transfer
 
-__all__ = [
-    *("choose", "cut_of", "parse", "ranges_of", "ranks_of", "read_some", "share_of", "text_of"),
-]
-
 _SAME = "same"
 _KIND, _TP = "subset", "tp"
 _MOST_RANKS = 1024

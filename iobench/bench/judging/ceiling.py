@@ -16,8 +16,6 @@ from iobench.environment.machine import part_of
 from iobench.results import CeilingSample, Operation, ResultFile, Run, to_plain
 from iobench.stats.estimates import median, rate
 
-__all__ = ["ABOVE_FIO", "NO_JOB", "Ceiling", "find_ceiling", "find_ceilings", "why_above"]
-
 ABOVE_FIO = "above fio: "
 """Start of the reason of a rate of more than 105% of fio's."""
 NO_JOB = "no fio job ran"

@@ -23,17 +23,6 @@ from iobench.results.scrub import HOST_REPLACED
 from iobench.stats.comparison import LEAST_FLOOR, noise_floor
 from iobench.text import printable
 
-__all__ = [
-    "Conditions",
-    "Floor",
-    "NearFloors",
-    "OperationKind",
-    "RecordedFloor",
-    "conditions_of",
-    "floors_beside",
-    "kind_of",
-]
-
 OperationKind = tuple[Operation, str | None, str | None]
 """An operation, what it restores (`restore_as`), and what goes on beside it (`background`)."""
 RecordedFloor = Callable[[OperationKind, str | None], "Floor"]

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from iobench.results import Sample, WorldFacts
 from iobench.stats.estimates import median, rate
 
-__all__ = ["STRAGGLER", "RankRate", "RankRates", "Straggler", "rank_rates"]
-
 STRAGGLER = 1.2
 """A process is a straggler if it takes longer than so many times the median of its sample."""
 

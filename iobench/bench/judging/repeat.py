@@ -25,8 +25,6 @@ from iobench.units import (
     parse_size,
 )
 
-__all__ = ["Repeat"]
-
 _AUTO, _STEADY = "auto", "steady"
 _DEFAULT_DURATION = "10min"
 _DEFAULT_BYTES = TIB

@@ -17,8 +17,6 @@ from iobench.errors import UnknownNameError
 from iobench.results.records import Run, Sample
 from iobench.units import format_size
 
-__all__ = ["NO_CLAIM", "RULES", "Rules", "RulesKept", "find_rules", "rules_kept"]
-
 _MLPERF = "mlperf"
 NO_CLAIM = "no claim of being an official result"
 _MEMORIES = 3  # 4.3.1: with more data of each client, its cache needs no clearing

@@ -8,8 +8,6 @@ from iobench.results.records import Interference, Sample
 from iobench.stats.estimates import median
 from iobench.units import format_seconds, format_size
 
-__all__ = ["unusual"]
-
 _PART = 0.01  # of the sample's time or bytes: a smaller disturbance explains nothing
 _TIMES = 2.0  # as much as in the median sample
 

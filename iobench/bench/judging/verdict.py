@@ -19,22 +19,6 @@ from iobench.results.identity import contender_of
 from iobench.results.records import DeviceCounts, Run, Sample, VariantFacts
 from iobench.units import KIB, MIB, format_seconds, format_size
 
-__all__ = [
-    "REPEATS",
-    "WRONG_BYTES",
-    "Context",
-    "Reason",
-    "Verdict",
-    "VerdictStatus",
-    "combine",
-    "has_wrong_bytes",
-    "judge",
-    "repeats_every",
-    "violations",
-    "volatile_of",
-    "with_verification",
-]
-
 RESIDENT_LIMIT = 0.01  # with a larger part of a file in the page cache, a restore is not cold
 REACHED_LIMIT = 0.99  # with a smaller part at the device, the bytes did not reach it
 NEAR_ZERO = 0.1  # with a smaller part by one counter, no other counter makes up for it

@@ -11,8 +11,6 @@ from iobench.bench.processes.job import CheckpointRef, Done, Job
 from iobench.bench.targets.base import Scratch
 from iobench.results.records import Cold, DeviceCounts, Operation, Stored
 
-__all__ = ["Executor", "Release"]
-
 Release = Callable[[float | None], object]
 """Receives the moment of time.perf_counter at which jobs begin; None for now."""
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["deferred_interrupts"]
-
 _HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -21,8 +21,6 @@ from iobench.results.records import Verified
 from iobench.workloads import FileSpec
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["CheckpointRef", "CheckpointSizes", "Done", "Job", "own_name"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRef:

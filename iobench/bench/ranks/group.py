@@ -30,8 +30,6 @@ from iobench.ranks.control import Control
 from iobench.results.codec import from_plain, to_plain
 from iobench.results.records import Cold, DeviceCounts, Operation, Stored
 
-__all__ = ["RankGroup", "all_true", "over_ranks", "serve"]
-
 _OWN_SLICES = "ranks also restored slices that their own node wrote"
 _LATE = 0.01  # of an operation's time: what is less changes no figure
 

@@ -11,8 +11,6 @@ from iobench.bench.processes.job import CheckpointRef, Job
 from iobench.bench.targets.cold import FilesBelow, evict
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["RESTORES_BEGIN", "RESTORES_END", "Looped", "restore_until"]
-
 RESTORES_BEGIN, RESTORES_END = "restores begin", "restores end"
 """The calls of a loop, in a control plane of their own: the loop is one command of the other."""
 

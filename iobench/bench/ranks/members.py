@@ -16,8 +16,6 @@ from iobench.results.codec import from_plain, to_plain
 from iobench.results.records import WorldFacts
 from iobench.units import count_of, format_seconds
 
-__all__ = ["OPERATION_S", "SETUP_S", "Members", "RankFacts", "introduce", "same_node", "sources_of"]
-
 SETUP_S = 600.0
 """How long a rank may take for its set-up: imports, a plan, memory for its data."""
 OPERATION_S = 24 * 3600.0

@@ -33,8 +33,6 @@ from iobench.text import one_line
 from iobench.writers.local.new_file import sync_directory
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["Machine", "RankJob", "of_node"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Storage:

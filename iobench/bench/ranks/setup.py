@@ -21,8 +21,6 @@ from iobench.workloads.reshape import Shape
 from iobench.workloads.specs import FileSpec, size_of
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["Setup", "make_job", "reader_setup", "setups", "show_token"]
-
 _TOKEN = "token"
 
 

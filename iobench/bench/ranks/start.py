@@ -18,8 +18,6 @@ from iobench.errors import JobError, RankError
 from iobench.ranks.control import Control
 from iobench.ranks.world import OWN, World
 
-__all__ = ["END", "NEXT", "Launched", "LocalRanks", "local_world"]
-
 NEXT, END = "next command", "end of the run"
 
 _LEAVE_S = 20.0  # torchrun kills what is left 30 s after its SIGTERM

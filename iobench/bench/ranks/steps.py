@@ -28,8 +28,6 @@ from iobench.results.codec import from_plain, to_plain
 from iobench.text import one_line
 from iobench.writers.transfer import TICK_S
 
-__all__ = ["Lead", "RankClock", "Steps", "wait_until"]
-
 _MEASURE_EVERY_S = 30.0  # clocks drift apart by up to 50 microseconds in a second
 _SPIN_S = 0.0005  # a sleep ends later than it should
 

@@ -11,8 +11,6 @@ from iobench.bench.ranks.rank_job import RankJob
 from iobench.errors import JobError
 from iobench.results.codec import from_plain, to_plain
 
-__all__ = ["command_of", "message_of", "reply_of"]
-
 T = TypeVar("T")
 
 

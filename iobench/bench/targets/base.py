@@ -19,8 +19,6 @@ from iobench.bench.targets.settle import Patience
 from iobench.checkpoint.staged import Staged
 from iobench.results.records import Cold, Stored
 
-__all__ = ["Location", "OpenTarget", "Scratch", "Target"]
-
 Location = str | Path
 """The location that a writer receives: a directory, or `s3://bucket/prefix`."""
 

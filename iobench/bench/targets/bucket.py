@@ -25,8 +25,6 @@ from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import S3Target
 
-__all__ = ["BucketTarget"]
-
 _LOCK = "lock"
 _NOTE = "the client holds none of a remote object; what the server's caches hold is unknown"
 

@@ -15,8 +15,6 @@ from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import IobenchError, UsageError
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["Absent", "split_targets", "target_of", "targets_of"]
-
 Absent = Mapping[tuple[Contender, str | None], str]
 """The reason why a contender takes no part in one of several targets, by its location."""
 

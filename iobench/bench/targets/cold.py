@@ -12,8 +12,6 @@ from iobench.bench.judging.verdict import RESIDENT_LIMIT
 from iobench.results.records import Cold
 from iobench.writers.removal import entries_below
 
-__all__ = ["EvictedFiles", "FilesBelow", "evict", "evict_file", "make_cold", "resident_bytes"]
-
 _DROP_CACHES = "/proc/sys/vm/drop_caches"
 
 

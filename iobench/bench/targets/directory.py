@@ -22,8 +22,6 @@ from iobench.results.records import Cold
 from iobench.units import MIB
 from iobench.writers.removal import remove_tree
 
-__all__ = ["DirectoryTarget"]
-
 _SPARE_FRACTION, _SPARE_BYTES = 0.05, 256 * MIB  # of the target's space left free
 
 

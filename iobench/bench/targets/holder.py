@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-__all__ = ["Holder"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:

@@ -18,8 +18,6 @@ from iobench.environment.syncs import BY_A_LIBRARY, PROBE_BYTES, try_sync
 from iobench.results.records import Stored
 from iobench.writers.removal import entries_below
 
-__all__ = ["Changes", "Instruments"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Instruments:

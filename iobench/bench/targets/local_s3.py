@@ -22,8 +22,6 @@ from iobench.errors import UnavailableError
 from iobench.peers.base import OWN_SERVER
 from iobench.writers.s3_store.client import INSTALL, boto3_missing
 
-__all__ = ["BUCKET", "LocalS3", "local_s3", "run_server"]
-
 BUCKET = "iobench"
 """The bucket that every local server has."""
 

@@ -19,8 +19,6 @@ from iobench.environment.mounts import mount_id_of, mounts_in
 from iobench.environment.storage import check_directory
 from iobench.errors import TargetError, transfer_errors
 
-__all__ = ["PREFIX", "detach_mounts", "scratch_directory"]
-
 PREFIX = ".iobench-run-"
 _LOCK = "lock"
 _FUSE_RELEASES_WITHIN_S = 10.0

@@ -13,8 +13,6 @@ from iobench import linux
 from iobench.bench.counters.monitor import Monitor
 from iobench.writers.local import deferred_free
 
-__all__ = ["Patience", "settle", "settled"]
-
 # In 62 waits on an ext4 disk, work of a sample came back 13 times after 52 to 89 ms of rest.
 _INTERVAL_S = 0.1
 _LONGEST_S, _SHORTEST_S = 3.0, 0.375
