@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from iobench.bench.targets.scratch import scratch_directory
+from iobench.bench.targets.directory import scratch_directory
 from iobench.environment.machine import describe_environment
 from iobench.errors import ResultFileError
 from iobench.results import utc_now

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import iobench
-from iobench.bench.targets.scratch import scratch_directory
+from iobench.bench.targets.directory import scratch_directory
 from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
 from iobench.remote.journal import DrainJournal

@@ -28,9 +28,9 @@ from arms import markdown
 from numpy.typing import NDArray
 
 from iobench.bench.judging.repeat import Repeat
-from iobench.stats.change import find_change
 from iobench.stats.comparison import Comparison, Finding, compare_runs
 from iobench.stats.estimates import median, median_interval
+from iobench.stats.over_time import find_change
 
 _HILLS = "another hill for each seed"
 _Array = NDArray[np.float64]

@@ -33,7 +33,7 @@ from pathlib import Path
 
 import arms
 
-from iobench.bench.targets.scratch import scratch_directory
+from iobench.bench.targets.directory import scratch_directory
 from iobench.bench.targets.settle import settle
 from iobench.environment import DeviceMonitor
 from iobench.units import KIB, MIB, parse_size

@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar, cast
 
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data import subset
-from iobench.bench.data.slicing import ALL, OFF, Sliced
+from iobench.bench.data.sliced_files import ALL, OFF, Sliced
 from iobench.errors import OptionError
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
 from iobench.results.setting import AxisValues, Setting

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
 
@@ -17,10 +18,8 @@ from iobench.bench.axes import Variant
 from iobench.bench.background import Background
 from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.data.subset import text_of
-from iobench.bench.header import header
 from iobench.bench.plan import Plan
-from iobench.bench.processes.executor import Executor
-from iobench.bench.processes.job import Job
+from iobench.bench.processes.job import CheckpointSizes, Executor, Job
 from iobench.bench.ranks.group import RankGroup
 from iobench.bench.ranks.setup import setups, show_token
 from iobench.bench.ranks.start import Launched, LocalRanks
@@ -29,11 +28,19 @@ from iobench.bench.trial import Trial
 from iobench.errors import IobenchError, RankError
 from iobench.results import (
     CeilingSample,
+    Environment,
     Failure,
     Operation,
     ResultWriter,
+    Run,
     Sample,
+    VariantFacts,
+    WorkloadFacts,
+    WorldFacts,
+    config_hash,
     contender_of,
+    new_run_id,
+    utc_now,
 )
 
 _Record = Sample | CeilingSample | Failure
@@ -313,3 +320,76 @@ class _Trials:
             remaining.remove(variant)
             if not remaining:
                 raise error
+
+
+_LISTED = 1000  # files in a record, whose lines a reader limits; there may be 100,000
+
+
+def header(plan: Plan, executor: Executor, world: WorldFacts | None = None) -> Run:
+    """Return the header of a run that `executor` makes next, with a new id and the time now."""
+    described = [target.describe() for target in plan.targets]
+    storages = [storage for _, storage in described]
+    several = len(storages) > 1
+    asked = plan.to_dict()
+    sizes = [
+        executor.ask(plan.axes.most_jobs, partial(Job.sizes, shape=i, subsets=plan.axes.subsets))
+        for i in range(len(plan.axes.shapes))
+    ]
+    scale, size_bytes = plan.workload.scale, sizes[0][0].saved
+    reduced = ", ".join(filter(None, [scale.text if scale else None, plan.part]))
+    partly = plan.axes.subsets[0] is not None
+    return Run(
+        run_id=new_run_id(),
+        started_at=utc_now(),
+        command=("iobench", *sys.argv[1:]),
+        config_hash=config_hash(
+            {k: v for k, v in asked.items() if k != "seed"}, files=plan.listed_files()
+        ),
+        environment=Environment(
+            machine=described[0][0],
+            storage={} if several else storages[0],
+            storages=dict(zip(asked["targets"], storages, strict=True)) if several else {},
+        ),
+        workload=WorkloadFacts(
+            name=plan.workload.name,
+            fingerprint=plan.workload.fingerprint,
+            rank=plan.rank,
+            bytes=size_bytes,
+            full_bytes=plan.full_bytes if scale else size_bytes,  # the plan's may be estimated
+            files=len(plan.files),
+            scaled=bool(reduced),
+            scale=reduced or None,
+            restored_bytes=sizes[0][0].restored[0] if partly else None,
+        ),
+        variants=tuple(_facts(plan, sizes)),
+        plan={**asked, "files": list(islice(plan.listed_files(), _LISTED))},
+        world=world,
+    )
+
+
+def _facts(plan: Plan, sizes: Sequence[Sequence[CheckpointSizes]]) -> Iterator[VariantFacts]:
+    """Yield the bytes and files of each variant's samples; nothing if they are all the same."""
+    axes = plan.axes
+    if axes.alike:
+        return
+    given = set()
+    for variant in plan.variants:
+        shape = axes.shapes.index(variant.shape)
+        jobs = sizes[shape][: variant.numjobs]
+        operations: list[tuple[Operation, float | None, int]] = [
+            ("save", None, sum(job.saved for job in jobs[: variant.saves])),
+            *(
+                ("restore", subset, sum(job.restored[i] for job in jobs))
+                for i, subset in enumerate(axes.subsets)
+            ),
+        ]
+        for operation, subset, size in operations:
+            facts = VariantFacts(
+                operation=operation,
+                axes=variant.setting(subset).axes,
+                bytes=size,
+                files=sum(len(files[shape]) for files in plan.files_of_jobs[: variant.saves]),
+            )
+            if facts not in given:
+                given.add(facts)
+                yield facts

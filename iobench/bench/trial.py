@@ -11,12 +11,17 @@ from typing import TypeVar
 
 from iobench.bench.axes import Variant
 from iobench.bench.background import Background, Restores
-from iobench.bench.counters.monitor import Counted, Counters, Monitor
+from iobench.bench.counters.monitor import Counted, Counters, Monitor, make_series
 from iobench.bench.counters.sampler import Sampler
-from iobench.bench.counters.series import make_series
-from iobench.bench.processes.executor import Executor
-from iobench.bench.processes.job import CheckpointRef, Done, Job
-from iobench.bench.stored_files import StoredFile, manifest, stored_files
+from iobench.bench.processes.job import (
+    CheckpointRef,
+    Done,
+    Executor,
+    Job,
+    StoredFile,
+    manifest,
+    stored_files,
+)
 from iobench.bench.targets.base import Location, OpenTarget
 from iobench.bench.targets.instruments import Changes
 from iobench.results import (

@@ -22,7 +22,7 @@ from iobench.report.render import DocumentFormat
 from iobench.units import count_of, parse_seconds, parse_size
 
 if TYPE_CHECKING:
-    from iobench.goodput.job import TrainingJob
+    from iobench.goodput.goodput import TrainingJob
     from iobench.goodput.measured import SavingMethod
     from iobench.results import ResultFile
 
@@ -77,7 +77,7 @@ def plan(
         raise UsageError("give --nodes: the nodes of the job")
     shown = Shown(form=format_, page=report)
     from iobench.goodput.forecast import Method, forecast
-    from iobench.goodput.job import TrainingJob
+    from iobench.goodput.goodput import TrainingJob
     from iobench.report.plan import Outlook, plan_document
 
     jobs = [

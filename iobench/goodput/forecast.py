@@ -10,7 +10,7 @@ import numpy as np
 from iobench.bench.judging.verdict import Reason
 from iobench.errors import OptionError
 from iobench.goodput import goodput
-from iobench.goodput.job import MONTH_S, Costs, TrainingJob
+from iobench.goodput.goodput import MONTH_S, Costs, TrainingJob
 from iobench.goodput.measured import SavingMethod
 from iobench.stats.estimates import CONFIDENCE, Interval
 

@@ -16,7 +16,7 @@ from iobench.bench.judging.verdict import (
     with_verification,
 )
 from iobench.errors import ResultFileError
-from iobench.goodput.job import Costs
+from iobench.goodput.goodput import Costs
 from iobench.results import Failure, ResultFile, Sample, Setting, contender_of
 from iobench.results.setting import labels
 from iobench.stats.estimates import median

@@ -11,7 +11,7 @@ from typing import Any
 
 from iobench.bench.judging.verdict import Reason
 from iobench.goodput.forecast import Forecast, Method
-from iobench.goodput.job import TrainingJob
+from iobench.goodput.goodput import TrainingJob
 from iobench.report.document import Document, Line, Section
 from iobench.report.grid import MISSING, Column, Grid
 from iobench.results import ResultFile

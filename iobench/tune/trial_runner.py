@@ -15,8 +15,7 @@ from iobench.bench.axes import Variant
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
-from iobench.bench.processes.executor import Executor
-from iobench.bench.processes.job import Job
+from iobench.bench.processes.job import Executor, Job
 from iobench.bench.targets.base import OpenTarget, Target
 from iobench.bench.trial import Trial
 from iobench.environment.memory import PeakMemory

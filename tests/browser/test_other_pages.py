@@ -11,7 +11,7 @@ from support.journals import write_journal
 from iobench.claims.claims import study
 from iobench.claims.reproduction import judge_records
 from iobench.goodput.forecast import Method, forecast
-from iobench.goodput.job import TrainingJob
+from iobench.goodput.goodput import TrainingJob
 from iobench.goodput.measured import by_hand
 from iobench.report.claims import claims_document
 from iobench.report.compare import compare, compare_document

@@ -20,7 +20,7 @@ from support.preloaded import Preloaded
 
 import iobench
 from iobench.bench.targets import directory
-from iobench.bench.targets.scratch import PREFIX
+from iobench.bench.targets.directory import PREFIX
 from iobench.errors import IobenchError, TargetError
 from iobench.testing import LocalS3
 from iobench.tune import tuning as tuning_module

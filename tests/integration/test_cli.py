@@ -23,7 +23,7 @@ from support.cli import app
 from support.preloaded import Preloaded, run_preloaded
 from typer.main import get_command
 
-from iobench.bench.targets.scratch import PREFIX
+from iobench.bench.targets.directory import PREFIX
 from iobench.cli import s3
 from iobench.errors import DataMismatchError, RegressionError, UnavailableError, UsageError
 from iobench.results import read

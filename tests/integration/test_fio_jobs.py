@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from iobench.bench import fio
-from iobench.bench.fio import FILE_NAME, JOBS, FioJob, cleanup, fio_version, run_job, started
+from iobench.bench.fio import FILE_NAME, JOBS, FioJob, cleanup, run_job, started
 from iobench.environment import probe_directory
+from iobench.environment.software import fio_version
 from iobench.errors import FioError
 from iobench.units import MIB
 

@@ -22,8 +22,7 @@ from iobench.bench.contenders.base import Contender
 from iobench.bench.contenders.choose import choose
 from iobench.bench.counters import monitor as counters
 from iobench.bench.counters.sampler import Reading
-from iobench.bench.processes.executor import Executor
-from iobench.bench.processes.job import Job
+from iobench.bench.processes.job import Executor, Job
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.trial import Trial

@@ -10,8 +10,7 @@ import torch
 
 from iobench import Checkpointer, Every
 from iobench.errors import OptionError
-from iobench.train.gpt import Gpt
-from iobench.train.trainer import Trainer
+from iobench.train.trainer import Gpt, Trainer
 
 _PARAMS = 300_000
 _STEPS = 30

@@ -16,8 +16,8 @@ import pytest
 from support.preloaded import Preloaded
 
 from iobench.bench.contenders.base import WriterContender
+from iobench.bench.targets.bucket import Holder
 from iobench.bench.targets.choose import target_of
-from iobench.bench.targets.holder import Holder
 from iobench.results import read
 from iobench.testing import Bucket, LocalS3
 from iobench.writers.registry import make

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.preloaded import Preloaded, run_preloaded
 
-from iobench.bench.targets.scratch import PREFIX
+from iobench.bench.targets.directory import PREFIX
 from iobench.environment import fio_version
 from iobench.results import ResultFile, read
 from iobench.testing import Bucket, LocalS3

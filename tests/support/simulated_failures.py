@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iobench.goodput.job import Costs, TrainingJob
+from iobench.goodput.goodput import Costs, TrainingJob
 
 __all__ = ["Simulated", "simulate"]
 

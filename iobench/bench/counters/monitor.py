@@ -1,4 +1,7 @@
-"""Counters: CPU time and I/O of process, machine and device, around a timed operation."""
+"""Counters: CPU time and I/O of process, machine and device, around a timed operation.
+
+Also their sum over the machines of a job, and the series of one operation: bytes per 100 ms.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
 
 from iobench.bench.counters.sampler import CounterSource, Reading, Sampler
 from iobench.environment import DeviceCounters
 from iobench.environment.memory import memory_stall_s
-from iobench.results.records import DeviceCounts, Interference
+from iobench.results.records import DeviceCounts, Interference, Operation, Series
+from iobench.writers.transfer import TICK_S
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7  # columns of the cpu line of /proc/stat
@@ -239,3 +245,107 @@ def _cpu_times_s() -> tuple[float, float]:
         ticks = [int(word) for word in file.readline().split()[1:9]]
     busy = sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT]
     return busy * _TICK_S, ticks[_STEAL] * _TICK_S
+
+
+N = TypeVar("N", int, float)
+
+
+def counted_here(counters: Counters, *, device_counts: bool, flush_counts: bool) -> Counted:
+    """Stop `counters` of this machine, for another one; without a device that does not count."""
+    flushes = counters.flushes() if flush_counts else None
+    counted = counters.stop()
+    device = counted.device
+    if not device_counts:
+        device = replace(device, read_bytes=None, write_bytes=None)
+    return replace(counted, device=device, flushed=None if flushes is None else flushes > 0)
+
+
+def over_machines(counted: Counted, others: Sequence[Counted]) -> Counted:
+    """Return `counted` of this machine, whose `device` counts there, with those of the others.
+
+    The bytes of devices are None unless every machine counts them: a part of the machines cannot
+    show that all bytes reached the storage.
+    """
+    if not others:
+        return counted
+    every, device = [counted, *others], counted.device
+    read = _sum([one.device.read_bytes for one in every])
+    write = _sum([one.device.write_bytes for one in every])
+    process = device.process_read_bytes, device.process_write_bytes
+    return replace(
+        counted,
+        system_cpu_s=sum(one.system_cpu_s for one in every),
+        device=DeviceCounts(
+            read_bytes=read,
+            write_bytes=write,
+            process_read_bytes=process[0],
+            process_write_bytes=process[1],
+        ),
+        interference=Interference(
+            steal_s=_sum([one.interference.steal_s for one in every]),
+            memory_stall_s=_sum([one.interference.memory_stall_s for one in every]),
+            foreign_read_bytes=foreign_bytes(read, process[0]),
+            foreign_write_bytes=foreign_bytes(write, process[1]),
+        ),
+    )
+
+
+def _sum(values: Sequence[N | None]) -> N | None:
+    """Return the sum, or None if one of them is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+INTERVAL_S = 0.1
+
+
+def make_series(operation: Operation, counted: Counted, ticks: Mapping[int, int] | None) -> Series:
+    """Return the series of the operation that `counted` measured.
+
+    `ticks` are the bytes that its writer completed (see `Transfer.completed`); None for a writer
+    that does not count them.
+    """
+    growth, grown = counted.growth, None
+    if growth is not None:
+        grown = by_growth(
+            [
+                (one.at_s, one.write_bytes if operation == "save" else one.read_bytes)
+                for one in growth.readings
+            ]
+        )
+    return Series(
+        interval_s=INTERVAL_S,
+        completed=None if ticks is None else by_ticks(ticks, counted.began_s, counted.elapsed_s),
+        counter=growth.source if growth is not None else None,
+        counted=grown,
+    )
+
+
+def by_growth(points: Sequence[tuple[float, int]]) -> tuple[int, ...]:
+    """Return the growth of a counter in each interval, from (seconds, growth) since the start.
+
+    The last point is the end. Between two points the growth is interpolated linearly.
+    """
+    elapsed_s = points[-1][0]
+    times, grown = zip((0.0, 0), *points, strict=True)
+    ends = [min(i * INTERVAL_S, elapsed_s) for i in range(_count(elapsed_s) + 1)]
+    at_ends = np.rint(np.interp(ends, times, grown)).astype(np.int64)
+    return tuple(int(growth) for growth in np.diff(at_ends))
+
+
+def by_ticks(ticks: Mapping[int, int], began_s: float, elapsed_s: float) -> tuple[int, ...]:
+    """Return the bytes of `ticks` in each interval of `elapsed_s` seconds since `began_s`.
+
+    Raises ValueError for bytes before the clock began or after its end.
+    """
+    bins = [0] * _count(elapsed_s)
+    for tick, moved in ticks.items():
+        begin_s = tick * TICK_S - began_s
+        if not -TICK_S <= begin_s <= elapsed_s:
+            raise ValueError(f"{moved} bytes at {begin_s:.3f} s of a clock of {elapsed_s:.3f} s")
+        bins[min(max(int(begin_s / INTERVAL_S), 0), len(bins) - 1)] += moved
+    return tuple(bins)
+
+
+def _count(elapsed_s: float) -> int:
+    return max(1, math.ceil(elapsed_s / INTERVAL_S))

@@ -12,12 +12,17 @@ from typing import Any
 
 import torch
 
-from iobench.bench.data.digests import Digests
-from iobench.bench.data.nested import flat, nested
+from iobench.bench.data.digests import Digests, RestoredFile
 from iobench.bench.data.pool import RandomPool, Windows
-from iobench.bench.data.restored import RestoredFile
 from iobench.bench.data.sliced_files import SliceImage
-from iobench.bench.data.states import States, TensorDict, WindowPlacement, payload_sizes
+from iobench.bench.data.states import (
+    States,
+    TensorDict,
+    WindowPlacement,
+    flat,
+    nested,
+    payload_sizes,
+)
 from iobench.bench.data.subset import choose, cut_of, ranges_of, ranks_of, read_some
 from iobench.checkpoint.piece_reader import PieceReader
 from iobench.checkpoint.sharded import ShardedLoad

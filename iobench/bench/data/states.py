@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import overload
+from typing import Any, overload
 
 import torch
 
-from iobench.bench.data.nested import leaves, nested
 from iobench.bench.data.pool import RandomPool, Window, Windows
 from iobench.formats.safetensors_header import file_order
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
@@ -172,3 +171,30 @@ def _headers(spec: FileSpec) -> int:
     if spec.format in ("safetensors", "torch"):
         return 0
     return max(0, spec.size_bytes - spec.payload_bytes)
+
+
+def nested(named: Mapping[str, Any]) -> dict[Any, Any]:
+    """Return nested dicts for names such as `state/0/exp_avg`; digits become int keys."""
+    root: dict[Any, Any] = {}
+    for name, value in named.items():
+        *parents, leaf = (int(p) if p.isdigit() else p for p in name.split("/"))
+        inner = root
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[leaf] = value
+    return root
+
+
+def flat(given: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested dicts under flat names: the inverse of `nested`."""
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def leaves(given: Mapping[Any, Any]) -> Iterator[Any]:
+    """Yield the values of nested dicts, in their order."""
+    for _, value in flat(given):
+        yield value

@@ -1,25 +1,80 @@
-"""Job: the part of one process in a run, with its own files and memory, and all contenders."""
+"""Job: the part of one process in a run, with its own files and memory, and all contenders.
+
+Executor: runs the jobs of a run, in this process or in ranks (see `RankGroup`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal
+from json.encoder import encode_basestring_ascii as _quoted
+from typing import Literal, Protocol, TypeVar
 
 from iobench import linux
 from iobench.bench.contenders.base import Contender, WriterContender
-from iobench.bench.counters.memory import OperationMemory
-from iobench.bench.counters.monitor import Usage
+from iobench.bench.counters.monitor import Counted, Usage
 from iobench.bench.data.replay import Replay
-from iobench.bench.data.sliced_files import SlicedFiles
-from iobench.bench.data.slicing import Sliced, Slicing
+from iobench.bench.data.sliced_files import Sliced, SlicedFiles, Slicing
+from iobench.bench.targets.base import Scratch
+from iobench.environment.memory import peak_bytes, private_bytes, reset_peak
 from iobench.ranks.restore_plan import RestoreMode
-from iobench.results.records import Verified
-from iobench.workloads import FileSpec
+from iobench.results.records import Cold, DeviceCounts, Operation, Stored, Verified
+from iobench.workloads.specs import FileFormat, FileSpec
 from iobench.writers.transfer import Meter, Transfer
+
+
+class Keeper(Protocol):
+    """Something that keeps memory between its operations, such as a writer's staging blocks."""
+
+    kept_bytes: int
+    """Memory that its earlier operations took and did not return."""
+    maps_files: bool
+    """Whether a restore of it maps the files."""
+
+
+class OperationMemory:
+    """Measures one operation after the other, all outside their clocks.
+
+    `settle`, prepare the operation, `begin`, the operation with its clock, `used`. The operations
+    of several keepers may alternate. What one leaves is known at the next `settle`, and counts as
+    memory of its own later operations: they use it again.
+    """
+
+    def __init__(self) -> None:
+        self._keeper: Keeper | None = None
+        self._resident: int | None = None
+        self._private: int | None = None
+
+    def settle(self) -> None:
+        """Return freed memory to the system, and note what the last operation kept."""
+        linux.trim_heap()
+        now, keeper = private_bytes(), self._keeper
+        if keeper is not None and now is not None and self._private is not None:
+            keeper.kept_bytes = max(0, keeper.kept_bytes + now - self._private)
+        self._keeper = None
+
+    def begin(self) -> None:
+        """Call it right before the operation."""
+        self._resident, self._private = reset_peak(), private_bytes()
+
+    def used(self, keeper: Keeper, results_bytes: int = 0) -> int | None:
+        """Return the most memory that the operation of `keeper` used; None if unknown.
+
+        Without `results_bytes`: tensors that it made, and that still exist. A mapped file would
+        count as resident memory and as page cache. So memory of an operation that maps files is
+        that at its end, without the mapped pages.
+        """
+        self._keeper = keeper
+        before = self._private if keeper.maps_files else self._resident
+        peak = private_bytes() if keeper.maps_files else peak_bytes()
+        if before is None or peak is None:
+            return None
+        return keeper.kept_bytes + max(0, peak - before - results_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,3 +301,105 @@ def _nothing(name: str, operation: Literal["write", "read"]) -> Transfer:
 def own_name(number: int) -> str:
     """Return the name of a job's directory in the directory of a checkpoint."""
     return f"job-{number}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file in the checkpoint; a slice has the bytes of a file of the workload from `start` on."""
+
+    path: str
+    format: FileFormat
+    size_bytes: int
+    start: int | None = None
+    """None without slices."""
+
+
+def stored_files(
+    files: Sequence[Sequence[FileSpec]], done: Sequence[Done], *, apart: bool
+) -> Iterator[StoredFile]:
+    """Yield what each job has saved. `files` are those of each job, which is `apart` or alone."""
+    for number, (specs, one) in enumerate(zip(files, done, strict=True)):
+        below = f"{own_name(number)}/" if apart else ""
+        for item, start, stop in one.slices:
+            spec = specs[item]
+            yield StoredFile(
+                path=f"{below}{spec.path}",
+                format=spec.format,
+                size_bytes=stop - start,
+                start=start,
+            )
+        for spec, size in zip(specs if one.file_bytes else (), one.file_bytes, strict=True):
+            yield StoredFile(path=f"{below}{spec.path}", format=spec.format, size_bytes=size)
+
+
+def manifest(step: int, contender: Contender, files: Iterable[StoredFile]) -> Iterator[str]:
+    """Yield the manifest as JSON, file by file: there may be 100,000."""
+    head = {
+        "schema": "iobench.manifest/1",
+        "step": step,
+        "writer": {"name": contender.name, "options": dict(contender.options)},
+    }
+    yield f'{json.dumps(head)[:-1]}, "files": ['
+    between = "\n"
+    for one in files:
+        entry = f'"path": {_quoted(one.path)}, "format": "{one.format}", "bytes": {one.size_bytes}'
+        start = "" if one.start is None else f', "start": {one.start}'
+        yield f"{between}{{{entry}{start}}}"
+        between = ",\n"
+    yield "\n]}"
+
+
+Release = Callable[[float | None], object]
+"""Receives the moment of time.perf_counter at which jobs begin; None for now."""
+
+T = TypeVar("T")
+
+
+class Executor(AbstractContextManager["Executor"]):
+    """The jobs of a run: one, in this process. Those in ranks are a `RankGroup`."""
+
+    apart = False
+    """Whether there are several jobs, which have a directory each and do not run here alone."""
+    machines = 1
+    """The number of machines that the jobs are on."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
+        """Run `what` in the first `count` jobs at once; return their replies in order.
+
+        `release` is called when they begin, or just before with the moment at which they will.
+        """
+        assert count == 1
+        if release:
+            release(None)
+        return [what(self.job)]
+
+    def hand_over(self, shape: int) -> None:  # noqa: ARG002
+        """Give each job the digests of the files that it restores, if another job saved them."""
+        return
+
+    def counted(self, counted: Counted) -> Counted:
+        """Return `counted` of this machine with what all others counted during the operation."""
+        return counted
+
+    def make_cold(self, scratch: Scratch, name: str, ref: CheckpointRef) -> Cold:  # noqa: ARG002
+        """Evict the checkpoint `name` on every machine, and count what stays in page caches."""
+        return scratch.make_cold(name)
+
+    def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:  # noqa: ARG002
+        """Return `stored` of this machine with what the page caches of all others hold."""
+        return stored
+
+    def notes(
+        self,
+        operation: Operation,  # noqa: ARG002
+        done: Sequence[Done],  # noqa: ARG002
+        device: DeviceCounts | None,  # noqa: ARG002
+    ) -> tuple[str, ...]:
+        """Return notes for readers of an operation's figures."""
+        return ()
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        """End the jobs. Of this process none has to end."""

@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from iobench.bench import fio
-from iobench.bench.counters.monitor import Counted
-from iobench.bench.counters.nodes import over_machines
-from iobench.bench.processes.executor import Executor, Release
-from iobench.bench.processes.job import CheckpointRef, Done, Job
-from iobench.bench.ranks.loop import RESTORES_BEGIN, RESTORES_END, Looped
+from iobench.bench.counters.monitor import Counted, over_machines
+from iobench.bench.processes.job import CheckpointRef, Done, Executor, Job, Release
 from iobench.bench.ranks.members import OPERATION_S, SETUP_S, Members, introduce
-from iobench.bench.ranks.rank_job import RankJob, of_node
+from iobench.bench.ranks.rank_job import RESTORES_BEGIN, RESTORES_END, Looped, RankJob, of_node
 from iobench.bench.ranks.setup import Setup, make_job
 from iobench.bench.ranks.start import END, NEXT, Launched, LocalRanks
-from iobench.bench.ranks.steps import Steps
-from iobench.bench.ranks.wire import message_of, reply_of
+from iobench.bench.ranks.steps import Steps, message_of, reply_of
 from iobench.bench.targets.base import Scratch
 from iobench.bench.targets.cold import EvictedFiles
 from iobench.errors import FioError, JobError, RankError

@@ -1,5 +1,7 @@
 """One command in one rank: the calls that all ranks make for it, in the same order.
 
+Commands and replies are plain JSON values: no pickle is sent or loaded.
+
 next command      broadcast: the command and its arguments, or the end
 NAME begins       barrier: all ranks have it; each phase has a name for messages
 NAME              broadcast, for an operation that is timed: the moment of the release
@@ -13,20 +15,68 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Self
+from functools import cache, partial
+from typing import Any, Self, TypeVar, get_type_hints
 
 from iobench.bench.counters.monitor import Usage
-from iobench.bench.processes.executor import Release
-from iobench.bench.processes.job import CheckpointRef, Done
+from iobench.bench.processes.job import CheckpointRef, Done, Job, Release
 from iobench.bench.ranks.members import OPERATION_S
 from iobench.bench.ranks.rank_job import RankJob
-from iobench.bench.ranks.wire import command_of
-from iobench.errors import RankError
+from iobench.errors import JobError, RankError
 from iobench.ranks.control import ClockOffset, Control
 from iobench.results.codec import from_plain, to_plain
 from iobench.text import one_line
 from iobench.writers.transfer import TICK_S
+
+T = TypeVar("T")
+
+
+def message_of(what: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the message for `partial(Job.method, name=value)`, also of RankJob.
+
+    Raises ValueError for anything else: only methods of a job, with named arguments, have a
+    message.
+    """
+    method, given = (what.func, what.keywords) if isinstance(what, partial) else (what, {})
+    name = getattr(method, "__name__", "")
+    known = getattr(Job, name, None), getattr(RankJob, name, None)
+    if method not in known or (isinstance(what, partial) and what.args):
+        raise ValueError(f"{what!r} is not a method of Job with named arguments")
+    return {"do": name, "with": to_plain(given)}
+
+
+def command_of(message: Any) -> Callable[[RankJob], Any]:
+    """Return the command in `message`. Raises ValueError if it is not one of `message_of`."""
+    name, given = message["do"], message["with"]
+    types = _types(name)
+    if not set(given) <= set(types):
+        raise ValueError(f"{name} has no argument {', '.join(sorted(set(given) - set(types)))}")
+    values = {key: from_plain(types[key], value) for key, value in given.items()}
+    return partial(_call, name, values)
+
+
+def _call(name: str, values: dict[str, Any], job: RankJob) -> Any:
+    return getattr(job, name)(**values)
+
+
+def reply_of(what: Callable[[Any], T], plain: Any, who: str) -> T:
+    """Return the reply to `what` from its plain values. Raises JobError if they are not valid."""
+    method = getattr(what, "func", what)
+    try:
+        reply: T = from_plain(_types(method.__name__)["return"], plain)
+    except ValueError as error:
+        raise JobError(f"{who}: its reply to {method.__name__} is not valid ({error})") from None
+    return reply
+
+
+@cache
+def _types(name: str) -> dict[str, Any]:
+    """Return the types of the arguments of a method of RankJob, and of its return value."""
+    method = getattr(RankJob, name, None)
+    if name.startswith("_") or not callable(method):
+        raise ValueError(f"{name!r} is not a command")
+    return get_type_hints(method)
+
 
 _MEASURE_EVERY_S = 30.0  # clocks drift apart by up to 50 microseconds in a second
 _SPIN_S = 0.0005  # a sleep ends later than it should

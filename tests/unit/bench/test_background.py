@@ -19,7 +19,7 @@ from iobench.bench.contenders.choose import choose
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
 from iobench.bench.processes.job import CheckpointRef, Job
-from iobench.bench.ranks.loop import Looped, restore_until
+from iobench.bench.ranks.rank_job import Looped, restore_until
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
 from iobench.errors import JobError

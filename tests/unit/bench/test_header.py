@@ -10,11 +10,10 @@ import pytest
 
 from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import WriterContender
-from iobench.bench.header import header
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
-from iobench.bench.processes.executor import Executor
-from iobench.bench.processes.job import Job
+from iobench.bench.processes.job import Executor, Job
+from iobench.bench.runner import header
 from iobench.bench.targets import directory
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.results import Run

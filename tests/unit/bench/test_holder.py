@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from iobench.bench.targets.holder import Holder
+from iobench.bench.targets.bucket import Holder
 
 
 def test_ourselves() -> None:
@@ -22,7 +22,7 @@ def test_ourselves() -> None:
 def test_a_process_that_has_ended() -> None:
     """A killed process is dead, both before and after it is reaped."""
     code = (
-        "from iobench.bench.targets.holder import Holder; "
+        "from iobench.bench.targets.bucket import Holder; "
         "print(Holder.ourselves().to_bytes().decode())"
     )
     with subprocess.Popen(

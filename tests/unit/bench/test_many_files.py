@@ -14,9 +14,9 @@ import pytest
 
 from iobench.bench.axes import Axes
 from iobench.bench.data import states
-from iobench.bench.header import header
 from iobench.bench.planning import make_plan
-from iobench.bench.processes.executor import Executor
+from iobench.bench.processes.job import Executor
+from iobench.bench.runner import header
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.trial import Trial
 from iobench.checkpoint.manifest import MANIFEST

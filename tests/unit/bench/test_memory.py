@@ -12,7 +12,7 @@ import pytest
 
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.contenders.choose import choose
-from iobench.bench.counters.memory import OperationMemory
+from iobench.bench.processes.job import OperationMemory
 from iobench.bench.trial import Trial
 from iobench.environment import memory as process_memory
 from iobench.linux import PAGE

@@ -13,7 +13,6 @@ import pytest
 
 from iobench.bench import plan as module
 from iobench.bench import planning
-from iobench.bench import rates as rates_module
 from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import Contender
 from iobench.bench.contenders.choose import choose
@@ -22,8 +21,7 @@ from iobench.bench.fio import JOBS
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.verdict import repeats_every
 from iobench.bench.plan import DEFAULT_SECONDS, Plan
-from iobench.bench.planning import expected_line, make_plan, plan_lines
-from iobench.bench.rates import Rates
+from iobench.bench.planning import Rates, expected_line, make_plan, plan_lines
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import (
     TargetError,
@@ -128,7 +126,7 @@ def test_a_target_that_is_too_small(plan: Plan, monkeypatch: pytest.MonkeyPatch)
 def test_null_needs_no_space(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that stores nothing works on a full disk, and is probed and scaled there too."""
     space(monkeypatch, 0)
-    monkeypatch.setattr(rates_module, "_PROBE_BYTES", MIB)
+    monkeypatch.setattr(planning, "_PROBE_BYTES", MIB)
     without = dataclasses.replace(plan, contenders=chosen("null"))
     without.check()
     assert expected_line(without).startswith("expected  about ")
@@ -272,7 +270,7 @@ def test_rests_are_expected_too() -> None:
 
 def test_probing_leaves_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """The expected time comes from short probes of each writer, whose files are removed."""
-    monkeypatch.setattr(rates_module, "_PROBE_BYTES", MIB)
+    monkeypatch.setattr(planning, "_PROBE_BYTES", MIB)
     assert expected_line(plan).startswith("expected  about ")
     assert os.listdir(plan.targets[0].location) == []
 

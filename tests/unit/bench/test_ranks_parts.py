@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from iobench.bench.counters.monitor import Counted
-from iobench.bench.counters.nodes import over_machines
+from iobench.bench.counters.monitor import Counted, over_machines
 from iobench.bench.ranks.group import all_true, over_ranks
 from iobench.bench.ranks.steps import Lead, wait_until
 from iobench.bench.targets.cold import EvictedFiles

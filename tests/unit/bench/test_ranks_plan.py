@@ -8,14 +8,13 @@ import pytest
 
 from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import WriterContender
-from iobench.bench.header import header
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.verdict import Context
 from iobench.bench.plan import Plan, WorldSize
 from iobench.bench.planning import plan_lines
-from iobench.bench.processes.executor import Executor, Release
-from iobench.bench.processes.job import CheckpointSizes, Job
+from iobench.bench.processes.job import CheckpointSizes, Executor, Job, Release
 from iobench.bench.ranks.setup import make_job
+from iobench.bench.runner import header
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import UsageError
 from iobench.units import MIB

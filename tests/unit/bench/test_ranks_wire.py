@@ -14,7 +14,7 @@ import pytest
 from iobench.bench.counters.monitor import Counted, Usage
 from iobench.bench.processes.job import CheckpointRef, CheckpointSizes, Done, Job
 from iobench.bench.ranks.rank_job import RankJob
-from iobench.bench.ranks.wire import command_of, message_of, reply_of
+from iobench.bench.ranks.steps import command_of, message_of, reply_of
 from iobench.errors import JobError
 from iobench.results.codec import to_plain
 from iobench.results.records import DeviceCounts, Interference, Verified

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from iobench.bench.targets import scratch
-from iobench.bench.targets.scratch import PREFIX, scratch_directory
+from iobench.bench.targets import directory as scratch
+from iobench.bench.targets.directory import PREFIX, scratch_directory
 from iobench.errors import TargetError
 
 

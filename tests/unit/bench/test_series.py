@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from iobench.bench.counters import monitor as counters_module
 from iobench.bench.counters import sampler as sampler_module
-from iobench.bench.counters.monitor import Counters
+from iobench.bench.counters.monitor import Counters, by_growth, by_ticks, make_series
 from iobench.bench.counters.sampler import Sampler
-from iobench.bench.counters.series import by_growth, by_ticks, make_series
 from iobench.environment import DeviceCounters
 from iobench.writers.transfer import Meter
 

@@ -15,8 +15,7 @@ from iobench.bench.axes import Axes
 from iobench.bench.contenders import choose
 from iobench.bench.fio import JOBS
 from iobench.bench.plan import Plan
-from iobench.bench.planning import make_plan, plan_lines
-from iobench.bench.rates import Rates
+from iobench.bench.planning import Rates, make_plan, plan_lines
 from iobench.bench.targets.choose import split_targets
 from iobench.errors import TargetError, UnavailableError, UsageError
 from iobench.units import GIB

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iobench.bench.data.sliced_files import SlicedFiles, SliceImage
-from iobench.bench.data.slicing import ALL, OFF, Slicing
+from iobench.bench.data.sliced_files import ALL, OFF, SlicedFiles, SliceImage, Slicing
 from iobench.bench.processes.job import own_name
 from iobench.errors import DataMismatchError, TransferError
 from iobench.units import KIB

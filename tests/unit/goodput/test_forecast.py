@@ -5,7 +5,7 @@ import pytest
 from iobench.errors import OptionError
 from iobench.goodput import goodput
 from iobench.goodput.forecast import Forecast, Method, forecast
-from iobench.goodput.job import MONTH_S, Costs, TrainingJob
+from iobench.goodput.goodput import MONTH_S, Costs, TrainingJob
 from iobench.goodput.measured import SavingMethod, from_results
 from iobench.results import ResultFile
 

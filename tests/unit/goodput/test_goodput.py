@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from iobench.errors import OptionError
 from iobench.goodput import goodput
-from iobench.goodput.job import DAY_S, Costs, TrainingJob
+from iobench.goodput.goodput import DAY_S, Costs, TrainingJob
 
 costs = st.builds(
     Costs,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.goodput import goodput
-from iobench.goodput.job import DAY_S, Costs, TrainingJob
+from iobench.goodput.goodput import DAY_S, Costs, TrainingJob
 
 MINUTE = 60.0
 times = st.floats(1e-3, 1e6)

@@ -5,7 +5,7 @@ from support import simulated_failures as simulation
 from support.simulated_failures import Simulated, simulate
 
 from iobench.goodput import goodput
-from iobench.goodput.job import Costs, TrainingJob
+from iobench.goodput.goodput import Costs, TrainingJob
 
 SYNC = Costs(blocking_s=30, restore_s=60)
 ASYNC = Costs(blocking_s=2, persist_s=20, restore_s=60)

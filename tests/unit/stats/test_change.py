@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iobench.stats.change import find_change
+from iobench.stats.over_time import find_change
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 

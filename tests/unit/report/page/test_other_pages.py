@@ -17,7 +17,7 @@ from iobench.claims.reproduction import judge_records
 from iobench.errors import UsageError
 from iobench.goodput import goodput
 from iobench.goodput.forecast import Method, forecast
-from iobench.goodput.job import TrainingJob
+from iobench.goodput.goodput import TrainingJob
 from iobench.goodput.measured import by_hand
 from iobench.report.claims import claims_document
 from iobench.report.compare import compare, compare_document
