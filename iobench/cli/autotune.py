@@ -90,7 +90,7 @@ def autotune(
         --journal FILE: Where every measurement is kept. [results/<run>.jsonl]
         --resume FILE: Continue this journal, with the options it began with; only -o may differ.
             A complete one gives its answer and its file again.
-        --dry-run: Print the space, the bytes and the time expected, and end.
+        --dry-run: Print the space, and the most time and bytes that it takes, and end.
     """
     began_s = time.perf_counter() - _started_s_ago()
     with preparing("loading torch", quiet=quiet):
@@ -136,7 +136,6 @@ def autotune(
         tuning = Tuning.of(asked)
     _announce(tuning, quiet=quiet)
     if dry_run:
-        _expect(tuning)
         return
     path = journal or default_path(f"tune-{tuning.workload.name}")
     tuning = tuning.judged_by(path.parent)
@@ -168,22 +167,6 @@ def _tune(
     write(output, emit(outcome, tuning, journal.header))
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
     shown.show(tuning_document([journal.path], outcome))
-
-
-def _expect(tuning: Tuning) -> None:
-    from iobench.tune.search import SMALLER
-    from iobench.tune.tuning import expected
-
-    with quiet_stdout(), preparing("measuring each known setting once"):
-        outcome = expected(tuning)
-    budget = outcome.budget
-    print(
-        f"expected  about {format_seconds(budget.spent_s)}, "
-        f"{format_size(budget.written_bytes)} written, by short probes",
-        *(f"          {note}" for note in outcome.notes if note.startswith(SMALLER)),
-        sep="\n",
-        file=sys.stderr,
-    )
 
 
 def _announce(tuning: Tuning, *, quiet: bool) -> None:

@@ -23,7 +23,7 @@ from iobench.text import printable
 from iobench.units import GIB, format_rate, format_seconds, format_size
 
 if TYPE_CHECKING:
-    from iobench.tune.measurement import Step
+    from iobench.tune.objective import Step
     from iobench.tune.space import Candidate
 
 _REFRESH_PER_S = 2  # redrawing takes CPU from what is being timed

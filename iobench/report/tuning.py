@@ -125,7 +125,7 @@ def _race_grid(found: ReplayedTuning) -> Grid:
         for one, name in zip(found.trials, found.labels, strict=True)
     }
 
-    def middle(row: tuple[str, RaceEntry[Any]]) -> str:
+    def middle(row: tuple[str, RaceEntry]) -> str:
         name, entry = row
         if not entry.losses:
             return MISSING
@@ -133,7 +133,7 @@ def _race_grid(found: ReplayedTuning) -> Grid:
         loss = median(list(entry.losses.values()))
         return _short(found.objective.show(loss, size_bytes), bare=True)
 
-    columns: tuple[Column[tuple[str, RaceEntry[Any]]], ...] = (
+    columns: tuple[Column[tuple[str, RaceEntry]], ...] = (
         Column("setting", lambda row: row[0], figure=False),
         Column("rounds", lambda row: str(len(row[1].losses))),
         Column("median" if found.objective.goal == "stall" else "median, GiB/s", middle),
@@ -142,7 +142,7 @@ def _race_grid(found: ReplayedTuning) -> Grid:
     return Grid.of(found.race.trials.items(), columns, "race")
 
 
-def _fate(entry: RaceEntry[Any]) -> str:
+def _fate(entry: RaceEntry) -> str:
     if entry.running:
         return "in the race until its end"
     return f"{entry.status}: {entry.cause}" if entry.cause else str(entry.status)
@@ -219,7 +219,7 @@ def _result(outcome: Outcome, size_bytes: int) -> dict[str, Any]:
     }
 
 
-def _tried(trials: Mapping[str, RaceEntry[Any]]) -> list[dict[str, Any]]:
+def _tried(trials: Mapping[str, RaceEntry]) -> list[dict[str, Any]]:
     return [
         {
             "setting": name,

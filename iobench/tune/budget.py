@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from iobench.errors import OptionError
-from iobench.tune.measurement import Measurement
-from iobench.units import GIB, format_size_exact
+from iobench.errors import OptionError, UsageError
+from iobench.stats.comparison import LEAST_SAMPLES
+from iobench.tune.objective import Measurement
+from iobench.tune.space import Space
+from iobench.units import GIB, MIB, format_size, format_size_exact
 
 DEFAULT_SECONDS, DEFAULT_BYTES = 180.0, 80 * GIB
 SLACK = 1.25
@@ -121,3 +125,278 @@ class Budget:
             time_s=self.left_s - reserve.time_s,
             written_bytes=self.left_bytes - reserve.written_bytes,
         )
+
+
+_PROBE = 64 * MIB
+_LEAST = 16 * MIB
+
+
+@dataclass(kw_only=True)
+class TuningSizes:
+    """The requested bytes of each phase.
+
+    `confirm` is chosen from `candidates` when the rates are known, and so is the race's `part` of
+    it. `fits` returns whether the workload can be scaled to a size. With `fixed` there is only one
+    candidate.
+    """
+
+    confirm: int
+    fixed: bool
+    fits: Callable[[int], bool]
+    part: int = 8
+
+    def candidates(self) -> Iterator[int]:
+        """Yield the present `confirm`, then smaller sizes, each half of the one before."""
+        size = self.confirm
+        while self.fits(size):
+            yield size
+            if self.fixed or size // 2 < _LEAST:
+                return
+            size //= 2
+
+    @property
+    def probe(self) -> int:
+        """Size of the first, short trials."""
+        return self.probe_bytes(self.confirm)
+
+    @property
+    def small(self) -> int:
+        """Size in the race while many settings run."""
+        return self.race_bytes(self.confirm, self.part)
+
+    @property
+    def large(self) -> int:
+        """Size in the race when few settings are left."""
+        return self.race_bytes(self.confirm, self.part // 2)
+
+    def probe_bytes(self, confirm: int) -> int:
+        """Return the size of a probe before a confirmation at `confirm`."""
+        return self._fitting(min(_PROBE, confirm // 4), confirm)
+
+    def race_bytes(self, confirm: int, part: int) -> int:
+        """Return the size of a race before a confirmation at `confirm`, for one of its parts."""
+        return self._fitting(max(self.probe_bytes(confirm), confirm // part), confirm)
+
+    def _fitting(self, size: int, most: int) -> int:
+        """Return `size`, doubled until the workload fits; `most` at most."""
+        while size < most:
+            if self.fits(size):
+                return size
+            size *= 2
+        if not self.fits(most):
+            raise UsageError(f"the workload cannot be scaled to {most} bytes")
+        return most
+
+
+ROUNDS = 2
+"""Rounds of a rung: the fewest in which a setting can be shown worse."""
+LOOK_ROUNDS = 2
+"""Rounds of the first look, with all contenders. Clearly worse ones are eliminated after it."""
+LAST_ROUNDS = 2
+"""Rounds at the end, with the best setting of every family once more, eliminated or not."""
+
+SMALLER = "a smaller search for "
+"""Begins the note that says what a budget has left out."""
+
+_STAYING = 4
+_BESIDE = 2  # contenders besides one of each family: runner-up and the best known setting
+_PARTS = (8, 16)  # the race's checkpoints are this part of those of the confirmation
+_RACE_ROUNDS = 10  # of the known settings: with less the settings near the best are not all raced
+_Costs = Callable[[Sequence[str], int, bool], Cost]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """A search: the size of its checkpoints, and how many settings are confirmed.
+
+    `contenders` take part in the first look, `staying` of them run on. The default setting is among
+    them. The race's checkpoints are `size_bytes` / `part`; without a race `part` is 0. The race
+    affords `rounds` of the known settings. `reserve` is the cost of the confirmation.
+    """
+
+    size_bytes: int
+    part: int
+    contenders: int
+    staying: int
+    rounds: int = ROUNDS
+    reserve: Cost = NOTHING
+
+    def less_than(self, full: Search) -> Iterator[str]:
+        """Yield in words what this search has less of than a `full` one."""
+        if self.size_bytes < full.size_bytes:
+            size, most = format_size(self.size_bytes), format_size(full.size_bytes)
+            yield f"checkpoints of {size} instead of {most}"
+        if self.part == 0:
+            yield "no race, the order is that of short probes"
+        elif self.part != full.part:
+            yield f"a race at 1/{self.part} of the size instead of 1/{full.part}"
+        if self.contenders < full.contenders:
+            yield f"{self.contenders} settings confirmed instead of {full.contenders}"
+        if self.staying < min(full.staying, self.contenders):
+            yield f"{self.staying} of them in all rounds instead of {full.staying}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    """Finds the largest search that a budget affords.
+
+    `families` are the best settings of each writer, the default first and then by speed. `raced`
+    are the settings that the race begins with. `cost` returns the expected cost of one trial of
+    each of some settings, verified or not. `most` is the number of settings that exist, and
+    `unprobed` that of the settings that are still to be probed.
+    """
+
+    sizes: TuningSizes
+    families: Sequence[str]
+    raced: Sequence[str]
+    most: int
+    cost: _Costs
+    unprobed: int = 0
+
+    @classmethod
+    def of_bytes(
+        cls, space: Space, sizes: TuningSizes, written_bytes: Callable[[int, bool], int]
+    ) -> Planner:
+        """Return the planner before anything was measured: trials take bytes and no time."""
+
+        def cost(names: Sequence[str], size: int, verify: bool) -> Cost:
+            return Cost(time_s=0.0, written_bytes=len(names) * written_bytes(size, verify))
+
+        known = [one.label for one in space.known]
+        return replace(cls.of_rates(space, sizes, known, cost), unprobed=len(known))
+
+    @classmethod
+    def of_rates(
+        cls, space: Space, sizes: TuningSizes, probed: Sequence[str], cost: _Costs
+    ) -> Planner:
+        """Return the planner for the known settings `probed`, which work, the fastest first."""
+        writers = {one.label: one.writer for one in space.known}
+        baseline = space.baseline
+        best: dict[str, str] = {}
+        if space.reference or baseline.label in probed:
+            best[baseline.writer] = baseline.label
+        for name in probed:
+            best.setdefault(writers[name], name)
+        return cls(
+            sizes=sizes,
+            families=list(best.values()),
+            raced=probed,
+            most=space.size + bool(space.reference),
+            cost=cost,
+        )
+
+    def full(self) -> Search:
+        """Return the search of a budget without limits."""
+        return next(self._searches())
+
+    def largest(self, left: Cost) -> Search | None:
+        """Return the largest search that `left` affords; None if not even one comparison fits.
+
+        Sizes are reduced before the number of writers: one that is left out may be the best, and
+        then nothing is decided.
+        """
+        for search in self._searches():
+            for size in self.sizes.candidates():
+                found = replace(search, size_bytes=size)
+                found = replace(found, reserve=self._reserve(found))
+                if self._fits(found, left):
+                    return found
+        return None
+
+    def least(self) -> Cost:
+        """Return the cost of the smallest search: the default and one other, five rounds each."""
+        *_, search = self._searches()
+        *_, size = self.sizes.candidates()
+        search = replace(search, size_bytes=size)
+        probes = self._probes(search)
+        reserve = self._reserve(search)
+        return replace(reserve, written_bytes=reserve.written_bytes + probes)
+
+    def _searches(self) -> Iterator[Search]:
+        """Yield searches of one size, the largest first."""
+        families = len(self.families)
+        pair = min(2, self.most)
+        full = Search(
+            size_bytes=self.sizes.confirm,
+            part=_PARTS[0],
+            contenders=min(families + _BESIDE, self.most),
+            staying=min(_STAYING, families + _BESIDE, self.most),
+            rounds=_RACE_ROUNDS,
+        )
+        for part in _PARTS:
+            yield replace(full, part=part)
+        smaller = replace(full, part=_PARTS[-1], rounds=ROUNDS)
+        yield smaller
+        every = max(pair, min(families, self.most))
+        for staying in range(min(_STAYING, every), 1, -1):
+            yield replace(smaller, contenders=every, staying=staying)
+        for contenders in range(every - 1, 1, -1):
+            yield replace(smaller, contenders=contenders, staying=2)
+        yield replace(smaller, part=0, contenders=pair, staying=pair)
+
+    def _reserve(self, search: Search) -> Cost:
+        """Return the expected cost of the confirmation."""
+        size, count = search.size_bytes, search.contenders
+        first, later = (self.cost(self.families[:1], size, v).written_bytes for v in (True, False))
+        kept = self.families[:count]
+        if search.part == 0:
+            both = (*kept, *kept)[:count]
+            return Cost(
+                time_s=LEAST_SAMPLES * self.cost(both, size, False).time_s,
+                written_bytes=count * (first + (LEAST_SAMPLES - 1) * later),
+            )
+        # One round more than counted, because the first one also restores every checkpoint.
+        staying = [kept[n % len(kept)] for n in range(search.staying)]
+        rounds_s = (LEAST_SAMPLES - LOOK_ROUNDS + 1) * self.cost(staying, size, False).time_s
+        rounds_s += (LOOK_ROUNDS + LAST_ROUNDS) * self.cost(kept, size, False).time_s
+        return Cost(
+            time_s=SLACK * rounds_s,
+            written_bytes=count * (first + (LOOK_ROUNDS - 1) * later)
+            + search.staying * LEAST_SAMPLES * later
+            + LAST_ROUNDS * len(kept) * later,
+        )
+
+    def _fits(self, search: Search, left: Cost) -> bool:
+        """Return whether `left` affords probes, race and confirmation."""
+        share = Cost(
+            time_s=left.time_s - search.reserve.time_s,
+            written_bytes=left.written_bytes - search.reserve.written_bytes - self._probes(search),
+        )
+        if search.part == 0:
+            return share.covers(NOTHING)
+        size = self.sizes.race_bytes(search.size_bytes, search.part)
+        return share.covers(self.cost(self.raced, size, False), times=search.rounds)
+
+    def _probes(self, search: Search) -> int:
+        """Return the bytes of the probes that are still to be made."""
+        count = min(2, self.unprobed) if search.part == 0 else self.unprobed
+        size = self.sizes.probe_bytes(search.size_bytes)
+        return count * self.cost(self.families[:1], size, False).written_bytes
+
+
+def plan(
+    space: Space,
+    sizes: TuningSizes,
+    written_bytes: Callable[[int, bool], int],
+    max_bytes: int,
+) -> tuple[Search, Search]:
+    """Return the full search, and the largest whose probes, race and confirmation fit `max_bytes`.
+
+    Raises UsageError where not even the default and one other setting can be compared.
+    """
+    planner = Planner.of_bytes(space, sizes, written_bytes)
+    found = planner.largest(Cost(time_s=math.inf, written_bytes=max_bytes))
+    if found is None:
+        whole_mib = -(-planner.least().written_bytes // MIB) * MIB
+        least = format_size_exact(whole_mib)
+        raise too_small("--max-bytes", least, space, sizes)
+    return planner.full(), found
+
+
+def too_small(option: str, least: str, space: Space, sizes: TuningSizes) -> UsageError:
+    """Return the error for a budget that does not suffice for one comparison."""
+    smaller = " or choose a smaller --size" if sizes.fixed else ""
+    return UsageError(
+        f"{option} is too small to compare {space.baseline.label} with one other setting: give at "
+        f"least {least}{smaller}"
+    )

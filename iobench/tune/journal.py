@@ -20,7 +20,7 @@ from iobench.results import utc_now
 from iobench.results.codec import to_record
 from iobench.results.file import RecordFile, ending, line_error, records
 from iobench.results.records import EndStatus
-from iobench.tune.measurement import Measurement, Phase, Step
+from iobench.tune.objective import Measurement, Phase, Step
 from iobench.tune.space import Candidate
 
 SCHEMA = "iobench.tune/1"

@@ -1,20 +1,80 @@
-"""Objective: the loss that a tuning minimises, and the limits that a setting must keep."""
+"""Objective: the loss that a tuning minimises, and the limits that a setting must keep.
+
+Step: one trial to make. Measurement: its result.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from iobench.errors import OptionError, UsageError
 from iobench.results.records import Sample
 from iobench.stats.estimates import median
-from iobench.tune.measurement import Measurement
-from iobench.tune.stall import SAVES as STALL_SAVES
+from iobench.tune.space import Candidate
 from iobench.units import GIB, format_rate, format_seconds, format_size
 
+_OWN_S_PER_BYTE = 0.5 / GIB  # new random bytes, digests, removing files
+
+Phase = Literal["probe", "race", "refine", "confirm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One trial to make, with a checkpoint of about `size_bytes`, as the workload can be scaled.
+
+    Round numbers continue from phase to phase. With `verify` the restore is made and compared even
+    where the objective does not need it.
+    """
+
+    phase: Phase
+    round: int
+    size_bytes: int
+    verify: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The result of a trial: samples, or the `error` that it failed with.
+
+    `took_s` is the duration of the whole trial, with setup and cleanup. `spent_s` is the time since
+    the end of the previous trial, with all work between them. `written_bytes` is the least that it
+    wrote. `memory_bytes` is the largest growth of the process's resident memory during the trial,
+    None where the kernel does not report it. `stall_s` is how long one asynchronous checkpoint
+    stops training.
+    """
+
+    took_s: float
+    spent_s: float
+    written_bytes: int
+    save: Sample | None = None
+    restore: Sample | None = None
+    stall_s: float | None = None
+    memory_bytes: int | None = None
+    error: str | None = None
+
+    def expected_s(self, times: float) -> float:
+        """Return the seconds of a trial with `times` times the bytes: waiting does not grow."""
+        moving_s = sum(sample.elapsed_s for sample in (self.save, self.restore) if sample)
+        moving_s += (self.stall_s or 0.0) * 5
+        moving_s += _OWN_S_PER_BYTE * self.written_bytes
+        moving_s = min(moving_s, self.took_s)
+        return self.took_s + (times - 1) * moving_s
+
+
+class Measure(Protocol):
+    """Makes one trial. Raises errors of the target only; a candidate's are in its measurement."""
+
+    def __call__(self, candidate: Candidate, step: Step) -> Measurement: ...
+
+
 Goal = Literal["save", "restore", "balanced", "stall"]
+SLOTS = 2
+"""Snapshots that memory holds while a stall is measured."""
+SAVES = SLOTS + 3
+"""Checkpoints of one measurement of a stall: one per slot to warm up, and three that count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +86,7 @@ class Objective:
     save       seconds per byte until a checkpoint is durable
     restore    seconds per byte of a cold restore
     balanced   their geometric mean
-    stall      seconds that an asynchronous checkpoint stops training: see `iobench.tune.stall`
+    stall      seconds that an asynchronous checkpoint stops training: see `measure_stall`
     """
 
     goal: str = "save"
@@ -48,7 +108,7 @@ class Objective:
 
     def writes(self, verify: bool) -> int:
         """Return how many times its size a trial writes. A verified stall makes one more save."""
-        return STALL_SAVES + verify if self.goal == "stall" else 1
+        return SAVES + verify if self.goal == "stall" else 1
 
     def loss(self, one: Measurement) -> float:
         """Return the loss of a measurement that has no error."""

@@ -13,10 +13,8 @@ from iobench.stats.comparison import Comparison, Finding
 from iobench.stats.estimates import Interval, median, median_interval
 from iobench.tune.budget import Budget
 from iobench.tune.confirm import Confirmation, ConfirmedChoice
-from iobench.tune.measurement import Measurement
-from iobench.tune.objective import Objective, cpu_s_per_gib
-from iobench.tune.race import RaceEntry, effects_and_noise
-from iobench.tune.rounds import History
+from iobench.tune.objective import Measurement, Objective, cpu_s_per_gib
+from iobench.tune.race import History, RaceEntry, effects_and_noise
 from iobench.tune.space import Candidate, Space
 
 _SEARCHABLE = 0.07  # noise of a log: with more the race often leads to the wrong settings
@@ -57,7 +55,7 @@ class Outcome:
     objective: Objective
     budget: Budget
     size_bytes: int
-    trials: Mapping[str, RaceEntry[Candidate]]
+    trials: Mapping[str, RaceEntry]
     history: History
     confirmation: Confirmation
     verdict: ConfirmedChoice
@@ -123,7 +121,7 @@ class Outcome:
         """Return the number of settings by their final status."""
         return dict(Counter(trial.status.value for trial in self.tried().values()))
 
-    def tried(self) -> dict[str, RaceEntry[Candidate]]:
+    def tried(self) -> dict[str, RaceEntry]:
         """Return the settings of the space that were tried."""
         own = self.space.dimensions
         return {name: one for name, one in self.trials.items() if one.candidate.writer in own}

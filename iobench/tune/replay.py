@@ -17,14 +17,12 @@ from iobench import workloads
 from iobench.bench.judging.verdict import Context, volatile_of
 from iobench.errors import IobenchError
 from iobench.stats.comparison import LEAST_FLOOR, LEAST_SAMPLES
-from iobench.tune.budget import Budget
-from iobench.tune.confirm import Confirmation
+from iobench.tune.budget import LAST_ROUNDS, LOOK_ROUNDS, Budget
+from iobench.tune.confirm import Confirmation, confirm
 from iobench.tune.journal import TrialRecord, TuningRecord
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
-from iobench.tune.race import Race, RaceStatus
-from iobench.tune.rounds import NoProgress, Rounds
-from iobench.tune.search import LAST_ROUNDS, LOOK_ROUNDS
+from iobench.tune.race import NoProgress, Race, RaceStatus, Rounds
 from iobench.tune.space import Candidate, Dimension, Space
 from iobench.units import format_size
 from iobench.writers import registry
@@ -41,7 +39,7 @@ class ReplayedTuning:
     header: TuningRecord
     trials: tuple[TrialRecord, ...]
     objective: Objective
-    race: Race[Candidate]
+    race: Race
     labels: tuple[str, ...]
     """The label of the setting of each trial."""
     outcome: Outcome | None
@@ -75,7 +73,7 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
             if not confirmation.contenders:
                 confirmation = _contenders(race, labels[begin:], writers)
                 confirmation.floor = header.asked.get("floor", LEAST_FLOOR)  # not in older journals
-            rounds.confirm(confirmation, names, first.size_bytes, verify=())
+            confirm(rounds, confirmation, names, first.size_bytes)
             continue
         following = set(labels[slice(*bounds[at + 1])]) if at + 1 < len(bounds) else set()
         for name in names:
@@ -106,9 +104,7 @@ def _rounds(trials: Sequence[TrialRecord]) -> list[tuple[int, int]]:
     return [(numbers[0], numbers[-1] + 1) for numbers in bounds]
 
 
-def _contenders(
-    race: Race[Candidate], labels: Sequence[str], writers: Collection[str]
-) -> Confirmation:
+def _contenders(race: Race, labels: Sequence[str], writers: Collection[str]) -> Confirmation:
     """Return the confirmation of the settings `labels`, after the race."""
     names = list(dict.fromkeys(labels))
     baseline = next((n for n, one in race.trials.items() if one.candidate.origin == "baseline"), "")

@@ -13,23 +13,27 @@ import numpy as np
 
 from iobench.bench.axes import Variant
 from iobench.bench.contenders.base import WriterContender
+from iobench.bench.counters.monitor import Counted, Counters
 from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
 from iobench.bench.processes.job import Executor, Job
 from iobench.bench.targets.base import OpenTarget, Target
 from iobench.bench.trial import Trial
+from iobench.checkpoint.manifest import name_of
+from iobench.checkpoint.retention import KeepLast
+from iobench.checkpoint.store import store_at
+from iobench.checkpointer.checkpointer import Checkpointer
 from iobench.environment.memory import PeakMemory
 from iobench.errors import DataMismatchError, TargetError, TransferError
-from iobench.results import Sample
+from iobench.results import Sample, Stored, utc_now
 from iobench.text import one_line
-from iobench.tune.measurement import Measurement, Step
-from iobench.tune.objective import Objective
+from iobench.tune.objective import SAVES, SLOTS, Measurement, Objective, Step
 from iobench.tune.space import Candidate
-from iobench.tune.stall import SLOTS, measure_stall
 from iobench.units import MIB, format_size
 from iobench.workloads import Workload
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.transfer import Transfer
 
 _KEPT_WRITERS = 12  # writers kept open, with their staging memory
 _WARM_UP_BYTES = 32 * MIB  # more than most settings have in flight
@@ -232,3 +236,59 @@ def _short(sample: Sample | None) -> Sample | None:
     A Measurement has the memory of a whole trial, with that of making the writer.
     """
     return None if sample is None else replace(sample, series=None, memory=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stalled:
+    """`stall_s`: mean seconds that a checkpoint stops training. The rest is for the verdict.
+
+    `transfer` and `counted` are of all saves. `stored` is the inspection of the last checkpoint.
+    """
+
+    stall_s: float
+    transfer: Transfer
+    counted: Counted
+    started: str
+    stored: Stored | None
+
+
+def measure_stall(replay: Replay, writer: Writer, target: OpenTarget, name: str) -> Stalled:
+    """Save `replay`'s tensors five times in the background, and measure three of the stalls.
+
+    Three checkpoints follow one another with two slots. The first takes its snapshot while no save
+    runs, the second during a background save, and the third waits for a slot. The slots are
+    prepared before the warm-up. No file is left behind.
+    """
+    replay.prepare()
+    state = {str(number): dict(tensors) for number, tensors in enumerate(replay.states)}
+    where = target.scratch.locate(name)
+    started, counters = utc_now(), Counters(target.monitor)
+    try:
+        with Checkpointer(
+            where, world="alone", writer=writer, slots=SLOTS, keep=KeepLast(1)
+        ) as checkpointer:
+            checkpointer.prepare(state, wait=True)
+            for step in range(SLOTS):
+                checkpointer.save_async(state, step)
+            checkpointer.wait()
+            stalls = [checkpointer.save_async(state, step).stall_s for step in range(SLOTS, SAVES)]
+            checkpointer.wait()
+            counted = counters.stop()
+            return Stalled(
+                stall_s=sum(stalls) / len(stalls),
+                transfer=Transfer.total(one.transfer for one in checkpointer.saves if one.transfer),
+                counted=counted,
+                started=started,
+                stored=_inspect(target, name, where, writer),
+            )
+    finally:
+        target.scratch.remove(name)
+
+
+def _inspect(target: OpenTarget, name: str, where: str, writer: Writer) -> Stored | None:
+    """Inspect the last checkpoint; None where there are no files."""
+    if target.instruments is None:
+        return None
+    manifest = store_at(where, writer).manifest(SAVES - 1)
+    files = [(file.path, file.size_bytes) for file in manifest.files]
+    return target.inspect(f"{name}/{name_of(manifest.step)}", files)

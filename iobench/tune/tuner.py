@@ -11,14 +11,20 @@ from typing import Any
 from iobench.bench.judging.verdict import Context
 from iobench.errors import IobenchError
 from iobench.stats.comparison import LEAST_FLOOR
-from iobench.tune.budget import Budget
-from iobench.tune.finals import CLOSE, Finals
-from iobench.tune.measurement import Measure
-from iobench.tune.objective import Objective
+from iobench.tune.budget import (
+    ROUNDS,
+    SMALLER,
+    Budget,
+    Planner,
+    Search,
+    TuningSizes,
+    plan,
+    too_small,
+)
+from iobench.tune.confirm import CLOSE, Finals
+from iobench.tune.objective import Measure, Objective
 from iobench.tune.outcome import Outcome
-from iobench.tune.race import Race
-from iobench.tune.rounds import Rounds, TuningProgress
-from iobench.tune.search import ROUNDS, SMALLER, Planner, Search, TuningSizes, plan, too_small
+from iobench.tune.race import Race, Rounds, TuningProgress
 from iobench.tune.space import Candidate, Space
 from iobench.units import format_seconds, format_size
 
@@ -49,7 +55,7 @@ class Tuner:
     seed: int
     floor: float = LEAST_FLOOR
     context: Context = field(default_factory=lambda: Context(workload_bytes=0))
-    race: Race[Candidate] = field(default_factory=Race, init=False)
+    race: Race = field(default_factory=Race, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     rounds: Rounds = field(init=False)
     search: Search = field(init=False)

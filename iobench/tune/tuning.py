@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import secrets
 import sys
-import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,15 +23,12 @@ from iobench.errors import ResultFileError, TargetError, UsageError
 from iobench.results import Operation, utc_now
 from iobench.results.codec import from_plain
 from iobench.stats.comparison import LEAST_FLOOR
-from iobench.tune.budget import Budget
+from iobench.tune.budget import Budget, Search, TuningSizes, plan
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord
-from iobench.tune.measurement import Measure, Measurement, Step
-from iobench.tune.objective import Objective
+from iobench.tune.objective import SLOTS, Measure, Measurement, Objective, Step
 from iobench.tune.outcome import Outcome
-from iobench.tune.rounds import NoProgress, TuningProgress
-from iobench.tune.search import Search, TuningSizes, plan
+from iobench.tune.race import TuningProgress
 from iobench.tune.space import Candidate, Space, space_of
-from iobench.tune.stall import SLOTS
 from iobench.tune.trial_runner import TrialRunner, warm_up_bytes
 from iobench.tune.tuner import Tuner
 from iobench.units import GIB, format_size
@@ -44,7 +39,6 @@ from iobench.workloads.specs import FileSpec
 _LARGEST = GIB  # of one trial, unless the user asks for more
 _POOL_SHARE = 0.25  # of the available memory: the pools of four sizes, the others smaller
 _LEAST_POOL = GIB
-_NOISE = 0.03  # of a log, so that an expected tuning has something to decide
 _MEASURED: dict[str, tuple[Operation, ...]] = {
     "save": ("save",),
     "restore": ("restore",),
@@ -241,10 +235,6 @@ class Tuning:
         full, planned = self._plan()
         return list(planned.less_than(full))
 
-    def probe_bytes(self) -> int:
-        """Return the size of its first, short trials."""
-        return self.sizes().probe_bytes(self._plan()[1].size_bytes)
-
     def runner(self, began_s: float) -> AbstractContextManager[TrialRunner]:
         """Return the runner of its trials; see `TrialRunner.on`."""
         return TrialRunner.on(
@@ -334,49 +324,3 @@ def run_tuning(
             return measured
 
         return tuning.tuner(measure, progress).run()
-
-
-def expected(tuning: Tuning) -> Outcome:
-    """Return what `tuning` is expected to come to, from a short trial of each known setting.
-
-    Only its budget and its notes count: its rates are those of short trials. A setting without a
-    trial is assumed to be as fast as its writer's default. Raises what the tuning would: UsageError
-    for a budget that is too small, IobenchError when everything fails.
-    """
-    probed: dict[str, Measurement] = {}
-    known = dict.fromkeys((tuning.space.baseline, *tuning.space.known))
-    with tuning.runner(time.perf_counter()) as runner:
-        step = Step(phase="probe", round=0, size_bytes=tuning.probe_bytes(), verify=True)
-        for candidate in known:
-            measured = runner(candidate, step)
-            probed.setdefault(candidate.writer, measured)
-            probed[candidate.label] = measured
-    played = _Played(probed, step, tuning.objective, tuning.seed)
-    return tuning.tuner(played, NoProgress()).run()
-
-
-class _Played:
-    """Returns measurements at the rates of the probes, in proportion to the size."""
-
-    def __init__(
-        self, probed: Mapping[str, Measurement], step: Step, objective: Objective, seed: int
-    ) -> None:
-        self._probed, self._step, self._writes = probed, step, objective.writes
-        self._random = random.Random(seed)
-
-    def __call__(self, candidate: Candidate, step: Step) -> Measurement:
-        known = self._probed.get(candidate.label) or self._probed[candidate.writer]
-        if known.error:
-            return known
-        longer = step.size_bytes / self._step.size_bytes
-        noise = self._random.lognormvariate(0, _NOISE)
-        save = known.save and replace(known.save, elapsed_s=known.save.elapsed_s * noise)
-        copies = self._writes(step.verify) / self._writes(self._step.verify)
-        took_s = known.took_s * max(1.0, longer)
-        return replace(
-            known,
-            took_s=took_s,
-            spent_s=took_s,
-            written_bytes=int(known.written_bytes * longer * copies),
-            save=save,
-        )

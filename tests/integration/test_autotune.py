@@ -172,7 +172,7 @@ def test_a_complete_journal_gives_its_answer_again(
 def test_a_dry_run(
     tune: Tune, target: Path, output: Path, journal: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It prints space, time and bytes, and leaves no file."""
+    """It prints space, and the most time and bytes; it measures nothing and leaves no file."""
     arguments = ["autotune", "-w", "llama7b", "--target", target, "--dry-run", "-o", output]
     arguments += ["--writer", "odirect", "--size", "64MiB", "--max-bytes", "3GiB"]
     arguments += ["--max-time", "2h"]
@@ -181,7 +181,6 @@ def test_a_dry_run(
     assert shown.out == ""
     assert "space     72 settings of odirect" in shown.err
     assert "2 h 0 min and 3.00 GiB written at most" in shown.err
-    assert "expected  about" in shown.err
     assert not output.exists()
     assert not journal.exists()
     assert os.listdir(target) == []

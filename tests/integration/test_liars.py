@@ -18,8 +18,7 @@ from iobench.bench.judging.verdict import Context, judge
 from iobench.bench.targets import directory
 from iobench.bench.targets.choose import target_of
 from iobench.results import read
-from iobench.tune.measurement import Step
-from iobench.tune.objective import Objective
+from iobench.tune.objective import Objective, Step
 from iobench.tune.space import Candidate
 from iobench.tune.trial_runner import TrialRunner
 from iobench.units import MIB

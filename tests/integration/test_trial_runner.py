@@ -15,8 +15,7 @@ from iobench.bench.targets import directory
 from iobench.bench.targets.choose import target_of
 from iobench.checkpointer.checkpointer import Checkpointer
 from iobench.tune import trial_runner as rig_module
-from iobench.tune.measurement import Step
-from iobench.tune.objective import Objective
+from iobench.tune.objective import Objective, Step
 from iobench.tune.space import Candidate
 from iobench.tune.trial_runner import TrialRunner
 from iobench.units import MIB

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from iobench.results.codec import to_plain
 from iobench.tune.journal import SCHEMA, TrialRecord, TuningRecord
-from iobench.tune.measurement import Measurement, Step
+from iobench.tune.objective import Measurement, Step
 from iobench.tune.outcome import Outcome
 from iobench.tune.space import Candidate
 from iobench.units import GIB

@@ -14,11 +14,9 @@ from functools import cache
 from typing import Any
 
 from iobench.results import Sample, Setting
-from iobench.tune.budget import Budget
-from iobench.tune.measurement import Measurement, Step
-from iobench.tune.objective import Objective
+from iobench.tune.budget import Budget, TuningSizes
+from iobench.tune.objective import Measurement, Objective, Step
 from iobench.tune.outcome import Outcome
-from iobench.tune.search import TuningSizes
 from iobench.tune.space import Candidate, Dimension, Space
 from iobench.tune.tuner import Tuner
 from iobench.units import GIB, MIB

@@ -8,7 +8,7 @@ import pytest
 
 from iobench.errors import OptionError
 from iobench.tune.budget import SLACK, Budget, Cost
-from iobench.tune.measurement import Measurement
+from iobench.tune.objective import Measurement
 
 
 def cost(time_s: float, written_bytes: int) -> Cost:

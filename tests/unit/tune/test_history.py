@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from iobench.tune.measurement import Measurement, Phase, Step
-from iobench.tune.rounds import History
+from iobench.tune.objective import Measurement, Phase, Step
+from iobench.tune.race import History
 
 
 def step(phase: Phase = "race", size_bytes: int = 100) -> Step:

@@ -14,7 +14,7 @@ from support.simulated_storage import SimulatedStorage
 
 from iobench.errors import ResultFileError
 from iobench.tune.journal import Journal, TrialRecord, read_journal
-from iobench.tune.measurement import Step
+from iobench.tune.objective import Step
 from iobench.tune.space import Candidate
 
 ONE = Candidate.of("odirect", {"threads": 3}, "drawn")

@@ -8,8 +8,7 @@ import pytest
 from support.simulated_storage import SimulatedStorage
 
 from iobench.errors import UsageError
-from iobench.tune.measurement import Measurement, Step
-from iobench.tune.objective import Objective
+from iobench.tune.objective import Measurement, Objective, Step
 from iobench.tune.space import Candidate
 from iobench.units import GIB, MIB
 

@@ -8,16 +8,19 @@ import pytest
 from support.simulated_storage import heavy_tails
 
 from iobench.tune.race import Race, RaceEntry, RaceStatus
+from iobench.tune.space import Candidate
+
+_ANY = Candidate.of("buffered", {}, "drawn")
 
 
-def race(*names: str) -> Race[str]:
-    made: Race[str] = Race()
+def race(*names: str) -> Race:
+    made = Race()
     for name in names:
-        made.join(name, name)
+        made.join(name, _ANY)
     return made
 
 
-def run(one: Race[str], number: int, losses: dict[str, float]) -> None:
+def run(one: Race, number: int, losses: dict[str, float]) -> None:
     for name, loss in losses.items():
         one.trials[name].losses[number] = loss
 
@@ -146,5 +149,5 @@ def test_eliminated_settings_can_be_confirmed(
     status: RaceStatus, running: bool, able: bool
 ) -> None:
     """Slow is not broken: only a setting that failed or exceeded a limit cannot be confirmed."""
-    trial = RaceEntry(candidate="a", status=status)
+    trial = RaceEntry(candidate=_ANY, status=status)
     assert (trial.running, trial.able) == (running, able)

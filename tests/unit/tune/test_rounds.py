@@ -11,11 +11,9 @@ from support.simulated_storage import SimulatedStorage
 
 from iobench.errors import IobenchError
 from iobench.tune.budget import Budget, Cost
-from iobench.tune.confirm import Confirmation
-from iobench.tune.measurement import Measurement, Step
-from iobench.tune.objective import Objective
-from iobench.tune.race import Race, RaceStatus
-from iobench.tune.rounds import Rounds
+from iobench.tune.confirm import Confirmation, confirm
+from iobench.tune.objective import Measurement, Objective, Step
+from iobench.tune.race import Race, RaceStatus, Rounds
 from iobench.tune.space import Candidate
 from iobench.units import GIB, MIB
 
@@ -60,7 +58,7 @@ class Played:
             error=error,
         )
         reported = Reported()
-        race: Race[Candidate] = Race()
+        race = Race()
         for name in _NAMES:
             race.join(name, Candidate.of(name, {}, "known-good"))
         rounds = Rounds(
@@ -168,8 +166,8 @@ def test_a_round_of_the_confirmation() -> None:
         error=lambda one, step: "no" if step.verify and one.writer == "uring" else None,
     )
     confirmation = Confirmation(contenders=list(_NAMES), baseline="buffered")
-    played.rounds.confirm(confirmation, _NAMES, _SIZE, verify=_NAMES)
-    played.rounds.confirm(confirmation, confirmation.able, _SIZE, verify=())
+    confirm(played.rounds, confirmation, _NAMES, _SIZE, verify=_NAMES)
+    confirm(played.rounds, confirmation, confirmation.able, _SIZE)
     assert confirmation.failed == {"uring": "no"}
     assert {name: sorted(losses) for name, losses in confirmation.losses.items()} == {
         "buffered": [1, 2],
@@ -188,7 +186,7 @@ def test_a_confirmation_judges_limits_by_its_own_samples(limit: int, out: bool) 
     much = Measurement(took_s=1, spent_s=1, written_bytes=_SIZE, memory_bytes=2 * GIB)
     played.rounds.history.add("odirect", earlier, much)
     confirmation = Confirmation(contenders=list(_NAMES), baseline="buffered")
-    played.rounds.confirm(confirmation, ["odirect"], _SIZE, verify=())
+    confirm(played.rounds, confirmation, ["odirect"], _SIZE)
     assert ("--max-memory" in confirmation.failed.get("odirect", "")) is out
     assert ("odirect" in confirmation.losses) is not out
 

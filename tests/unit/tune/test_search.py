@@ -10,9 +10,8 @@ import pytest
 from support.simulated_storage import SimulatedStorage, normal, space_of_writers, worlds
 
 from iobench.errors import UsageError
-from iobench.tune.budget import Budget, Cost
+from iobench.tune.budget import SMALLER, Budget, Cost, Planner, Search, TuningSizes, plan
 from iobench.tune.outcome import Outcome
-from iobench.tune.search import SMALLER, Planner, Search, TuningSizes, plan
 from iobench.units import GIB, MIB, parse_size
 
 _SPACE = space_of_writers()

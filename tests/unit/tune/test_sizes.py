@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iobench.tune.search import TuningSizes
+from iobench.tune.budget import TuningSizes
 from iobench.units import MIB
 
 

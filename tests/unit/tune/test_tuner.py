@@ -21,11 +21,10 @@ from support.tuning_worlds import GENERATORS
 
 from iobench.errors import IobenchError, UsageError
 from iobench.stats.comparison import Finding
-from iobench.tune.budget import Budget
-from iobench.tune.finals import LAST_ROUNDS
+from iobench.tune.budget import Budget, TuningSizes
+from iobench.tune.confirm import LAST_ROUNDS
 from iobench.tune.objective import Objective
 from iobench.tune.race import RaceStatus
-from iobench.tune.search import TuningSizes
 from iobench.tune.space import Candidate
 from iobench.units import GIB, MIB
 
