@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 
 from iobench.claims.claims import Answer, ClaimFinding, ClaimMeasure, Study
-from iobench.report.document import Chart, Document, Line, MarkLine, Section, Spread
+from iobench.report.document import Document, Line
 from iobench.report.facts import environment_section, repeat_section
 from iobench.report.grid import MISSING, Column, Grid
-from iobench.report.palette import colour_of, shape_of
-from iobench.report.rows import moment, spread_words
+from iobench.report.rows import moment
 from iobench.results import ResultFile
 from iobench.stats.estimates import interval_heading
 from iobench.units import count_of
@@ -24,8 +22,6 @@ _ANSWERS = {
     Answer.UNDECIDED: "Undecided",
     Answer.NOT_COMPARABLE: "Not comparable",
 }
-_PERCENT: Mapping[ClaimMeasure, float] = {"wall clock": -100.0, "overhead": 100.0}
-"""Factor from the unit of a claim to the change of the wall clock in percent."""
 
 
 def claims_document(
@@ -49,7 +45,6 @@ def claims_document(
             "records": [str(record.path) for record in records],
             "findings": [asdict(finding) for finding in findings],
         },
-        draw=partial(_sections, findings),
         appendix=(environment_section(records[-1].run), repeat_section(*records)),
         records=tuple(one.path for one in records),
     )
@@ -103,51 +98,3 @@ def _here(one: ClaimFinding) -> str:
         return one.reason
     here = f"{_ours(one)} here"
     return here if one.answer in (Answer.YES, Answer.NO) else f"{here} ({one.reason})"
-
-
-def _sections(findings: Sequence[ClaimFinding]) -> Iterator[Section]:
-    """Yield the chart of what is faster or shorter, and that of the wall clock of training."""
-    charts = []
-    times = [one for one in findings if one.claim.measure not in _PERCENT]
-    share = [one for one in findings if one.claim.measure in _PERCENT]
-    if times:
-        mark = MarkLine(x=1.0, label="no faster")
-        charts.append(
-            _chart("claims-times", "How many times as fast", times, "times as fast", mark)
-        )
-    if share:
-        title, axis = "Wall clock of training", "change of the wall clock, %"
-        mark = MarkLine(x=0.0, label="no change")
-        charts.append(_chart("claims-wall-clock", title, share, axis, mark))
-    yield Section(heading="Claims and what was measured", charts=tuple(charts))
-
-
-def _chart(
-    name: str, title: str, findings: Sequence[ClaimFinding], axis: str, mark: MarkLine
-) -> Chart:
-    from iobench.report.charts.spread import spread_chart
-
-    return spread_chart(
-        [_row(one) for one in findings],
-        name=name,
-        title=title,
-        says="Claims and figures measured here",
-        caption="Diamond: the published claim; measured here, "
-        f"{spread_words(one.pairs for one in findings)}",
-        axis=axis,
-        mark=mark,
-    )
-
-
-def _row(one: ClaimFinding) -> Spread:
-    claim, factor = one.claim, _PERCENT.get(one.claim.measure, 1.0)
-    held = one.ci95 and sorted(factor * bound for bound in one.ci95)
-    return Spread(
-        label=f"{claim.workload}, {claim.text}",
-        figure=f"{_ours(one) or 'not measured'}: {one.answer}",
-        colour=colour_of(claim.ours.writer),
-        shape=shape_of(claim.ours.writer),
-        middle=None if one.ours is None else factor * one.ours,
-        bounds=(held[0], held[1]) if held else None,
-        target=factor * claim.value,
-    )

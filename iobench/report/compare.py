@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from iobench.bench.judging.ceiling import find_ceilings
 from iobench.bench.judging.floors import Floor, RecordedFloor, floors_beside, kind_of
 from iobench.bench.judging.verdict import Context, Reason, Verdict, VerdictStatus
 from iobench.peers import PREFIX
-from iobench.report.document import Chart, Document, Line, MarkLine, Section, Spread
+from iobench.report.document import Document, Line
 from iobench.report.facts import environment_section, repeat_section, unlike
 from iobench.report.grid import MISSING, Column, Grid
-from iobench.report.palette import colour_of, shape_of
 from iobench.report.summary import group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
 from iobench.results.identity import Figure
@@ -384,7 +383,6 @@ def compare_document(comparison: RunComparison, runs: Sequence[ResultFile] = ())
         tables=(_table(comparison),) if comparison.rows else (),
         notes=tuple(notes(comparison)),
         data=comparison.document(),
-        draw=partial(_chart_sections, comparison),
         appendix=tuple(last),
         records=tuple(one.path for one in runs),
     )
@@ -475,39 +473,4 @@ def _title(comparison: RunComparison) -> str:
     found = count_of(count, "regression") if count else "no regression shown"
     return f"{comparison.workload}: {found}" + (
         f", {spoilt} INVALID or FAILED now" if spoilt else ""
-    )
-
-
-def _chart_sections(comparison: RunComparison) -> Iterator[Section]:
-    operations = dict.fromkeys(row.operation for row in comparison.rows)
-    charts = tuple(_chart(comparison, operation) for operation in operations)
-    yield Section(heading="Ratios", charts=charts)
-
-
-def _chart(comparison: RunComparison, operation: str) -> Chart:
-    from iobench.report.charts.spread import spread_chart
-
-    pairs = [(label, row) for label, row in _labelled(comparison) if row.operation == operation]
-    pairs.sort(key=lambda pair: -pair[1].ratio)
-    rows = [
-        Spread(
-            label=label,
-            figure=f"{row.ratio:.2f}x, {_finding(row)}",
-            colour=colour_of(row.writer),
-            shape=shape_of(row.writer),
-            middle=row.ratio,
-            bounds=row.ci95,
-        )
-        for label, row in pairs
-    ]
-    floor = max(row.floor for _, row in pairs)
-    return spread_chart(
-        rows,
-        name=f"ratio-{operation}",
-        title=f"Rate of each {operation} now, compared with before",
-        says=f"Rate now over the rate before, by {operation}",
-        caption="Right of the dashed line: faster now. Bar: the 95% interval of the ratio. "
-        f"Changes of up to {100 * floor:.1f}% are noise.",
-        axis="rate now / rate before",
-        mark=MarkLine(x=1.0, label="unchanged"),
     )

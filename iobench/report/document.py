@@ -70,17 +70,15 @@ class MarkLine:
 class Spread:
     """One row of a chart: a figure, the bounds of its interval, and its samples.
 
-    `figure` is the text on the right. `target` is a value of this row alone to compare it with,
-    drawn as a diamond. A `hollow` row has a figure that does not count.
+    `figure` is the text on the right. A `hollow` row has a figure that does not count.
     """
 
     label: str
     figure: str
     colour: str
-    middle: float | None = None
+    middle: float
     bounds: tuple[float, float] | None = None
     dots: Sequence[Dot] = ()
-    target: float | None = None
     shape: str = CIRCLE
     hollow: bool = False
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
+from iobench.bench.judging.unusual import disturbances
 from iobench.bench.judging.verdict import Context, judge
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.row import Summary
 from iobench.report.summary import Report, group, summarise
 from iobench.report.winners import PROVED, RANKED
-from iobench.results import Interference, Operation, ResultFile, Sample
+from iobench.results import Operation, ResultFile, Sample
 from iobench.results.setting import at_target
 from iobench.stats.comparison import rates
-from iobench.stats.estimates import interval_heading, rate
+from iobench.stats.estimates import rate
 from iobench.units import GIB, format_rate, format_seconds, format_size
 
 
@@ -53,7 +54,7 @@ class RunRow:
 
     def words(self, sample: Sample) -> dict[str, str]:
         """Return what a tooltip says about `sample`, by heading."""
-        verdict = judge(sample, self.context)
+        verdict, seen = judge(sample, self.context), sample.interference
         bad = verdict.status not in PROVED
         return {
             "writer": self.summary.label,
@@ -61,7 +62,9 @@ class RunRow:
             "rate": format_rate(rate(sample.bytes, sample.elapsed_s)),
             "time": f"{format_seconds(sample.elapsed_s)} for {format_size(sample.bytes)}",
             "verdict": f"{verdict.status}: {verdict.reasons[0]}" if bad else str(verdict.status),
-            "others meanwhile": _others(sample.interference),
+            "others meanwhile": ", ".join(disturbances(seen)) or "nothing seen"
+            if seen
+            else "not recorded",
         }
 
 
@@ -131,12 +134,6 @@ class Measured:
         )
 
 
-def spread_words(samples: Iterable[int]) -> str:
-    """Return how to read a row: median and interval, with the confidence of so many samples."""
-    interval = interval_heading(samples).replace("\n", " ")
-    return f"upright line: median; bar: its {interval}."
-
-
 def moment(text: str) -> str:
     """Return an ISO 8601 time as `2026-01-31 12:00 UTC`."""
     return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M %Z}"
@@ -149,19 +146,3 @@ def in_gib_per_s(bytes_per_s: float) -> float:
 def _kind(row: RunRow) -> tuple[Operation, str | None, str | None]:
     axes = row.summary.axes
     return row.summary.operation, axes.restore_as, axes.target
-
-
-def _others(seen: Interference | None) -> str:
-    """Return what others did while the clock ran, in words."""
-    return ", ".join(_amounts(seen)) or "nothing seen" if seen else "not recorded"
-
-
-def _amounts(seen: Interference) -> Iterator[str]:
-    if seen.steal_s:
-        yield f"{format_seconds(seen.steal_s)} of CPU stolen"
-    if seen.memory_stall_s:
-        yield f"{format_seconds(seen.memory_stall_s)} of waiting for memory"
-    if seen.foreign_read_bytes:
-        yield f"{format_size(seen.foreign_read_bytes)} read"
-    if seen.foreign_write_bytes:
-        yield f"{format_size(seen.foreign_write_bytes)} written"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,10 +11,10 @@ from iobench.report.document import Chart, Document, Dot, Line, MarkLine, Sectio
 from iobench.report.facts import environment_line, environment_section, repeat_section
 from iobench.report.grid import MISSING, Column, Grid
 from iobench.report.palette import colour_of, shape_of
-from iobench.report.rows import moment, spread_words
+from iobench.report.rows import moment
 from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.stats.comparison import LEAST_SAMPLES, few_pairs
-from iobench.stats.estimates import interval_heading
+from iobench.stats.estimates import Interval, interval_heading
 from iobench.train.costs import TrainingCost, blocks_by_arm, training_costs
 from iobench.units import GIB, count_of, duration_form, format_rate, format_seconds, format_size
 
@@ -213,9 +213,9 @@ def _costs(arms: _Arms) -> Iterator[Chart]:
     plain = {one.repetition: one.wall_s for cost, own in arms if cost.mode == "none" for one in own}
     saving = [(cost, own) for cost, own in arms if cost.mode != "none"]
     over = [_overhead_row(cost, own, plain) for cost, own in saving if cost.overhead is not None]
-    over.sort(key=lambda row: row.middle or 0.0)
+    over.sort(key=lambda row: row.middle)
     if over:
-        pairs = spread_words(cost.pairs for cost, _ in saving if cost.pairs)
+        pairs = _spread_words(cost.pairs for cost, _ in saving if cost.pairs)
         yield spread_chart(
             over,
             name="overhead",
@@ -227,9 +227,9 @@ def _costs(arms: _Arms) -> Iterator[Chart]:
             mark=MarkLine(x=0.0, label="no checkpoints"),
         )
     stalls = [_stall_row(cost, own) for cost, own in saving if cost.stall_s is not None]
-    stalls.sort(key=lambda row: row.middle or 0.0)
+    stalls.sort(key=lambda row: row.middle)
     if stalls:
-        taken = spread_words(len(row.dots) for row in stalls)
+        taken = _spread_words(len(row.dots) for row in stalls)
         yield spread_chart(
             stalls,
             name="stall",
@@ -244,47 +244,59 @@ def _costs(arms: _Arms) -> Iterator[Chart]:
 def _overhead_row(
     cost: TrainingCost, blocks: Sequence[TrainBlock], plain: dict[int, float]
 ) -> Spread:
-    held = cost.overhead_ci95
     dots = [
-        _dot(
-            one.repetition,
-            100 * (one.wall_s / base - 1),
-            "%",
-            f"{one.wall_s:.3f} s, {base:.3f} s without",
-        )
+        (one.repetition, one.wall_s / base - 1, f"{one.wall_s:.3f} s, {base:.3f} s without")
         for one in blocks
         if (base := plain.get(one.repetition)) is not None
     ]
-    return Spread(
-        label=cost.label,
-        figure=f"{100 * (cost.overhead or 0.0):+.1f}%"
-        + (", undecided" if cost.pairs < LEAST_SAMPLES else ""),
-        colour=colour_of(cost.writer),
-        shape=shape_of(cost.writer),
-        middle=100 * (cost.overhead or 0.0),
-        bounds=(100 * held.low, 100 * held.high) if held else None,
-        dots=dots,
-    )
+    middle = cost.overhead or 0.0
+    figure = f"{_percent(middle)}" + (", undecided" if cost.pairs < LEAST_SAMPLES else "")
+    return _row(cost, figure, middle, cost.overhead_ci95, dots, 100, "%")
 
 
 def _stall_row(cost: TrainingCost, blocks: Sequence[TrainBlock]) -> Spread:
-    held, stall_s = cost.stall_s_ci95, cost.stall_s or 0.0
+    dots = [
+        (block.repetition, one.stall_s, f"step {one.step}, {one.status}")
+        for block in blocks
+        for one in block.saves
+        if one.status != "skipped"
+    ]
+    middle = cost.stall_s or 0.0
+    return _row(cost, format_seconds(middle), middle, cost.stall_s_ci95, dots, 1e3, " ms")
+
+
+def _row(
+    cost: TrainingCost,
+    figure: str,
+    middle: float,
+    held: Interval | None,
+    dots: Sequence[tuple[int, float, str]],
+    scale: float,
+    unit: str,
+) -> Spread:
+    """Return a row whose values are drawn times `scale`; a dot is repetition, value and words."""
     return Spread(
         label=cost.label,
-        figure=format_seconds(stall_s),
+        figure=figure,
         colour=colour_of(cost.writer),
         shape=shape_of(cost.writer),
-        middle=1e3 * stall_s,
-        bounds=(1e3 * held.low, 1e3 * held.high) if held else None,
+        middle=scale * middle,
+        bounds=(scale * held.low, scale * held.high) if held else None,
         dots=[
-            _dot(block.repetition, 1e3 * one.stall_s, " ms", f"step {one.step}, {one.status}")
-            for block in blocks
-            for one in block.saves
-            if one.status != "skipped"
+            Dot(
+                x=scale * value,
+                words={
+                    "repetition": str(repetition + 1),
+                    "figure": f"{scale * value:.3g}{unit}",
+                    "blocks": words,
+                },
+            )
+            for repetition, value, words in dots
         ],
     )
 
 
-def _dot(repetition: int, value: float, unit: str, words: str) -> Dot:
-    shown = {"repetition": str(repetition + 1), "figure": f"{value:.3g}{unit}", "blocks": words}
-    return Dot(x=value, words=shown)
+def _spread_words(samples: Iterable[int]) -> str:
+    """Return how to read a row: median and interval, with the confidence of so many samples."""
+    interval = interval_heading(samples).replace("\n", " ")
+    return f"upright line: median; bar: its {interval}."

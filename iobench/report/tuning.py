@@ -6,16 +6,14 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from iobench.errors import IobenchError, ResultFileError, UsageError
-from iobench.report.document import Details, Document, Dot, Line, Section, Spread
+from iobench.report.document import Details, Document, Line, Section
 from iobench.report.facts import environment_line, facts_section
 from iobench.report.grid import MISSING, Column, Grid
-from iobench.report.palette import colour_of
-from iobench.report.rows import moment, spread_words
+from iobench.report.rows import moment
 from iobench.results import Environment
 from iobench.results.codec import to_plain
 from iobench.stats.comparison import Comparison
@@ -24,7 +22,7 @@ from iobench.tune.journal import TuningRecord, read_journal
 from iobench.tune.outcome import Outcome, Standing
 from iobench.tune.race import RaceEntry
 from iobench.tune.replay import ReplayedTuning, replay
-from iobench.units import GIB, count_of, format_seconds, format_size
+from iobench.units import count_of, format_seconds, format_size
 
 SCHEMA = "iobench.tuning/1"
 
@@ -73,7 +71,6 @@ def _document(path: Path, found: ReplayedTuning, outcome: Outcome | None) -> Doc
         notes=tuple(notes(outcome, header)),
         details=Details(tables=tuple(raced)),
         data=_data(header) | _result(outcome, size_bytes),
-        draw=partial(_sections, outcome, size_bytes),
     )
 
 
@@ -295,47 +292,3 @@ def _standing(one: Standing) -> dict[str, Any]:
         "save_s": one.save_s,
         "restore_s": one.restore_s,
     }
-
-
-def _axis(outcome: Outcome) -> str:
-    """Return the title of the axis, with the unit in which losses are drawn."""
-    return "stall, ms" if outcome.objective.goal == "stall" else "GiB/s"
-
-
-def _drawn(outcome: Outcome, loss: float) -> float:
-    return 1e3 * loss if outcome.objective.goal == "stall" else 1 / loss / GIB
-
-
-def _sections(outcome: Outcome, size_bytes: int) -> Iterator[Section]:
-    from iobench.report.charts.spread import spread_chart
-
-    standings = outcome.standings()
-    chart = spread_chart(
-        [_spread(one, outcome, size_bytes) for one in standings],
-        name="confirmation",
-        title="Fresh samples of the best settings",
-        says="Confirmed settings, the chosen one first",
-        caption=f"One dot per sample; {spread_words(one.samples for one in standings)} "
-        "The chosen setting is the first.",
-        axis=_axis(outcome),
-    )
-    yield Section(heading="Confirmation", charts=(chart,))
-
-
-def _spread(one: Standing, outcome: Outcome, size: int) -> Spread:
-    name = one.candidate.label
-    show = outcome.objective.show
-    role = " (baseline)" if name == outcome.baseline else ""
-    held = one.interval
-    bounds = sorted(_drawn(outcome, loss) for loss in (held.low, held.high)) if held else None
-    return Spread(
-        label=f"{name}{role}",
-        figure=show(one.loss, size).partition(" (")[0],
-        colour=colour_of(one.candidate.writer),
-        middle=_drawn(outcome, one.loss),
-        bounds=(bounds[0], bounds[1]) if bounds else None,
-        dots=[
-            Dot(x=_drawn(outcome, loss), words={"round": str(number), "figure": show(loss, size)})
-            for number, loss in outcome.confirmation.losses[name].items()
-        ],
-    )

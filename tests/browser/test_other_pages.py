@@ -18,7 +18,6 @@ from iobench.report.compare import compare, compare_document
 from iobench.report.kinds import document_of
 from iobench.report.plan import Outlook, plan_document
 from iobench.results import read
-from iobench.tune.journal import read_journal
 
 _RESULTS = Path(__file__).parents[2] / "results"
 
@@ -36,19 +35,6 @@ def test_training(open_page: OpenPage) -> None:
     assert opened.problems == []
 
 
-def test_tuning(open_page: OpenPage, tmp_path: Path) -> None:
-    """A mark per sample of the confirmation."""
-    path = write_journal(tmp_path / "journal.jsonl")
-    _, trials = read_journal(path)
-    opened = open_page(document_of([path]), width=400)
-    confirmed = [one for one in trials if one.phase == "confirm"]
-    assert 0 < opened.marks("confirmation", "symbol") <= len(confirmed)
-    assert opened.count("figure svg") == opened.count("figure")
-    assert opened.run("document.documentElement.scrollWidth") <= 400
-    assert opened.tooltip("confirmation")[0].startswith("round")
-    assert opened.problems == []
-
-
 def test_plan(open_page: OpenPage) -> None:
     """A dot for each way to save."""
     candidates = by_hand(save_s=30.0, blocking_s=2.0, persist_s=None, restore_s=60.0)
@@ -61,18 +47,17 @@ def test_plan(open_page: OpenPage) -> None:
 
 
 def test_comparison_and_claims(open_page: OpenPage) -> None:
-    """A row for each contender, and a diamond for each claim."""
+    """A row for each contender, and for each claim; no chart says the same again."""
     old, new = ([read(_RESULTS / f"reference-{one}.jsonl")] for one in ("llama7b", "aa-llama7b"))
     comparison = compare(old, new, 0.05)
     opened = open_page(compare_document(comparison, [*old, *new]), scheme="dark")
-    saves = [row for row in comparison.rows if row.operation == "save"]
-    assert opened.count('figure[data-chart="ratio-save"] .mark-rect.role-mark path') >= len(saves)
+    assert opened.count("figure") == 0
+    assert opened.count("table tbody tr") >= len(comparison.rows)
     assert opened.problems == []
     records = [read(_RESULTS / "reference-checkfreq-gpt5b-nemo.jsonl")]
     about = study("checkfreq")
     found = judge_records(about, records)
     opened = open_page(claims_document(about, records, found), width=400)
-    assert opened.marks("claims-wall-clock", "symbol") == len(found)
     assert opened.run("document.documentElement.scrollWidth") <= 400
     assert opened.problems == []
 

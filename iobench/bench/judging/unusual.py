@@ -1,8 +1,8 @@
-"""Unusual disturbances by other users of the machine during one sample, compared with its group."""
+"""Disturbances by other users of the machine during one sample: all of them, or the unusual ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from iobench.results.records import Interference, Sample
 from iobench.stats.estimates import median
@@ -10,8 +10,17 @@ from iobench.units import format_seconds, format_size
 
 _PART = 0.01  # of the sample's time or bytes: a smaller disturbance explains nothing
 _TIMES = 2.0  # as much as in the median sample
+_WORDS: Mapping[str, Callable[[float], str]] = {
+    "steal_s": lambda amount: f"{format_seconds(amount)} of CPU stolen",
+    "memory_stall_s": lambda amount: f"{format_seconds(amount)} of waiting for memory",
+    "foreign_read_bytes": lambda amount: f"{format_size(amount)} read by others",
+    "foreign_write_bytes": lambda amount: f"{format_size(amount)} written by others",
+}
 
-_Amount = float | None
+
+def disturbances(seen: Interference) -> list[str]:
+    """Return what others did while the clock ran, in words."""
+    return [words(amount) for name, words in _WORDS.items() if (amount := getattr(seen, name))]
 
 
 def unusual(samples: Sequence[Sample], position: int) -> list[str]:
@@ -26,28 +35,11 @@ def unusual(samples: Sequence[Sample], position: int) -> list[str]:
 
 def _found(samples: Sequence[Sample], position: int) -> Iterator[str]:
     sample = samples[position]
-    kinds: tuple[tuple[Callable[[Interference], _Amount], float, Callable[[float], str]], ...] = (
-        (lambda one: one.steal_s, sample.elapsed_s, lambda x: f"{format_seconds(x)} of CPU stolen"),
-        (
-            lambda one: one.memory_stall_s,
-            sample.elapsed_s,
-            lambda x: f"{format_seconds(x)} of waiting for memory",
-        ),
-        (
-            lambda one: one.foreign_read_bytes,
-            sample.bytes,
-            lambda x: f"{format_size(x)} read by others",
-        ),
-        (
-            lambda one: one.foreign_write_bytes,
-            sample.bytes,
-            lambda x: f"{format_size(x)} written by others",
-        ),
-    )
-    for amount_of, whole, say in kinds:
-        own = amount_of(sample.interference) if sample.interference else None
+    for name, words in _WORDS.items():
+        own = getattr(sample.interference, name) if sample.interference else None
+        whole = sample.elapsed_s if name.endswith("_s") else sample.bytes
         if own is None or own < _PART * whole:
             continue  # most are: the others need no look then
-        amounts = [amount_of(one.interference) for one in samples if one.interference]
+        amounts = [getattr(one.interference, name) for one in samples if one.interference]
         if own > _TIMES * median([amount for amount in amounts if amount is not None]):
-            yield say(own)
+            yield words(own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import altair as alt
 
@@ -87,10 +87,9 @@ def _numbers(rows: Sequence[Spread], axis: str) -> Grid:
     """Return the table of the rows, with the columns that one of them fills."""
     cells = {
         ("row", False): [row.label for row in rows],
-        ("target", True): [_figures([row.target]) for row in rows],
-        (axis, True): [_figures([row.middle]) for row in rows],
+        (axis, True): [_short(row.middle) for row in rows],
         ("interval", True): [" to ".join(map(_short, row.bounds or ())) for row in rows],
-        ("samples", False): [_figures(dot.x for dot in row.dots) for row in rows],
+        ("samples", False): [" ".join(_short(dot.x) for dot in row.dots) for row in rows],
         ("shown", False): [row.figure for row in rows],
     }
     filled = {column: own for column, own in cells.items() if any(own)}
@@ -100,10 +99,6 @@ def _numbers(rows: Sequence[Spread], axis: str) -> Grid:
         rows=[list(row) for row in zip(*filled.values(), strict=True)],
         sentences=tuple(at for at, (name, _) in enumerate(columns) if name == "samples"),
     )
-
-
-def _figures(values: Iterable[float | None]) -> str:
-    return " ".join(_short(one) for one in values if one is not None)
 
 
 def _short(value: float) -> str:
@@ -123,9 +118,7 @@ def _row_layers(
     if bars:
         bar = alt.Chart(data_of(bars)).mark_bar(height=10, opacity=0.3, cornerRadius=3)
         yield bar.encode(x=x, x2="x2:Q", y=y, color=colour)
-    middles = [
-        {"x": row.middle, "y": at + _BODY} for at, row in enumerate(rows) if row.middle is not None
-    ]
+    middles = [{"x": row.middle, "y": at + _BODY} for at, row in enumerate(rows)]
     tick = alt.Chart(data_of(middles)).mark_tick(thickness=3, size=24, color=INK, orient="vertical")
     yield tick.encode(x=x, y=y)
     dots = [
@@ -150,14 +143,6 @@ def _row_layers(
             shape=alt.Shape("shape:N", scale=None),
             tooltip=[alt.Tooltip(f"word{n}:N", title=one) for n, one in enumerate(words)],
         )
-    targets = [
-        {"x": row.target, "y": at + _BODY} for at, row in enumerate(rows) if row.target is not None
-    ]
-    if targets:
-        diamond = alt.Chart(data_of(targets)).mark_point(
-            shape="diamond", size=150, strokeWidth=2, color=MUTED
-        )
-        yield diamond.encode(x=x, y=y)
 
 
 def _mark_layers(
@@ -184,10 +169,9 @@ def _shape(row: Spread, dot: Dot, ends: tuple[float, float]) -> str:
 
 def _domain(rows: Sequence[Spread], mark: MarkLine | None, *, zero: bool) -> tuple[float, float]:
     """Return the ends of the axis: all figures, and what is not far off them."""
-    shown = [row.middle for row in rows if row.middle is not None]
-    shown += [row.target for row in rows if row.target is not None]
+    shown = [row.middle for row in rows]
     shown += [mark.x] if mark is not None else []
-    shown += [0.0] if zero or not shown else []
+    shown += [0.0] if zero else []
     low, high = min(shown), max(shown)
     room = _FARTHEST * ((high - low) or abs(high) or 1.0)
     others = [end for row in rows for end in row.bounds or ()]

@@ -76,7 +76,8 @@ _STYLE_CLASSES = {"green": "good", "yellow": "scaled", "bold red": "bad"}
 
 def html(document: Document) -> str:
     """Return the page of `document`."""
-    library, own = runtime(), inline_script(_template("page.js"))
+    own = inline_script(_template("page.js"))
+    scripts = [runtime(), own] if document.charts else [own]
     numbers = count(1)
     return (
         _environment()
@@ -84,8 +85,8 @@ def html(document: Document) -> str:
         .render(
             page=document,
             generator=f"{GENERATOR} {__version__}",
-            scripts=[Markup(one) for one in (library, own)],  # ours, not the record's
-            policy=Markup(" ".join(map(content_hash, (library, own)))),
+            scripts=[Markup(one) for one in scripts],  # ours, not the record's
+            policy=Markup(" ".join(map(content_hash, scripts))),
             style=Markup(_style()),
             scheme=SCHEME,
             next_id=lambda: next(numbers),

@@ -115,7 +115,7 @@ def test_the_tooltip_of_a_sample(recorded: ResultFile) -> None:
     measured = _with(recorded, lambda one: replace(one, interference=seen))
     (first, *_) = measured.rows
     words = first.words(first.samples[0])
-    assert words["others meanwhile"] == "250 ms of CPU stolen, 1.00 MiB written"
+    assert words["others meanwhile"] == "250 ms of CPU stolen, 1.00 MiB written by others"
     assert words["repetition"] == str(first.samples[0].repetition + 1)
     assert words["verdict"].startswith("VALID")
     lost = replace(first.samples[0], bytes=1)
