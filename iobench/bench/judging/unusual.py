@@ -1,4 +1,4 @@
-"""Disturbances by other users of the machine during one sample: all of them, or the unusual ones."""
+"""Disturbances by others on the machine during one sample: all of them, or the unusual ones."""
 
 from __future__ import annotations
 
