@@ -214,7 +214,6 @@ def _make_room(directory: Path, size_bytes: int) -> None:
 
 
 def _evict(path: Path) -> int:
-    """Sync the file, drop it from the page cache, and return its size in bytes."""
     try:
         return evict_file(path)
     except OSError as error:
@@ -278,7 +277,6 @@ def _start(options: Mapping[str, str | int], directory: Path) -> subprocess.Pope
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """End fio and wait for its end."""
     process.terminate()
     try:
         process.communicate(timeout=_GRACE_S)

@@ -164,7 +164,6 @@ class Plan:
 
     @property
     def _local_jobs(self) -> int:
-        """The largest number of concurrent processes of one machine."""
         return self.axes.most_jobs if self.world is None else self.world.local
 
     @cached_property
@@ -256,7 +255,6 @@ class Plan:
                 )
 
     def _check_space(self, target: Target) -> None:
-        """Raise TargetError unless the checkpoints fit that exist at once."""
         free, most = target.free_bytes(), self.axes.most_jobs
         stored = self.checkpoints * self.repeat.stored
         earlier = self.axes.earlier * self.size_bytes
@@ -343,7 +341,6 @@ def _rounded(size_bytes: float) -> int:
 
 
 def _is_cut(files: Sequence[FileSpec]) -> bool:
-    """Whether tensor parallelism cuts a tensor of a safetensors file."""
     known = (tensor for one in files if one.format == "safetensors" for tensor in one.tensors)
     return any(tensor.split is not None for tensor in known)
 

@@ -117,7 +117,6 @@ def _share(variant: Variant) -> float:
 
 
 def _probe(contenders: Sequence[Contender], target: Target) -> list[tuple[float, float]]:
-    """Return the rates of a save and a restore of each contender in one target."""
     found = []
     free = target.free_bytes()
     size = _REMOTE_PROBE_BYTES if free is None else min(_PROBE_BYTES, free)
@@ -142,7 +141,6 @@ def _short_replay(size_bytes: int) -> Replay:
 def _rate(
     operation: Callable[[Replay, Location], Transfer], replay: Replay, where: Location
 ) -> float:
-    """Return the bytes per second of one save or restore."""
     began = time.perf_counter()
     operation(replay, where)
     return replay.size_bytes() / (time.perf_counter() - began)
@@ -230,7 +228,6 @@ def make_plan(
 def _chosen(
     writers: str, locations: Sequence[Location], often: Repeat
 ) -> tuple[list[Contender], list[str]]:
-    """Return the contenders that take part, and why others do not."""
     chosen, left_out = choose(writers, *locations)
     if not often.is_sustained:
         return chosen, left_out

@@ -142,8 +142,6 @@ class Runner:
 
 @dataclass(frozen=True, kw_only=True)
 class _Trials:
-    """The trials of one run, in order."""
-
     plan: Plan
     run_id: str
     ceilings: Sequence[CeilingJobs]

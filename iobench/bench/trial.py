@@ -250,7 +250,6 @@ class Trial:
         return Clock(self.target.monitor, None if several else self.target.sampler)
 
     def _stop(self, clock: Clock, done: Sequence[Done], ended_s: float | None = None) -> Counted:
-        """Stop the clock, and return the counters of all machines."""
         return self.executor.counted(clock.stop(done, ended_s))
 
     @property
@@ -305,7 +304,6 @@ class Trial:
 
     @property
     def _flush_counts(self) -> bool:
-        """Whether the kernel counts the flushes of the target's device."""
         instruments = self.target.instruments
         return instruments is not None and instruments.flush_counts
 

@@ -126,7 +126,6 @@ def judge_training(about: Study, claim: Claim, result: ResultFile) -> ClaimFindi
 
 
 def _blocks(result: ResultFile, side: Side) -> dict[int, TrainBlock]:
-    """Return blocks by repetition. Raises ResultFileError for blocks of several settings."""
     blocks = [block for block in result.training if _side(block) == side]
     check_one_setting(result, f"blocks of {side}", [one.setting for one in blocks])
     return {

@@ -55,7 +55,6 @@ def answer(report: Report) -> list[Line]:
 
 
 def _rules(report: Report) -> Iterator[str]:
-    """Yield which rules of a published benchmark were kept, and what of them was not."""
     rules = report.rules
     if rules is not None:
         kept = f"not kept: {'; '.join(rules.not_kept)}" if rules.not_kept else "kept"
@@ -63,7 +62,6 @@ def _rules(report: Report) -> Iterator[str]:
 
 
 def _background(one: Summary) -> str:
-    """Return what a row kept next to a process that restores, and what that process got."""
     if one.background_rates is None or one.verdict not in RANKED:
         return ""
     does = " ".join(filter(None, [f"{one.operation}s", one.axes.restore_as]))

@@ -51,7 +51,6 @@ def claims_document(
 
 
 def _grid(findings: Sequence[ClaimFinding]) -> Grid:
-    """Return the table of claims, figures and answers."""
     columns: tuple[Column[ClaimFinding], ...] = (
         Column("workload", lambda one: one.claim.workload, figure=False),
         Column("claim", lambda one: one.claim.text, figure=False),
@@ -84,7 +83,6 @@ def _figure(value: float, measure: ClaimMeasure) -> str:
 
 
 def _answer(findings: Sequence[ClaimFinding]) -> Iterator[Line]:
-    """Yield how many claims hold, do not hold or are open, and which."""
     for answer, says in _ANSWERS.items():
         which = [one for one in findings if one.answer is answer]
         if which:

@@ -266,7 +266,6 @@ def _others(
 
 
 def _without_options(key: Figure) -> dict[str, Any]:
-    """Return the writer and the axes, such as the number of processes and the target."""
     return {name: value for name, value in json.loads(key[0]).items() if name != "options"}
 
 
@@ -364,7 +363,6 @@ def _value(options: Mapping[str, Any], name: str) -> str:
 
 
 def _middle(runs: Sequence[Sequence[Sample]]) -> float:
-    """Return the median over runs of the median rate of their samples."""
     return median([median(rates(same)) for same in runs])
 
 
@@ -427,7 +425,6 @@ def _finding(row: ComparisonRow) -> str:
 
 
 def _labelled(comparison: RunComparison) -> Iterator[tuple[str, ComparisonRow]]:
-    """Return each row with its label."""
     return zip(labels(one.setting for one in comparison.rows), comparison.rows, strict=True)
 
 

@@ -292,14 +292,12 @@ def _widths(grid: Grid, kept: Sequence[int], width: int) -> dict[int, int]:
 
 
 def _natural(grid: Grid, position: int, *, broken: bool) -> int:
-    """Return the width of a column whose cells are not wrapped."""
     name = grid.columns[position][0]
     header = name.split("\n") if broken else [name.replace("\n", " ")]
     return max(*map(_cell_width, header), grid.cell_widths[position])
 
 
 def _least(grid: Grid, position: int) -> int:
-    """Return the width of the longest word of a column, and of its header."""
     header = grid.columns[position][0].split("\n")
     return max(*map(_cell_width, header), grid.word_widths[position])
 

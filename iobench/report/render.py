@@ -106,7 +106,6 @@ def _print_answer(lines: Sequence[Line], console: Console) -> None:
 
 
 def _markdown(document: Document) -> Iterator[str]:
-    """Yield the lines of a document that is ready for an issue or a pull request."""
     yield from (f"**{_escape(line)}**  " for line in (document.title, *document.about))
     if document.answer:
         yield ""
@@ -131,7 +130,6 @@ def markdown_table(grid: Grid) -> Iterator[str]:
 
 
 def _row(values: Iterable[str]) -> str:
-    """Return `values` as a row of a Markdown table."""
     return f"| {' | '.join(_escape(value) for value in values)} |"
 
 

@@ -157,7 +157,6 @@ def summarise(result: ResultFile) -> Report:
 
 
 def _baseline(result: ResultFile) -> Mapping[str, Any] | None:
-    """Return the baseline of the plan: a contender, or a target with its label."""
     given = result.run.plan.get("baseline")
     if given is None:
         return None
@@ -294,7 +293,6 @@ def _device_idle(samples: Sequence[Sample]) -> float | None:
 
 
 def _memory(samples: Sequence[Sample]) -> MemoryUse | None:
-    """Return the medians of what is known; None if no sample has it."""
     known = [sample.memory for sample in samples if sample.memory]
     process = [one.process_bytes for one in known if one.process_bytes is not None]
     cached = [one.page_cache_bytes for one in known if one.page_cache_bytes is not None]

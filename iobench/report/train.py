@@ -64,7 +64,6 @@ def answer(arms: Sequence[TrainingCost]) -> list[Line]:
 
 
 def _overhead(costs: Sequence[TrainingCost]) -> Line:
-    """Return what checkpoints add to the wall clock: the least, and the most."""
     known = [(cost.overhead, cost) for cost in costs if cost.overhead is not None]
     known.sort(key=lambda one: one[0])
     few = min((cost.pairs for _, cost in known), default=LEAST_SAMPLES)
@@ -83,7 +82,6 @@ def _spread(cost: TrainingCost) -> str:
 
 
 def _stall(costs: Sequence[TrainingCost]) -> Line:
-    """Return for how long a checkpoint stops training: the shortest, and the longest."""
     known = sorted((cost.stall_s, cost.label) for cost in costs if cost.stall_s is not None)
     texts = [
         f"{label} {format_seconds(stall_s)}" for stall_s, label in (*known[:1], *known[1:][-1:])

@@ -146,7 +146,6 @@ def _fate(entry: RaceEntry) -> str:
 
 
 def _grid(outcome: Outcome, size: int) -> Grid:
-    """Return the table of the confirmed settings. `size` is the bytes of a checkpoint."""
     show, standings = outcome.objective.show, outcome.standings()
     pairs = [one.over_baseline.ratio.samples for one in standings if one.over_baseline]
     figure = "stall" if outcome.objective.goal == "stall" else "GiB/s\n(GB/s)"

@@ -151,7 +151,6 @@ def can_win(rows: Sequence[Summary]) -> list[Summary]:
 
 
 def _own_floor(rows: Sequence[_Row]) -> Floor | None:
-    """Return the floor by the A/A of this run; None without one."""
     return Floor.of(sample for _, samples in rows for sample in samples)
 
 

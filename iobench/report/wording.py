@@ -187,7 +187,6 @@ def _rank_lines(report: Report) -> Iterator[str]:
 
 
 def _straggler_lines(report: Report) -> Iterator[str]:
-    """Yield the ranks that were late in each row, by host."""
     for one in report.summaries:
         by_host: dict[str, list[str]] = {}
         for late in one.ranks.stragglers if one.ranks else ():
@@ -290,7 +289,6 @@ def _reason_lines(report: Report, only: Collection[str] | None = None) -> list[s
 
 
 def _some(names: list[str]) -> str:
-    """Return all names, or the first ones and the number of the others."""
     shown = ", ".join(names[:_MOST_NAMES])
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 

@@ -123,7 +123,6 @@ class TrainingBlocks:
         return losses == reference.losses[done:] and self._digest() == reference.digest
 
     def _digest(self) -> str:
-        """Return a digest of every tensor of the state, in order."""
         digest = xxhash.xxh3_128()
         for tensor in _tensors(self.trainer.state()):
             flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)

@@ -238,7 +238,6 @@ class _StockSaver(Saver):
 
 
 def _copied(state: Any) -> Any:
-    """Return `state` with every tensor copied to new host memory."""
     if isinstance(state, torch.Tensor):
         return torch.empty_like(state, device="cpu").copy_(state)
     if isinstance(state, dict):

@@ -335,7 +335,6 @@ class Planner:
         yield replace(smaller, part=0, contenders=pair, staying=pair)
 
     def _reserve(self, search: Search) -> Cost:
-        """Return the expected cost of the confirmation."""
         size, count = search.size_bytes, search.contenders
         first, later = (self.cost(self.families[:1], size, v).written_bytes for v in (True, False))
         kept = self.families[:count]
@@ -357,7 +356,6 @@ class Planner:
         )
 
     def _fits(self, search: Search, left: Cost) -> bool:
-        """Return whether `left` affords probes, race and confirmation."""
         share = Cost(
             time_s=left.time_s - search.reserve.time_s,
             written_bytes=left.written_bytes - search.reserve.written_bytes - self._probes(search),
@@ -368,7 +366,6 @@ class Planner:
         return share.covers(self.cost(self.raced, size, False), times=search.rounds)
 
     def _probes(self, search: Search) -> int:
-        """Return the bytes of the probes that are still to be made."""
         count = min(2, self.unprobed) if search.part == 0 else self.unprobed
         size = self.sizes.probe_bytes(search.size_bytes)
         return count * self.cost(self.families[:1], size, False).written_bytes

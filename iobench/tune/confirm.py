@@ -406,13 +406,11 @@ class Finals:
         confirmation.join(back)
 
     def _affordable(self, confirmation: Confirmation, rounds: int) -> int:
-        """Return how many settings can run `rounds` rounds with the bytes that are left."""
         one = self.rounds.cost(confirmation.contenders[:1], self.sizes.confirm, verify=True)
         last = self._cost_of_last(self._last(confirmation)).written_bytes
         return max(0, self.budget.left_bytes - last) // (rounds * one.written_bytes)
 
     def _ranked(self, confirmation: Confirmation) -> list[str]:
-        """Return the able contenders by median loss, the smallest first."""
         return sorted(confirmation.able, key=confirmation.middle)
 
     def _times(self, confirmation: Confirmation, name: str, best: str) -> Sequence[float]:

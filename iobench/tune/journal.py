@@ -193,7 +193,6 @@ def read_journal(path: Path) -> tuple[TuningRecord, list[TrialRecord]]:
 
 
 def _read(path: Path, *, escaped: bool = True) -> tuple[TuningRecord, list[TrialRecord], bool]:
-    """Return the header, the trials, and whether the tuning is complete."""
     header: TuningRecord | None = None
     trials: list[TrialRecord] = []
     complete = False

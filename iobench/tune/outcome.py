@@ -166,7 +166,6 @@ class Outcome:
             yield f"keep {baseline}, the default: {name} is {times}"
 
     def _shown(self) -> list[str]:
-        """Return the confirmed settings of the table."""
         confirmation = self.confirmation
         compared = [name for name in confirmation.compared if name in confirmation.losses]
         return [*confirmation.able, *compared]

@@ -177,7 +177,6 @@ def effects_and_noise(
 
 
 def _polish(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return row effects and residuals of a table with gaps; column effects are removed first."""
     rest = table.copy()
     rows = np.zeros(table.shape[0])
     for _ in range(_SWEEPS):
@@ -199,7 +198,6 @@ def _medians(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _shown_worse(loss: Comparison, noise: float) -> bool:
-    """Return whether a loss is shown higher than the leader's."""
     error = noise * math.sqrt(2 / loss.ratio.samples)
     return loss.finding is Finding.BETTER and math.log(loss.ratio.ratio) > _Z * error
 

@@ -98,14 +98,12 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
 
 
 def _rounds(trials: Sequence[TrialRecord]) -> list[tuple[int, int]]:
-    """Return begin and end of each round."""
     groups = itertools.groupby(range(len(trials)), key=lambda number: trials[number].round)
     bounds = [list(numbers) for _, numbers in groups]
     return [(numbers[0], numbers[-1] + 1) for numbers in bounds]
 
 
 def _contenders(race: Race, labels: Sequence[str], writers: Collection[str]) -> Confirmation:
-    """Return the confirmation of the settings `labels`, after the race."""
     names = list(dict.fromkeys(labels))
     baseline = next((n for n, one in race.trials.items() if one.candidate.origin == "baseline"), "")
     asked = [name for name in names if race.trials[name].candidate.writer in writers]

@@ -286,7 +286,6 @@ def measure_stall(replay: Replay, writer: Writer, target: OpenTarget, name: str)
 
 
 def _inspect(target: OpenTarget, name: str, where: str, writer: Writer) -> Stored | None:
-    """Inspect the last checkpoint; None where there are no files."""
     if target.instruments is None:
         return None
     manifest = store_at(where, writer).manifest(SAVES - 1)

@@ -141,7 +141,6 @@ class Tuner:
         self.budget.set_aside(search.reserve)
 
     def _planner(self) -> Planner:
-        """Return the planner by the rates of the probes."""
         probed = self.rounds.by_probe(self.race.running)
         return Planner.of_rates(
             self.space,
@@ -231,7 +230,6 @@ class Tuner:
             self.race.cut(2 * _FINALISTS, "others near the leaders did better")
 
     def _near(self, starts: Sequence[str], count: int) -> list[Candidate]:
-        """Return at most `count` new settings near `starts`."""
         found: dict[str, Candidate] = {}
         for start in starts:
             for one in [
@@ -302,7 +300,6 @@ class Tuner:
     # Helpers of the phases.
 
     def _ratios_of(self, writer: str) -> list[float]:
-        """Return the loss ratios of a writer's settings to the leader."""
         leader = self.race.ranked()[0]
         ratios = [
             self.race.ratio(name, leader)

@@ -103,7 +103,6 @@ def _distinct(text: str) -> list[Contender]:
 
 
 def _among(one: Contender, others: Sequence[Contender]) -> bool:
-    """Whether `others` has the same contender with the same options."""
     return any((other.name, other.options) == (one.name, one.options) for other in others)
 
 

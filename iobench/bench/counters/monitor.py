@@ -291,7 +291,6 @@ def over_machines(counted: Counted, others: Sequence[Counted]) -> Counted:
 
 
 def _sum(values: Sequence[N | None]) -> N | None:
-    """Return the sum, or None if one of them is unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
 

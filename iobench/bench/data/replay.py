@@ -275,7 +275,6 @@ class Replay:
         return transfer, [{name: found[name] for name in each} for each in slices]
 
     def _wanted_of(self, number: int, image: FileImage) -> list[tuple[int, int]]:
-        """Return the ranges of a file that a restore reads."""
         if self.subset is None:
             return [(0, image.size_bytes)]
         return ranges_of(image, self.wanted[number].values())

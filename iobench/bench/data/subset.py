@@ -105,7 +105,6 @@ def ranges_of(image: FileImage, tensors: Iterable[torch.Tensor]) -> list[tuple[i
 
 
 def _place(tensor: torch.Tensor, starts: Sequence[tuple[int, Segment]]) -> tuple[int, int]:
-    """Return [start, stop) of the tensor's bytes in the file."""
     index = bisect.bisect_right(starts, tensor.data_ptr(), key=lambda entry: entry[0]) - 1
     address, segment = starts[index]
     start = segment.offset + tensor.data_ptr() - address

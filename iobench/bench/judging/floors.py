@@ -144,7 +144,6 @@ class NearFloors:
 
     @cached_property
     def _runs(self) -> list[tuple[Path, Run]]:
-        """The A/A runs of the directory, the newest first."""
         return sorted(self._headers(), key=_began, reverse=True)
 
     def _headers(self) -> Iterator[tuple[Path, Run]]:

@@ -91,7 +91,6 @@ def _setup(rules: Rules, run: Run) -> Iterator[str]:
 
 
 def _processes_of_nodes(run: Run) -> list[int]:
-    """Return the number of processes of each node."""
     if run.world is not None:
         return [run.world.node.count(node) for node in sorted(set(run.world.node))]
     numjobs = run.plan.get("numjobs")

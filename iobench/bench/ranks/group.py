@@ -142,7 +142,6 @@ class RankGroup(Executor):
             raise
 
     def _replies(self, what: Callable[[Any], T], replies: Sequence[Any]) -> list[T]:
-        """Return the replies of the ranks that the command was for."""
         given = {
             self._ranks.named(rank): one for rank, one in enumerate(replies) if one is not None
         }

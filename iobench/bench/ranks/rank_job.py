@@ -92,8 +92,6 @@ def _leave_the_cache(ref: CheckpointRef) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Storage:
-    """One target as this machine sees it."""
-
     directory: Path
     monitor: DeviceMonitor
     instruments: Instruments

@@ -186,7 +186,6 @@ def make_job(setup: Setup) -> RankJob:
 
 
 def _files(setup: Setup, rank: int) -> tuple[tuple[FileSpec, ...], ...]:
-    """Return the files of one rank of the workload, in each shape."""
     workload = load_workload(setup.workload)
     if setup.limit is not None:
         workload = workload.scaled(*setup.limit)

@@ -71,7 +71,6 @@ def reply_of(what: Callable[[Any], T], plain: Any, who: str) -> T:
 
 @cache
 def _types(name: str) -> dict[str, Any]:
-    """Return the types of the arguments of a method of RankJob, and of its return value."""
     method = getattr(RankJob, name, None)
     if name.startswith("_") or not callable(method):
         raise ValueError(f"{name!r} is not a command")

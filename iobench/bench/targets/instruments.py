@@ -116,8 +116,6 @@ class Changes:
 
 
 class _Look:
-    """One inspection of the files below a directory."""
-
     def __init__(self, instruments: Instruments, directory: Path) -> None:
         self._instruments, self._directory = instruments, directory
         self.problems: list[str] = []

@@ -168,7 +168,6 @@ def _start(
 
 
 def _answers(server: LocalS3, process: subprocess.Popen[bytes]) -> bool:
-    """Return whether the server answers, accepts its keys, and has made its bucket."""
     from iobench.writers.s3 import S3Writer
 
     deadline = time.monotonic() + _PATIENCE_S

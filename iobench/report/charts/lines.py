@@ -94,7 +94,6 @@ def _dot_values(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(curves: Sequence[Curve]) -> Grid:
-    """Return the table of the curves with a figure: what they show, and each of their points."""
     rows = [
         [one.label, one.figure, " ".join(f"{x:.3g}:{y:.3g}" for x, y in one.points)]
         for one in curves

@@ -73,7 +73,6 @@ def _lanes(scale: alt.Scale) -> alt.Y:
 
 
 def _label_layers(rows: Sequence[Spread], down: alt.Scale) -> Iterator[alt.Chart]:
-    """Yield the layers of the labels: the name and the figure of each row."""
     values = (
         {"y": at + _LABEL, "label": row.label, "figure": row.figure} for at, row in enumerate(rows)
     )
@@ -84,7 +83,6 @@ def _label_layers(rows: Sequence[Spread], down: alt.Scale) -> Iterator[alt.Chart
 
 
 def _numbers(rows: Sequence[Spread], axis: str) -> Grid:
-    """Return the table of the rows, with the columns that one of them fills."""
     cells = {
         ("row", False): [row.label for row in rows],
         (axis, True): [_short(row.middle) for row in rows],
