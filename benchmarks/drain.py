@@ -22,7 +22,7 @@ import torch
 
 import iobench
 from iobench.bench.targets.directory import scratch_directory
-from iobench.bench.targets.settle import settle
+from iobench.bench.targets.settle import settled
 from iobench.environment import DeviceMonitor
 from iobench.remote.journal import DrainJournal
 from iobench.units import GIB, parse_size
@@ -59,7 +59,8 @@ def main() -> None:
         for turn, arm in arms.in_rounds(("writer", "drain"), given.rounds):
             memory = torch.from_numpy(np.random.default_rng(turn).random(given.size // 8))
             with scratch_directory(given.target) as target:
-                settle(target, monitor)
+                with settled(target, monitor):
+                    pass
                 if arm == "writer":
                     taken_s = writes(memory, target, given.writer)
                 else:

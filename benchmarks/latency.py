@@ -34,7 +34,7 @@ from pathlib import Path
 import arms
 
 from iobench.bench.targets.directory import scratch_directory
-from iobench.bench.targets.settle import settle
+from iobench.bench.targets.settle import settled
 from iobench.environment import DeviceMonitor
 from iobench.units import KIB, MIB, parse_size
 from iobench.writers.blocks.pages import fresh_pages
@@ -139,7 +139,8 @@ def main() -> None:
         for turn, arm in arms.in_rounds(found, asked.rounds):
             arms.fill(memory, turn)
             os.sync()
-            settle(directory, monitor)
+            with settled(directory, monitor):
+                pass
             if arm == "fio":
                 figures = by_fio(directory, asked.size, asked.bs)
             else:

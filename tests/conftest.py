@@ -291,7 +291,7 @@ def iobench_inside(here: Path) -> Command:
     of signals, terminals and imports. Here no wait for an idle device is made between samples."""
     import torch
 
-    from iobench.bench.targets import directory
+    from iobench.bench.targets import base
 
     def run(
         *arguments: str | Path, cwd: Path = here, **environment: str
@@ -305,7 +305,7 @@ def iobench_inside(here: Path) -> Command:
             torch.set_num_threads(1)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(sys, "argv", ["iobench", *map(str, arguments)])
-                patch.setattr(directory, "settled", lambda *_: nullcontext())
+                patch.setattr(base, "settled", lambda *_: nullcontext())
                 patch.chdir(cwd)
                 for name, value in environment.items():
                     patch.setenv(name, value)

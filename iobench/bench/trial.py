@@ -182,7 +182,7 @@ class Trial:
             if self.among:
                 self._ask(partial(Job.recall, shape=self.shape, name=self._name))
         self.executor.hand_over(self.shape)
-        cold = self.executor.make_cold(self.target.scratch, self._name, ref)
+        cold = self.executor.make_cold(self.target, self._name, ref)
         (done, counted, started, memory), restores = self._beside(partial(self._timed_restore, ref))
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
         sample = self._sample(

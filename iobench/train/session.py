@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 
 from iobench.bench.counters.sampler import FileSampler
+from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryTarget
-from iobench.bench.targets.settle import Patience
 from iobench.environment.memory import available_bytes
 from iobench.errors import OptionError, TargetError, UsageError
 from iobench.results import (
@@ -150,9 +150,9 @@ class Session:
         trainer.change_in_parts(rhythm.every if self.simulated_s else 1)
         run = self._header(rhythm)
         results.write(run)
-        monitor = self.target.monitor()
         files = [name.format(pid=os.getpid()) for name in GAUGES]
-        with self.target.scratch() as scratch, FileSampler(files) as sampler:
+        opening = OpenTarget.of(self.target, sampled=False)
+        with opening as opened, FileSampler(files) as sampler:
             blocks = TrainingBlocks(
                 trainer=trainer,
                 steps=rhythm.steps,
@@ -162,14 +162,14 @@ class Session:
                 sampler=sampler,
                 run_id=run.run_id,
             )
-            reference, patience = blocks.reference(), Patience()
+            reference = blocks.reference()
             for repetition in range(self.repeat):
                 arms = self.arms if repetition % 2 == 0 else self.arms[::-1]
                 for order, arm in enumerate(arms):
                     progress.step(arm.label)
-                    with scratch.settled(monitor, patience):
+                    with opened.settled():
                         pass
-                    directory = Path(scratch.locate(f"{repetition}-{order}"))
+                    directory = Path(opened.scratch.locate(f"{repetition}-{order}"))
                     block = blocks.run(
                         arm,
                         directory,

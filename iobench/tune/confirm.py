@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,9 +10,9 @@ import numpy as np
 
 from iobench.stats.comparison import LEAST_FLOOR, LEAST_SAMPLES, Comparison, Finding, compare_pairs
 from iobench.stats.estimates import ENOUGH_SAMPLES, huber_mean, median, paired_logs
-from iobench.tune.budget import LAST_ROUNDS, LOOK_ROUNDS, Budget, Cost, Search, TuningSizes
+from iobench.tune.budget import LAST_ROUNDS, LOOK_ROUNDS, Cost, Search, TuningSizes
 from iobench.tune.objective import Step
-from iobench.tune.race import Race, Rounds, TuningProgress, effects_and_noise
+from iobench.tune.race import Rounds, effects_and_noise
 from iobench.tune.space import Space
 from iobench.units import format_size
 
@@ -248,13 +247,9 @@ class Finals:
     """
 
     space: Space
-    race: Race
     rounds: Rounds
-    budget: Budget
     sizes: TuningSizes
     search: Search
-    progress: TuningProgress
-    rng: random.Random
     floor: float = LEAST_FLOOR
     notes: list[str] = field(default_factory=list)
     _order: list[str] = field(default_factory=list, init=False)
@@ -263,13 +258,13 @@ class Finals:
         """Run rounds until every contender has enough samples or the budget is spent."""
         contenders, baseline = self.contenders(), self.space.baseline
         if self.space.reference:
-            self.race.join(baseline.label, baseline)
+            self.rounds.race.join(baseline.label, baseline)
         measured = self.space.reference or baseline.label in contenders
         confirmation = Confirmation(
             contenders=contenders, baseline=baseline.label if measured else "", floor=self.floor
         )
         names = [*contenders, *confirmation.compared]
-        self.progress.phase(
+        self.rounds.progress.phase(
             f"confirmation of {', '.join(names)}, {format_size(self.sizes.confirm)} at a time"
         )
         for number in range(LOOK_ROUNDS):
@@ -283,10 +278,10 @@ class Finals:
             if not self._round(confirmation, number, then=self._last(confirmation)):
                 break
         last = self._last(confirmation)
-        if not self.budget.confirms(self._cost_of_last(last), enough=False):
+        if not self.rounds.budget.confirms(self._cost_of_last(last), enough=False):
             return confirmation
         for _ in range(LAST_ROUNDS):
-            self.rng.shuffle(last)
+            self.rounds.rng.shuffle(last)
             confirm(self.rounds, confirmation, last, self.sizes.confirm)
             confirmation.last.append(self.rounds.number)
         return confirmation
@@ -310,10 +305,10 @@ class Finals:
         The best known settings are that of the leader's family and that of all. The search limits
         how many there are: the first ones.
         """
-        able = {name: one.candidate for name, one in self.race.trials.items() if one.able}
+        able = {name: one.candidate for name, one in self.rounds.race.trials.items() if one.able}
         known = self.rounds.by_probe(name for name, one in able.items() if one.well_known)
-        best_known = self.race.ranked(known) or known
-        leader, *others = self.race.ranked() or known
+        best_known = self.rounds.race.ranked(known) or known
+        leader, *others = self.rounds.race.ranked() or known
         chosen = [leader]
         if self.space.baseline.label in able:
             chosen.append(self.space.baseline.label)
@@ -325,17 +320,17 @@ class Finals:
 
     def _family_leaders(self) -> list[str]:
         """Return the best setting of each family, the best family first; dropped ones too."""
-        able = [name for name, one in self.race.trials.items() if one.able]
+        able = [name for name, one in self.rounds.race.trials.items() if one.able]
         best: dict[str, str] = {}
-        for name in [*self.race.ranked(able), *self.rounds.by_probe(able)]:
+        for name in [*self.rounds.race.ranked(able), *self.rounds.by_probe(able)]:
             best.setdefault(self._writer(name), name)
         return list(best.values())
 
     def _of_family(self, writer: str) -> list[str]:
         """Return the measured settings of a writer, best first, including eliminated ones."""
-        return self.race.ranked(
+        return self.rounds.race.ranked(
             name
-            for name, one in self.race.trials.items()
+            for name, one in self.rounds.race.trials.items()
             if one.candidate.writer == writer and one.able and one.losses
         )
 
@@ -352,10 +347,10 @@ class Finals:
         cost = self.rounds.cost(able, self.sizes.confirm, verify=bool(fresh))
         if confirmation.enough:
             cost = cost.plus(self._cost_of_last(then))
-        if not self.budget.confirms(cost, enough=confirmation.enough):
+        if not self.rounds.budget.confirms(cost, enough=confirmation.enough):
             return False
         if number % 2 == 0:
-            self.rng.shuffle(able)
+            self.rounds.rng.shuffle(able)
             self._order = able
         order = able if number % 2 == 0 else [*reversed(self._order)]
         taking_part = [name for name in order if name in able]
@@ -408,7 +403,7 @@ class Finals:
     def _affordable(self, confirmation: Confirmation, rounds: int) -> int:
         one = self.rounds.cost(confirmation.contenders[:1], self.sizes.confirm, verify=True)
         last = self._cost_of_last(self._last(confirmation)).written_bytes
-        return max(0, self.budget.left_bytes - last) // (rounds * one.written_bytes)
+        return max(0, self.rounds.budget.left_bytes - last) // (rounds * one.written_bytes)
 
     def _ranked(self, confirmation: Confirmation) -> list[str]:
         return sorted(confirmation.able, key=confirmation.middle)
@@ -418,7 +413,7 @@ class Finals:
         return [mine[number] / others[number] for number in mine.keys() & others.keys()]
 
     def _writer(self, name: str) -> str:
-        return self.race.trials[name].candidate.writer
+        return self.rounds.race.trials[name].candidate.writer
 
 
 def confirm(

@@ -6,14 +6,14 @@ import errno
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from iobench.bench.axes import Variant
 from iobench.bench.contenders.base import WriterContender
-from iobench.bench.counters.monitor import Counted, Counters
+from iobench.bench.counters.monitor import Counters
 from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
 from iobench.bench.processes.job import Executor, Job
@@ -41,58 +41,32 @@ _WARM_UP_BYTES = 32 * MIB  # more than most settings have in flight
 
 @dataclass(kw_only=True)
 class TrialRunner:
-    """The state that all trials on one target share. `TrialRunner.on` makes it."""
+    """Makes trials on one target, with the state that all of them share."""
 
     target: Target
-    opened: OpenTarget
     workload: Workload
     rank: int
     objective: Objective
     seed: int
     pool_bytes: int
+    opened: OpenTarget = field(init=False)
     _executors: dict[int, Executor] = field(default_factory=dict, init=False)
     _writers: OrderedDict[str, Writer] = field(default_factory=OrderedDict, init=False)
     _warm_up: Bytes = field(default_factory=lambda: np.zeros(_WARM_UP_BYTES, np.uint8), init=False)
     _mark_s: float = field(default=0.0, init=False)
     _count: int = field(default=0, init=False)
 
-    @classmethod
     @contextmanager
-    def on(
-        cls,
-        target: Target,
-        *,
-        workload: Workload,
-        rank: int,
-        objective: Objective,
-        seed: int,
-        pool_bytes: int,
-        began_s: float,
-    ) -> Iterator[TrialRunner]:
-        """Yield a runner with a directory or prefix of its own in `target`, removed at the end.
+    def running(self, began_s: float) -> Iterator[TrialRunner]:
+        """Yield the runner with a directory or prefix of its own, removed at the end.
 
         `began_s`, of time.perf_counter, is the start of the time that is charged to the first
         trial.
         """
-        target.check()
-        with ExitStack() as undo:
-            scratch, monitor = undo.enter_context(target.scratch()), target.monitor()
-            runner = cls(
-                target=target,
-                opened=OpenTarget(
-                    scratch=scratch,
-                    monitor=monitor,
-                    notes=target.notes,
-                    instruments=scratch.instruments(monitor),
-                ),
-                workload=workload,
-                rank=rank,
-                objective=objective,
-                seed=seed,
-                pool_bytes=pool_bytes,
-            )
-            runner._mark_s = began_s
-            yield runner
+        self.target.check()
+        with OpenTarget.of(self.target, sampled=False) as self.opened:
+            self._mark_s = began_s
+            yield self
 
     def __call__(self, candidate: Candidate, step: Step) -> Measurement:
         """Make one trial. An error of the candidate is in its measurement.
@@ -141,11 +115,9 @@ class TrialRunner:
             if self.objective.goal == "stall":
                 with self.opened.settled():
                     pass
-                found = measure_stall(replay, writer, self.opened, f"stall-{self._count}")
-                _check_kept(
-                    trial.saved_by(found.transfer, found.counted, found.started, found.stored)
-                )
-                measured = replace(measured, stall_s=found.stall_s)
+                stall_s, saves = measure_stall(trial, replay, writer, f"stall-{self._count}")
+                _check_kept(saves)
+                measured = replace(measured, stall_s=stall_s)
                 if not step.verify:
                     return measured
             save, restore = trial.save(self.opened.settled()), None
@@ -238,27 +210,15 @@ def _short(sample: Sample | None) -> Sample | None:
     return None if sample is None else replace(sample, series=None, memory=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stalled:
-    """`stall_s`: mean seconds that a checkpoint stops training. The rest is for the verdict.
-
-    `transfer` and `counted` are of all saves. `stored` is the inspection of the last checkpoint.
-    """
-
-    stall_s: float
-    transfer: Transfer
-    counted: Counted
-    started: str
-    stored: Stored | None
-
-
-def measure_stall(replay: Replay, writer: Writer, target: OpenTarget, name: str) -> Stalled:
+def measure_stall(trial: Trial, replay: Replay, writer: Writer, name: str) -> tuple[float, Sample]:
     """Save `replay`'s tensors five times in the background, and measure three of the stalls.
 
-    Three checkpoints follow one another with two slots. The first takes its snapshot while no save
-    runs, the second during a background save, and the third waits for a slot. The slots are
-    prepared before the warm-up. No file is left behind.
+    Returns the mean seconds that a checkpoint stops training, and a sample of all five to judge
+    them by, with the inspection of the last one. Three checkpoints follow one another with two
+    slots. The first takes its snapshot while no save runs, the second during a background save, and
+    the third waits for a slot. The slots are prepared before the warm-up. No file is left behind.
     """
+    target = trial.target
     replay.prepare()
     state = {str(number): dict(tensors) for number, tensors in enumerate(replay.states)}
     where = target.scratch.locate(name)
@@ -274,13 +234,9 @@ def measure_stall(replay: Replay, writer: Writer, target: OpenTarget, name: str)
             stalls = [checkpointer.save_async(state, step).stall_s for step in range(SLOTS, SAVES)]
             checkpointer.wait()
             counted = counters.stop()
-            return Stalled(
-                stall_s=sum(stalls) / len(stalls),
-                transfer=Transfer.total(one.transfer for one in checkpointer.saves if one.transfer),
-                counted=counted,
-                started=started,
-                stored=_inspect(target, name, where, writer),
-            )
+            moved = Transfer.total(one.transfer for one in checkpointer.saves if one.transfer)
+            stored = _inspect(target, name, where, writer)
+            return sum(stalls) / len(stalls), trial.saved_by(moved, counted, started, stored)
     finally:
         target.scratch.remove(name)
 

@@ -265,13 +265,9 @@ class Tuner:
         """Take fresh samples of the leader, of each close family, and of the baseline."""
         finals = Finals(
             space=self.space,
-            race=self.race,
             rounds=self.rounds,
-            budget=self.budget,
             sizes=self.sizes,
             search=self.search,
-            progress=self.progress,
-            rng=self._random,
             floor=self.floor,
             notes=self.notes,
         )

@@ -7,7 +7,6 @@ import secrets
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -235,16 +234,15 @@ class Tuning:
         full, planned = self._plan()
         return list(planned.less_than(full))
 
-    def runner(self, began_s: float) -> AbstractContextManager[TrialRunner]:
-        """Return the runner of its trials; see `TrialRunner.on`."""
-        return TrialRunner.on(
-            self.target,
+    def runner(self) -> TrialRunner:
+        """Return the runner of its trials."""
+        return TrialRunner(
+            target=self.target,
             workload=self.workload,
             rank=self.asked.rank,
             objective=self.objective,
             seed=self.seed,
             pool_bytes=max(_LEAST_POOL, int(_POOL_SHARE * (available_bytes() or 0))),
-            began_s=began_s,
         )
 
     def written_bytes(self, wanted_bytes: int, verify: bool) -> int:
@@ -314,7 +312,7 @@ def run_tuning(
 
     if journal.complete:
         return tuning.tuner(known, progress).run()
-    with tuning.runner(began_s) as runner:
+    with tuning.runner().running(began_s) as runner:
 
         def measure(candidate: Candidate, step: Step) -> Measurement:
             if recorded:

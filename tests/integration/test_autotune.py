@@ -19,7 +19,7 @@ from support.cli import app
 from support.preloaded import Preloaded
 
 import iobench
-from iobench.bench.targets import directory
+from iobench.bench.targets import base
 from iobench.bench.targets.directory import PREFIX
 from iobench.errors import IobenchError, TargetError
 from iobench.testing import LocalS3
@@ -54,7 +54,7 @@ def tune(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Tune:
     """Runs `iobench autotune` here; its document. Not waiting for the device between trials."""
-    monkeypatch.setattr(directory, "settled", lambda *_: nullcontext())
+    monkeypatch.setattr(base, "settled", lambda *_: nullcontext())
 
     def run(target: str | Path, *more: str | Path) -> dict[str, Any]:
         arguments = ["autotune", "-w", tiny_path, "--target", target, *_QUICK, "-o", output]

@@ -15,7 +15,7 @@ from support.liars import LIARS, AdmitsIt, Liar, SaysDirect, WritesBack, run, ta
 
 from iobench import workloads
 from iobench.bench.judging.verdict import Context, judge
-from iobench.bench.targets import directory
+from iobench.bench.targets import base
 from iobench.bench.targets.choose import target_of
 from iobench.results import read
 from iobench.tune.objective import Objective, Step
@@ -40,7 +40,7 @@ Mount = Callable[[str, int], Path]
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait for a quiet device."""
-    monkeypatch.setattr(directory, "settled", lambda *_: nullcontext())
+    monkeypatch.setattr(base, "settled", lambda *_: nullcontext())
 
 
 def able(where: Path, names: tuple[str, ...] = _HONEST) -> list[Writer]:
@@ -112,15 +112,14 @@ def test_a_tuning_eliminates_liars(
     kinds: dict[str, type[Liar]] = {liar.name: liar for liar in LIARS}
     known = registry._WRITERS.find
     monkeypatch.setattr(registry._WRITERS, "find", lambda name: kinds.get(name) or known(name))
-    with TrialRunner.on(
-        target_of(str(root), []),
+    with TrialRunner(
+        target=target_of(str(root), []),
         workload=workloads.load(str(tiny_path)),
         rank=0,
         objective=Objective(goal=goal),
         seed=1,
         pool_bytes=16 * MIB,
-        began_s=0.0,
-    ) as trial:
+    ).running(0.0) as trial:
         options = make("buffered").options
         for number, name in enumerate(["buffered", *kinds]):
             one = Candidate(writer=name, options=options, origin="drawn")

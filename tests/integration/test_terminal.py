@@ -24,7 +24,7 @@ from typer.main import get_command
 
 import iobench.environment
 from iobench.bench import planning
-from iobench.bench.targets import directory
+from iobench.bench.targets import base
 from iobench.cli import main, s3
 from iobench.environment import memory
 from iobench.integrations.redirect import launch
@@ -168,7 +168,7 @@ def test_help_fits(path: tuple[str, ...]) -> None:
 
 def test_a_run_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's plan and its report."""
-    monkeypatch.setattr(directory, "settled", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(base, "settled", lambda *_: contextlib.nullcontext())
     common = ("run", "tiny.yaml", "--size", "full", "--no-fio", "--repeat", "1")
     common += ("--numjobs", "1,2", "--restore-as", "same,subset=0.1", "--writer", "buffered,uring")
     monkeypatch.setattr(planning, "expected_line", lambda _: "expected  about 5.1 s")
@@ -241,7 +241,7 @@ def test_an_error_fits() -> None:
 
 def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels of settings are long; so is what a setting failed for."""
-    monkeypatch.setattr(directory, "settled", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(base, "settled", lambda *_: contextlib.nullcontext())
     uncut = Output(terminal=False)
     make = tuning.tuning_document
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from iobench import workloads
-from iobench.bench.targets import directory
+from iobench.bench.targets import base
 from iobench.bench.targets.choose import target_of
 from iobench.checkpointer.checkpointer import Checkpointer
 from iobench.tune import trial_runner as rig_module
@@ -43,16 +43,15 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def rig(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
     """A rig for stalls, not waiting for the device between trials."""
-    monkeypatch.setattr(directory, "settled", lambda *_: nullcontext())
-    with TrialRunner.on(
-        target_of(str(target), []),
+    monkeypatch.setattr(base, "settled", lambda *_: nullcontext())
+    with TrialRunner(
+        target=target_of(str(target), []),
         workload=workloads.load(str(tiny_path)),
         rank=0,
         objective=Objective(goal="stall"),
         seed=1,
         pool_bytes=16 * MIB,
-        began_s=0.0,
-    ) as made:
+    ).running(0.0) as made:
         yield made
 
 

@@ -20,7 +20,7 @@ from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.counters.monitor import Counted, Usage
 from iobench.bench.data.replay import Replay
 from iobench.bench.data.sliced_files import Sliced, SlicedFiles, Slicing
-from iobench.bench.targets.base import Scratch
+from iobench.bench.targets.base import OpenTarget
 from iobench.environment.memory import peak_bytes, private_bytes, reset_peak
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.results.records import Cold, DeviceCounts, Operation, Stored, Verified
@@ -384,9 +384,9 @@ class Executor(AbstractContextManager["Executor"]):
         """Return `counted` of this machine with what all others counted during the operation."""
         return counted
 
-    def make_cold(self, scratch: Scratch, name: str, ref: CheckpointRef) -> Cold:  # noqa: ARG002
+    def make_cold(self, target: OpenTarget, name: str, ref: CheckpointRef) -> Cold:  # noqa: ARG002
         """Evict the checkpoint `name` on every machine, and count what stays in page caches."""
-        return scratch.make_cold(name)
+        return target.make_cold(name)
 
     def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:  # noqa: ARG002
         """Return `stored` of this machine with what the page caches of all others hold."""

@@ -19,7 +19,7 @@ from iobench.bench.ranks.rank_job import RESTORES_BEGIN, RESTORES_END, Looped, R
 from iobench.bench.ranks.setup import Setup, make_job
 from iobench.bench.ranks.start import END, NEXT, Launched, LocalRanks
 from iobench.bench.ranks.steps import Steps, message_of, reply_of
-from iobench.bench.targets.base import Scratch
+from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.cold import EvictedFiles
 from iobench.errors import FioError, JobError, RankError
 from iobench.ranks.control import Control
@@ -186,9 +186,9 @@ class RankGroup(Executor):
             if device.read_bytes is None:
                 yield "the storage is not a device of every node: what its caches hold is unknown"
 
-    def make_cold(self, scratch: Scratch, name: str, ref: CheckpointRef) -> Cold:
-        if scratch.directory is None or self.members.node_count == 1:
-            return super().make_cold(scratch, name, ref)
+    def make_cold(self, target: OpenTarget, name: str, ref: CheckpointRef) -> Cold:
+        if target.scratch.directory is None or self.members.node_count == 1:
+            return super().make_cold(target, name, ref)
         return EvictedFiles.cold(self._all(partial(RankJob.evict, ref=ref)))
 
     def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:

@@ -18,9 +18,9 @@ from iobench.bench.counters.monitor import Counted, Counters, Usage, counted_her
 from iobench.bench.data.sliced_files import Sliced
 from iobench.bench.processes.job import CheckpointRef, Done, Job
 from iobench.bench.ranks.members import OPERATION_S, SETUP_S
+from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.cold import EvictedFiles, FilesBelow, evict
-from iobench.bench.targets.instruments import Instruments
-from iobench.bench.targets.settle import Patience, settled
+from iobench.bench.targets.directory import DirectoryScratch
 from iobench.checkpoint.staged import reraise
 from iobench.environment import DeviceMonitor
 from iobench.ranks.control import Control
@@ -90,14 +90,6 @@ def _leave_the_cache(ref: CheckpointRef) -> float:
     return left.resident_bytes / left.size_bytes if left.size_bytes else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Storage:
-    directory: Path
-    monitor: DeviceMonitor
-    instruments: Instruments
-    patience: Patience
-
-
 class Machine:
     """The storage of a run on the machine of one rank.
 
@@ -107,28 +99,24 @@ class Machine:
 
     def __init__(self, scratch: Sequence[str], *, counts: bool, away: bool) -> None:
         self.counts, self.away = counts, away
-        self._storages = [self._storage(Path(one)) for one in scratch if not is_s3(one)]
+        directories = [Path(one) for one in scratch if not is_s3(one)]
+        self._targets = [
+            OpenTarget.at(DirectoryScratch(directory=one), DeviceMonitor(one))
+            for one in directories
+        ]
 
-    @staticmethod
-    def _storage(directory: Path) -> _Storage:
-        monitor = DeviceMonitor(directory)
-        instruments = Instruments.probe(directory, monitor)
-        return _Storage(
-            directory=directory, monitor=monitor, instruments=instruments, patience=Patience()
-        )
-
-    def under(self, location: str) -> _Storage | None:
-        """Return the storage of a checkpoint; None for one in a bucket."""
+    def under(self, location: str) -> OpenTarget | None:
+        """Return the target of a checkpoint; None for one in a bucket."""
         parents = Path(location).parents
-        return next((one for one in self._storages if one.directory in parents), None)
+        return next((one for one in self._targets if one.scratch.directory in parents), None)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
         """Run a block, and return when earlier work of this machine has left the storage alone."""
         with ExitStack() as waits:
             if self.counts:
-                for one in self._storages:
-                    waits.enter_context(settled(one.directory, one.monitor, one.patience))
+                for one in self._targets:
+                    waits.enter_context(one.settled())
             yield
 
 
@@ -141,7 +129,7 @@ class RankJob(Job):
     """Whether the ranks restore together what rank 0 saved."""
     _transport: Transport | None = None
     _control: Control | None = None
-    _counters: tuple[_Storage, Counters] | None = None
+    _counters: tuple[OpenTarget, Counters] | None = None
     _counted: Counted | None = None
     _fio = ExitStack()
     _measure: Callable[[], fio.FioSample] | None = None
@@ -213,18 +201,19 @@ class RankJob(Job):
 
     def count(self, ref: CheckpointRef) -> None:
         """Start the counters of this machine, unless another rank or the run counts there."""
-        storage = self.machine and self.machine.counts and self.machine.under(ref.directory)
-        if storage:
-            self._counters = storage, Counters(storage.monitor)
+        target = self.machine and self.machine.counts and self.machine.under(ref.directory)
+        if target:
+            self._counters = target, Counters(target.monitor)
 
     def all_done(self) -> None:
         """Stop the counters: all ranks are done, also the others of this machine."""
         if self._counters is not None:
-            (storage, counters), self._counters = self._counters, None
+            (target, counters), self._counters = self._counters, None
+            assert target.instruments is not None  # of a directory
             self._counted = counted_here(
                 counters,
-                device_counts=storage.instruments.device_counts,
-                flush_counts=storage.instruments.flush_counts,
+                device_counts=target.instruments.device_counts,
+                flush_counts=target.instruments.flush_counts,
             )
 
     def counted(self) -> Counted | None:
@@ -256,10 +245,10 @@ class RankJob(Job):
 
     def inspect(self, ref: CheckpointRef) -> Stored | None:
         """Return what this machine's page cache holds of the files of this rank."""
-        storage = self.machine and self.machine.under(ref.directory)
-        if not storage:
+        target = self.machine and self.machine.under(ref.directory)
+        if not target or target.instruments is None:
             return None
-        return storage.instruments.inspect(Path(self._own(ref.directory)), ())
+        return target.instruments.inspect(Path(self._own(ref.directory)), ())
 
     def fio_start(
         self,

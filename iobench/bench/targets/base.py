@@ -6,16 +6,16 @@ The interfaces `Target` and `Scratch` hide the difference from the runner and it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.counters.sampler import Sampler
-from iobench.bench.targets.cold import FilesBelow, resident_bytes
+from iobench.bench.targets.cold import EvictedFiles, FilesBelow, make_cold, resident_bytes
 from iobench.bench.targets.instruments import Changes, Instruments
-from iobench.bench.targets.settle import Patience
+from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import Staged
 from iobench.results.records import Cold, Stored
 
@@ -36,17 +36,8 @@ class Scratch(Protocol):
     def staged(self, name: str) -> AbstractContextManager[Staged]:
         """Return the new checkpoint `name`; it is removed if its block ends without `publish`."""
 
-    def instruments(self, monitor: Monitor) -> Instruments | None:
-        """Probe what the kernel shows of files here; return None where there are no files."""
-
-    def make_cold(self, name: str) -> Cold:
-        """Remove the checkpoint `name` from this machine's page cache, and count what remains."""
-
     def remove(self, name: str) -> None:
         """Remove the checkpoint `name`, if there is one."""
-
-    def settled(self, monitor: Monitor, patience: Patience) -> AbstractContextManager[None]:
-        """Run a block, and return when earlier work has left the storage alone."""
 
 
 class Target(Protocol):
@@ -98,18 +89,24 @@ class OpenTarget:
 
     @classmethod
     @contextmanager
-    def of(cls, target: Target, patience: Patience | None = None) -> Iterator[OpenTarget]:
-        """Yield `target` with a sampler and a space of its own, which is removed at the end."""
+    def of(
+        cls, target: Target, patience: Patience | None = None, *, sampled: bool = True
+    ) -> Iterator[OpenTarget]:
+        """Yield `target` with a space of its own, which is removed at the end, and a sampler."""
         monitor = target.monitor()
-        with target.scratch() as scratch, Sampler(monitor.files) as sampler:
-            yield cls(
-                scratch=scratch,
-                monitor=monitor,
-                sampler=sampler,
-                notes=target.notes,
-                instruments=scratch.instruments(monitor),
-                patience=patience or Patience(),
+        with target.scratch() as scratch, ExitStack() as undo:
+            sampler = undo.enter_context(Sampler(monitor.files)) if sampled else None
+            found = cls.at(scratch, monitor)
+            yield replace(
+                found, sampler=sampler, notes=target.notes, patience=patience or found.patience
             )
+
+    @classmethod
+    def at(cls, scratch: Scratch, monitor: Monitor) -> OpenTarget:
+        """Return the target of `scratch`, after a probe of what the kernel shows of files there."""
+        directory = scratch.directory
+        instruments = None if directory is None else Instruments.probe(directory, monitor)
+        return cls(scratch=scratch, monitor=monitor, instruments=instruments)
 
     def inspect(
         self, name: str, files: Iterable[tuple[str, int]], changes: Changes | None = None
@@ -135,6 +132,17 @@ class OpenTarget:
             return None
         return resident_bytes(FilesBelow(directory / name))[0]
 
+    def make_cold(self, name: str) -> Cold:
+        """Remove the checkpoint `name` from this machine's page cache, and count what remains."""
+        if (directory := self.scratch.directory) is None:  # ranged GETs go to the server
+            return EvictedFiles.cold([EvictedFiles(method="remote")])
+        return make_cold(FilesBelow(directory / name))
+
     def settled(self) -> AbstractContextManager[None]:
-        """Run a block, and return when earlier work has left the storage alone."""
-        return self.scratch.settled(self.monitor, self.patience)
+        """Run a block, and return when earlier work has left the storage alone.
+
+        In a bucket all requests are answered, and the server's own work cannot be seen.
+        """
+        if (directory := self.scratch.directory) is None:
+            return nullcontext()
+        return settled(directory, self.monitor, self.patience)

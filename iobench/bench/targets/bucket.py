@@ -8,20 +8,17 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from iobench.bench.contenders.base import Contender, WriterContender
-from iobench.bench.counters.monitor import Monitor
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.targets.directory import PREFIX
-from iobench.bench.targets.settle import Patience
 from iobench.checkpoint.object_store import StagedObjects
 from iobench.environment import DeviceCounters, describe_machine
 from iobench.errors import IobenchError, TargetError, TransferError, UsageError
-from iobench.results.records import Cold
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
@@ -136,23 +133,8 @@ class BucketScratch:
     def staged(self, name: str) -> StagedObjects:
         return StagedObjects(self.locate(name), self.writer)
 
-    def instruments(self, monitor: Monitor) -> None:
-        """Return None: no files are here. The server's answers prove that parts are stored."""
-
-    def make_cold(self, name: str) -> Cold:  # noqa: ARG002
-        """Do nothing: a ranged GET goes to the server, and no page cache is in between."""
-        return Cold(resident_bytes=0, resident_fraction=0.0, method="remote", dropped_caches=False)
-
     def remove(self, name: str) -> None:
         self.writer.objects(self.locate(name)).remove()
-
-    def settled(
-        self,
-        monitor: Monitor,  # noqa: ARG002
-        patience: Patience,  # noqa: ARG002
-    ) -> AbstractContextManager[None]:
-        """Wait for nothing: all requests are answered; the server's own work cannot be seen."""
-        return nullcontext()
 
 
 class _NoDevice:

@@ -29,10 +29,10 @@ class FilesBelow:
 class EvictedFiles:
     """Files of `size_bytes` after their eviction: the bytes that stayed in the page cache."""
 
-    resident_bytes: int
-    size_bytes: int
     method: str
-    dropped_caches: bool
+    resident_bytes: int = 0
+    size_bytes: int = 0
+    dropped_caches: bool = False
 
     @staticmethod
     def cold(parts: Sequence[EvictedFiles]) -> Cold:

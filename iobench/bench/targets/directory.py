@@ -10,23 +10,18 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from iobench import linux
-from iobench.bench.counters.monitor import Monitor
 from iobench.bench.processes.interrupts import deferred_interrupts
-from iobench.bench.targets.cold import FilesBelow, make_cold
-from iobench.bench.targets.instruments import Instruments
-from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.environment import DeviceMonitor, describe_environment
 from iobench.environment.mounts import mount_id_of, mounts_in
 from iobench.environment.storage import check_directory
 from iobench.errors import TargetError, transfer_errors
-from iobench.results.records import Cold
 from iobench.units import MIB
 from iobench.writers.removal import remove_tree
 
@@ -81,20 +76,11 @@ class DirectoryScratch:
     def staged(self, name: str) -> StagedCheckpoint:
         return StagedCheckpoint(self.directory / name)
 
-    def instruments(self, monitor: Monitor) -> Instruments:
-        return Instruments.probe(self.directory, monitor)
-
-    def make_cold(self, name: str) -> Cold:
-        return make_cold(FilesBelow(self.directory / name))
-
     def remove(self, name: str) -> None:
         path = self.directory / name
         detach_mounts(path)
         if path.exists():
             remove_tree(path)
-
-    def settled(self, monitor: Monitor, patience: Patience) -> AbstractContextManager[None]:
-        return settled(self.directory, monitor, patience)
 
 
 PREFIX = ".iobench-run-"

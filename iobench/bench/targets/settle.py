@@ -84,9 +84,3 @@ def _rests(monitor: Monitor, since_s: float, before: object, deadline_s: float) 
         if now_s >= deadline_s:
             return False
         time.sleep(min(left_s, deadline_s - now_s))
-
-
-def settle(directory: Path, monitor: Monitor) -> None:
-    """Wait as `settled` does, without anything to prepare."""
-    with settled(directory, monitor):
-        pass

@@ -77,7 +77,6 @@ def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: Idle
     """A trial of one contender in this process, on 1 MiB of memory."""
     files = tuple(tiny.files())
     job = Job(contenders=(contender,), files=(files,), pool_bytes=MIB, seed=1)
-    scratch = DirectoryScratch(directory=directory)
     return Trial(
         run_id="0" * 16,
         repetition=0,
@@ -87,7 +86,7 @@ def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: Idle
         shape=0,
         files=(files,),
         executor=Executor(job),
-        target=OpenTarget(scratch=scratch, monitor=idle, instruments=scratch.instruments(idle)),
+        target=OpenTarget.at(DirectoryScratch(directory=directory), idle),
     )
 
 

@@ -34,7 +34,8 @@ from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.verdict import Context, with_verification
 from iobench.bench.plan import Plan
 from iobench.bench.runner import Runner
-from iobench.bench.targets import directory
+from iobench.bench.targets import base, directory
+from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
 from iobench.errors import RegressionError, TransferError
 from iobench.results import (
@@ -111,7 +112,7 @@ def fake_fio(monkeypatch: pytest.MonkeyPatch, idle: object) -> FakeFio:
     made = FakeFio()
     monkeypatch.setattr(fio, "started", made)
     monkeypatch.setattr(plan_module, "fio_version", lambda: "3.33")
-    monkeypatch.setattr(directory, "settled", lambda *_: nullcontext())
+    monkeypatch.setattr(base, "settled", lambda *_: nullcontext())
     monkeypatch.setattr(os, "fsync", lambda _fd: None)
     # The probe of the directory would find that out: no page is counted as dirty.
     monkeypatch.setattr(linux, "cachestat_unsynced_bytes", lambda _fd: 0)
@@ -119,7 +120,7 @@ def fake_fio(monkeypatch: pytest.MonkeyPatch, idle: object) -> FakeFio:
     monkeypatch.setattr(directory, "describe_environment", lambda _target: described)
     # The tests' file system may be one that evicts nothing, and that is not the question here.
     cold = Cold(resident_bytes=0, resident_fraction=0.0, method="none", dropped_caches=False)
-    monkeypatch.setattr(directory, "make_cold", lambda _files: cold)
+    monkeypatch.setattr(base, "make_cold", lambda _files: cold)
     # Nothing is read from the device, then, but other processes may: its counter decides nothing.
     monkeypatch.setattr(directory, "DeviceMonitor", lambda _path: idle)
     return made
@@ -328,10 +329,10 @@ def test_nothing_is_prepared_while_a_clock_runs(
         *((RandomPool, name) for name in ("renew", "scrub")),
         *((Digests, name) for name in ("remember", "compare_files")),
         (DirectoryScratch, "remove"),
-        (directory, "make_cold"),
+        (base, "make_cold"),
     ]:
         untimed(where, name)
-    monkeypatch.setattr(directory, "settled", settled)
+    monkeypatch.setattr(base, "settled", settled)
     monkeypatch.setattr(trials, "Counters", Clock)
     before = {thread.name for thread in threading.enumerate()}
     fake_fio.starts = lambda: record("fio starts", next(ticks))
@@ -457,11 +458,11 @@ def test_a_target_that_dies(
     at_end: bool,
 ) -> None:
     """Outside of every trial: its writers and fio jobs end there, and the others go on."""
-    scratch = directory.DirectoryScratch
-    real, calls = getattr(scratch, call), Counter[str]()
+    owner = OpenTarget if call == "settled" else DirectoryScratch
+    real, calls = getattr(owner, call), Counter[str]()
 
     def dies(where: Any, *arguments: Any) -> Any:
-        name = where.directory.parent.name
+        name = getattr(where, "scratch", where).directory.parent.name
         calls[name] += 1
         if name != "b" or calls["b"] <= 5:
             return real(where, *arguments)
@@ -472,7 +473,7 @@ def test_a_target_that_dies(
     def fails() -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(scratch, call, dies)
+    monkeypatch.setattr(owner, call, dies)
     writers = make("buffered"), make("uncached")
     result = execute(*writers, repeat=4, names=("a", "b"))
     dead, alive = str(tmp_path / "b"), str(tmp_path / "a")
@@ -502,12 +503,13 @@ def test_nothing_begins_in_a_dead_target(
     waits: int,
 ) -> None:
     """Also not the operation that was announced when the target died."""
-    settled, dead = directory.DirectoryScratch.settled, set[str]()
+    settled, dead = OpenTarget.settled, set[str]()
     left = iter(range(waits))
 
     def dies(where: Any, *arguments: Any) -> Any:
-        if where.directory.parent.name == "b" and next(left, None) is None:
-            dead.add(str(where.directory.parent))
+        there = where.scratch.directory.parent
+        if there.name == "b" and next(left, None) is None:
+            dead.add(str(there))
             raise OSError(5, "Input/output error")
         return settled(where, *arguments)
 
@@ -520,7 +522,7 @@ def test_nothing_begins_in_a_dead_target(
             assert not any(str(target).startswith(one) for one in dead)
             return super().read(image, target, **options)
 
-    monkeypatch.setattr(directory.DirectoryScratch, "settled", dies)
+    monkeypatch.setattr(OpenTarget, "settled", dies)
     result = execute(Late(), repeat=1, names=("a", "b"), ceiling=False)
     (failure,) = result.failures
     assert failure.error == "OSError: [Errno 5] Input/output error"
@@ -535,7 +537,7 @@ def test_the_only_target_dies(
     def dies(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(directory.DirectoryScratch, "settled", dies)
+    monkeypatch.setattr(OpenTarget, "settled", dies)
     result = execute(make("buffered"), make("uncached"), ceiling=False, error=OSError)
     assert len(result.failures) == 2
     assert result.end is not None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from iobench.bench.targets import settle as module
-from iobench.bench.targets.settle import Patience, settle, settled
+from iobench.bench.targets.settle import Patience, settled
 
 
 class Clock:
@@ -45,6 +45,12 @@ def device(busy_until: float, clock: Clock) -> Any:
         return now
 
     return SimpleNamespace(read=read, was_read=was_read)
+
+
+def settle(directory: Path, monitor: Any) -> None:
+    """Wait, with nothing to prepare."""
+    with settled(directory, monitor):
+        pass
 
 
 def test_a_quiet_device_is_waited_for_once(tmp_path: Path, clock: Clock) -> None:

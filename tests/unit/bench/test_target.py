@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from iobench.bench.contenders.choose import choose
+from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.bucket import BucketTarget
 from iobench.bench.targets.choose import target_of
 from iobench.bench.targets.directory import DirectoryTarget
@@ -34,7 +35,7 @@ def test_a_directory(tmp_path: Path) -> None:
             (Path(staged.directory) / "file").write_bytes(b"x" * 5000)
             staged.publish([b"{}"])
         assert (place / "file").exists()
-        assert scratch.make_cold("step").method != "remote"
+        assert OpenTarget.at(scratch, target.monitor()).make_cold("step").method != "remote"
         scratch.remove("step")
         scratch.remove("step")
         assert not place.exists()

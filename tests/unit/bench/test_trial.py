@@ -22,7 +22,7 @@ from iobench.bench.counters.sampler import Sampler
 from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
 from iobench.bench.processes import job
-from iobench.bench.targets.directory import DirectoryScratch
+from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.instruments import Instruments
 from iobench.bench.trial import Clock, Trial
 from iobench.checkpoint.manifest import MANIFEST
@@ -341,7 +341,7 @@ def test_nothing_of_ours_runs_inside_the_clock(
     (contender,), _ = choose(name, str(tmp_path))
     noted(Replay, "prepare")
     noted(Replay, "scrub")
-    noted(DirectoryScratch, "make_cold")
+    noted(OpenTarget, "make_cold")
     noted(counters.Counters, "__init__")
     noted(counters.Counters, "stop")
     noted(type(contender), "save")
