@@ -204,7 +204,7 @@ def _place(dimension: Dimension, value: Any) -> float:
 
 @dataclass
 class SimulatedStorage:
-    """Measures trials; see `iobench.tune.measurement.Measure`.
+    """Measures trials; see `iobench.tune.objective.Measure`.
 
     `noise` and `drift` are added to the logarithm of a trial's seconds: noise is drawn, and drift
     depends on the number of trials so far. `rate` returns the true rate of a candidate in its n-th

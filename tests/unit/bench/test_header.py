@@ -85,7 +85,7 @@ def test_of_many_files_the_first_are_listed(
     monkeypatch.setattr(type(tiny), "files", counted)
     whole = header_of(tiny, granularity="tensor")
     assert computed == [0]  # once, though a plan needs them in several places
-    monkeypatch.setattr("iobench.bench.header._LISTED", 2)
+    monkeypatch.setattr("iobench.bench.runner._LISTED", 2)
     short = header_of(tiny, granularity="tensor")
     assert short.plan["files"] == whole.plan["files"][:2] != whole.plan["files"]
     assert (short.workload.files, short.config_hash) == (whole.workload.files, whole.config_hash)
