@@ -59,7 +59,7 @@ def train(
 
     Options:
         --writer WRITERS: Writers, separated by commas, NAME=VALUE sets an option of the one before
-            it; peer:torch-save is stock torch.save.
+            it; peer:torch-save and peer:dcp are stock torch.
         --mode LIST: none, sync, async, lazy, memory, spill; async=1 says how many snapshots memory
             holds (2). none always takes part.
         --budget LIST: Memory of the snapshots of async and lazy, also below the size of one;

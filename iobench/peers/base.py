@@ -6,8 +6,8 @@ import importlib
 import importlib.util
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from iobench.errors import UnavailableError, UsageError
 from iobench.writers.base import Availability
@@ -44,6 +44,8 @@ class Peer(ABC):
     schemes: ClassVar[tuple[str, ...]] = ("file",)
     saves: ClassVar[bool] = True
     syncs: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
+    """Whether it saves the state of a training: nested, with values that are no tensors."""
     suffix: ClassVar[str] = ""
     """Suffix of the peer's file names; some libraries require one."""
     maps_files: ClassVar[bool] = False
@@ -80,6 +82,21 @@ class Peer(ABC):
         On return all their bytes are in memory, not mapped. The result may have more tensors if the
         peer cannot restore only some.
         """
+
+    def save_async(self, state: Any, path: str) -> Callable[[], None]:
+        """Begin to save the state of a training; return the function that ends it.
+
+        After the return `state` may change. Here it is copied to new host memory, and the function,
+        which another thread may call, saves the copy.
+        """
+        import torch
+        from torch.utils import _pytree
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.empty_like(tensor, device="cpu").copy_(tensor)
+
+        copy = _pytree.tree_map_only(torch.Tensor, copied, state)
+        return lambda: self.save(copy, path)
 
     def restore_slices(
         self, path: str, wanted: State, slices: Mapping[str, tuple[slice, ...]]

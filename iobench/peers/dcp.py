@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from iobench.peers.base import Peer, State
 from iobench.writers.options import WriterOptions, option
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 __all__ = ["Dcp"]
+
+_ALONE = "torch.distributed is disabled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,28 +38,49 @@ class Dcp(Peer):
     name = "dcp"
     summary = "torch.distributed.checkpoint's FileSystemWriter (sync_files) and Reader"
     modules = ("torch.distributed.checkpoint",)
+    trains = True
     Options = DcpOptions
     options: DcpOptions
 
     def save(self, state: State, path: str) -> None:
-        from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import save
 
-        writer = FileSystemWriter(path, sync_files=True, thread_count=self.options.thread_count)
         with _one_process():
-            save(dict(state), storage_writer=writer, no_dist=True)
+            save(dict(state), storage_writer=self._writer(path), no_dist=True)
+
+    def save_async(self, state: Any, path: str) -> Callable[[], None]:
+        """As `dcp.async_save` does with its defaults: it copies, and a thread of its own saves."""
+        from torch.distributed.checkpoint.state_dict_saver import async_save
+
+        # Its thread warns at any time.
+        warnings.filterwarnings("ignore", message=_ALONE)
+        with _one_process():
+            saving = async_save(dict(state), storage_writer=self._writer(path), no_dist=True)
+        future = cast("Future[Any]", saving)  # the other class is that of an asynchronous stager
+
+        def end() -> None:
+            with _one_process():
+                future.result()
+
+        return end
 
     def restore(self, path: str, wanted: State) -> State:
         import torch
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
+        from torch.utils import _pytree
 
-        state: dict[str, Any] = {
-            name: torch.empty_like(tensor, device="cpu") for name, tensor in wanted.items()
-        }
+        state: dict[str, Any] = _pytree.tree_map_only(
+            torch.Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), dict(wanted)
+        )
         with _one_process():
             load(state, storage_reader=FileSystemReader(path), no_dist=True)
         return state
+
+    def _writer(self, path: str) -> Any:
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+        return FileSystemWriter(path, sync_files=True, thread_count=self.options.thread_count)
 
 
 @contextmanager
@@ -67,7 +93,7 @@ def _one_process() -> Iterator[None]:
 
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            warnings.filterwarnings("ignore", message=_ALONE)
             yield
     except CheckpointException as error:
         (cause, _), *_ = error.failures.values()

@@ -24,6 +24,7 @@ class TorchSave(Peer):
     name = "torch-save"
     summary = "torch.save and torch.load, with fsync"
     suffix = ".pt"
+    trains = True
     Options = TorchSaveOptions
     options: TorchSaveOptions
 

@@ -1,4 +1,4 @@
-"""Arm: one way to take checkpoints while training: a writer, or stock torch.save, in one mode."""
+"""Arm: one way to take checkpoints while training: a writer or a peer, in one mode."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from iobench import peers
 from iobench.errors import UsageError
 from iobench.peers import PREFIX
-from iobench.peers.torch_save import TorchSave
+from iobench.peers.base import Peer
 from iobench.units import format_size_exact, parse_size
 from iobench.writers import registry
 from iobench.writers.base import Writer
@@ -20,7 +21,6 @@ SLOWER_MEMORY = 2
 
 _BACKGROUND = ("async", "lazy", "memory", "spill")
 _MODES = ("none", "sync", *_BACKGROUND)
-_STOCK = f"{PREFIX}{TorchSave.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Arm:
     """
 
     mode: Mode
-    by: Writer | TorchSave | None = None
+    by: Writer | Peer | None = None
     slots: int | None = None
     budget_bytes: int | None = None
 
@@ -42,7 +42,7 @@ class Arm:
         """The name of the writer or peer; empty for none."""
         if self.by is None:
             return ""
-        return f"{PREFIX}{self.by.name}" if isinstance(self.by, TorchSave) else self.by.name
+        return f"{PREFIX}{self.by.name}" if isinstance(self.by, Peer) else self.by.name
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ class Arm:
 
     def memory_bytes(self, size_bytes: int) -> int:
         """Return the most host memory that its copies of checkpoints of `size_bytes` take."""
-        background = isinstance(self.by, TorchSave) and self.mode == "async"
+        background = isinstance(self.by, Peer) and self.mode == "async"
         more = (self.slots or 0) * SLOWER_MEMORY if self.mode == "spill" else 0
         needed = ((self.slots or int(background)) + more) * size_bytes
         return needed if self.budget_bytes is None else min(needed, self.budget_bytes)
@@ -83,9 +83,9 @@ def choose_arms(
 ) -> tuple[list[Arm], list[str]]:
     """Return the arms of `hybrid,peer:torch-save` in `none,sync,async=2`, and those left out.
 
-    `none` is first. Background modes have 2 slots where no number is given. `peer:torch-save` is
-    the only peer. In the background it copies the state to new memory, and a thread calls
-    torch.save. Of the background modes it has only `async`. With `budgets`, like `1GiB,2GiB`, there
+    `none` is first. Background modes have 2 slots where no number is given. Of these a peer has
+    only `async`: `peer:torch-save` copies the state to new memory, and a thread calls torch.save;
+    `peer:dcp` is dcp.async_save. With `budgets`, like `1GiB,2GiB`, there
     is an arm for each of them. Raises UsageError and its subclasses.
     """
     limits = [parse_size(one, "--budget") for one in budgets.split(",")] if budgets else [None]
@@ -97,9 +97,9 @@ def choose_arms(
         for mode, slots in wanted:
             if mode == "none":
                 continue
-            if isinstance(by, TorchSave):
+            if isinstance(by, Peer):
                 if mode not in ("sync", "async"):
-                    left_out.append(f"{_STOCK} has no {mode} mode")
+                    left_out.append(f"{PREFIX}{by.name} has no {mode} mode")
                     continue
                 slots = None
             limited = isinstance(by, Writer) and mode in ("async", "lazy")
@@ -115,14 +115,17 @@ def arm_of(writer: str, mode: str) -> Arm:
     return choose_arms(writer, mode)[0][-1] if writer else NONE
 
 
-def _savers(writers: str) -> Iterator[Writer | TorchSave]:
+def _savers(writers: str) -> Iterator[Writer | Peer]:
     for name, values in registry.split_specs(writers):
-        if name == _STOCK:
-            yield TorchSave(TorchSave.Options.from_mapping(values))
-        elif name.startswith(PREFIX):
-            raise UsageError(f"{name} cannot save a training state; of peers only {_STOCK} can")
-        else:
+        if not name.startswith(PREFIX):
             yield registry.make(name, **values)
+            continue
+        peer = peers.make(name.removeprefix(PREFIX), **values)
+        if not peer.trains:
+            raise UsageError(
+                f"{name} cannot save a training state; peer:torch-save and peer:dcp can"
+            )
+        yield peer
 
 
 def _mode(text: str) -> tuple[Mode, int | None]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from iobench import linux
 from iobench.checkpoint.retention import KeepLast
@@ -15,7 +14,7 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.serialized import Serialized
 from iobench.checkpointer.checkpointer import Checkpointer
 from iobench.errors import transfer_errors
-from iobench.peers.torch_save import TorchSave
+from iobench.peers.base import Peer
 from iobench.remote.memory import Memory
 from iobench.results import TrainSave
 from iobench.train.arm import SLOWER_MEMORY, Arm
@@ -23,6 +22,7 @@ from iobench.writers.base import Writer
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.local.new_file import sync_directory
+from iobench.writers.removal import remove_tree
 
 _SLOWER = "/dev/shm"
 """The slower memory: tmpfs, which every machine has. It is as fast as DRAM."""
@@ -64,7 +64,7 @@ def saver_for(arm: Arm, directory: Path) -> Saver:
     """Return the saver of `arm`. It creates `directory` for its checkpoints."""
     if arm.by is None:
         return _NoSaver()
-    if isinstance(arm.by, TorchSave):
+    if isinstance(arm.by, Peer):
         return _StockSaver(arm.by, directory, background=arm.mode == "async")
     if arm.keeps_all:
         return _MemorySaver(arm, arm.by, directory)
@@ -169,34 +169,34 @@ class _MemorySaver(OurSaver):
 
 
 class _StockSaver(Saver):
-    """Saves with torch.save to a temporary file, fsync, rename, and fsync of the directory.
+    """Saves as the peer does to a temporary path, then fsync, rename, and fsync of the directory.
 
-    In the background, one thread does this with a copy of the state in new memory. The next save
-    waits for that thread.
+    In the background a thread of ours ends what the peer began. The next save waits for it.
     """
 
-    def __init__(self, peer: TorchSave, directory: Path, *, background: bool) -> None:
+    def __init__(self, peer: Peer, directory: Path, *, background: bool) -> None:
         directory.mkdir()
         self._peer, self._directory, self._background = peer, directory, background
-        self._file = directory / f"latest{peer.suffix}"
-        self._channel: Channel[tuple[Any, int, float]] = Channel(
+        self._channel: Channel[tuple[Callable[[], None], int, float]] = Channel(
             lambda: self._channel.serve(self._persist),
-            name="torch-save",
+            name=peer.name,
             lingers=False,
             daemon=False,
         )
         self._saves: list[TrainSave] = []
+        self._state: Any = None
 
     def save(self, state: Any, step: int) -> None:
         began_s = time.perf_counter()
+        self._state = state
         if not self._background:
-            self._write(state)
-            self._note(step, "committed", time.perf_counter() - began_s, None)
+            self._end(lambda: self._peer.save(state, self._begun()), step)
+            self._note(step, time.perf_counter() - began_s, None)
             return
         self.wait()
-        copied = _copied(state)
+        ending = self._peer.save_async(state, self._begun())
         stall_s = time.perf_counter() - began_s
-        self._channel.submit(Lease((copied, step, stall_s)))
+        self._channel.submit(Lease((ending, step, stall_s)))
 
     def wait(self) -> None:
         uninterrupted(lambda: self._channel.drain(despite_failure=True))
@@ -212,36 +212,43 @@ class _StockSaver(Saver):
         return tuple(self._saves)
 
     def load(self) -> Any:
-        return self._peer.restore(str(self._file), {})
+        return self._peer.restore(self._file(self._checkpoint(self._saves[-1].step)), self._state)
 
     def close(self) -> None:
         self.wait()
 
-    def _persist(self, copied: tuple[Any, int, float]) -> None:
-        state, step, stall_s = copied
+    def _begun(self) -> str:
+        self._temporary.mkdir()
+        return self._file(self._temporary)
+
+    @property
+    def _temporary(self) -> Path:
+        return self._directory / "part"
+
+    def _checkpoint(self, step: int) -> Path:
+        return self._directory / f"step-{step}"
+
+    def _file(self, directory: Path) -> str:
+        return str(directory / f"state{self._peer.suffix}")
+
+    def _persist(self, begun: tuple[Callable[[], None], int, float]) -> None:
+        ending, step, stall_s = begun
         began_s = time.perf_counter()
-        self._write(state)
-        self._note(step, "committed", stall_s, time.perf_counter() - began_s)
+        self._end(ending, step)
+        self._note(step, stall_s, time.perf_counter() - began_s)
 
-    def _write(self, state: Any) -> None:
-        aside = self._file.with_suffix(".part")
-        with transfer_errors("writing", self._file):
-            self._peer.save(state, str(aside))
-            linux.sync_file(aside)
-            aside.rename(self._file)
+    def _end(self, ending: Callable[[], None], step: int) -> None:
+        """Make the checkpoint of `step` durable and visible, and remove the one before it."""
+        with transfer_errors("writing", self._temporary):
+            ending()
+            for path in [*self._temporary.rglob("*"), self._temporary]:
+                linux.sync_file(path)
+            self._temporary.rename(self._checkpoint(step))
         sync_directory(self._directory)
+        if self._saves:
+            remove_tree(self._checkpoint(self._saves[-1].step))
 
-    def _note(self, step: int, status: str, stall_s: float, persist_s: float | None) -> None:
+    def _note(self, step: int, stall_s: float, persist_s: float | None) -> None:
         self._saves.append(
-            TrainSave(step=step, status=status, stall_s=stall_s, persist_s=persist_s)
+            TrainSave(step=step, status="committed", stall_s=stall_s, persist_s=persist_s)
         )
-
-
-def _copied(state: Any) -> Any:
-    if isinstance(state, torch.Tensor):
-        return torch.empty_like(state, device="cpu").copy_(state)
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(map(_copied, state))
-    return state

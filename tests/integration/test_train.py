@@ -24,9 +24,9 @@ SMALL = ("--steps", "4", "--every", "2", "--model-params", "100000")
 def test_train(
     iobench: Command, iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
 ) -> None:
-    """Every mode, and stock torch.save: equal losses, and a record that `show` prints too."""
+    """Every mode, and stock torch: equal losses, and a record that `show` prints too."""
     record = tmp_path / "run.jsonl"
-    writers = ("--writer", "buffered,peer:torch-save", "--mode", "none,sync,async=1,lazy")
+    writers = ("--writer", "buffered,peer:torch-save,peer:dcp", "--mode", "none,sync,async=1,lazy")
     done = iobench(
         *("train", "-w", tiny_path, "--target", target, "-o", record, "--size", "full"),
         *(*writers, *SMALL, "--repeat", "1", "--format", "json"),
@@ -37,7 +37,7 @@ def test_train(
     assert found["schema"] == "iobench.train/2"
     arms = {arm["label"]: arm for arm in found["arms"]}
     ours = {"buffered sync", "buffered async=1", "buffered lazy=2"}
-    stock = {"peer:torch-save sync", "peer:torch-save async"}
+    stock = {f"peer:{name} {mode}" for name in ("torch-save", "dcp") for mode in ("sync", "async")}
     assert set(arms) == {"none", *ours, *stock}
     for label, arm in arms.items():
         assert arm["losses_equal"]
@@ -47,7 +47,7 @@ def test_train(
         assert (arm["persist_s"] is None) == (arm["mode"] in ("none", "sync"))
     assert arms["buffered async=1"]["snapshot_bytes_per_s"] > 0
     blocks = read(record).training
-    assert [block.order for block in blocks] == [*range(6)]
+    assert [block.order for block in blocks] == [*range(8)]
     for block in blocks:
         assert len(block.step_s) == len(block.persisting) == 4
         assert [save.step for save in block.saves] == ([] if block.mode == "none" else [1, 3])
@@ -101,7 +101,7 @@ def test_pace(
     [
         (("--mode", "often"), "none, sync, async, lazy, memory or spill"),
         (("--mode", "sync=2"), "none, sync, async, lazy, memory or spill"),
-        (("--writer", "peer:dcp"), "only peer:torch-save"),
+        (("--writer", "peer:safetensors"), "peer:torch-save and peer:dcp can"),
         (("--steps", "3", "--every", "4"), "fewer than --every 4"),
         (("--steps", "1", "--every", "1"), "a step before and after it"),
         (("--every", "often"), "2xpersist"),
