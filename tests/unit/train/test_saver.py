@@ -106,13 +106,14 @@ def test_impatience_while_stock_saves(
 @pytest.mark.parametrize("peer", ["torch-save", "dcp"])
 def test_stock_keeps_the_state_of_the_save(peer: str, mode: str, tmp_path: Path) -> None:
     """Nested, with values that are no tensors; the one checkpoint that stays is the last one."""
-    state = {"model": {"weight": torch.arange(10)}, "groups": [{"lr": 0.5}], "steps": 0}
+    weight = torch.arange(10)
+    state: dict[str, Any] = {"model": {"weight": weight}, "groups": [{"lr": 0.5}], "steps": 0}
     saver = saver_for(arm_of(f"peer:{peer}", mode), tmp_path / "runs")
     for step in (1, 2):
         state["steps"] = step
         saver.save(state, step)
         if mode == "async":
-            state["model"]["weight"].add_(1)  # type: ignore[index]
+            weight.add_(1)
     saver.close()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["step-2"]
     found = saver.load()
