@@ -65,6 +65,15 @@ class Claim:
                 return 1 / (1 + self.value)
         return self.value
 
+    def figure(self, times: float) -> float:
+        """Return in the unit of the claim that `ours` is so many times as fast as `theirs`."""
+        match self.measure:
+            case "wall clock":
+                return 1 - 1 / times
+            case "overhead":
+                return 1 / times - 1
+        return times
+
     @property
     def is_of_files(self) -> bool:
         """Whether files are saved and restored to judge it, like `iobench run`; else it trains."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from iobench.bench.judging.floors import Floor, floors_beside
 from iobench.bench.judging.verdict import (
@@ -17,52 +18,54 @@ from iobench.claims.claims import Answer, Claim, ClaimFinding, Side, Study
 from iobench.errors import ResultFileError
 from iobench.results import Operation, ResultFile, TrainBlock
 from iobench.results.setting import Setting, labels
-from iobench.stats.comparison import LEAST_SAMPLES, Comparison, Finding, few_pairs
-from iobench.stats.estimates import Interval, Ratio, median, paired_log_ratio
+from iobench.stats.comparison import LEAST_SAMPLES, Comparison, Finding, compare_pairs, few_pairs
+from iobench.stats.estimates import Interval, median
 from iobench.units import count_of, format_seconds, format_size
 
 
-def finding(
+def _finding(
     claim: Claim,
-    ratio: Ratio,
-    figure: Callable[[float], float],
+    result: ResultFile,
+    what: str,
+    ours_s: Mapping[int, float],
+    theirs_s: Mapping[int, float],
     setting: str,
     floor: Floor,
-    *,
     incomparable: str = "",
 ) -> ClaimFinding:
-    """Return the finding of a claim from the paired `ratio`, how many times as fast our side is.
+    """Return the finding from seconds by repetition; `what` is what both must have of one.
 
-    `figure` converts it to the unit of the claim, and may be a decreasing function. `incomparable`
-    is the reason why the figure is not comparable with the claim; empty where it is.
+    `incomparable` is why the figure is not comparable with the claim; empty where it is.
     """
-    answer, reason = _judge(Comparison(ratio=ratio, floor=floor.part, than=claim.ratio))
+    found = compare_pairs(theirs_s, ours_s, floor.part)
+    if found is None:
+        raise ResultFileError(
+            f"{result.path}: no repetition has {what}; see iobench show {result.path}"
+        )
+    ratio, figure = found.ratio, claim.figure
+    answer, reason = _judge(replace(found, than=claim.ratio))
     if incomparable:
         answer, reason = Answer.NOT_COMPARABLE, incomparable
+    by_record = f", noise floor {floor}" if floor.record else ""
     return ClaimFinding(
         claim=claim,
         ours=figure(ratio.ratio),
-        ci95=ratio.interval and Interval(*sorted(figure(bound) for bound in ratio.interval)),
-        setting=f"{setting}, {count_of(ratio.samples, 'pair')}{floor_words(floor)}",
+        ci95=ratio.interval and Interval(*sorted(map(figure, ratio.interval))),
+        setting=f"{setting}, {count_of(ratio.samples, 'pair')}{by_record}",
         answer=answer,
         reason=reason,
         pairs=ratio.samples,
     )
 
 
-def floor_words(floor: Floor) -> str:
-    """Return the floor and its record, to be added to a setting; nothing for the convention."""
-    return f", noise floor {floor}" if floor.record else ""
-
-
-def shard(result: ResultFile) -> str:
+def _shard(result: ResultFile) -> str:
     """Return the rank and the bytes of a record: `rank 0, 1.00 GiB of 12.55 GiB`."""
     workload = result.run.workload
     full = f" of {format_size(workload.full_bytes)}" if workload.scaled else ""
     return f"rank {workload.rank}, {format_size(workload.bytes)}{full}"
 
 
-def check_one_setting(result: ResultFile, what: str, measured: Iterable[Setting]) -> None:
+def _check_one_setting(result: ResultFile, what: str, measured: Iterable[Setting]) -> None:
     """Raise ResultFileError if `measured`, one side of a claim, differ in options or axes."""
     names = dict.fromkeys(labels(measured))
     if len(names) > 1:
@@ -91,43 +94,30 @@ def _judge(claimed: Comparison) -> tuple[Answer, str]:
 _SLOWER = 1.25  # a step more than this many times its simulated time is another setting
 
 
-def judge_training(about: Study, claim: Claim, result: ResultFile) -> ClaimFinding:
-    """Return the finding from pairs of blocks of one repetition whose losses are right.
-
-    Raises ResultFileError when there is no such pair, or one side was trained in several settings.
-    """
+def _judge_training(about: Study, claim: Claim, result: ResultFile) -> ClaimFinding:
+    """Return the finding from pairs of blocks of one repetition whose losses are right."""
     ours, theirs = (_blocks(result, side) for side in (claim.ours, claim.theirs))
     both = sorted(set(ours) & set(theirs))
-    if not both:
-        raise ResultFileError(
-            f"{result.path}: no repetition has a block of both {claim.ours} and {claim.theirs} "
-            f"whose losses are right; see iobench show {result.path}"
-        )
-    own, others = [ours[i] for i in both], [theirs[i] for i in both]
-    if claim.measure == "stall":
-        stalls = [(a.stall_s, b.stall_s) for a, b in zip(others, own, strict=True)]
-        known = [(a, b) for a, b in stalls if a is not None and b is not None]
-        ratio = paired_log_ratio([a for a, _ in known], [b for _, b in known])
-    else:
-        ratio = paired_log_ratio([b.wall_s for b in others], [b.wall_s for b in own])
-    figure = {
-        "stall": lambda times: times,
-        "wall clock": lambda times: 1 - 1 / times,
-        "overhead": lambda times: 1 / times - 1,
-    }[claim.measure]
-    return finding(
-        claim,
-        ratio,
-        figure,
-        _setting(claim, result),
-        Floor(),
-        incomparable=_incomparable(about, result, own, others),
-    )
+    seconds = [
+        {
+            number: seconds
+            for number in both
+            if (
+                seconds := getattr(
+                    side[number], "stall_s" if claim.measure == "stall" else "wall_s"
+                )
+            )
+        }
+        for side in (ours, theirs)
+    ]
+    why = _incomparable(about, result, [ours[n] for n in both], [theirs[n] for n in both])
+    what = f"a block of both {claim.ours} and {claim.theirs} whose losses are right"
+    return _finding(claim, result, what, *seconds, _setting(claim, result), Floor(), why)
 
 
 def _blocks(result: ResultFile, side: Side) -> dict[int, TrainBlock]:
     blocks = [block for block in result.training if _side(block) == side]
-    check_one_setting(result, f"blocks of {side}", [one.setting for one in blocks])
+    _check_one_setting(result, f"blocks of {side}", [one.setting for one in blocks])
     return {
         block.repetition: block
         for block in blocks
@@ -148,7 +138,7 @@ def _setting(claim: Claim, result: ResultFile) -> str:
         step = f"{format_seconds(plan['simulated_s'])}{scaled}"
     steps = count_of(plan["every"], "step")
     return (
-        f"{claim.ours} compared with {claim.theirs}, {shard(result)}, a save every {steps}, "
+        f"{claim.ours} compared with {claim.theirs}, {_shard(result)}, a save every {steps}, "
         f"a step {step}"
     )
 
@@ -162,8 +152,8 @@ def _incomparable(
     if about.interval_claimed and asked != about.every:
         return f"checkpoints every {asked}, and the claim is about every {about.every}"
     simulated_s = plan["simulated_s"]
-    step_s = median([seconds for block in (*own, *others) for seconds in block.step_s])
-    if simulated_s and step_s > _SLOWER * simulated_s:
+    steps_s = [seconds for block in (*own, *others) for seconds in block.step_s]
+    if simulated_s and steps_s and (step_s := median(steps_s)) > _SLOWER * simulated_s:
         return (
             f"a step took {format_seconds(step_s)} and not the {format_seconds(simulated_s)} "
             "simulated; choose a larger --size"
@@ -188,7 +178,7 @@ def judge_records(about: Study, results: Sequence[ResultFile]) -> list[ClaimFind
             if files := _record(results, claim.workload, trained=False):
                 found.append(_judge_files(claim, files))
         elif training := _record(results, claim.workload, trained=True):
-            found.append(judge_training(about, claim, training))
+            found.append(_judge_training(about, claim, training))
     if not found:
         wanted = " or ".join(about.workloads)
         raise ResultFileError(f"none of the records is of {wanted}; {about.name} needs one")
@@ -215,16 +205,11 @@ def _judge_files(claim: Claim, result: ResultFile) -> ClaimFinding:
     operation: Operation = "restore" if claim.measure == "restore" else "save"
     ours, theirs = claim.ours.writer, claim.theirs.writer
     fast, slow = (_valid(result, writer, operation) for writer in (ours, theirs))
-    both = sorted(set(fast) & set(slow))
-    if not both:
-        raise ResultFileError(
-            f"{result.path}: no repetition has a valid {operation} of both {ours} and {theirs}; "
-            f"see iobench show {result.path}"
-        )
-    ratio = paired_log_ratio([slow[i] for i in both], [fast[i] for i in both])
     floor = floors_beside(result)((operation, None, None), None)
-    setting = f"{ours} over {theirs}, {shard(result)}"
-    return finding(claim, ratio, lambda times: times, setting, floor)
+    what = f"a valid {operation} of both {ours} and {theirs}"
+    return _finding(
+        claim, result, what, fast, slow, f"{ours} over {theirs}, {_shard(result)}", floor
+    )
 
 
 def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
@@ -239,7 +224,7 @@ def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
         for sample in with_verification(result.samples, context)
         if (sample.writer, sample.operation) == (writer, operation)
     ]
-    check_one_setting(result, f"{operation}s of {writer}", [one.setting for one in samples])
+    _check_one_setting(result, f"{operation}s of {writer}", [one.setting for one in samples])
     failed = [one.why for one in result.failures if one.setting.writer == writer]
     if has_wrong_bytes(samples):
         failed.append(WRONG_BYTES)

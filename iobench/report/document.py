@@ -87,7 +87,7 @@ class Spread:
 class Section:
     """A part of a page: its paragraphs, commands, charts, tables and sections, in this order.
 
-    `commands` are lines for a shell. A `folded` section shows its heading until it is opened.
+    `commands` are lines for a shell.
     """
 
     heading: str
@@ -96,7 +96,6 @@ class Section:
     charts: tuple[Chart, ...] = ()
     grids: tuple[Grid, ...] = ()
     sections: tuple[Section, ...] = ()
-    folded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

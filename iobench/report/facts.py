@@ -20,14 +20,14 @@ from iobench.environment.storage import leaf_devices
 from iobench.peers import PREFIX
 from iobench.report.document import Section
 from iobench.report.grid import Grid
-from iobench.results import Environment, ResultFile, Run, to_plain
+from iobench.results import Environment, ResultFile, Run
 from iobench.units import GIB, format_size
 
 _UNKNOWN = "unknown"
 
 
 def environment_section(run: Run) -> Section:
-    """Return the facts that decide the figures, and folded all facts of the record."""
+    """Return the facts that decide the figures; the record, with all of them, is on the page."""
     measured, target = f"{run.started_at}, run {run.run_id}", run.plan.get("target")
     return facts_section(run.environment, measured, str(target or "storage"))
 
@@ -39,18 +39,7 @@ def facts_section(environment: Environment, measured: str, target: str) -> Secti
     rows += [[fact.name, fact.words] for fact in machine_facts(environment.machine)]
     for place, storage in (environment.storages or {target: environment.storage}).items():
         rows += [[f"{place}: {fact.name}", fact.words] for fact in storage_facts(storage)]
-    every = [
-        [name, value]
-        for part in ("machine", "storage", "storages")
-        for name, value in _flat(to_plain(getattr(environment, part)), part)
-    ]
-    shown = Grid(columns=columns, rows=rows, sentences=(1,))
-    facts = Section(
-        heading="All recorded facts",
-        grids=(Grid(columns=columns, rows=every, sentences=(1,)),),
-        folded=True,
-    )
-    return Section(heading="Environment", grids=(shown,), sections=(facts,))
+    return Section(heading="Environment", grids=(Grid(columns=columns, rows=rows, sentences=(1,)),))
 
 
 def repeat_section(*records: ResultFile) -> Section:
@@ -117,15 +106,3 @@ def _deciding(run: Run) -> Iterator[tuple[str, str]]:
 
 def _yes(value: Any) -> str:
     return _UNKNOWN if value is None else "yes" if value else "no"
-
-
-def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yield every fact below `value` with its path, such as `machine.cpu.model`."""
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _flat(one, f"{name}.{key}")
-    elif isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
-        for position, one in enumerate(value):
-            yield from _flat(one, f"{name}[{position}]")
-    else:
-        yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -155,7 +155,7 @@ def test_parts_of_a_page_are_escaped(tmp_path: Path) -> None:
     grid = Grid(
         title=bad, columns=((bad, False), (bad, True)), rows=[[bad, bad]], styles=("green",)
     )
-    part = Section(heading=bad, paragraphs=(bad,), commands=(bad,), grids=(grid,), folded=True)
+    part = Section(heading=bad, paragraphs=(bad,), commands=(bad,), grids=(grid,))
     page = Document(
         kind=bad,
         title=bad,
@@ -166,7 +166,7 @@ def test_parts_of_a_page_are_escaped(tmp_path: Path) -> None:
         ),
         tables=(grid,),
         notes=(bad,),
-        appendix=(replace(part, folded=False, sections=(part,)),),
+        appendix=(replace(part, sections=(part,)),),
         records=(record,),
     )
     found = _Elements(html(page))
