@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from iobench.bench.axes import Axes, Variant
+from iobench.bench.choose import choose, find_baseline, targets_of
 from iobench.bench.contenders.base import Contender, WriterContender
-from iobench.bench.contenders.choose import choose, find_baseline
 from iobench.bench.data.replay import Replay
 from iobench.bench.data.subset import ranks_of, share_of
 from iobench.bench.fio import JOBS
@@ -27,7 +27,6 @@ from iobench.bench.plan import (
     first_of_each_target,
 )
 from iobench.bench.targets.base import Location, Target
-from iobench.bench.targets.choose import targets_of
 from iobench.errors import TargetError, UsageError
 from iobench.units import GIB, MIB, format_rate, format_seconds, format_size, parse_size
 from iobench.verification.imported import is_path, load_workload

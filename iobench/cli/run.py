@@ -149,10 +149,10 @@ def run(
         with preparing("reading the workload and trying the writers", quiet=quiet):
             with collector_paused():  # the import of torch takes 0.15 s less
                 from iobench.bench.axes import Axes
+                from iobench.bench.choose import split_targets
                 from iobench.bench.judging.repeat import Repeat
                 from iobench.bench.judging.rules import find_rules
                 from iobench.bench.planning import expected_line, make_plan, plan_lines
-                from iobench.bench.targets.choose import split_targets
                 from iobench.report.run import run_document
                 from iobench.results import default_path
 

@@ -15,9 +15,8 @@ from iobench import workloads
 from iobench.bench.judging.ceiling import ABOVE_FIO
 from iobench.bench.judging.rules import NO_CLAIM
 from iobench.report.document import Line
-from iobench.report.row import Summary
 from iobench.report.summary import NOT_STEADY, Report
-from iobench.report.winners import RANKED, Winner, can_win
+from iobench.report.winners import RANKED, Summary, Winner, can_win
 from iobench.report.wording import over_time_lines
 from iobench.results.setting import at_target
 from iobench.stats.comparison import LEAST_SAMPLES

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from iobench.bench.judging.unusual import disturbances
 from iobench.bench.judging.verdict import Context, judge
 from iobench.report.palette import colour_of, shape_of
-from iobench.report.row import Summary
-from iobench.report.summary import Report, group, summarise
-from iobench.report.winners import PROVED, RANKED
+from iobench.report.summary import Report, disturbances, group, summarise
+from iobench.report.winners import PROVED, RANKED, Summary, disturbances
 from iobench.results import Operation, ResultFile, Sample
 from iobench.results.setting import at_target
 from iobench.stats.comparison import rates

@@ -11,9 +11,9 @@ from iobench.report.answer import answer
 from iobench.report.document import Details, Document, Line, Section, Values
 from iobench.report.facts import environment_line, environment_section, repeat_section, unlike
 from iobench.report.grid import MISSING, Grid
-from iobench.report.row import Summary
 from iobench.report.rows import Measured, moment
 from iobench.report.summary import Report, summarise
+from iobench.report.winners import Summary
 from iobench.report.wording import footnotes, grid, heading, latency_grid, phases_grid, urgent_notes
 from iobench.results import ResultFile
 from iobench.results.setting import AXES_IF_SET, AXIS_NAMES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,6 @@ from iobench.bench.judging.ceiling import Ceiling, find_ceilings, why_above
 from iobench.bench.judging.floors import floors_beside
 from iobench.bench.judging.ranks import rank_rates
 from iobench.bench.judging.rules import RulesKept, rules_kept
-from iobench.bench.judging.unusual import unusual
 from iobench.bench.judging.verdict import (
     Context,
     Reason,
@@ -23,11 +22,20 @@ from iobench.bench.judging.verdict import (
     with_verification,
 )
 from iobench.errors import ResultFileError
-from iobench.report.row import BackgroundRates, Summary, baseline_samples, paired_ratio
-from iobench.report.winners import RANKED, Winner, find_target_winners, find_winners
+from iobench.report.winners import (
+    RANKED,
+    BackgroundRates,
+    Summary,
+    Winner,
+    baseline_samples,
+    find_target_winners,
+    find_winners,
+    paired_ratio,
+)
 from iobench.results import (
     Environment,
     Failure,
+    Interference,
     MemoryUse,
     ResultFile,
     Run,
@@ -50,7 +58,7 @@ from iobench.stats.estimates import (
 )
 from iobench.stats.over_time import OverTime, over_time
 from iobench.text import printable
-from iobench.units import GIB, format_rate
+from iobench.units import GIB, format_rate, format_seconds, format_size
 from iobench.writers.latency import Latency, LatencyFigures
 
 SCHEMA = "iobench.report/1"
@@ -367,3 +375,40 @@ def _outlier(samples: Sequence[Sample], position: int) -> Reason:
         text=f"repetition {samples[position].repetition + 1} is an outlier, and is counted",
         measured=(format_rate(rates(samples)[position]), *disturbed),
     )
+
+
+_PART = 0.01  # of the sample's time or bytes: a smaller disturbance explains nothing
+_TIMES = 2.0  # as much as in the median sample
+_WORDS: Mapping[str, Callable[[float], str]] = {
+    "steal_s": lambda amount: f"{format_seconds(amount)} of CPU stolen",
+    "memory_stall_s": lambda amount: f"{format_seconds(amount)} of waiting for memory",
+    "foreign_read_bytes": lambda amount: f"{format_size(amount)} read by others",
+    "foreign_write_bytes": lambda amount: f"{format_size(amount)} written by others",
+}
+
+
+def disturbances(seen: Interference) -> list[str]:
+    """Return what others did while the clock ran, in words."""
+    return [words(amount) for name, words in _WORDS.items() if (amount := getattr(seen, name))]
+
+
+def unusual(samples: Sequence[Sample], position: int) -> list[str]:
+    """Return the disturbances of `samples[position]` that most of the others do not have, in words.
+
+    A disturbance counts if it took at least 1% of the sample's time (stolen CPU, waiting for
+    memory) or bytes (others' I/O on the device). It must also be more than twice that of the median
+    sample. Empty without such a disturbance, or if the samples have no such counters.
+    """
+    return list(_found(samples, position))
+
+
+def _found(samples: Sequence[Sample], position: int) -> Iterator[str]:
+    sample = samples[position]
+    for name, words in _WORDS.items():
+        own = getattr(sample.interference, name) if sample.interference else None
+        whole = sample.elapsed_s if name.endswith("_s") else sample.bytes
+        if own is None or own < _PART * whole:
+            continue  # most are: the others need no look then
+        amounts = [getattr(one.interference, name) for one in samples if one.interference]
+        if own > _TIMES * median([amount for amount in amounts if amount is not None]):
+            yield words(own)

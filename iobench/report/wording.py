@@ -9,9 +9,8 @@ from iobench.bench.judging.ceiling import ABOVE_FIO, NO_JOB, Ceiling
 from iobench.bench.judging.ranks import STRAGGLER
 from iobench.bench.judging.verdict import REPEATS, VerdictStatus
 from iobench.report.grid import MISSING, Column, Grid
-from iobench.report.row import Summary
 from iobench.report.summary import Report
-from iobench.report.winners import PROVED, RANKED
+from iobench.report.winners import PROVED, RANKED, Summary
 from iobench.results import Operation
 from iobench.results.setting import common_axes
 from iobench.stats.estimates import ENOUGH_SAMPLES, confidence_of, interval_heading

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from iobench._version import __version__
+from iobench.bench.choose import target_of
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.judging.floors import Conditions, Floor, NearFloors
 from iobench.bench.judging.verdict import Context, volatile_of
 from iobench.bench.targets.base import Target
-from iobench.bench.targets.choose import target_of
 from iobench.environment import fingerprint
 from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError

@@ -14,9 +14,9 @@ import pytest
 from support.liars import LIARS, AdmitsIt, Liar, SaysDirect, WritesBack, run, table, verdicts
 
 from iobench import workloads
+from iobench.bench.choose import target_of
 from iobench.bench.judging.verdict import Context, judge
 from iobench.bench.targets import base
-from iobench.bench.targets.choose import target_of
 from iobench.results import read
 from iobench.tune.objective import Objective, Step
 from iobench.tune.space import Candidate

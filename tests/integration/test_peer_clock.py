@@ -18,8 +18,8 @@ import pytest
 
 from iobench import workloads
 from iobench.bench.axes import Variant
+from iobench.bench.choose import choose
 from iobench.bench.contenders.base import Contender
-from iobench.bench.contenders.choose import choose
 from iobench.bench.counters import monitor as counters
 from iobench.bench.counters.sampler import Reading
 from iobench.bench.processes.job import Executor, Job

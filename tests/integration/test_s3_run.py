@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from support.preloaded import Preloaded
 
+from iobench.bench.choose import target_of
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.targets.bucket import Holder
-from iobench.bench.targets.choose import target_of
 from iobench.results import read
 from iobench.testing import Bucket, LocalS3
 from iobench.writers.registry import make

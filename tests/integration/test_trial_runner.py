@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from iobench import workloads
+from iobench.bench.choose import target_of
 from iobench.bench.targets import base
-from iobench.bench.targets.choose import target_of
 from iobench.checkpointer.checkpointer import Checkpointer
 from iobench.tune import trial_runner as rig_module
 from iobench.tune.objective import Objective, Step

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from iobench.bench.contenders.choose import choose
+from iobench.bench.choose import choose
 from iobench.bench.plan import LEAST_POOL, READER_POOL, Plan
 from iobench.bench.ranks.members import Members
 from iobench.bench.ranks.rank_job import Machine, RankJob

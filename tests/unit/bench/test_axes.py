@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from iobench.bench.axes import Axes
-from iobench.bench.contenders.choose import choose, find_baseline
+from iobench.bench.choose import choose, find_baseline
 from iobench.bench.planning import make_plan, plan_lines
 from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.units import GIB, MIB

@@ -15,7 +15,7 @@ import pytest
 from iobench import workloads
 from iobench.bench.axes import Axes
 from iobench.bench.background import Background, Restores
-from iobench.bench.contenders.choose import choose
+from iobench.bench.choose import choose
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
 from iobench.bench.processes.job import CheckpointRef, Job

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from iobench.bench.choose import choose
 from iobench.bench.contenders.base import WriterContender
-from iobench.bench.contenders.choose import choose
 from iobench.bench.processes.job import OperationMemory
 from iobench.bench.trial import Trial
 from iobench.environment import memory as process_memory

@@ -14,8 +14,8 @@ import pytest
 from iobench.bench import plan as module
 from iobench.bench import planning
 from iobench.bench.axes import Axes
+from iobench.bench.choose import choose
 from iobench.bench.contenders.base import Contender
-from iobench.bench.contenders.choose import choose
 from iobench.bench.data.replay import Replay
 from iobench.bench.fio import JOBS
 from iobench.bench.judging.repeat import Repeat

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from iobench.bench.axes import Axes
+from iobench.bench.choose import choose
 from iobench.bench.contenders.base import Contender, WriterContender
-from iobench.bench.contenders.choose import choose
 from iobench.bench.data.replay import Replay
 from iobench.bench.planning import make_plan
 from iobench.errors import OptionError

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from iobench.bench.contenders.choose import choose
+from iobench.bench.choose import choose, target_of
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.bucket import BucketTarget
-from iobench.bench.targets.choose import target_of
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import TransferError, UsageError
 from iobench.writers.odirect import ODirectWriter

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from support.one_by_one import OneByOne
 
+from iobench.bench.choose import choose
 from iobench.bench.contenders.base import WriterContender
-from iobench.bench.contenders.choose import choose
 from iobench.bench.counters import monitor as counters
 from iobench.bench.counters.sampler import Sampler
 from iobench.bench.data.replay import Replay

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from iobench.bench.judging.ceiling import Ceiling, why_above
-from iobench.report.row import paired_ratio
 from iobench.report.summary import summarise
+from iobench.report.winners import paired_ratio
 from iobench.report.wording import footnotes, grid
 from iobench.results import CeilingSample, Fallback, MemoryUse, ResultFile, Sample
 from iobench.results.setting import AXES_IF_SET, AXIS_NAMES

@@ -8,8 +8,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from iobench.bench.judging.ceiling import Ceiling
-from iobench.report.row import Summary
-from iobench.report.winners import Winner
+from iobench.report.winners import Summary, Winner
 from iobench.results import CeilingSample, End, Failure, Fallback, PathCount, Run, Sample
 
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"

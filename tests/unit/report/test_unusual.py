@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iobench.bench.judging.unusual import unusual
+from iobench.report.summary import unusual
 from iobench.results import Interference, Sample, read
 
 EXAMPLE = read(Path(__file__).parents[1] / "results" / "example.jsonl")
